@@ -1,0 +1,310 @@
+"""The kernel worker that lives inside the Triton image: rules come in as JSON lines, answers go out as JSON lines.
+
+It needs the standard library and Triton alone, runs on Python 3.9 and newer, and needs no GPU and no driver. Everything
+that a kernel module or the compiler prints goes to standard error; standard output carries nothing but answers.
+
+First line out: `{"ready": true, "triton": VERSION, "python": VERSION, "bitcode": {NAME: SHA-256}}`.
+A rule: `{"id", "root", "source", "kernel", "signature": {argument: type}, "constexprs": {argument: value}, "target",
+"num_warps", "num_stages", "waves_per_eu", "options": {...}, "out"}`. Paths are the worker's own. `root` goes on the
+module path, `source` is a Python file below it. A type is Triton's (`*fp16`, `i32`, `fp32`), with `:16` or `:8` behind
+it where the argument is known to be divisible, or `constexpr` with a value in `constexprs`; a value `{"dtype": "fp16"}`
+is that Triton type.
+An answer: `{"id", "status": "done"|"failed", "seconds", "reason"}` and when done `"object", "json", "sha256", "size",
+"bitcode"`; the last names the bitcode libraries whose code was linked into the object. "done" means: the object and the
+JSON beside it are whole, on disk, under their final names.
+
+`worker.py --list ROOT FILE...` prints the jit functions of the files with their arguments, one JSON line each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib
+import inspect
+import json
+import os
+import platform
+import shutil
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+# Set before Triton is imported, and read by it at each compile.
+ENVIRONMENT = {
+    # File names and lines of the kernel source would go into the object: its bytes would tell where the source lay.
+    "TRITON_DISABLE_LINE_INFO": "1",
+    "TRITON_STORE_BINARY_ONLY": "1",
+    # These read or write outside the rule, or override what it says.
+    "TRITON_KERNEL_OVERRIDE": "0",
+    "TRITON_KERNEL_DUMP": "0",
+    "TRITON_ALWAYS_COMPILE": "0",
+}
+# What the metadata says beside these holds paths of this image or a hash of Triton's own files.
+METADATA = (
+    "allow_flush_denorm",
+    "arch",
+    "backend_name",
+    "default_dot_input_precision",
+    "enable_fp_fusion",
+    "global_scratch_align",
+    "global_scratch_size",
+    "kpack",
+    "matrix_instr_nonkdim",
+    "name",
+    "num_ctas",
+    "num_stages",
+    "num_warps",
+    "profile_scratch_align",
+    "profile_scratch_size",
+    "sanitize_overflow",
+    "schedule_hint",
+    "shared",
+    "triton_version",
+    "warp_size",
+    "waves_per_eu",
+)
+
+
+class _Modules:
+    """Kernel modules by file; only one root is on the module path at a time."""
+
+    def __init__(self) -> None:
+        self._root = ""
+
+    def load(self, root: str, source: str) -> Any:
+        """The module of `source`, imported by its dotted name below `root` so that relative imports work."""
+        root = os.path.realpath(root)
+        relative = os.path.relpath(os.path.realpath(source), root)
+        if relative.startswith("..") or not relative.endswith(".py"):
+            raise ValueError(f"{source} is not a Python file below {root}")
+        if root != self._root:
+            self._leave()
+            sys.path.insert(0, root)
+            self._root = root
+            importlib.invalidate_caches()
+        return importlib.import_module(relative[:-3].replace(os.sep, "."))
+
+    def _leave(self) -> None:
+        if not self._root:
+            return
+        sys.path.remove(self._root)
+        inside = self._root + os.sep
+        for name, module in list(sys.modules.items()):
+            if str(getattr(module, "__file__", None) or "").startswith(inside):
+                del sys.modules[name]
+
+
+class Compiler:
+    """Triton, set up once, compiling one rule after the other."""
+
+    def __init__(self) -> None:
+        os.environ.update(ENVIRONMENT)
+        sys.dont_write_bytecode = True
+        self._modules = _Modules()
+        self._linked: list[str] = []
+        self.triton = importlib.import_module("triton")
+        self._compiler = importlib.import_module("triton.compiler")
+        self._backends = importlib.import_module("triton.backends.compiler")
+        self._watch_bitcode()
+
+    def hello(self) -> dict[str, Any]:
+        """What compiles here."""
+        folder = Path(str(self.triton.__file__)).parent / "backends" / "amd" / "lib"
+        bitcode = {path.stem: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.glob("*.bc"))}
+        versions = {"triton": self.triton.__version__, "python": platform.python_version()}
+        return {"ready": True, **versions, "bitcode": bitcode}
+
+    def _watch_bitcode(self) -> None:
+        """Note which bitcode files the backend links: it decides that for each kernel, deep inside its own stages."""
+        llvm = importlib.import_module("triton._C.libtriton").llvm
+        link = llvm.link_extern_libs
+
+        def watched(module: Any, paths: list[str], *more: Any) -> Any:
+            self._linked.extend(Path(path).stem for path in paths)
+            return link(module, paths, *more)
+
+        llvm.link_extern_libs = watched
+
+    def function(self, root: str, source: str, kernel: str) -> Any:
+        """The jit function `kernel` of a file, freed from autotuners and heuristics around it."""
+        found = getattr(self._modules.load(root, source), kernel, None)
+        function = unwrap(found)
+        if function is None:
+            raise ValueError(f"{source} has no jit function {kernel}")
+        return function
+
+    def source(self, rule: dict[str, Any]) -> Any:
+        """What Triton compiles: function, types, constants and divisibility."""
+        function = self.function(rule["root"], rule["source"], rule["kernel"])
+        constants = {name: self._constant(value) for name, value in rule["constexprs"].items()}
+        names = list(function.arg_names)
+        given = rule["signature"]
+        if sorted(given) != sorted(names):
+            odd = sorted(set(given) ^ set(names))
+            raise ValueError(f"the signature of {rule['kernel']} differs from the function's arguments in {odd}")
+        lacking = [name for name in names if (given[name] == "constexpr") != (name in constants)]
+        if lacking:
+            raise ValueError(f"constexpr without a value, or a value without constexpr: {lacking}")
+        types, attributes = {}, {}
+        for index, name in enumerate(names):
+            kind, _, divisible = given[name].partition(":")
+            types[name] = kind
+            if divisible:
+                attributes[(index,)] = [["tt.divisibility", int(divisible)]]
+        make = self._compiler.ASTSource
+        if "constexprs" in inspect.signature(make.__init__).parameters:
+            return make(fn=function, signature=types, constexprs=constants, attrs=attributes)
+        # Triton 3.2: constants apart from the signature, divisibility as a descriptor.
+        hints = {index: hint[0][1] for (index,), hint in attributes.items()}
+        descriptor = self._backends.AttrsDescriptor.from_hints(hints)
+        runtime = {name: kind for name, kind in types.items() if kind != "constexpr"}
+        return make(fn=function, signature=runtime, constants=constants, attrs=descriptor)
+
+    def _constant(self, value: Any) -> Any:
+        if isinstance(value, dict):
+            return self.triton.language.str_to_ty(value["dtype"], None)
+        return value
+
+    def compile(self, rule: dict[str, Any]) -> dict[str, Any]:
+        """Compile one rule and write its object and JSON.
+
+        Raises:
+            Exception: whatever Triton or the kernel's module raises.
+        """
+        arch = rule["target"]
+        warp = 32 if int(arch[3:-2]) >= 10 else 64
+        target = self._backends.GPUTarget("hip", arch, warp)
+        launch = {name: rule[name] for name in ("num_warps", "num_stages", "waves_per_eu")}
+        self._linked.clear()
+        with own_cache():
+            compiled = self.triton.compile(
+                self.source(rule), target=target, options={**launch, **rule.get("options", {})}
+            )
+            code = bytes(compiled.kernel)
+            known = compiled.metadata._asdict()
+        if not code:
+            raise ValueError("the compiler made an empty object")
+        metadata = {name: known[name] for name in METADATA if name in known}
+        bitcode = sorted(set(self._linked))
+        metadata.update({"bitcode": bitcode, "compile_status": "Complete"})
+        path = Path(rule["out"])
+        beside = path.with_suffix(".json")
+        # The JSON first: an object under its final name is a finished rule.
+        write(beside, (json.dumps(metadata, indent=1, sort_keys=True) + "\n").encode())
+        write(path, code)
+        digest = hashlib.sha256(code).hexdigest()
+        return {"object": str(path), "json": str(beside), "sha256": digest, "size": len(code), "bitcode": bitcode}
+
+
+def unwrap(found: Any) -> Any:
+    """The jit function inside autotuners and heuristics, None when there is none."""
+    for _ in range(8):
+        if hasattr(found, "arg_names") and hasattr(found, "src"):
+            return found
+        found = getattr(found, "fn", None)
+    return None
+
+
+@contextlib.contextmanager
+def own_cache() -> Iterator[None]:
+    """An empty Triton cache for one rule, so that no result comes from another."""
+    folder = tempfile.mkdtemp(prefix="kernel-")
+    os.environ["TRITON_CACHE_DIR"] = folder
+    try:
+        yield
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def write(path: Path, content: bytes) -> None:
+    """Write under a partial name, flush to disk, then give the final name."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with partial.open("wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        partial.replace(path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            partial.unlink()
+
+
+def reason(error: BaseException) -> str:
+    """One text that says what failed, where in the kernel, and why."""
+    text = "".join(traceback.format_exception_only(type(error), error)).strip()
+    causes: list[str] = []
+    inner = error.__cause__ or error.__context__
+    while inner is not None and len(causes) < 3:
+        causes.append("".join(traceback.format_exception_only(type(inner), inner)).strip())
+        inner = inner.__cause__ or inner.__context__
+    return "\nbecause ".join([text, *causes])[:4000]
+
+
+def answer(compiler: Compiler, rule: dict[str, Any]) -> dict[str, Any]:
+    """Compile a rule; a failure is an answer too."""
+    started = time.monotonic()
+    result: dict[str, Any] = {"id": rule.get("id", ""), "status": "done", "reason": ""}
+    try:
+        result.update(compiler.compile(rule))
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001 - a kernel module may raise anything, SystemExit included
+        traceback.print_exc()
+        result.update({"status": "failed", "reason": reason(error)})
+    result["seconds"] = round(time.monotonic() - started, 3)
+    return result
+
+
+def serve() -> int:
+    """Answer rules until standard input ends."""
+    # The protocol keeps descriptors of its own; whatever prints to standard output reaches standard error instead.
+    incoming = os.fdopen(os.dup(0), "r", encoding="utf-8")
+    outgoing = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+
+    def send(value: dict[str, Any]) -> None:
+        outgoing.write(json.dumps(value) + "\n")
+        outgoing.flush()
+
+    compiler = Compiler()
+    send(compiler.hello())
+    for line in incoming:
+        if line.strip():
+            send(answer(compiler, json.loads(line)))
+    return 0
+
+
+def show(root: str, files: list[str]) -> int:
+    """Print the jit functions of files."""
+    compiler = Compiler()
+    for file in files:
+        module = compiler._modules.load(root, file)
+        for name, found in sorted(vars(module).items()):
+            function = unwrap(found)
+            if function is not None and function.fn.__module__ == module.__name__:
+                print(json.dumps({"source": file, "kernel": name, "arguments": list(function.arg_names)}))
+    return 0
+
+
+def main(arguments: list[str]) -> int:
+    """Run as a worker, or list."""
+    if arguments[:1] == ["--list"] and len(arguments) > 2:
+        return show(arguments[1], arguments[2:])
+    if arguments:
+        print("usage: worker.py [--list ROOT FILE...]", file=sys.stderr)
+        return 2
+    return serve()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

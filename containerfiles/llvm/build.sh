@@ -1,0 +1,74 @@
+#!/bin/sh
+# Builds LLVM inside the base. Called by the Containerfile beside it; everything comes in by environment:
+#   PREFIX      where the layer will lie, e.g. /usr/lib64/llvm-triton-10dc3a8e
+#   ARCH        amd64, arm64 (llvm-config/targets/)
+#   PROJECTS    LLVM_ENABLE_PROJECTS
+#   COMPONENTS  LLVM_DISTRIBUTION_COMPONENTS
+#   GOAL        `distribution`, or the ninja targets of a partial layer
+#   JOBS, LINK_JOBS
+# Reads /src/llvm and /recipe, keeps its tree in /build and the compiler cache in /ccache, writes /out.
+set -eu
+umask 022
+export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+export LANG=C.UTF-8 LC_ALL=C.UTF-8 TZ=UTC HOME=/build/home
+# A sentinel that the tool's progress reader looks for; a person sees a plain count.
+export NINJA_STATUS='@ninja %f/%t %r %e@ '
+export CCACHE_DIR=/ccache CCACHE_COMPILERCHECK=content CCACHE_NOHASHDIR=1 CCACHE_MAXSIZE="${CCACHE_MAXSIZE:-20G}"
+# pch_defines and time_macros: what ccache asks for before it caches files that use a precompiled header.
+export CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime
+
+test -f /src/llvm/mlir/CMakeLists.txt || {
+  echo "toolchain: the LLVM source has no mlir/ folder" >&2
+  exit 41
+}
+mkdir -p "$HOME"
+launcher='sh;/recipe/llvm-config/pch-launcher.sh'
+if command -v ccache >/dev/null; then launcher="$launcher;ccache"; fi
+if command -v clang >/dev/null && command -v clang++ >/dev/null; then cc=clang cxx=clang++; else cc=gcc cxx=g++; fi
+linker=
+if command -v ld.lld >/dev/null && [ "$cc" = clang ]; then linker=lld; fi
+flags='-ffile-prefix-map=/src/llvm=. -ffile-prefix-map=/build=.'
+
+echo "@step configure"
+# Everything that shapes the configuration. A tree of another one is configured anew; its objects come from ccache.
+stamp=$(
+  printf '%s\n' "${INPUT_DIGEST:-}" "$PREFIX" "$ARCH" "$PROJECTS" "$COMPONENTS" "${PCH:-ON}" "${CMAKE_EXTRA:-}"
+  "$cxx" --version
+  sha256sum /src/llvm/cmake/Modules/LLVMVersion.cmake /src/llvm/llvm/CMakeLists.txt /recipe/llvm-config/*.cmake 2>&1
+)
+if [ ! -f /build/build.ninja ] || [ "$(cat /build/toolchain-stamp 2>/dev/null)" != "$stamp" ]; then
+  # A cached value would win over the same one from -C.
+  rm -rf /build/CMakeCache.txt /build/CMakeFiles/[0-9]*
+  # shellcheck disable=SC2086  # CMAKE_EXTRA is a list of options
+  cmake -G Ninja -S /src/llvm/llvm -B /build \
+    -C /recipe/llvm-config/common.cmake -C "/recipe/llvm-config/targets/$ARCH.cmake" \
+    -DLLVM_ENABLE_PROJECTS="$PROJECTS" -DLLVM_DISTRIBUTION_COMPONENTS="$COMPONENTS" \
+    -DCMAKE_INSTALL_PREFIX="$PREFIX" \
+    -DCMAKE_C_COMPILER="$cc" -DCMAKE_CXX_COMPILER="$cxx" ${linker:+-DLLVM_USE_LINKER=$linker} \
+    -DCMAKE_C_COMPILER_LAUNCHER="$launcher" -DCMAKE_CXX_COMPILER_LAUNCHER="$launcher" \
+    -DCMAKE_C_FLAGS="$flags" -DCMAKE_CXX_FLAGS="$flags" -DCMAKE_ASM_FLAGS="$flags" \
+    -DTOOLCHAIN_PCH="${PCH:-ON}" \
+    -DLLVM_PARALLEL_LINK_JOBS="${LINK_JOBS:-1}" ${CMAKE_EXTRA:-}
+  printf '%s\n' "$stamp" >/build/toolchain-stamp
+fi
+
+echo "@step compile"
+# shellcheck disable=SC2086  # GOAL is a list of targets
+ninja -C /build ${JOBS:+-j"$JOBS"} $GOAL
+
+echo "@step install"
+rm -rf /out
+if [ "$GOAL" = distribution ]; then
+  DESTDIR=/out ninja -C /build install-distribution-stripped
+else
+  mkdir -p "/out$PREFIX/bin"
+  for tool in $GOAL; do install -s -m 0755 "/build/bin/$tool" "/out$PREFIX/bin/$tool"; done
+fi
+mkdir -p "/out$PREFIX/share/licenses"
+for project in llvm mlir lld clang; do
+  case ";llvm;$PROJECTS;" in *";$project;"*) ;; *) continue ;; esac
+  if [ -f "/src/llvm/$project/LICENSE.TXT" ]; then
+    install -D -m 0644 "/src/llvm/$project/LICENSE.TXT" "/out$PREFIX/share/licenses/$project/LICENSE.TXT"
+  fi
+done
+echo "@step done"

@@ -1,0 +1,226 @@
+#!/bin/sh
+# Whether the LLVM below PREFIX holds what a Triton needs of it. Runs in a fresh container of base + layer:
+#
+#   LIBRARIES="MLIRIR;LLVMPasses;..." LLD=ON CLANG=OFF sh check.sh [--quick] [--until NAME] PREFIX
+#
+#   LIBRARIES  the CMake targets this Triton names, joined by ;
+#   LLD        ON: it links through lld's libraries           (default OFF)
+#   FILECHECK  ON: its wheel holds FileCheck                  (default ON)
+#   CLANG      ON: it compiles device code by clang++         (default OFF)
+#   DYLIB      allow: a dynamic libLLVM is no failure         (only to try this script on a distribution's LLVM)
+#   FORBIDDEN  folders no file may name, joined by :          (default /build:/src/llvm, where build.sh builds)
+#   JOBS       compile jobs                                   (default: as many as there are processors)
+#
+# For each check one line on standard output, `@contract NAME ok|fail DETAIL`; logs of failures on standard error.
+# The cheap checks come first; --quick ends at the first failure, --until NAME after that check. Exit code 1: one failed.
+set -u
+LC_ALL=C
+export LC_ALL
+unset CMAKE_PREFIX_PATH LLVM_DIR MLIR_DIR LLD_DIR CXXFLAGS CFLAGS LDFLAGS
+
+usage() {
+  echo "usage: check.sh [--quick] [--until NAME] PREFIX" >&2
+  exit 2
+}
+quick='' until=''
+while [ $# -gt 1 ]; do
+  case $1 in
+    --quick) quick=1 ;;
+    --until) until=$2 && shift ;;
+    *) usage ;;
+  esac
+  shift
+done
+[ $# = 1 ] && [ -n "$1" ] || usage
+prefix=$1
+here=$(cd "$(dirname "$0")" && pwd) || exit 2
+LIBRARIES=${LIBRARIES:-} LLD=${LLD:-OFF} FILECHECK=${FILECHECK:-ON} CLANG=${CLANG:-OFF} DYLIB=${DYLIB:-forbid}
+FORBIDDEN=${FORBIDDEN:-/build:/src/llvm}
+jobs=${JOBS:-$(nproc 2>/dev/null || echo 1)}
+libraries=$LIBRARIES
+if [ "$LLD" = ON ]; then libraries="$libraries;lldCommon;lldELF"; fi
+
+work=$(mktemp -d "${TMPDIR:-/tmp}/contract.XXXXXX") || exit 2
+trap 'rm -rf "$work"' EXIT
+trap 'exit 130' INT TERM HUP
+failed=' '
+
+# check NAME AFTER FUNCTION: run FUNCTION, unless the check AFTER (or -) failed. It leaves one line in `detail`.
+check() {
+  detail=''
+  case $failed in
+    *" $2 "*)
+      failed="$failed$1 "
+      echo "@contract $1 fail not run, because $2 failed"
+      return
+      ;;
+  esac
+  if "$3" >"$work/$1.log" 2>&1; then
+    echo "@contract $1 ok $detail"
+  else
+    failed="$failed$1 "
+    tail -n 40 "$work/$1.log" >&2
+    echo "@contract $1 fail ${detail:-see the log above}"
+    if [ -n "$quick" ]; then exit 1; fi
+  fi
+  if [ "$1" = "$until" ]; then finish; fi
+}
+
+finish() {
+  if [ "$failed" = ' ' ]; then exit 0; fi
+  exit 1
+}
+
+# Every named library is an archive with members of its own; a thin one would point back into the build folder.
+libraries() {
+  missing='' hollow='' count=0
+  rest="$libraries;"
+  while [ -n "$rest" ]; do
+    name=${rest%%;*} rest=${rest#*;}
+    [ -n "$name" ] || continue
+    file="$prefix/lib/lib$name.a"
+    if [ ! -f "$file" ]; then
+      missing="$missing $name"
+    elif [ "$(head -c 7 "$file")" != '!<arch>' ] || [ "$(wc -c <"$file")" -lt 128 ]; then
+      hollow="$hollow $name"
+    fi
+    count=$((count + 1))
+  done
+  detail="$count named${missing:+; missing:$missing}${hollow:+; no archive:$hollow}"
+  [ -z "$missing$hollow" ]
+}
+
+static() {
+  if [ "$DYLIB" = allow ]; then
+    detail="not asked for"
+    return 0
+  fi
+  shared=$(find "$prefix/lib" -name 'libLLVM*.so*' -o -name 'libMLIR.so*' | head -n 3 | tr '\n' ' ')
+  detail="${shared:-no libLLVM or libMLIR to load}"
+  [ -z "$shared" ] && ! grep -qE '^set\(LLVM_LINK_LLVM_DYLIB ON\)' "$prefix/lib/cmake/llvm/LLVMConfig.cmake"
+}
+
+mlir_tblgen() {
+  tool="$prefix/bin/mlir-tblgen"
+  detail="$tool does not run"
+  "$tool" --version || return 1
+  detail="it does not generate a dialect"
+  "$tool" -gen-dialect-decls -I "$prefix/include" "$here/dialect.td" -o "$work/dialect.h.inc" || return 1
+  "$tool" -gen-op-decls -I "$prefix/include" "$here/dialect.td" -o "$work/ops.h.inc" || return 1
+  grep -q 'class ContractDialect' "$work/dialect.h.inc" && grep -q 'class TwiceOp' "$work/ops.h.inc" || return 1
+  detail="a dialect and an operation"
+}
+
+filecheck() {
+  tool="$prefix/bin/FileCheck"
+  detail="$tool does not run"
+  "$tool" --version || return 1
+  printf '// CHECK: first\n// CHECK-NEXT: second\n' >"$work/pattern"
+  printf 'first\nsecond\n' >"$work/right"
+  printf 'second\nfirst\n' >"$work/wrong"
+  detail="it refuses what matches"
+  "$tool" "$work/pattern" --input-file "$work/right" || return 1
+  detail="it passes what does not match"
+  if "$tool" "$work/pattern" --input-file "$work/wrong"; then return 1; fi
+  detail="tells a match from none"
+}
+
+clang() {
+  tool="$prefix/bin/clang++"
+  detail="$tool does not run"
+  "$tool" --version || return 1
+  detail="it does not compile device code to LLVM IR"
+  "$tool" --target=nvptx64-nvidia-cuda -march=sm_90 -nostdlibinc -ffreestanding -O1 -S -emit-llvm \
+    "$here/device.cpp" -o "$work/device.ll" || return 1
+  grep -q 'target triple = "nvptx64' "$work/device.ll" && grep -q '@contract_sum' "$work/device.ll" || return 1
+  detail="device code to LLVM IR"
+}
+
+# A folder is named where it stands alone or begins a path; `utils/build/` in a comment is something else.
+paths() {
+  alternatives=$(printf %s "$FORBIDDEN" | sed 's/[][\\.*^$+?(){}|]/\\&/g; s/:/|/g')
+  grep -rlaE "(^|[^A-Za-z0-9_./>})-])($alternatives)([^A-Za-z0-9_.-]|\$)" "$prefix" >"$work/named"
+  case $? in
+    0)
+      detail="$(wc -l <"$work/named") files name $FORBIDDEN: $(head -n 5 "$work/named" | tr '\n' ' ')"
+      return 1
+      ;;
+    1) detail="no file names $FORBIDDEN" ;;
+    *) return 1 ;;
+  esac
+}
+
+# An LLVM that nobody asked for stands first in CMake's search path and must not be looked into.
+configure() {
+  for package in MLIR LLVM LLD; do
+    folder="$work/other/lib/cmake/$(echo "$package" | tr '[:upper:]' '[:lower:]')"
+    mkdir -p "$folder"
+    echo "message(FATAL_ERROR \"another $package of the machine was taken\")" >"$folder/${package}Config.cmake"
+    printf 'set(PACKAGE_VERSION 1.0)\nset(PACKAGE_VERSION_COMPATIBLE FALSE)\n' \
+      >"$folder/${package}ConfigVersion.cmake"
+  done
+  if [ -z "${CXX:-}" ] && command -v clang >/dev/null && command -v clang++ >/dev/null; then
+    CC=clang CXX=clang++
+    export CC CXX
+  fi
+  generator='Unix Makefiles'
+  if command -v ninja >/dev/null; then generator=Ninja; fi
+  CMAKE_PREFIX_PATH="$work/other" cmake -G "$generator" -S "$here" -B "$work/tree" \
+    -DCONTRACT_PREFIX="$prefix" -DCONTRACT_LIBRARIES="$LIBRARIES" -DCONTRACT_LLD="$LLD" && status=0 || status=1
+  cat "$work/tree/CMakeFiles/CMakeError.log" 2>/dev/null
+  detail=$(sed -n 's/^-- contract: //p' "$work/configure.log")
+  return $status
+}
+
+build_use() { cmake --build "$work/tree" -j "$jobs" --target contract-use && detail="compiles and links"; }
+
+use() {
+  mkdir -p "$work/made"
+  "$work/tree/contract-use" "$work/made" && detail="MLIR to LLVM IR to code"
+}
+
+# bytes FILE OFFSET COUNT: as decimal numbers
+bytes() { od -An -v -tu1 -j "$2" -N "$3" "$1" | tr -s ' ' | sed 's/^ //; s/ $//'; }
+
+# elf FILE TYPE: an AMDGPU ELF (machine 224) of e_type TYPE whose flags name gfx942 (0x4c)
+elf() {
+  detail="$(basename "$1"): magic $(bytes "$1" 0 4), type $(bytes "$1" 16 2), machine $(bytes "$1" 18 2)"
+  detail="$detail, processor $(bytes "$1" 48 1), $(wc -c <"$1") bytes"
+  [ "$(bytes "$1" 0 4)" = '127 69 76 70' ] && [ "$(bytes "$1" 16 2)" = "$2 0" ] &&
+    [ "$(bytes "$1" 18 2)" = '224 0' ] && [ "$(bytes "$1" 48 1)" = 76 ]
+}
+
+amdgpu() { elf "$work/made/axpy.o" 1; }
+
+lld() { elf "$work/made/axpy.co" 3; }
+
+ptx() {
+  detail="$(grep -E '^\.target' "$work/made/axpy.ptx")"
+  grep -qE '^\.target sm_90([^0-9a-z]|$)' "$work/made/axpy.ptx" && grep -q '\.entry axpy' "$work/made/axpy.ptx"
+}
+
+build_link() {
+  cmake --build "$work/tree" -j "$jobs" --target contract-link || return 1
+  detail="whole archives, $(($(wc -c <"$work/tree/contract-link") / 1000000)) MB"
+}
+
+link() {
+  "$work/tree/contract-link" || return 1
+  detail=$(tail -n 1 "$work/link.log")
+}
+
+check libraries - libraries
+check static - static
+check mlir-tblgen - mlir_tblgen
+if [ "$FILECHECK" = ON ]; then check FileCheck - filecheck; fi
+if [ "$CLANG" = ON ]; then check clang++ - clang; fi
+check paths - paths
+check configure - configure
+check build-use configure build_use
+check use build-use use
+check amdgpu use amdgpu
+if [ "$LLD" = ON ]; then check lld use lld; fi
+check ptx use ptx
+check build-link configure build_link
+check link build-link link
+finish

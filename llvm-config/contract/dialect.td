@@ -1,0 +1,13 @@
+// A dialect of our own: what mlir-tblgen must turn into C++ with nothing but the layer's includes.
+include "mlir/IR/OpBase.td"
+include "mlir/Interfaces/SideEffectInterfaces.td"
+
+def Contract_Dialect : Dialect {
+  let name = "contract";
+  let cppNamespace = "::contract";
+}
+
+def Contract_TwiceOp : Op<Contract_Dialect, "twice", [Pure]> {
+  let arguments = (ins AnyInteger:$value);
+  let results = (outs AnyInteger:$result);
+}

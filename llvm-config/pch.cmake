@@ -1,0 +1,181 @@
+# Precompiled headers for LLVM, MLIR and lld, without a patch.
+#
+# CMake includes this file right after LLVM's project() call. The work is deferred to the end of the top folder, when
+# every target exists. Each static or object library gets the PCH of its tier:
+#
+#   support   no generated header; also serves what the table generators are made of
+#   ir        LLVM IR and analyses; needs the intrinsics
+#   codegen   ir and the code generator's headers
+#   mlir      MLIR's IR, interfaces and rewriting
+#
+# Why tiers: a PCH that needs a generated header must not be used by a library that its generator links, or the graph
+# has a cycle. So what a table generator links stays on `support`.
+#
+# A PCH fits one set of flags, so there is one owner target for each tier and set, made when first asked for.
+
+if(NOT TOOLCHAIN_PCH OR NOT CMAKE_CXX_COMPILER_ID STREQUAL "Clang" OR CMAKE_VERSION VERSION_LESS 3.20)
+  return()
+endif()
+# Instantiating templates while the PCH is made changes the order in which functions are emitted.
+set(CMAKE_PCH_INSTANTIATE_TEMPLATES OFF)
+
+include("${CMAKE_CURRENT_LIST_DIR}/pch-headers.cmake")
+
+# Every target below `dir`, in `out`.
+function(_tpch_targets dir out)
+  get_property(found DIRECTORY "${dir}" PROPERTY BUILDSYSTEM_TARGETS)
+  get_property(below DIRECTORY "${dir}" PROPERTY SUBDIRECTORIES)
+  foreach(sub IN LISTS below)
+    _tpch_targets("${sub}" more)
+    list(APPEND found ${more})
+  endforeach()
+  set(${out} ${found} PARENT_SCOPE)
+endfunction()
+
+# The targets that `roots` link, transitively, in `out`.
+function(_tpch_closure out)
+  set(seen "")
+  set(todo ${ARGN})
+  while(todo)
+    list(POP_FRONT todo name)
+    if(name IN_LIST seen OR NOT TARGET "${name}")
+      continue()
+    endif()
+    list(APPEND seen "${name}")
+    if(TARGET "obj.${name}")
+      list(APPEND todo "obj.${name}")
+    endif()
+    foreach(property IN ITEMS LINK_LIBRARIES INTERFACE_LINK_LIBRARIES SOURCES MANUALLY_ADDED_DEPENDENCIES)
+      get_target_property(linked "${name}" ${property})
+      if(NOT linked)
+        continue()
+      endif()
+      if(property STREQUAL "SOURCES")
+        string(REGEX MATCHALL "TARGET_OBJECTS:[^>]+" linked "${linked}")
+      endif()
+      foreach(item IN LISTS linked)
+        string(REGEX REPLACE "^(TARGET_OBJECTS:|\\$<LINK_ONLY:)([^>]+)>?$" "\\2" item "${item}")
+        list(APPEND todo "${item}")
+      endforeach()
+    endforeach()
+  endwhile()
+  set(${out} ${seen} PARENT_SCOPE)
+endfunction()
+
+# The owner of the PCH of `tier` for the flags of `target`, made on first use, in `out`.
+function(_tpch_owner tier target out)
+  get_target_property(options "${target}" COMPILE_OPTIONS)
+  get_target_property(visibility "${target}" CXX_VISIBILITY_PRESET)
+  get_target_property(inlines "${target}" VISIBILITY_INLINES_HIDDEN)
+  get_target_property(where "${target}" SOURCE_DIR)
+  get_directory_property(flags DIRECTORY "${where}" DEFINITION CMAKE_CXX_FLAGS)
+  # Warnings are no part of what a PCH must agree on.
+  string(REGEX REPLACE "(^| )-W[a-z][^ ]*" "" key_flags "${flags}")
+  string(REGEX REPLACE " +" " " key_flags "${key_flags}")
+  string(SHA256 key "${options}|${visibility}|${inlines}|${key_flags}")
+  string(SUBSTRING "${key}" 0 8 key)
+  set(owner "toolchain-pch-${tier}-${key}")
+  if(NOT TARGET "${owner}")
+    set(source "${CMAKE_BINARY_DIR}/toolchain-pch/${owner}.cpp")
+    file(CONFIGURE OUTPUT "${source}" CONTENT "// Owns a precompiled header.\n")
+    add_library("${owner}" OBJECT EXCLUDE_FROM_ALL "${source}")
+    if(options)
+      set_property(TARGET "${owner}" PROPERTY COMPILE_OPTIONS "${options}")
+    endif()
+    if(visibility)
+      set_property(TARGET "${owner}" PROPERTY CXX_VISIBILITY_PRESET "${visibility}")
+    endif()
+    if(inlines)
+      set_property(TARGET "${owner}" PROPERTY VISIBILITY_INLINES_HIDDEN "${inlines}")
+    endif()
+    if(tier STREQUAL "mlir")
+      target_include_directories("${owner}" PRIVATE
+        "${LLVM_MAIN_SRC_DIR}/../mlir/include" "${CMAKE_BINARY_DIR}/tools/mlir/include")
+    endif()
+    target_precompile_headers("${owner}" PRIVATE ${TOOLCHAIN_PCH_HEADERS_${tier}})
+    # -fno-pch-timestamp: the same headers make the same PCH on another day, so ccache still hits.
+    target_compile_options("${owner}" PRIVATE "SHELL:-Xclang -fno-pch-timestamp")
+    foreach(dependency IN LISTS TOOLCHAIN_PCH_DEPENDS_${tier})
+      if(TARGET "${dependency}")
+        add_dependencies("${owner}" "${dependency}")
+      endif()
+    endforeach()
+  endif()
+  set(${out} "${owner}" PARENT_SCOPE)
+endfunction()
+
+# Sources that must go without, see pch-scan.py.
+function(_tpch_leave_out every)
+  find_package(Python3 COMPONENTS Interpreter REQUIRED)
+  set(list "${CMAKE_BINARY_DIR}/toolchain-pch/sources")
+  file(CONFIGURE OUTPUT "${list}" CONTENT "${every}" @ONLY)
+  get_filename_component(top "${LLVM_MAIN_SRC_DIR}/.." ABSOLUTE)
+  execute_process(
+    COMMAND "${Python3_EXECUTABLE}" "${CMAKE_CURRENT_FUNCTION_LIST_DIR}/pch-scan.py" "${list}"
+      "${LLVM_MAIN_SRC_DIR}/include" "${top}/mlir/include" "${top}/lld/include" "${top}/clang/include"
+      "${CMAKE_BINARY_DIR}/include"
+    OUTPUT_VARIABLE found OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
+  string(REPLACE "\n" ";" found "${found}")
+  foreach(source IN LISTS found)
+    string(SHA256 key "${source}")
+    get_property(targets GLOBAL PROPERTY "tpch_${key}")
+    foreach(target IN LISTS targets)
+      set_property(SOURCE "${source}" TARGET_DIRECTORY "${target}" PROPERTY SKIP_PRECOMPILE_HEADERS ON)
+    endforeach()
+  endforeach()
+  list(LENGTH found count)
+  message(STATUS "toolchain: ${count} sources go without a precompiled header")
+endfunction()
+
+function(_tpch_apply)
+  _tpch_targets("${CMAKE_SOURCE_DIR}" all)
+  _tpch_closure(generators llvm-min-tblgen llvm-tblgen mlir-tblgen mlir-src-sharder clang-tblgen lldb-tblgen)
+  set(count 0)
+  set(every "")
+  foreach(target IN LISTS all)
+    get_target_property(type "${target}" TYPE)
+    if(NOT type MATCHES "^(STATIC|OBJECT)_LIBRARY$")
+      continue()
+    endif()
+    get_target_property(sources "${target}" SOURCES)
+    get_target_property(where "${target}" SOURCE_DIR)
+    if(NOT sources MATCHES "\\.(cpp|cc)(;|$)")
+      continue()
+    endif()
+    get_target_property(options "${target}" COMPILE_OPTIONS)
+    if("${options}" MATCHES "-fexceptions")
+      continue()
+    endif()
+    if(target IN_LIST generators)
+      set(tier support)
+    elseif(where MATCHES "/mlir/")
+      set(tier mlir)
+    elseif(where MATCHES "/llvm/lib/(CodeGen|Target)(/|$)")
+      set(tier codegen)
+    elseif(where MATCHES "/clang/")
+      set(tier ir)
+    elseif(where MATCHES "/(llvm/lib|lld)(/|$)")
+      set(tier ir)
+    else()
+      continue()
+    endif()
+    _tpch_owner(${tier} "${target}" owner)
+    target_precompile_headers("${target}" REUSE_FROM "${owner}")
+    # The PCH is C++; the few C files (regex, hashing, unwinding) go without.
+    foreach(source IN LISTS sources)
+      cmake_path(ABSOLUTE_PATH source BASE_DIRECTORY "${where}")
+      if(source MATCHES "\\.(c|S)$")
+        set_property(SOURCE "${source}" TARGET_DIRECTORY "${target}" PROPERTY SKIP_PRECOMPILE_HEADERS ON)
+      elseif(source MATCHES "\\.(cpp|cc)$")
+        string(SHA256 key "${source}")
+        set_property(GLOBAL APPEND PROPERTY "tpch_${key}" "${target}")
+        string(APPEND every "${source}\n")
+      endif()
+    endforeach()
+    math(EXPR count "${count} + 1")
+  endforeach()
+  _tpch_leave_out("${every}")
+  message(STATUS "toolchain: precompiled headers for ${count} libraries")
+endfunction()
+
+cmake_language(DEFER DIRECTORY "${CMAKE_SOURCE_DIR}" CALL _tpch_apply)

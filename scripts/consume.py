@@ -1,0 +1,53 @@
+"""Use the published LLVM layer as a stranger would: a Containerfile with COPY --from, built by plain buildah."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+from toolchain import process
+from toolchain.engine.buildah import Buildah
+from toolchain.engine.isolation import arguments
+from toolchain.oci import descriptor as media
+from toolchain.oci.layout import Layout
+from toolchain.pipeline import find_image
+from toolchain.settings import Cache, default_cache
+
+_CONTAINERFILE = """\
+FROM {base}
+COPY --from={llvm} {prefix} {prefix}
+RUN {prefix}/bin/mlir-tblgen --version
+"""
+
+
+def main(out: Path) -> None:
+    """Build it and print what mlir-tblgen says."""
+    cache = Cache(default_cache())
+    engine = Buildah(cache)
+    layout = Layout(out)
+    name, index = next((n, d) for n, d in layout.refs().items() if n.startswith("llvm-triton-"))
+    manifest = next(d for d in layout.walk(index) if d.media_type == media.MANIFEST)
+    version = name.removeprefix("llvm-triton-").removeprefix("tablegen-").split("-")[0]
+    base = find_image(cache, "toolchain-base-debian13")[0]
+    text = _CONTAINERFILE.format(
+        base=engine.ensure_image("toolchain-base-debian13", cache.images, base["manifest"]),
+        llvm=engine.ensure_image("quickstart-llvm", out, manifest.digest),
+        prefix=f"/usr/lib64/llvm-triton-{version}",
+    )
+    print(text, file=sys.stderr)  # noqa: T201
+    said: list[str] = []
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "Containerfile").write_text(text)
+        words = ["build", "--no-cache", "--layers=false", "--force-rm", "--pull=never", *arguments(engine.isolation)]
+        command = engine.command(*words, "--file", "Containerfile", "--tag", "localhost/quickstart-consumer", folder)
+        process.run(command, cwd=Path(folder), env=engine.environment(), on_line=said.append)
+    found = [line.strip() for line in said if "LLVM version" in line]
+    if not found:
+        sys.exit("mlir-tblgen did not say its version:\n" + "\n".join(said[-20:]))
+    print(found[0])  # noqa: T201
+    engine.forget_image("localhost/quickstart-consumer")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

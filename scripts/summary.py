@@ -1,0 +1,48 @@
+"""What the quickstart made: images, sizes, seconds of each stage; and the command of the full build."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from toolchain import console
+from toolchain.settings import Cache, default_cache
+
+
+def main(seconds: int, out: Path) -> None:
+    """Print it."""
+    cache = Cache(default_cache())
+    screen = Console(highlight=False)
+    table = Table("stage", "image", "unpacked", "blob", "seconds", "steps", title="made")
+    for path in sorted(cache.records.glob("[0-9a-f]*.json"), key=lambda p: p.stat().st_mtime):
+        record = json.loads(path.read_bytes())
+        facts = record["facts"]
+        steps = ", ".join(f"{name} {took:.0f}" for name, took in facts.get("seconds", {}).items())
+        table.add_row(
+            record["stage"],
+            record["image"] + (f"\n({record['partial']})" if record["partial"] else ""),
+            console.size(facts["unpacked_bytes"]),
+            console.size(facts["blob_bytes"]),
+            f"{facts['total_seconds']:.0f}",
+            steps,
+        )
+        for row in facts.get("by_kernel", ()):
+            seconds = f"median {row['median_seconds']} s, at most {row['max_seconds']} s"
+            table.add_row("", f"  {row['kernel']} {row['gpu']}", "", f"{row['done']} objects", "", seconds)
+    screen.print(table)
+    screen.print(f"published to oci:{out}; this run took {console.duration(seconds)}")
+    screen.print(
+        "FlashAttention's modules import torch; a stand-in that only satisfies the import was used.\n"
+        "The full build (about two hours on two cores):\n"
+        "  toolchain build llvm --source llvm=distro:llvm-toolchain-22\n"
+        "  toolchain publish REGISTRY/NS --stage llvm --source llvm=distro:llvm-toolchain-22",
+        markup=False,
+    )
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,53 @@
+"""A docker daemon of a test's own: own data root, own socket, no bridge; it ends by its process id."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+@contextlib.contextmanager
+def dockerd(folder: Path) -> Iterator[str]:
+    """Start a daemon with its data below `folder`; yields its address. Skips when there is none to start."""
+    for program in ("dockerd", "docker", "skopeo"):
+        if shutil.which(program) is None:
+            pytest.skip(f"{program} is not installed: apt-get install docker.io skopeo")
+    # Sockets have short names; a test's folder has not.
+    with tempfile.TemporaryDirectory(prefix="tc-dockerd-", dir="/tmp") as short:
+        address = f"unix://{short}/docker.sock"
+        log = folder / "dockerd.log"
+        argv = ["dockerd", "--iptables=false", "--ip6tables=false", "--ip-forward=false", "--ip-masq=false"]
+        argv += ["--bridge=none", "--data-root", f"{folder}/data", "--exec-root", f"{short}/exec"]
+        argv += ["--pidfile", f"{short}/pid", "--host", address]
+        # In a PID namespace of its own, so that its containerd goes with it.
+        wrapper = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "--"]
+        with log.open("wb") as sink:
+            daemon = subprocess.Popen([*wrapper, *argv], stdout=sink, stderr=sink, start_new_session=True)
+        try:
+            _wait(daemon, address, log)
+            yield address
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                daemon.send_signal(signal.SIGKILL)
+            daemon.wait(20)
+            time.sleep(0.2)
+
+
+def _wait(daemon: subprocess.Popen[bytes], address: str, log: Path) -> None:
+    for _ in range(120):
+        if daemon.poll() is not None:
+            break
+        asked = subprocess.run(["docker", "--host", address, "version"], capture_output=True, check=False, timeout=60)
+        if asked.returncode == 0:
+            return
+        time.sleep(0.25)
+    last = log.read_text(errors="replace")[-600:]
+    pytest.skip(f"dockerd does not start here: {last}")

@@ -1,0 +1,233 @@
+"""A proxy in front of a registry that fails on demand, and that can ask for a login."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import http.client
+import json
+import re
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Literal
+
+Kind = Literal["status", "reset", "lose-answer", "truncate", "flip", "digest"]
+_HOP = {"connection", "transfer-encoding", "keep-alive", "te", "upgrade"}
+
+
+@dataclass
+class Fault:
+    """One misbehaviour.
+
+    Args:
+        kind: `status` answers `status` without asking the registry; `reset` breaks the connection after `after` bytes
+            of the request's body went through; `lose-answer` does so after the registry took all of it; `truncate`
+            breaks off the answer after `after` bytes, `flip` changes one bit there; `digest` lies in
+            Docker-Content-Digest.
+        method: pattern of the verb.
+        path: pattern of the path.
+        times: how often, -1 always.
+        skip: matching requests that are let through first.
+    """
+
+    kind: Kind
+    method: str = ".*"
+    path: str = ".*"
+    times: int = 1
+    skip: int = 0
+    status: int = 500
+    after: int = 0
+    headers: dict[str, str] = field(default_factory=dict)
+    hits: int = 0
+
+
+@dataclass
+class Seen:
+    """A request that came by: verb, path with query, bytes of body taken, what was answered."""
+
+    method: str
+    path: str
+    body: int = 0
+    status: int = 0
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+class FaultProxy(ThreadingHTTPServer):
+    """Forwards to `upstream` (host:port). `login` asks for user:password, `tokens` hands out that many uses a token."""
+
+    daemon_threads = True
+
+    def __init__(self, upstream: str, *, login: str = "", uses: int = 0) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.upstream = upstream
+        self.login = login
+        self.uses = uses
+        self.faults: list[Fault] = []
+        self.seen: list[Seen] = []
+        self.tokens: dict[str, int] = {}
+        self.lock = threading.Lock()
+
+    @property
+    def host(self) -> str:
+        """Where it listens, host:port."""
+        return f"127.0.0.1:{self.server_address[1]}"
+
+    def fault_for(self, method: str, path: str) -> Fault | None:
+        """The fault that this request meets."""
+        with self.lock:
+            for fault in self.faults:
+                if fault.times == 0 or not re.search(fault.path, path) or not re.fullmatch(fault.method, method):
+                    continue
+                if fault.skip:
+                    fault.skip -= 1
+                    continue
+                fault.times -= fault.times > 0
+                fault.hits += 1
+                return fault
+        return None
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Broken connections are what this is for."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: FaultProxy
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+        """Quiet."""
+
+    def _break(self) -> None:
+        # Linger 0: the peer gets a reset, not an orderly end.
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.close_connection = True
+        with contextlib.suppress(OSError):
+            self.rfile.close()
+            self.connection.close()
+
+    def _answer(self, status: int, body: bytes = b"", headers: dict[str, str] | None = None) -> None:
+        self.send_response(status)
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def _drain(self) -> int:
+        left = size = int(self.headers.get("Content-Length") or 0)
+        while left:
+            left -= len(self.rfile.read(min(left, 1 << 16)))
+        return size
+
+    def _allowed(self) -> bool:
+        proxy = self.server
+        if not proxy.login:
+            return True
+        basic = "Basic " + base64.b64encode(proxy.login.encode()).decode()
+        said = self.headers.get("Authorization", "")
+        if self.path.startswith("/token"):
+            with proxy.lock:
+                token = f"token-number-{len(proxy.tokens)}"
+                if said == basic:
+                    proxy.tokens[token] = proxy.uses
+            self._answer(200 if said == basic else 401, json.dumps({"token": token} if said == basic else {}).encode())
+            return False
+        if not proxy.uses and said == basic:
+            return True
+        if not proxy.uses:
+            self._drain()
+            self._answer(401, said.encode(), {"WWW-Authenticate": 'Basic realm="here"'})
+            return False
+        with proxy.lock:
+            token = said.removeprefix("Bearer ")
+            left = proxy.tokens.get(token, 0)
+            proxy.tokens.update({token: left - 1} if left else {})
+        if left:
+            return True
+        self._drain()
+        realm = f'Bearer realm="http://{proxy.host}/token",service="test",scope="repository:x:pull,push"'
+        # The body repeats what was sent: a careless client would show it.
+        self._answer(401, said.encode(), {"WWW-Authenticate": realm})
+        return False
+
+    def _serve(self) -> None:
+        proxy = self.server
+        seen = Seen(self.command, self.path, headers=dict(self.headers.items()))
+        proxy.seen.append(seen)
+        if not self._allowed():
+            seen.status = 401
+            return
+        fault = proxy.fault_for(self.command, self.path)
+        if fault is not None and fault.kind == "status":
+            seen.status = fault.status
+            self._drain()
+            self._answer(fault.status, b'{"errors":[{"code":"TEST","message":"as asked"}]}', fault.headers)
+            return
+        upstream = http.client.HTTPConnection(proxy.upstream, timeout=30)
+        try:
+            self._forward(upstream, fault, seen)
+        finally:
+            upstream.close()
+
+    def _forward(self, upstream: http.client.HTTPConnection, fault: Fault | None, seen: Seen) -> None:
+        size = int(self.headers.get("Content-Length") or 0)
+        upstream.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
+        for name, value in self.headers.items():
+            if name.lower() not in _HOP | {"authorization"}:
+                upstream.putheader(name, value)
+        upstream.endheaders()
+        while seen.body < size:
+            piece = self.rfile.read(min(size - seen.body, 1 << 16))
+            if fault is not None and fault.kind == "reset" and seen.body + len(piece) > fault.after:
+                upstream.send(piece[: fault.after - seen.body])
+                self._break()
+                return
+            upstream.send(piece)
+            seen.body += len(piece)
+        if fault is not None and fault.kind == "reset":
+            self._break()
+            return
+        got = upstream.getresponse()
+        seen.status = got.status
+        if fault is not None and fault.kind == "lose-answer":
+            got.read()
+            self._break()
+            return
+        self.send_response(got.status)
+        for name, value in got.getheaders():
+            if name.lower() not in _HOP | {"date", "server"}:
+                lie = fault is not None and fault.kind == "digest" and name.lower() == "docker-content-digest"
+                self.send_header(name, f"sha256:{'0' * 64}" if lie else value)
+        self.end_headers()
+        done = 0
+        while self.command != "HEAD" and (part := got.read(1 << 16)):
+            if fault is not None and fault.kind in {"truncate", "flip"} and done <= fault.after < done + len(part):
+                at = fault.after - done
+                if fault.kind == "truncate":
+                    self.wfile.write(part[:at])
+                    self.wfile.flush()
+                    self._break()
+                    return
+                part = part[:at] + bytes([part[at] ^ 1]) + part[at + 1 :]
+            self.wfile.write(part)
+            done += len(part)
+
+    do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = _serve  # noqa: N815
+
+
+@contextlib.contextmanager
+def fault_proxy(upstream: str, *, login: str = "", uses: int = 0) -> Iterator[FaultProxy]:
+    """A running proxy in front of `upstream`."""
+    with FaultProxy(upstream, login=login, uses=uses) as proxy:
+        thread = threading.Thread(target=proxy.serve_forever, args=(0.05,), daemon=True)
+        thread.start()
+        try:
+            yield proxy
+        finally:
+            proxy.shutdown()
+            thread.join(10)

@@ -1,0 +1,302 @@
+"""The Containerfiles as people use them without the tool: plain `buildah build`, here without any network.
+
+What needs no other image is built as it is. What starts from an image of a registry is built on a stand-in: a few
+programs of this machine, and scripts that record what they were asked where the real thing would install or compile.
+That shows that buildah takes the files, that mounts and arguments reach the scripts and that these do what they say;
+it does not show that a distribution has the packages.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from toolchain import process
+from toolchain.bases import base_recipe
+from toolchain.recipe import root
+
+pytestmark = pytest.mark.engine
+
+BASES = ["ubi9", "almalinux8", "manylinux_2_28"]
+PREFIX = "/usr/lib64/llvm-triton-0a1b2c3d"
+
+
+@dataclass(frozen=True)
+class Engine:
+    """buildah with a storage of the test's own."""
+
+    folder: Path
+    runroot: Path
+
+    def __call__(self, *words: str | os.PathLike[str], check: bool = True, network: bool = False) -> process.Result:
+        """One buildah command, without a network unless asked."""
+        scratch = self.folder / "tmp"
+        scratch.mkdir(exist_ok=True)
+        argv = ["buildah", "--root", os.fspath(self.folder / "storage"), "--runroot", os.fspath(self.runroot)]
+        argv += ["--storage-driver", os.environ.get("STORAGE_DRIVER", "overlay"), *(os.fspath(word) for word in words)]
+        return process.run(
+            process.contained(argv, network=network),
+            env={"TMPDIR": os.fspath(scratch)},
+            check=check,
+            capture=True,
+            timeout=1200 if network else 300,
+        )
+
+    def image(self, name: str, tree: Path) -> str:
+        """An image that holds `tree` and nothing else."""
+        (self.folder / "Containerfile").write_text("FROM scratch\nCOPY . /\nENV PATH=/usr/local/bin:/usr/bin:/bin\n")
+        self("build", "--layers=false", "--file", self.folder / "Containerfile", "--tag", f"localhost/{name}", tree)
+        return f"localhost/{name}"
+
+    def build(
+        self, containerfile: str, *words: str | os.PathLike[str], check: bool = True, network: bool = False
+    ) -> process.Result:
+        """`buildah build` of a Containerfile of the repository, with the repository as context."""
+        file = root() / containerfile
+        options = ("--isolation", "chroot", "--layers=false", "--file", file)
+        return self("build", *options, *words, root(), check=check, network=network)
+
+
+def roomy_memory() -> Path | None:
+    """A file system in memory with half a gigabyte to spare: storage there spares every image its flush to disk."""
+    memory = Path("/dev/shm")
+    if memory.is_dir() and os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 1 << 29:
+        return memory
+    return None
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    """buildah, or a skip that says what is missing."""
+    for program in ("buildah", "unshare"):
+        if shutil.which(program) is None:
+            pytest.skip(f"NO CONTAINERFILE IS BUILT: {program} is not installed (apt-get install buildah util-linux)")
+    # Short, because overlay's mount options have a limit.
+    folder = Path(tempfile.mkdtemp(prefix="tc", dir=roomy_memory()))
+    made = Engine(folder, folder / "run")
+    probe = made("from", "--quiet", "scratch", check=False)
+    if probe.returncode != 0 and folder.parent == Path("/dev/shm"):
+        shutil.rmtree(folder, ignore_errors=True)
+        folder = Path(tempfile.mkdtemp(prefix="tc"))
+        made = Engine(folder, folder / "run")
+        probe = made("from", "--quiet", "scratch", check=False)
+    if probe.returncode != 0:
+        shutil.rmtree(folder, ignore_errors=True)
+        pytest.skip(f"NO CONTAINERFILE IS BUILT: buildah does not work here: {' '.join(probe.tail)}")
+    yield made
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def with_programs(tree: Path, *programs: str) -> Path:
+    """Copy programs of this machine and the libraries they want to the same places below `tree`."""
+    for program in programs:
+        found = shutil.which(program)
+        if found is None:
+            pytest.skip(f"NO STAND-IN FOR A BASE: {program} is not installed")
+        listed = process.run(["ldd", found], capture=True, check=False).stdout
+        copy(Path(found), tree / "usr/bin" / program)
+        for library in re.findall(r"(?:^|\s)(/\S+)(?= \()", listed):
+            copy(Path(library), tree / library.lstrip("/"))
+    (tree / "bin").mkdir(exist_ok=True)
+    if not (tree / "bin/sh").exists():
+        copy(tree / "usr/bin/sh", tree / "bin/sh")
+    return tree
+
+
+def copy(source: Path, target: Path) -> None:
+    """Copy a file, following links, and make its folder."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy2(source.resolve(), target)
+
+
+def script(path: Path, body: str) -> None:
+    """An executable shell script."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{body}\n", encoding="utf-8")
+    path.chmod(0o755)
+
+
+def files(tree: Path) -> set[str]:
+    """Every file below `tree`, by path."""
+    return {path.relative_to(tree).as_posix() for path in tree.rglob("*") if path.is_file()}
+
+
+# ---- containerfiles/base
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_recipe_stage_of_a_base_builds_from_nothing(engine: Engine, tmp_path: Path, name: str) -> None:
+    out = tmp_path / "out"
+    engine.build(
+        f"containerfiles/base/{name}/Containerfile", "--target", "recipe", "--output", f"type=local,dest={out}"
+    )
+    assert files(out) == {"install.sh", "packages"}
+    there = root() / "containerfiles/base"
+    assert (out / "install.sh").read_bytes() == (there / "install.sh").read_bytes()
+    assert (out / "packages").read_bytes() == (there / name / "packages").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def enterprise(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A stand-in for an Enterprise Linux image: its dnf writes down what it is asked and lays out empty programs."""
+    tree = with_programs(tmp_path_factory.mktemp("el"), "sh", "sed", "sort", "ln", "rm", "mkdir", "cat", "chmod")
+    script(
+        tree / "usr/bin/dnf",
+        'echo "$*" >>/dnf-calls\n'
+        'case "$*" in *" install "*) ;; *) exit 0 ;; esac\n'
+        'make() { mkdir -p "${1%/*}"; echo "#!/bin/sh" >"$1"; chmod 0755 "$1"; }\n'
+        "for word in $*; do case $word in\n"
+        "  gcc-toolset-14-gcc-c++)\n"
+        "    for tool in gcc g++ as ld sudo; do make /opt/rh/gcc-toolset-14/root/usr/bin/$tool; done ;;\n"
+        "  clang) make /usr/bin/clang; make /usr/bin/clang++ ;;\n"
+        "  lld) make /usr/bin/ld.lld ;;\n"
+        "  ninja-build) make /usr/bin/ninja-build ;;\n"
+        "  cmake | git | python3.12) make /usr/bin/$word ;;\n"
+        "esac; done",
+    )
+    script(tree / "usr/bin/rpm", "echo zlib:x86_64=0:1-1,bb\necho bash:x86_64=0:5-1,aa")
+    script(tree / "usr/bin/ldconfig", ":")
+    script(tree / "opt/python/cp312-cp312/bin/python3", ":")
+    return engine.image("enterprise", tree)
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_base_on_a_stand_in_image(engine: Engine, enterprise: str, tmp_path: Path, name: str) -> None:
+    out = tmp_path / "out"
+    engine.build(
+        f"containerfiles/base/{name}/Containerfile",
+        *("--build-arg", f"BASE={enterprise}", "--output", f"type=local,dest={out}"),
+    )
+    calls = (out / "dnf-calls").read_text().splitlines()
+    wanted = (root() / "containerfiles/base" / name / "packages").read_text().split()
+    main = calls[0 if name == "ubi9" else 1]
+    assert main.split(" install ")[1].split() == wanted
+    assert ("--enablerepo=powertools" in main) == (name != "ubi9")
+    assert calls[-1] == "clean all"
+    # What the builds' fixed PATH must find is found there, and the toolset's sudo hides no other.
+    assert (out / "usr/local/bin/g++").readlink() == Path("/opt/rh/gcc-toolset-14/root/usr/bin/g++")
+    assert not (out / "usr/local/bin/sudo").is_symlink()
+    assert (out / "usr/local/bin/ninja").readlink() == Path("/usr/bin/ninja-build")
+    python = "/opt/python/cp312-cp312/bin/python3" if name == "manylinux_2_28" else "/usr/bin/python3.12"
+    assert (out / "usr/local/bin/python3").readlink() == Path(python)
+    # The tool reads the base's digest from here, so the order must not be the package manager's.
+    assert (out / "toolchain-packages").read_text().split() == ["bash:x86_64=0:5-1,aa", "zlib:x86_64=0:1-1,bb"]
+
+
+def test_base_without_its_compiler_is_no_base(engine: Engine, enterprise: str, tmp_path: Path) -> None:
+    failed = engine.build(
+        "containerfiles/base/almalinux8/Containerfile",
+        *("--build-arg", f"BASE={enterprise}", "--build-arg", "TOOLSET=gcc-toolset-99"),
+        check=False,
+    )
+    assert failed.returncode != 0
+    assert any("gcc-toolset-99 did not install" in line for line in failed.tail)
+    assert any("exit status 42" in line for line in failed.tail)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", BASES)
+def test_base_on_its_real_image(engine: Engine, tmp_path: Path, name: str) -> None:
+    if not os.environ.get("TOOLCHAIN_TEST_PULL"):
+        pytest.skip(
+            f"BASE {name} IS NOT BUILT FOR REAL: that needs its registry; TOOLCHAIN_TEST_PULL=1 allows to ask it"
+        )
+    out = tmp_path / "out"
+    engine.build(f"containerfiles/base/{name}/Containerfile", "--output", f"type=local,dest={out}", network=True)
+    assert "clang:" in (out / "toolchain-packages").read_text()
+    assert f'ID="{base_recipe(name).os_release["id"]}"' in (out / "etc/os-release").read_text()
+
+
+# ---- containerfiles/llvm
+
+
+@pytest.fixture(scope="module")
+def compilerless(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """An image with a shell alone."""
+    return engine.image("compilerless", with_programs(tmp_path_factory.mktemp("sh"), "sh", "mkdir"))
+
+
+def test_llvm_source_without_mlir_is_refused_by_the_script(engine: Engine, compilerless: str, tmp_path: Path) -> None:
+    (tmp_path / "llvm").mkdir()
+    failed = engine.build(
+        "containerfiles/llvm/Containerfile",
+        *("--build-context", f"llvm={tmp_path}", "--build-arg", f"BASE={compilerless}"),
+        check=False,
+    )
+    assert failed.returncode != 0
+    assert any("toolchain: the LLVM source has no mlir/ folder" in line for line in failed.tail)
+    assert any("exit status 41" in line for line in failed.tail)
+
+
+def test_llvm_source_must_be_given(engine: Engine, compilerless: str) -> None:
+    failed = engine.build("containerfiles/llvm/Containerfile", "--build-arg", f"BASE={compilerless}", check=False)
+    assert failed.returncode != 0
+    assert not any("@step" in line for line in failed.tail)
+
+
+def llvm_source(folder: Path) -> Path:
+    """As much of an LLVM tree as the recipe itself looks at."""
+    for project in ("llvm", "mlir", "lld", "clang"):
+        (folder / project).mkdir(parents=True)
+        (folder / project / "CMakeLists.txt").write_text("")
+        (folder / project / "LICENSE.TXT").write_text(f"licence of {project}\n")
+    return folder
+
+
+def workshop(tree: Path, *compilers: str) -> Path:
+    """A stand-in for a base with compilers: its cmake and ninja write down what they are asked."""
+    with_programs(tree, "sh", "mkdir", "rm", "cat", "install")
+    for name in compilers:
+        script(tree / "usr/bin" / name, ":")
+    script(tree / "usr/bin/cmake", 'for word in "$@"; do echo "$word"; done >/build/asked; : >/build/build.ninja')
+    script(
+        tree / "usr/bin/ninja",
+        'case "$*" in *install-distribution*)\n'
+        '  mkdir -p "$DESTDIR$PREFIX/lib"; cat /build/asked >"$DESTDIR$PREFIX/lib/asked" ;;\n'
+        "esac",
+    )
+    return tree
+
+
+@pytest.mark.parametrize(
+    ("compilers", "asked", "not_asked"),
+    [
+        (("gcc", "g++"), {"-DCMAKE_CXX_COMPILER=g++", "-DCMAKE_C_COMPILER=gcc"}, "-DLLVM_USE_LINKER=lld"),
+        (("gcc", "g++", "ld.lld"), {"-DCMAKE_CXX_COMPILER=g++"}, "-DLLVM_USE_LINKER=lld"),
+        (
+            ("gcc", "g++", "clang", "clang++", "ld.lld"),
+            {"-DCMAKE_CXX_COMPILER=clang++", "-DLLVM_USE_LINKER=lld"},
+            "-DCMAKE_CXX_COMPILER=g++",
+        ),
+    ],
+    ids=["gcc", "gcc-and-lld", "clang"],
+)
+def test_llvm_layer_on_a_stand_in_base(
+    engine: Engine, tmp_path: Path, compilers: tuple[str, ...], asked: set[str], not_asked: str
+) -> None:
+    base = engine.image(f"workshop-{'-'.join(compilers).replace('+', 'p')}", workshop(tmp_path / "base", *compilers))
+    out = tmp_path / "a layer"
+    engine.build(
+        "containerfiles/llvm/Containerfile",
+        *("--build-context", f"llvm={llvm_source(tmp_path / 'llvm source')}", "--build-arg", f"BASE={base}"),
+        *("--build-arg", f"PREFIX={PREFIX}", "--build-arg", f"INPUT_DIGEST={tmp_path.name}"),
+        *("--output", f"type=local,dest={out}"),
+    )
+    below = PREFIX.lstrip("/")
+    assert files(out) == {
+        f"{below}/lib/asked",
+        *(f"{below}/share/licenses/{project}/LICENSE.TXT" for project in ("llvm", "mlir", "lld")),
+    }
+    words = set((out / below / "lib/asked").read_text().splitlines())
+    assert asked <= words
+    assert not_asked not in words
+    assert f"-DCMAKE_INSTALL_PREFIX={PREFIX}" in words
+    assert "-DLLVM_ENABLE_PROJECTS=mlir;lld" in words
+    assert "/recipe/llvm-config/common.cmake" in words

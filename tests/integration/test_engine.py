@@ -1,0 +1,280 @@
+"""The engine on real buildah with a tiny image: what it leaves, what it keeps, what it proves."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import tiny_image
+from toolchain.engine import isolation
+from toolchain.engine.buildah import Buildah, Mount
+from toolchain.errors import BuildError, EngineError
+from toolchain.process import CommandError
+from toolchain.recipe import Recipe
+from toolchain.settings import Cache
+
+pytestmark = pytest.mark.engine
+
+CONTAINERFILE = r"""
+ARG BASE
+FROM ${BASE} AS build
+ARG WORD=
+RUN --mount=type=cache,id=toolchain-tiny-tree,target=/build \
+    --mount=type=bind,from=tree,target=/src \
+    --mount=type=bind,source=.,target=/recipe \
+    read said </src/said; echo "$said $WORD" >>/build/log; umask 022; \
+    while IFS= read -r line; do echo "kept $line"; done </build/log >/out; \
+    case "$WORD" in \
+      bad) echo "toolchain: a bad word" >&2; exit 41 ;; \
+      slow) : >/build/started; while :; do :; done ;; \
+    esac
+
+FROM scratch
+COPY --from=build /out /made/out
+"""
+TALK = 'while IFS= read -r line; do echo "$1 heard $line"; done'
+
+
+@dataclasses.dataclass(frozen=True)
+class Here:
+    """An engine with the tiny image in it, below a path that shells would trip over."""
+
+    top: Path
+    buildah: Buildah
+    image: str
+    recipe: Recipe
+
+    def build(self, out: str = "out", **change: object) -> Path:
+        """Build the recipe with the given fields changed."""
+        recipe = dataclasses.replace(self.recipe, **change)  # type: ignore[arg-type]
+        self.buildah.build(recipe, root=self.top / "recipes", out=self.top / out, log=self.top / "log")
+        return self.top / out / "made" / "out"
+
+    def leftovers(self) -> list[str]:
+        """What must not be there when nothing runs."""
+        containers = self.buildah.call("containers", "--quiet", "--all").stdout.split()
+        images = self.buildah.call("images", "--quiet", "--filter", "dangling=true").stdout.split()
+        marks = [path.name for path in self.buildah.live.iterdir()]
+        partial = [path.name for path in self.top.iterdir() if path.name.endswith((".partial", ".old"))]
+        return [*containers, *images, *marks, *partial]
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Here]:
+    for program in ("buildah", "unshare"):
+        if shutil.which(program) is None:
+            pytest.skip(f"{program} is not installed: apt-get install {program}")
+    top = tmp_path_factory.mktemp("engine") / 'it\'s a "place"'
+    (top / "recipes" / "containerfiles").mkdir(parents=True)
+    (top / "recipes" / "containerfiles" / "Tiny").write_text(CONTAINERFILE)
+    tree = top / "the tree: one, two"
+    tree.mkdir()
+    (tree / "said").write_text("hello\n")
+    buildah = Buildah(Cache(top / "cache"))
+    layout, digest = tiny_image.make(top / "image")
+    image = buildah.ensure_image("tiny", layout, digest)
+    recipe = Recipe(
+        name="tiny",
+        containerfile="containerfiles/Tiny",
+        base="tiny",
+        args={"WORD": 'it\'s "one"'},
+        contexts={"tree": tree},
+        cache_key="k0",
+    )
+    yield Here(top, buildah, image, recipe)
+    buildah.destroy()
+
+
+def test_an_image_comes_out_of_a_layout_once(here: Here, tmp_path: Path) -> None:
+    layout, digest = tiny_image.make(tmp_path)
+    reference = here.buildah.ensure_image("other", layout, digest)
+    assert reference == f"localhost/toolchain/other:{digest[7:19]}"
+    shutil.rmtree(layout)
+    assert here.buildah.ensure_image("other", layout, digest) == reference, "the second time needs no layout"
+    here.buildah.forget_image(reference)
+    with pytest.raises(EngineError, match="has no image"):
+        here.buildah.ensure_image("other", layout, digest)
+
+
+def test_isolation_is_found_by_trying_and_remembered(here: Here) -> None:
+    found = isolation.probe(here.buildah, again=True)
+    assert found.mode in {"oci", "rootless", "chroot"}
+    assert found.interfaces == 0
+    assert found.kernel == platform.release()
+    begun = time.monotonic()
+    assert isolation.probe(here.buildah) == found
+    assert time.monotonic() - begun < 1
+    assert isolation.network_probe(here.buildah) == 0
+
+
+def test_the_probe_sees_a_network(here: Here) -> None:
+    # The same shell text with the machine's network: where there is one, the probe must not say 0.
+    if len(Path("/proc/net/dev").read_text().splitlines()) <= 3:
+        pytest.skip("this machine has no network interface besides loopback")
+    result = here.buildah.run(here.image, ["/bin/sh", "-c", isolation.SCRIPT], network=True, capture=True, check=False)
+    assert (isolation.answer(result.stdout) or 0) > 0
+    with pytest.raises(EngineError, match="not isolated"):
+        isolation.require_none(isolation.answer(result.stdout) or 0)
+
+
+def test_a_build_keeps_its_tree_by_key_and_leaves_nothing_else(here: Here) -> None:
+    here.buildah.drop_cache("tiny", "k1")
+    first = here.build(cache_key="k1")
+    assert first.read_text() == 'kept hello it\'s "one"\n'
+    assert here.build(cache_key="k1").read_text().count("kept") == 2, "the tree was found again, the output replaced"
+    assert here.build("other", cache_key="k2").read_text().count("kept") == 1, "another key, another tree"
+    assert (here.buildah.cache_dir("tiny", "k1") / "log").is_file()
+    here.buildah.drop_cache("tiny", "k1")
+    assert not here.buildah.cache_dir("tiny", "k1").exists()
+    assert here.build(cache_key="k1").read_text().count("kept") == 1
+    assert "@interfaces 0" in (here.top / "log").read_text(), "each build proves that it had no network"
+    assert here.leftovers() == []
+
+
+def test_a_failed_build_says_why_and_keeps_the_old_output(here: Here) -> None:
+    made = here.build("kept")
+    with pytest.raises(BuildError, match="building tiny failed: a bad word") as raised:
+        here.build("kept", args={"WORD": "bad"})
+    assert "a bad word" in (here.top / "log").read_text()
+    assert "a bad word" in raised.value.why
+    assert made.is_file()
+    assert here.leftovers() == []
+
+
+def test_a_build_that_sees_a_network_is_refused(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    if len(Path("/proc/net/dev").read_text().splitlines()) <= 3:
+        pytest.skip("this machine has no network interface besides loopback")
+    honest = here.buildah.command
+
+    def careless(*words: str, network: bool = False, driver: str | None = None) -> list[str]:
+        return honest(*words, network=True, driver=driver)
+
+    monkeypatch.setattr(here.buildah, "command", careless)
+    with pytest.raises(EngineError, match="not isolated"):
+        here.build("leaky")
+    assert not (here.top / "leaky").exists()
+
+
+def test_run(here: Here) -> None:
+    tree = here.recipe.contexts["tree"]
+    result = here.buildah.run(
+        here.image,
+        ["/bin/sh", "-c", 'read x </in/said; echo "$x $WORD"; echo loud >&2; echo no >/in/new'],
+        mounts=[Mount(Path(shutil.copytree(tree, here.top / "plain tree")), "/in")],
+        env={"WORD": "a 'b' \"c\""},
+        workdir="/bin",
+        capture=True,
+        check=False,
+    )
+    assert result.returncode != 0, "the mount is read-only"
+    assert result.stdout, result.tail
+    assert result.stdout == "hello a 'b' \"c\"\n"
+    with pytest.raises(CommandError, match="exited with 7"):
+        here.buildah.run(here.image, ["/bin/sh", "-c", "exit 7"])
+    with pytest.raises(CommandError):
+        here.buildah.run(here.image, ["/bin/sh", "-c", "while :; do :; done"], timeout=0.5)
+    with pytest.raises(EngineError, match="buildah from failed"):
+        here.buildah.run("localhost/there/is:none", ["/bin/sh"])
+    assert here.leftovers() == []
+
+
+def test_two_workers_at_once(here: Here) -> None:
+    def ask(child: subprocess.Popen[str], text: str) -> str:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        child.stdin.write(f"{text}\n")
+        child.stdin.flush()
+        return child.stdout.readline().rstrip("\n")
+
+    stubborn = f"{TALK}; while :; do :; done"
+    with (
+        here.buildah.worker(here.image, ["/bin/sh", "-c", TALK, "sh", "one"]) as one,
+        here.buildah.worker(here.image, ["/bin/sh", "-c", stubborn, "sh", "two"]) as two,
+    ):
+        assert [ask(one, "a"), ask(two, "b"), ask(one, "c")] == ["one heard a", "two heard b", "one heard c"]
+    assert one.returncode == 0
+    assert two.returncode != 0, "a worker that does not end is killed"
+    assert here.leftovers() == []
+
+
+def test_kill_leaves_no_process_and_the_next_call_cleans_up(here: Here, tmp_path: Path) -> None:
+    here.buildah.drop_cache("tiny", "killed")
+    script = tmp_path / "child.py"
+    script.write_text(
+        textwrap.dedent(
+            """
+            import sys
+            from pathlib import Path
+            from toolchain.engine.buildah import Buildah
+            from toolchain.recipe import Recipe
+            from toolchain.settings import Cache
+            top, image, tree = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
+            recipe = Recipe(name="tiny", containerfile="containerfiles/Tiny", base=image, args={"WORD": "slow"},
+                            contexts={"tree": tree}, cache_key="killed")
+            Buildah(Cache(top / "cache")).build(recipe, root=top / "recipes", out=top / "never", log=top / "slow log")
+            """
+        )
+    )
+    argv = [sys.executable, str(script), str(here.top), here.image, str(here.recipe.contexts["tree"])]
+    child = subprocess.Popen(argv, env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])})
+    started = here.buildah.cache_dir("tiny", "killed") / "started"
+    _wait_for(lambda: started.exists() or child.poll() is not None)
+    assert child.poll() is None, (here.top / "slow log").read_text()
+    below = _descendants(child.pid)
+    assert len(below) >= 3, "unshare, buildah and the shell at least"
+    os.kill(child.pid, signal.SIGKILL)
+    child.wait()
+    _wait_for(lambda: not [pid for pid in below if _alive(pid)])
+    assert here.buildah.call("containers", "--quiet", "--all").stdout.split(), "the kill left a container"
+    # A new invocation finds and removes it, and the tree is still there to go on with.
+    again = Buildah(here.buildah.cache)
+    again.run(here.image, ["/bin/sh", "-c", ":"])
+    assert here.leftovers() == []
+    assert not (here.top / "never").exists()
+    assert (again.cache_dir("tiny", "killed") / "log").is_file()
+    assert here.build("after", cache_key="killed").read_text().count("kept") == 2
+
+
+def test_a_live_build_is_left_alone(here: Here) -> None:
+    with here.buildah.container(here.image) as name:
+        assert Buildah(here.buildah.cache).cleanup() == []
+        assert name in here.buildah.call("containers", "--format", "{{.ContainerName}}").stdout
+
+
+def test_a_cache_that_overlay_cannot_hold_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="cannot lie in"):
+        Buildah(Cache(tmp_path / "a,b")).call("images")
+
+
+def _wait_for(condition: object) -> None:
+    assert callable(condition)
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def _alive(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    return False
+
+
+def _descendants(pid: int) -> set[int]:
+    found: set[int] = set()
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            found |= {int(child), *_descendants(int(child))}
+    return found

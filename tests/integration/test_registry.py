@@ -1,0 +1,528 @@
+"""Publishing to a real registry, and through a proxy that fails on demand."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import logging
+import random
+import shutil
+import threading
+import tracemalloc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fault_proxy import Fault, FaultProxy, fault_proxy
+from tests.registry_fixtures import free_port, small_index
+from toolchain import process
+from toolchain.errors import DigestError, RegistryError, ResourceError, ToolchainError, UnreachableError
+from toolchain.oci import descriptor as media
+from toolchain.oci.descriptor import Descriptor
+from toolchain.oci.layout import Layout
+from toolchain.oci.publish import fetch_image, publish, verify_layout
+from toolchain.oci.reference import RegistryRef
+from toolchain.oci.registry import Registry
+
+pytestmark = pytest.mark.registry
+_NUMBERS = itertools.count()
+SIZE = 300_000
+CHUNK = 64_000
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> Layout:
+    return Layout(tmp_path / "lay out").ensure()
+
+
+@pytest.fixture
+def fresh(tmp_path: Path) -> Layout:
+    return Layout(tmp_path / "fresh").ensure()
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> str:
+    """A name that nobody used: the registry lives as long as the whole run."""
+    return f"test/{abs(hash(str(tmp_path))):x}-{next(_NUMBERS)}"
+
+
+@pytest.fixture
+def proxy(registry_host: str) -> Iterator[FaultProxy]:
+    with fault_proxy(registry_host) as running:
+        yield running
+
+
+Connect = Callable[..., Registry]
+
+
+@pytest.fixture
+def connect(proxy: FaultProxy) -> Iterator[Connect]:
+    """Connections through the proxy with small chunks and short waits."""
+    made: list[Registry] = []
+
+    def connection(**options: object) -> Registry:
+        values = {"chunk": CHUNK, "backoff": 0.01, "timeout": (5.0, 10.0), "login": "", **options}
+        made.append(Registry(proxy.host, **values))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield connection
+    for registry in made:
+        registry.close()
+
+
+def some_blob(layout: Layout, size: int = SIZE) -> tuple[Descriptor, Path]:
+    blob = layout.put_bytes(random.Random(size).randbytes(size), media.LAYER)
+    return blob, layout.blob(blob.digest)
+
+
+def leftovers(layout: Layout) -> list[str]:
+    return [path.name for path in (layout.root / "blobs" / "sha256").iterdir()]
+
+
+def test_an_index_goes_there_and_comes_back(
+    registry_host: str, repository: str, layout: Layout, fresh: Layout, tmp_path: Path
+) -> None:
+    index = small_index(layout, tmp_path, size=SIZE)
+    dest = RegistryRef(registry_host, repository, "latest")
+    total = sum(item.size for item in layout.walk(index))
+    first = publish(layout, index, dest, ["0123456789ab"])
+    # The index is sent once by digest and once for each tag.
+    assert first.pushed_bytes == total + 2 * index.size
+    assert (first.digest, first.tags, first.blobs) == (index.digest, ("latest", "0123456789ab"), 7)
+    assert first.ref == f"{registry_host}/{repository}@{index.digest}"
+    second = publish(layout, index, dest, ["0123456789ab"])
+    assert second.pushed_bytes == 0
+    assert second.skipped_bytes == total
+    with Registry(registry_host) as registry:
+        assert registry.tags(repository) == ["0123456789ab", "latest"]
+        assert registry.get_manifest(repository, "latest") == (index, layout.read(index))
+    assert fetch_image(dest, fresh) == index
+    assert verify_layout(fresh, index) == []
+    assert {item.digest: fresh.blob(item.digest).read_bytes() for item in fresh.walk(index)} == {
+        item.digest: layout.blob(item.digest).read_bytes() for item in layout.walk(index)
+    }
+
+
+def test_one_platform_alone(registry_host: str, repository: str, layout: Layout, fresh: Layout, tmp_path: Path) -> None:
+    index = small_index(layout, tmp_path, size=100)
+    image = layout.children(index)[1]
+    publish(layout, index, RegistryRef(registry_host, repository), ["t"])
+    assert fetch_image(RegistryRef(registry_host, repository, "t"), fresh, platform=image.platform) == image
+    assert sorted(leftovers(fresh)) == sorted(item.digest[7:] for item in layout.walk(image))
+
+
+def test_children_come_first_and_the_index_last(
+    proxy: FaultProxy, connect: Connect, repository: str, layout: Layout, tmp_path: Path
+) -> None:
+    index = small_index(layout, tmp_path, size=1000)
+    publish(layout, index, RegistryRef(proxy.host, repository), ["t"], registry=connect())
+    puts = [seen.path for seen in proxy.seen if seen.method == "PUT"]
+    kinds = ["blob" if "/blobs/" in path else path.rsplit("/", 1)[1] for path in puts]
+    images = [image.digest for image in layout.children(index)]
+    assert kinds == ["blob", "blob", images[0], "blob", "blob", images[1], index.digest, "t"]
+
+
+def test_an_index_whose_child_is_refused_is_not_published(
+    proxy: FaultProxy, connect: Connect, repository: str, layout: Layout, tmp_path: Path
+) -> None:
+    index = small_index(layout, tmp_path, size=1000)
+    last = layout.children(index)[1]
+    proxy.faults.append(Fault("status", "PUT", last.digest, times=-1, status=500))
+    registry = connect(attempts=2)
+    with pytest.raises(RegistryError, match="does not take"):
+        publish(layout, index, RegistryRef(proxy.host, repository), ["t"], registry=registry)
+    assert proxy.faults[0].hits == 3
+    assert registry.manifest_digest(repository, index.digest) is None
+    assert registry.tags(repository) == []
+
+
+def test_a_blob_of_another_repository_is_mounted(registry_host: str, repository: str, layout: Layout) -> None:
+    blob, path = some_blob(layout)
+    with Registry(registry_host) as registry:
+        assert registry.push_blob(f"{repository}/one", blob, path) == SIZE
+        sent = registry.traffic.sent
+        assert registry.push_blob(f"{repository}/two", blob, path, mount_from=["no/such", f"{repository}/one"]) == 0
+        assert registry.traffic.sent == sent
+        assert registry.blob_size(f"{repository}/two", blob.digest) == SIZE
+
+
+@pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
+@pytest.mark.parametrize("method", ["HEAD", "POST", "PATCH", "PUT"])
+def test_a_push_survives_a_passing_failure_and_sends_nothing_twice(
+    proxy: FaultProxy, connect: Connect, repository: str, layout: Layout, status: int, method: str
+) -> None:
+    blob, path = some_blob(layout)
+    proxy.faults.append(Fault("status", method, repository, times=2, skip=1 if method == "PATCH" else 0, status=status))
+    registry = connect()
+    assert registry.push_blob(repository, blob, path) == SIZE
+    assert proxy.faults[0].hits == 2
+    assert registry.traffic.repeated >= 2
+    assert registry.blob_size(repository, blob.digest) == SIZE
+    # What the registry took, it took once: the upload went on where it was.
+    assert sum(seen.body for seen in proxy.seen) == SIZE
+
+
+def test_retry_after_is_waited_for(
+    proxy: FaultProxy, connect: Connect, repository: str, layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr("toolchain.oci.transport.time.sleep", waits.append)
+    blob, path = some_blob(layout)
+    proxy.faults.append(Fault("status", "PATCH", status=429, headers={"Retry-After": "7"}))
+    proxy.faults.append(Fault("status", "PUT", status=503, headers={"Retry-After": "999999"}))
+    assert connect().push_blob(repository, blob, path) == SIZE
+    assert waits == [7.0, 120.0]
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault("reset", "PATCH", skip=2, after=10_000),
+        Fault("reset", "PATCH", skip=1, after=0),
+        Fault("lose-answer", "PATCH", skip=1),
+        Fault("lose-answer", "PUT"),
+        Fault("status", "PATCH", skip=2, status=404),
+        Fault("reset", "POST"),
+    ],
+    ids=lambda fault: f"{fault.kind}-{fault.method}-{fault.after}",
+)
+def test_a_push_survives_a_broken_connection(
+    proxy: FaultProxy, connect: Connect, repository: str, layout: Layout, fresh: Layout, fault: Fault
+) -> None:
+    blob, path = some_blob(layout)
+    proxy.faults.append(Fault(fault.kind, fault.method, skip=fault.skip, after=fault.after, status=fault.status))
+    registry = connect()
+    assert registry.push_blob(repository, blob, path) == SIZE
+    assert proxy.faults[0].hits == 1
+    assert registry.pull_blob(repository, blob, fresh) == SIZE
+    assert fresh.blob(blob.digest).read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize("status", [405, 413, 501])
+def test_a_registry_without_chunks_gets_one_piece(
+    proxy: FaultProxy, connect: Connect, repository: str, layout: Layout, status: int
+) -> None:
+    blob, path = some_blob(layout)
+    proxy.faults.append(Fault("status", "PATCH", times=-1, status=status))
+    proxy.faults.append(Fault("reset", "PUT", after=100_000))
+    registry = connect()
+    assert registry.push_blob(repository, blob, path) == SIZE
+    assert [seen.body for seen in proxy.seen if seen.method == "PUT"] == [pytest.approx(100_000, abs=1 << 16), SIZE]
+    assert registry.blob_size(repository, blob.digest) == SIZE
+
+
+def test_a_small_blob_takes_one_request_after_the_post(
+    proxy: FaultProxy, connect: Connect, repository: str, layout: Layout
+) -> None:
+    for size in (0, 1, CHUNK):
+        blob, path = some_blob(layout, size)
+        proxy.seen.clear()
+        registry = connect()
+        registry.push_blob(repository, blob, path)
+        assert [seen.method for seen in proxy.seen] == ["HEAD", "POST", "PUT"]
+        assert registry.blob_size(repository, blob.digest) == size
+
+
+def test_a_longer_least_chunk_is_honoured(
+    proxy: FaultProxy, connect: Connect, repository: str, layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blob, path = some_blob(layout)
+    forward = Registry.request
+
+    def with_header(self: Registry, method: str, *args: object, **options: object) -> object:
+        context = forward(self, method, *args, **options)  # type: ignore[arg-type]
+        enter = context.__enter__
+
+        def entered() -> object:
+            got = enter()
+            if method == "POST":
+                got.headers["OCI-Chunk-Min-Length"] = "200000"
+            return got
+
+        context.__enter__ = entered  # type: ignore[method-assign,assignment]
+        return type("Context", (), {"__enter__": lambda _: entered(), "__exit__": lambda _, *a: context.__exit__(*a)})()
+
+    monkeypatch.setattr(Registry, "request", with_header)
+    assert connect().push_blob(repository, blob, path) == SIZE
+    assert [seen.body for seen in proxy.seen if seen.method == "PATCH"] == [200_000, 100_000]
+
+
+def test_failures_that_stay_end_with_an_error(
+    proxy: FaultProxy, connect: Connect, repository: str, layout: Layout
+) -> None:
+    blob, path = some_blob(layout)
+    proxy.faults.append(Fault("status", "PATCH", times=-1, status=503))
+    with pytest.raises(RegistryError, match="breaks off an upload") as caught:
+        connect(attempts=2).push_blob(repository, blob, path)
+    assert "HTTP 503" in caught.value.why
+    proxy.faults[:] = [Fault("reset", "PATCH", times=-1, skip=1)]
+    with pytest.raises(ToolchainError):
+        connect(attempts=2).push_blob(repository, blob, path)
+    assert proxy.faults[0].hits <= 4
+    assert connect().blob_size(repository, blob.digest) is None
+
+
+def test_a_damaged_file_is_told_and_not_sent_again_and_again(
+    proxy: FaultProxy, connect: Connect, repository: str, layout: Layout
+) -> None:
+    blob, path = some_blob(layout)
+    path.write_bytes(b"x" * SIZE)
+    with pytest.raises(DigestError, match="damaged"):
+        connect().push_blob(repository, blob, path)
+    assert sum(seen.method == "POST" for seen in proxy.seen) == 1
+
+
+def test_a_bit_that_flips_on_the_way_up_is_noticed(
+    proxy: FaultProxy, connect: Connect, repository: str, layout: Layout
+) -> None:
+    blob, path = some_blob(layout)
+    proxy.faults.append(Fault("status", "PUT", status=400))
+    registry = connect()
+    assert registry.push_blob(repository, blob, path) == SIZE
+    assert sum(seen.method == "POST" for seen in proxy.seen) == 2
+
+
+@pytest.mark.parametrize(("kind", "after"), [("truncate", 0), ("truncate", 100_000), ("reset", 0), ("status", 0)])
+def test_a_pull_goes_on_after_a_break(
+    proxy: FaultProxy, connect: Connect, repository: str, layout: Layout, fresh: Layout, kind: str, after: int
+) -> None:
+    blob, path = some_blob(layout, 3_000_000)
+    registry = connect(chunk=1 << 26)
+    registry.push_blob(repository, blob, path)
+    proxy.faults.append(Fault(kind, "GET", "/blobs/", times=2, after=after))  # type: ignore[arg-type]
+    assert registry.pull_blob(repository, blob, fresh) == blob.size
+    assert proxy.faults[0].hits == 2
+    assert fresh.blob(blob.digest).read_bytes() == path.read_bytes()
+    assert leftovers(fresh) == [blob.digest[7:]]
+    assert registry.pull_blob(repository, blob, fresh) == 0
+
+
+def test_a_pull_resumes_and_does_not_begin_again(
+    proxy: FaultProxy, connect: Connect, repository: str, layout: Layout, fresh: Layout
+) -> None:
+    blob, path = some_blob(layout, 5_000_000)
+    registry = connect(chunk=1 << 26)
+    registry.push_blob(repository, blob, path)
+    proxy.faults.append(Fault("truncate", "GET", "/blobs/", after=4_000_000))
+    before = registry.traffic.received
+    registry.pull_blob(repository, blob, fresh)
+    assert registry.traffic.received - before == blob.size
+    ranges = [seen.headers.get("Range") for seen in proxy.seen if seen.method == "GET"]
+    assert ranges[0] is None
+    assert ranges[1] is not None
+    assert int(ranges[1].removeprefix("bytes=").rstrip("-")) >= 2_000_000
+
+
+def test_a_flipped_bit_is_fetched_again_and_never_kept(
+    proxy: FaultProxy, connect: Connect, repository: str, layout: Layout, fresh: Layout
+) -> None:
+    blob, path = some_blob(layout)
+    registry = connect(chunk=1 << 26)
+    registry.push_blob(repository, blob, path)
+    proxy.faults.append(Fault("flip", "GET", "/blobs/", times=-1, after=77_777))
+    with pytest.raises(DigestError, match="sent other bytes"):
+        registry.pull_blob(repository, blob, fresh)
+    assert proxy.faults[0].hits == 2
+    assert leftovers(fresh) == []
+    proxy.faults[:] = [Fault("flip", "GET", "/blobs/", after=77_777)]
+    assert registry.pull_blob(repository, blob, fresh) == SIZE
+    assert fresh.blob(blob.digest).read_bytes() == path.read_bytes()
+
+
+def test_a_pull_that_keeps_breaking_keeps_nothing(
+    proxy: FaultProxy, connect: Connect, repository: str, layout: Layout, fresh: Layout
+) -> None:
+    blob, path = some_blob(layout)
+    registry = connect(chunk=1 << 26, attempts=2)
+    registry.push_blob(repository, blob, path)
+    proxy.faults.append(Fault("truncate", "GET", "/blobs/", times=-1, after=0))
+    with pytest.raises(UnreachableError):
+        registry.pull_blob(repository, blob, fresh)
+    assert leftovers(fresh) == []
+    with pytest.raises(RegistryError, match="does not give"):
+        registry.pull_blob(repository, Descriptor(media.LAYER, "sha256:" + "0" * 64, 5), fresh)
+    assert leftovers(fresh) == []
+
+
+def test_a_blob_longer_than_promised_is_cut_off(
+    proxy: FaultProxy, connect: Connect, repository: str, layout: Layout, fresh: Layout
+) -> None:
+    blob, path = some_blob(layout, 5_000_000)
+    registry = connect(chunk=1 << 26)
+    registry.push_blob(repository, blob, path)
+    before = registry.traffic.received
+    with pytest.raises(DigestError):
+        registry.pull_blob(repository, Descriptor(blob.media_type, blob.digest, 100), fresh)
+    assert registry.traffic.received - before < 4_500_000
+    assert leftovers(fresh) == []
+
+
+def test_no_room_is_no_network_failure(
+    connect: Connect, repository: str, layout: Layout, fresh: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blob, path = some_blob(layout)
+    registry = connect(chunk=1 << 26)
+    registry.push_blob(repository, blob, path)
+    monkeypatch.setattr(fresh, "partial", lambda digest: Path("/dev/full"))
+    monkeypatch.setattr(Path, "unlink", lambda self, missing_ok=False: None)
+    with pytest.raises(ResourceError, match="cannot write"):
+        registry.pull_blob(repository, blob, fresh)
+
+
+def test_manifests_are_compared(
+    proxy: FaultProxy, connect: Connect, repository: str, layout: Layout, fresh: Layout, tmp_path: Path
+) -> None:
+    index = small_index(layout, tmp_path, size=100)
+    dest = RegistryRef(proxy.host, repository)
+    registry = connect(attempts=2)
+    proxy.faults.append(Fault("flip", "GET", f"/manifests/{index.digest}", after=30))
+    with pytest.raises(DigestError, match="another manifest"):
+        publish(layout, index, dest, ["t"], registry=registry)
+    proxy.faults[:] = [Fault("digest", "PUT", "/manifests/t", times=-1)]
+    with pytest.raises(RegistryError, match="does not take"):
+        publish(layout, index, dest, ["t"], registry=registry)
+    proxy.faults[:] = [Fault("truncate", "GET", "/manifests/", times=2, after=30)]
+    publish(layout, index, dest, ["t"], registry=registry)
+    proxy.faults[:] = [Fault("flip", "GET", f"/manifests/{layout.children(index)[0].digest}", after=30)]
+    with pytest.raises(DigestError):
+        fetch_image(dest.at(digest=index.digest), fresh, registry=registry)
+    assert not fresh.has(index.digest)
+
+
+def test_a_token_that_expires_in_the_middle_is_renewed(
+    registry_host: str, repository: str, layout: Layout, fresh: Layout, tmp_path: Path
+) -> None:
+    index = small_index(layout, tmp_path, size=SIZE)
+    with fault_proxy(registry_host, login="user:pass-word", uses=3) as proxy:
+        login = base64.b64encode(b"user:pass-word").decode()
+        with Registry(proxy.host, chunk=CHUNK, backoff=0.01, login=login) as registry:
+            publish(layout, index, RegistryRef(proxy.host, repository), ["t"], registry=registry)
+            assert fetch_image(RegistryRef(proxy.host, repository, "t"), fresh, registry=registry) == index
+        assert len(proxy.tokens) > 5
+        patches = [seen.status for seen in proxy.seen if seen.method == "PATCH"]
+        assert 401 in patches
+    assert verify_layout(fresh, index) == []
+
+
+def docker_login(folder: Path, host: str, login: str) -> None:
+    from oras.client import OrasClient  # noqa: PLC0415
+
+    name, _, word = login.partition(":")
+    OrasClient(hostname=host).login(
+        username=name, password=word, hostname=host, config_path=str(folder / "config.json")
+    )
+
+
+@pytest.mark.parametrize("uses", [0, 1000], ids=["basic", "bearer"])
+def test_a_login_made_with_oras_is_used(
+    registry_host: str, repository: str, layout: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uses: int
+) -> None:
+    blob, path = some_blob(layout)
+    with fault_proxy(registry_host, login="user:pass-word", uses=uses) as proxy:
+        (tmp_path / "docker").mkdir()
+        (tmp_path / "docker" / "config.json").write_text('{"auths":{}}')
+        monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "docker"))
+        monkeypatch.setenv("HOME", str(tmp_path))
+        with Registry(proxy.host) as registry, pytest.raises(RegistryError, match="does not let us in") as caught:
+            registry.push_blob(repository, blob, path)
+        assert "oras login" in caught.value.fix
+        docker_login(tmp_path / "docker", proxy.host, "user:pass-word")
+        with Registry(proxy.host) as registry:
+            assert registry.push_blob(repository, blob, path) == SIZE
+        monkeypatch.delenv("DOCKER_CONFIG")
+        monkeypatch.setenv("REGISTRY_AUTH_FILE", str(tmp_path / "docker" / "config.json"))
+        with Registry(proxy.host) as registry:
+            assert registry.push_blob(repository, blob, path) == 0
+
+
+@pytest.mark.parametrize("uses", [0, 2], ids=["basic", "bearer"])
+def test_no_secret_is_shown(
+    registry_host: str, repository: str, layout: Layout, caplog: pytest.LogCaptureFixture, uses: int
+) -> None:
+    blob, path = some_blob(layout)
+    caplog.set_level(logging.DEBUG)
+    texts = []
+    login = base64.b64encode(b"user:pass-word").decode()
+    wrong = base64.b64encode(b"user:other-word").decode()
+    with fault_proxy(registry_host, login="user:pass-word", uses=uses) as proxy:
+        for known, fault in (
+            (wrong, None),
+            (login, Fault("status", "PATCH", status=403, times=-1)),
+            (login, Fault("reset", "PATCH", times=-1)),
+            (login, Fault("reset", "HEAD", times=-1)),
+            (login, Fault("status", "HEAD", times=-1, status=503)),
+        ):
+            proxy.faults[:] = [fault] if fault else []
+            with (
+                Registry(proxy.host, chunk=CHUNK, attempts=2, backoff=0.01, login=known) as registry,
+                pytest.raises(ToolchainError) as caught,
+            ):
+                registry.push_blob(repository, blob, path)
+            texts.append(str(caught.value) + caught.getrepr(style="short", chain=True).reprcrash.message)  # type: ignore[union-attr]
+        secrets = [login, wrong, "pass-word", "other-word", *proxy.tokens]
+        said = "\n".join([*texts, caplog.text])
+    assert "HEAD" in caplog.text
+    assert [secret for secret in secrets if secret in said] == []
+    assert "_state=" not in caplog.text.replace("_state=[…]", "")
+
+
+def test_nobody_there_is_told_with_the_name() -> None:
+    host = f"127.0.0.1:{free_port()}"
+    with Registry(host, attempts=1, backoff=0.01) as registry, pytest.raises(UnreachableError, match=host):
+        registry.tags("a/b")
+
+
+def test_a_large_blob_needs_no_memory(registry_host: str, repository: str, layout: Layout, fresh: Layout) -> None:
+    blob, path = some_blob(layout, 24 << 20)
+    with Registry(registry_host, chunk=8 << 20) as registry:
+        tracemalloc.start()
+        try:
+            registry.push_blob(repository, blob, path)
+            registry.pull_blob(repository, blob, fresh)
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+    assert peak < 6 << 20
+
+
+def test_two_publish_at_once(registry_host: str, repository: str, layout: Layout, tmp_path: Path) -> None:
+    index = small_index(layout, tmp_path, size=SIZE)
+    failed: list[BaseException] = []
+
+    def run(tag: str) -> None:
+        try:
+            publish(layout, index, RegistryRef(registry_host, repository), [tag, "latest"])
+        except ToolchainError as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=run, args=(f"t{n}",)) for n in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+    with Registry(registry_host) as registry:
+        assert registry.tags(repository) == ["latest", "t0", "t1", "t2"]
+
+
+def test_skopeo_reads_the_layout_and_the_registry(
+    registry_host: str, repository: str, layout: Layout, tmp_path: Path
+) -> None:
+    if shutil.which("skopeo") is None:
+        pytest.skip("skopeo is NOT INSTALLED: that others can read our layout is not tested (apt-get install skopeo)")
+    index = small_index(layout, tmp_path, size=1000, how="zstd")
+    layout.tag(index, "latest")
+    config = layout.read_json(layout.children(layout.children(index)[0])[0])
+    (tmp_path / "link").symlink_to(layout.root)  # skopeo's own syntax has no room for the space in the name
+    said = process.run(["skopeo", "inspect", "--raw", f"oci:{tmp_path / 'link'}:latest"], capture=True).stdout
+    assert said.encode().rstrip(b"\n") == layout.read(index)
+    said = process.run(
+        ["skopeo", "inspect", "--override-arch", "amd64", "--config", f"oci:{layout.root}:latest"], capture=True
+    ).stdout
+    assert config["rootfs"]["diff_ids"][0] in said
+    publish(layout, index, RegistryRef(registry_host, repository), ["t"])
+    said = process.run(
+        ["skopeo", "inspect", "--tls-verify=false", "--raw", f"docker://{registry_host}/{repository}:t"], capture=True
+    ).stdout
+    assert said.encode().rstrip(b"\n") == layout.read(index)

@@ -1,0 +1,281 @@
+"""The kernel worker with a real Triton, without a GPU.
+
+Needs a Python that has Triton: `TOOLCHAIN_TEST_PYTHON` names one, else the running interpreter is tried.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from toolchain.kernels.campaign import run_campaign
+from toolchain.kernels.codeobject import check_object
+from toolchain.kernels.executors import LocalExecutor
+from toolchain.kernels.ledger import Ledger
+from toolchain.kernels.rules import Rule, load_rules
+
+TOP = Path(__file__).parents[2]
+WORKER = TOP / "aotriton" / "worker.py"
+KERNELS = '''
+"""Kernels of the test; torch is only imported."""
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from .helper import twice
+
+print("a module that prints when it is imported")
+DEVICE = torch.device("cuda")
+
+
+@triton.autotune(configs=[triton.Config({"BLOCK": 256})], key=["n"])
+@triton.jit
+def vector_add(X, Y, Z, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(Z + at, tl.load(X + at, at < n) + twice(tl.load(Y + at, at < n)), at < n)
+
+
+@triton.jit
+def exponent(X, n, BLOCK: tl.constexpr, BIAS: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.math.exp(tl.load(X + at, at < n))
+    if BIAS is not None:
+        value += BIAS
+    tl.store(X + at, value, at < n)
+
+
+@triton.jit
+def broken(X, BLOCK: tl.constexpr):
+    tl.store(X + tl.arange(0, BLOCK), no_such_name)
+'''
+HELPER = """
+import triton
+
+@triton.jit
+def twice(value):
+    return value + value
+"""
+DATA = """
+[source]
+root = "src"
+
+[[kernel]]
+source = "pack/kernels.py"
+function = "vector_add"
+direction = "forward"
+num_warps = 4
+num_stages = 1
+waves_per_eu = 1
+[kernel.arguments]
+"[XYZ]" = "*fp32:16"
+n = "i32:16"
+BLOCK = 256
+
+[[kernel]]
+source = "pack/kernels.py"
+function = "exponent"
+direction = "forward"
+num_warps = 4
+num_stages = 1
+waves_per_eu = 0
+[kernel.arguments]
+X = "*fp32:16"
+n = "i32"
+BLOCK = 256
+BIAS = "none"
+"""
+BROKEN = """
+[[kernel]]
+source = "pack/kernels.py"
+function = "broken"
+direction = "forward"
+num_warps = 4
+num_stages = 1
+waves_per_eu = 0
+[kernel.arguments]
+X = "*fp32"
+BLOCK = 64
+"""
+
+
+@pytest.fixture(scope="session")
+def python() -> str:
+    """A Python that has Triton."""
+    named = os.environ.get("TOOLCHAIN_TEST_PYTHON", sys.executable)
+    probe = subprocess.run([named, "-c", "import triton"], capture_output=True, text=True, check=False)
+    if probe.returncode != 0:
+        pytest.skip(
+            f"MISSING: {named} has no Triton; install the extra [triton] or name another Python in TOOLCHAIN_TEST_PYTHON"
+        )
+    return named
+
+
+class Source:
+    """The kernels in some folder, and a worker that sees no more than it must."""
+
+    def __init__(self, root: Path, python: str, data: str = DATA, **environment: str) -> None:
+        self.root = root
+        self.python = python
+        self.environment = environment
+        pack = root / "src" / "pack"
+        pack.mkdir(parents=True)
+        (pack / "__init__.py").touch()
+        (pack / "kernels.py").write_text(KERNELS, encoding="utf-8")
+        (pack / "helper.py").write_text(HELPER, encoding="utf-8")
+        (root / "data.toml").write_text(data, encoding="utf-8")
+
+    def rules(self) -> tuple[Rule, ...]:
+        return load_rules(self.root / "data.toml", self.root, ("gfx942", "gfx1100")).rules
+
+    @contextlib.contextmanager
+    def worker(self) -> Iterator[subprocess.Popen[str]]:
+        with subprocess.Popen(
+            [self.python, str(WORKER)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            env=self.clean(),
+        ) as child:
+            yield child
+
+    def clean(self) -> Mapping[str, str]:
+        home = self.root / "home"
+        home.mkdir(exist_ok=True)
+        return {
+            "PATH": os.defpath,
+            "PYTHONPATH": str(TOP / "aotriton" / "standin"),
+            "HOME": str(home),
+            **self.environment,
+        }
+
+    def compile(self, rules: tuple[Rule, ...], *, keep_going: bool = False) -> dict[str, str]:
+        """SHA-256 of every file that a campaign makes, by path."""
+        out = self.root / "out"
+        with Ledger(self.root / "ledger.sqlite", "env") as ledger:
+            run_campaign(
+                rules,
+                LocalExecutor(self.worker, workers=1, timeout=300),
+                ledger,
+                out,
+                worker_tree=str(self.root),
+                keep_going=keep_going,
+            )
+        files = sorted(path for path in out.rglob("*") if path.is_file())
+        return {str(path.relative_to(out)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+@pytest.fixture(scope="session")
+def compiled(python: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Source, dict[str, str]]:
+    source = Source(tmp_path_factory.mktemp("one"), python)
+    return source, source.compile(source.rules())
+
+
+def test_compiles_for_two_generations_without_a_gpu(compiled: tuple[Source, dict[str, str]]) -> None:
+    source, files = compiled
+
+    assert len(files) == 2 * 2 * 2 + 1
+    for rule in source.rules():
+        path = source.root / "out" / rule.out
+        check_object(path, rule.target, rule.kernel)
+        metadata = json.loads(path.with_suffix(".json").read_text())
+        assert metadata["compile_status"] == "Complete"
+        assert metadata["warp_size"] == {"gfx942": 64, "gfx1100": 32}[rule.target]
+        assert metadata["num_warps"] == 4
+        assert metadata["shared"] == 0
+        assert metadata["name"] == rule.kernel
+        assert metadata["waves_per_eu"] == rule.waves_per_eu
+    assert not list((source.root / "home").rglob("*")), "the worker left something in its home"
+    assert not list((source.root / "src").rglob("*.pyc")), "the worker wrote into the source"
+
+
+def test_the_same_bytes_from_another_process_place_and_order(
+    compiled: tuple[Source, dict[str, str]], python: str, tmp_path: Path
+) -> None:
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    other = Source(tmp_path / 'it\'s another "place"', python, PYTHONHASHSEED="77", TZ="Asia/Tokyo", TMPDIR=str(cache))
+
+    assert other.compile(other.rules()[::-1]) == compiled[1]
+    assert not list(cache.iterdir()), "a cache was left behind"
+
+
+def test_no_object_tells_where_its_source_lay(compiled: tuple[Source, dict[str, str]]) -> None:
+    source, files = compiled
+
+    for name in files:
+        content = (source.root / "out" / name).read_bytes()
+        assert b"kernels.py" not in content
+        assert str(source.root).encode() not in content
+        assert b"site-packages" not in content
+
+
+def test_linked_bitcode_is_known(compiled: tuple[Source, dict[str, str]]) -> None:
+    with Ledger(compiled[0].root / "ledger.sqlite") as ledger:
+        by_kernel = {entry.kernel: entry.bitcode for entry in ledger}
+
+    assert by_kernel["vector_add"] == ()
+    assert by_kernel["exponent"] in (("ocml",), ()), "Triton decides; a library is named when it was linked"
+
+
+def test_a_kernel_that_does_not_compile_says_why(python: str, tmp_path: Path) -> None:
+    source = Source(tmp_path, python, DATA + BROKEN)
+    source.compile(source.rules(), keep_going=True)
+
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        assert ledger.summary().as_json() == {"done": 4, "failed": 2, "timed_out": 0}
+        reasons = {entry.reason for entry in ledger if entry.kernel == "broken"}
+    assert len(reasons) == 1
+    assert "no_such_name is not defined" in reasons.pop()
+
+
+def test_a_rule_that_does_not_fit_the_function_is_refused(python: str, tmp_path: Path) -> None:
+    source = Source(tmp_path, python)
+    task = source.rules()[0].task(str(tmp_path), str(tmp_path / "out"))
+    wrong: list[dict[str, Any]] = [
+        {**task, "kernel": "missing"},
+        {**task, "signature": {**task["signature"], "more": "i32"}},
+        {**task, "constexprs": {}},
+        {**task, "source": str(tmp_path / "elsewhere.py"), "root": str(tmp_path / "src")},
+    ]
+    with source.worker() as child:
+        output, _ = child.communicate("\n".join(map(json.dumps, wrong)))
+    hello, *answers = [json.loads(line) for line in output.splitlines()]
+
+    assert hello["ready"] is True
+    assert [answer["status"] for answer in answers] == ["failed"] * 4
+    for answer, words in zip(
+        answers,
+        ("no jit function missing", "['more']", "constexpr without a value", "not a Python file below"),
+        strict=True,
+    ):
+        assert words in answer["reason"]
+    assert not (tmp_path / "out").exists()
+
+
+def test_lists_the_jit_functions(python: str, tmp_path: Path) -> None:
+    source = Source(tmp_path, python)
+    listed = subprocess.run(
+        [python, str(WORKER), "--list", str(tmp_path / "src"), str(tmp_path / "src" / "pack" / "kernels.py")],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=source.clean(),
+    )
+    rows = [json.loads(line) for line in listed.stdout.splitlines() if line.startswith("{")]
+
+    assert {row["kernel"]: row["arguments"] for row in rows} == {
+        "broken": ["X", "BLOCK"],
+        "exponent": ["X", "n", "BLOCK", "BIAS"],
+        "vector_add": ["X", "Y", "Z", "n", "BLOCK"],
+    }

@@ -1,0 +1,154 @@
+"""A tiny code object, made by hand, and a worker that speaks the protocol without Triton."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from toolchain.kernels.codeobject import MACH
+from toolchain.kernels.rules import Rule
+
+
+def make_object(gpu: str, kernel: str, *, machine: int = 224, osabi: int = 64, descriptor: int = 64) -> bytes:
+    """The smallest ELF that has a kernel's two dynamic symbols; `descriptor` 0 leaves its descriptor out."""
+    names = b"\0" + kernel.encode() + b"\0" + kernel.encode() + b".kd\0"
+    symbols = bytes(24) + struct.pack("<IBBHQQ", 1, 0x12, 3, 3, 0x1000, 4)
+    if descriptor:
+        symbols += struct.pack("<IBBHQQ", 2 + len(kernel), 0x11, 3, 3, 0x2000, descriptor)
+    sections = b"\0.dynsym\0.dynstr\0.shstrtab\0"
+    at_names = 64
+    at_symbols = at_names + len(names)
+    at_sections = at_symbols + len(symbols)
+    at_headers = at_sections + len(sections)
+
+    def header(name: int, kind: int, offset: int, size: int, *, link: int = 0, entry: int = 0) -> bytes:
+        return struct.pack("<IIQQQQIIQQ", name, kind, 0, 0, offset, size, link, 1 if link else 0, 1, entry)
+
+    headers = (
+        header(0, 0, 0, 0)
+        + header(1, 11, at_symbols, len(symbols), link=2, entry=24)
+        + header(9, 3, at_names, len(names))
+        + header(17, 3, at_sections, len(sections))
+    )
+    ident = b"\x7fELF" + bytes([2, 1, 1, osabi, 3]) + bytes(7)
+    head = ident + struct.pack(
+        "<HHIQQQIHHHHHH", 3, machine, 1, 0, 0, at_headers, MACH[gpu], 64, 0, 0, 64, len(headers) // 64, 3
+    )
+    return head + names + symbols + sections + headers
+
+
+def make_rule(kernel: str, *, target: str = "gfx942", cluster: str = "", warps: int = 4) -> Rule:
+    """A rule that nothing but its kernel's name tells from others."""
+    return Rule(
+        source="kernels.py",
+        root="",
+        kernel=kernel,
+        signature=(("x", "*fp32:16"),),
+        constexprs=(),
+        target=target,
+        num_warps=warps,
+        num_stages=1,
+        waves_per_eu=0,
+        out=f"{target}/{kernel}/warps-{warps}.hsaco",
+        cluster=cluster or f"{target}/{kernel}",
+    )
+
+
+# The kernel's name says what happens to it; a file `tries` counts the attempts.
+FAKE_WORKER = """
+import hashlib, json, os, pathlib, signal, sys, time
+here = pathlib.Path(sys.argv[1])
+with (here / "started").open("a") as stream:
+    stream.write(f"{os.getpid()}\\n")
+if (here / "broken").exists():
+    print("no module named triton", file=sys.stderr)
+    sys.exit(1)
+print(json.dumps({"ready": True, "triton": "0.0"}), flush=True)
+for line in sys.stdin:
+    task = json.loads(line)
+    with (here / "tries").open("a") as stream:
+        stream.write(task["kernel"] + "\\n")
+    kernel = task["kernel"]
+    answer = {"id": task["id"], "status": "done", "seconds": 0.5, "reason": ""}
+    print("a compiler's chatter", flush=True)
+    if kernel == "fails":
+        answer.update(status="failed", reason="TypeError: cannot\\nbecause of that")
+    elif kernel == "dies" or (kernel == "dies_once" and not (here / "died").exists()):
+        (here / "died").touch()
+        print("LLVM ERROR: out of registers", file=sys.stderr, flush=True)
+        os.kill(os.getpid(), signal.SIGABRT)
+    elif kernel == "hangs":
+        out = pathlib.Path(task["out"])
+        out.parent.mkdir(parents=True, exist_ok=True)
+        (out.parent / (".%s.1.partial" % out.name)).write_bytes(b"half")
+        time.sleep(600)
+    elif kernel == "slow":
+        time.sleep(0.3)
+    if answer["status"] == "done":
+        out = pathlib.Path(task["out"])
+        out.parent.mkdir(parents=True, exist_ok=True)
+        content = b"" if kernel == "empty" else (here / (task["target"] + kernel)).read_bytes()
+        if kernel != "absent":
+            out.write_bytes(content)
+        status = {"shared": 0, "num_warps": 4, "warp_size": 64, "compile_status": "Complete", "arch": task["target"]}
+        out.with_suffix(".json").write_text("{}" if kernel == "no_facts" else json.dumps(status))
+        digest = "0" * 64 if kernel == "lies" else hashlib.sha256(content).hexdigest()
+        answer.update(sha256=digest, size=len(content), bitcode=["ocml"])
+    print(json.dumps(answer), flush=True)
+"""
+
+
+class FakeWorkers:
+    """Starts fake workers whose objects lie ready in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "worker.py").write_text(FAKE_WORKER, encoding="utf-8")
+
+    def provide(self, rules: list[Rule]) -> None:
+        """Lay ready what the rules shall become."""
+        for rule in rules:
+            (self.folder / f"{rule.target}{rule.kernel}").write_bytes(make_object(rule.target, rule.kernel))
+
+    @contextlib.contextmanager
+    def __call__(self) -> Iterator[subprocess.Popen[str]]:
+        child = subprocess.Popen(
+            [sys.executable, "-u", str(self.folder / "worker.py"), str(self.folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            yield child
+        finally:
+            if child.poll() is None:
+                child.kill()
+            child.wait(10)
+            for stream in (child.stdin, child.stdout, child.stderr):
+                if stream is not None:
+                    with contextlib.suppress(OSError):
+                        stream.close()
+
+    @property
+    def tries(self) -> list[str]:
+        """Kernels in the order in which workers took them up."""
+        path = self.folder / "tries"
+        return path.read_text(encoding="utf-8").split() if path.exists() else []
+
+    @property
+    def alive(self) -> list[int]:
+        """Workers that still run."""
+        found = []
+        for pid in (self.folder / "started").read_text(encoding="utf-8").split():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), 0)
+                found.append(int(pid))
+        return found

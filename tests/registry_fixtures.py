@@ -1,0 +1,105 @@
+"""A real registry on loopback, and images small enough to push often."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from toolchain.oci.descriptor import Descriptor
+from toolchain.oci.image import ImageSpec, add_layer, standard_annotations, write_image, write_index
+from toolchain.oci.layer import Compression, compress, write_layer
+from toolchain.oci.layout import Layout
+from toolchain.settings import EPOCH
+
+
+def free_port() -> int:
+    """A port that nobody has at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextlib.contextmanager
+def running_registry(folder: Path) -> Iterator[str]:
+    """docker-registry with its data below `folder`; gives host:port. Skips loudly where it is not installed."""
+    program = shutil.which("docker-registry")
+    if program is None:
+        pytest.skip(
+            "docker-registry is NOT INSTALLED: nothing about registries is tested (apt-get install docker-registry)"
+        )
+    port = free_port()
+    folder.mkdir(parents=True, exist_ok=True)
+    config = folder / "config.yml"
+    config.write_text(
+        "version: 0.1\nlog: {level: warn, accesslog: {disabled: true}}\n"
+        f"storage:\n  filesystem: {{rootdirectory: '{folder / 'data'}'}}\n  delete: {{enabled: true}}\n"
+        f"http: {{addr: '127.0.0.1:{port}'}}\n"
+    )
+    with (folder / "log").open("wb") as log:
+        server = subprocess.Popen([program, "serve", os.fspath(config)], stdout=log, stderr=log)
+        try:
+            _wait(port, server, folder / "log")
+            yield f"127.0.0.1:{port}"
+        finally:
+            server.terminate()
+            try:
+                server.wait(10)
+            except subprocess.TimeoutExpired:
+                server.kill()
+                server.wait(10)
+
+
+def _wait(port: int, server: subprocess.Popen[bytes], log: Path) -> None:
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    for _ in range(200):
+        if server.poll() is not None:
+            break
+        with (
+            contextlib.suppress(urllib.error.URLError, OSError),
+            opener.open(f"http://127.0.0.1:{port}/v2/", timeout=5),
+        ):
+            return
+        time.sleep(0.05)
+    pytest.fail(f"docker-registry did not start:\n{log.read_text(errors='replace')[-2000:]}")
+
+
+def small_index(
+    layout: Layout,
+    work: Path,
+    *,
+    size: int = 50_000,
+    seed: int = 1,
+    how: Compression = "gzip",
+    arches: str = "amd64 arm64",
+) -> Descriptor:
+    """An index over one-layer images with `size` random bytes each, in `layout`."""
+    manifests = []
+    for arch in arches.split():
+        tree = work / f"tree-{arch}-{seed}"
+        prefix = tree / "usr" / "lib64" / "thing"
+        prefix.mkdir(parents=True, exist_ok=True)
+        (prefix / "data").write_bytes(random.Random(f"{seed} {arch}").randbytes(size))
+        (prefix / "link").unlink(missing_ok=True)
+        (prefix / "link").symlink_to("data")
+        layer = write_layer(tree, work / f"{arch}-{seed}.tar", epoch=EPOCH)
+        blob = compress(layer, work / f"{arch}-{seed}.blob", how, 1)
+        spec = ImageSpec(
+            arch=arch,
+            layers=(add_layer(layout, blob, created_by="test"),),
+            labels={"name": "thing"},
+            annotations=standard_annotations(epoch=EPOCH, title="thing"),
+            epoch=EPOCH,
+        )
+        manifests.append(write_image(layout, spec))
+    return write_index(layout, manifests, standard_annotations(epoch=EPOCH, title="thing"))

@@ -1,0 +1,203 @@
+"""containerfiles/base: the data, what is refused, and that Containerfiles and data name the same images."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+from toolchain.bases import DATA, base_recipe, load_bases
+from toolchain.errors import ConfigError, UnsupportedError
+from toolchain.recipe import root
+
+NAMES = ["debian13", "debian12", "ubi9", "almalinux8", "manylinux_2_28"]
+BY_IMAGE = ["ubi9", "almalinux8", "manylinux_2_28"]
+DIGEST = "sha256:" + "ab" * 32
+
+DEBIAN = """
+[mine]
+kind = "mmdebstrap"
+suite = "trixie"
+variant = "minbase"
+packages = ["git", "clang"]
+os_release = { id = "debian", version_id = "13" }
+tools = {}
+hip = false
+tested = false
+note = ""
+"""
+IMAGE = f"""
+[mine]
+kind = "containerfile"
+containerfile = "containerfiles/base/ubi9/Containerfile"
+images = {{ amd64 = "example.test/ns/image@{DIGEST}" }}
+tag = "9"
+seen = "2026-01-01"
+os_release = {{ id = "rhel", version_id = "9" }}
+tools = {{}}
+hip = false
+tested = false
+note = ""
+"""
+
+
+def write(folder: Path, text: str) -> Path:
+    """A data file of its own."""
+    path = folder / "bases.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_the_five_bases_are_there() -> None:
+    assert list(load_bases()) == NAMES
+
+
+@pytest.mark.parametrize("arch", ["amd64", "arm64"])
+@pytest.mark.parametrize("name", NAMES)
+def test_each_base_has_what_its_kind_needs(name: str, arch: str) -> None:
+    base = base_recipe(name, arch)
+    assert base.name == name
+    assert base.arch == arch
+    if base.kind == "mmdebstrap":
+        assert base.suite
+        assert {"clang", "lld", "cmake", "ninja-build", "git", "python3-dev"} <= set(base.packages)
+        assert list(base.packages) == sorted(set(base.packages))
+    else:
+        assert re.search(r"@sha256:[0-9a-f]{64}$", base.image)
+        assert (root() / base.containerfile).is_file()
+        assert re.fullmatch(r"20\d\d-\d\d-\d\d", base.seen)
+
+
+def test_debian13_serves_aotriton_and_debian12_does_not() -> None:
+    assert base_recipe("debian13").hip
+    assert "libamdhip64-dev" in base_recipe("debian13").packages
+    assert not base_recipe("debian12").hip
+
+
+def test_debian13_mends_the_builtins_library_where_it_is_known_how() -> None:
+    (link,) = base_recipe("debian13").links.items()
+    where, target = link
+    there = Path(where).parent / target
+    assert there.parent.name == "linux"
+    assert where.startswith("/usr/lib/llvm-19/lib/clang/19/lib/x86_64-pc-linux-gnu/")
+    assert base_recipe("debian13", "arm64").links == {}
+
+
+def test_a_base_that_was_never_run_says_so() -> None:
+    bases = load_bases()
+    assert bases["debian13"].tested
+    assert not any(bases[name].tested for name in BY_IMAGE)
+    assert all("never run" in bases[name].note for name in BY_IMAGE)
+
+
+@pytest.mark.parametrize("name", BY_IMAGE)
+def test_containerfile_starts_from_the_pinned_image(name: str) -> None:
+    base = base_recipe(name)
+    lines = (root() / base.containerfile).read_text(encoding="utf-8").splitlines()
+    assert f"ARG BASE={base.image}" in lines
+    assert [line for line in lines if line.startswith("FROM ")] == ["FROM scratch AS recipe", "FROM ${BASE} AS base"]
+
+
+@pytest.mark.parametrize("name", BY_IMAGE)
+def test_containerfile_names_its_own_files_and_no_new_syntax(name: str) -> None:
+    base = base_recipe(name)
+    text = (root() / base.containerfile).read_text(encoding="utf-8")
+    assert "<<" not in text  # here-documents came with buildah 1.33
+    assert "--checksum" not in text
+    copied = next(line for line in text.splitlines() if line.startswith("COPY ")).split()[1:-1]
+    assert copied == ["containerfiles/base/install.sh", f"containerfiles/base/{name}/packages"]
+    assert all((root() / path).is_file() for path in copied)
+
+
+@pytest.mark.parametrize("name", BY_IMAGE)
+def test_packages_bring_the_toolset_that_the_containerfile_names(name: str) -> None:
+    base = base_recipe(name)
+    text = (root() / base.containerfile).read_text(encoding="utf-8")
+    toolset = re.search(r"^ARG TOOLSET=(\S+)$", text, re.MULTILINE)
+    assert toolset is not None
+    packages = (root() / base.containerfile).with_name("packages").read_text(encoding="utf-8").split()
+    assert f"{toolset[1]}-gcc-c++" in packages
+    assert base.tools["gcc"] == toolset[1]
+    assert packages == sorted(packages)
+
+
+@pytest.mark.parametrize(("name", "meant"), [("debian31", "debian13"), ("UBI9", "ubi9"), ("almalinux", "almalinux8")])
+def test_unknown_base_names_the_near_miss_and_all_others(name: str, meant: str) -> None:
+    with pytest.raises(UnsupportedError) as raised:
+        base_recipe(name)
+    assert f"did you mean {meant}?" in raised.value.what
+    assert all(known in raised.value.why for known in NAMES)
+    assert "--base oci:" in raised.value.fix
+
+
+def test_unknown_base_like_none_suggests_none() -> None:
+    with pytest.raises(UnsupportedError) as raised:
+        base_recipe("zzz")
+    assert "did you mean" not in raised.value.what
+
+
+def test_without_a_digest_a_base_is_listed_and_refused(tmp_path: Path) -> None:
+    path = write(tmp_path, IMAGE.replace(f"example.test/ns/image@{DIGEST}", ""))
+    assert load_bases(path=path)["mine"].image == ""
+    with pytest.raises(UnsupportedError, match="no image pinned for amd64"):
+        base_recipe("mine", path=path)
+
+
+def test_an_architecture_without_an_image_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path, IMAGE)
+    assert base_recipe("mine", path=path).image.endswith(DIGEST)
+    with pytest.raises(UnsupportedError, match="no image pinned for s390x"):
+        base_recipe("mine", "s390x", path=path)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (DEBIAN + 'colour = "red"\n', "unknown key 'mine.colour'"),
+        (DEBIAN.replace('suite = "trixie"\n', ""), "needs 'suite'"),
+        (DEBIAN.replace('"git"', '"git; rm"'), "no package name"),
+        (DEBIAN.replace("tested = false", 'tested = "no"'), "bad value for 'mine.tested'"),
+        (DEBIAN + 'tag = "9"\n', "has no 'tag'"),
+        (DEBIAN + '[mine.links.amd64]\n"usr/x" = "y"\n', "no absolute path"),
+        (DEBIAN + '[mine.links.amd64]\n"/usr/../../x" = "y"\n', "no absolute path"),
+        (DEBIAN.replace("[mine]", '["a b"]'), "no name for a base"),
+        (IMAGE.replace("@" + DIGEST, ":9"), "is not REPOSITORY@sha256:DIGEST"),
+        (IMAGE.replace('seen = "2026-01-01"\n', ""), "needs 'seen'"),
+        (IMAGE.replace('"containerfile"\n', '"tarball"\n'), "bad value for 'mine.kind'"),
+        ("mine = 3\n", "bad value for 'mine'"),
+        ("[mine\n", "is not TOML"),
+    ],
+)
+def test_data_that_does_not_fit_is_refused(tmp_path: Path, text: str, says: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        load_bases(path=write(tmp_path, text))
+    assert says in str(raised.value)
+
+
+def test_missing_data_is_a_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot read"):
+        load_bases(path=tmp_path / "none.toml")
+
+
+def test_inputs_follow_what_is_installed_and_not_what_is_said() -> None:
+    base = base_recipe("debian13")
+    inputs = base.as_inputs()
+    assert dataclasses.replace(base, note="other", tested=False, tools={}).as_inputs() == inputs
+    assert dataclasses.replace(base, packages=base.packages[1:]).as_inputs() != inputs
+    assert dataclasses.replace(base, links={}).as_inputs() != inputs
+    assert dataclasses.replace(base, suite="sid").as_inputs() != inputs
+
+
+def test_inputs_of_an_image_follow_its_digest_and_its_files() -> None:
+    base = base_recipe("ubi9")
+    inputs = base.as_inputs()
+    assert dataclasses.replace(base, image=base.image[:-1] + "0").as_inputs() != inputs
+    assert dataclasses.replace(base, tag="other", seen="2027-01-01").as_inputs() == inputs
+    assert set(inputs["files"]) == {
+        "containerfiles/base/install.sh",
+        "containerfiles/base/ubi9/Containerfile",
+        "containerfiles/base/ubi9/packages",
+    }
+    assert DATA not in inputs["files"]  # another base's row must not change this one

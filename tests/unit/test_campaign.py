@@ -1,0 +1,244 @@
+"""Campaigns with a worker that fails in every way a worker can."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Generator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kernel_fixtures import FakeWorkers, make_rule
+from toolchain.errors import KernelError
+from toolchain.kernels.campaign import CampaignResult, run_campaign
+from toolchain.kernels.executors import LocalExecutor, Outcome, Task
+from toolchain.kernels.ledger import DONE, FAILED, TIMEOUT, Ledger
+from toolchain.kernels.rules import Rule, RuleSet
+
+GOOD = ("good", "slow", "fine")
+BAD = ("fails", "dies", "hangs", "empty", "absent", "lies", "no_facts")
+
+
+class Place:
+    """One campaign's folders."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.out = root / 'the "out" folder\'s'
+        self.workers = FakeWorkers(root / "fake workers")
+        self.counts: list[tuple[int, int, str]] = []
+
+    def run(
+        self,
+        rules: Sequence[Rule] | RuleSet,
+        *,
+        workers: int = 2,
+        timeout: float | None = 3.0,
+        keep_going: bool = True,
+        recycle: int = 500,
+    ) -> CampaignResult:
+        self.workers.provide(list(rules.rules if isinstance(rules, RuleSet) else rules))
+        self.counts.clear()
+        with Ledger(self.root / "ledger.sqlite", "env") as ledger:
+            return run_campaign(
+                rules,
+                LocalExecutor(self.workers, workers=workers, timeout=timeout, recycle=recycle),
+                ledger,
+                self.out,
+                worker_tree="/src",
+                keep_going=keep_going,
+                on_count=lambda done, total, label: self.counts.append((done, total, label)),
+            )
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+def test_every_way_to_fail_is_recorded_and_the_others_go_on(place: Place) -> None:
+    rules = [make_rule(kernel) for kernel in (*BAD, *GOOD)]
+    result = place.run(rules)
+
+    status = {entry.kernel: entry.status for entry in result.entries}
+    assert {kernel: status[kernel] for kernel in GOOD} == dict.fromkeys(GOOD, DONE)
+    assert status == {**dict.fromkeys((*GOOD, *BAD), FAILED), **dict.fromkeys(GOOD, DONE), "hangs": TIMEOUT}
+    reason = {entry.kernel: entry.reason for entry in result.entries}
+    assert reason["fails"] == "TypeError: cannot\nbecause of that"
+    assert "SIGABRT" in reason["dies"]
+    assert "LLVM ERROR: out of registers" in reason["dies"]
+    assert "after 3 s" in reason["hangs"]
+    assert "the file is empty" in reason["empty"]
+    assert "No such file" in reason["absent"]
+    assert "SHA-256" in reason["lies"]
+    assert "lacks shared" in reason["no_facts"]
+    assert place.workers.tries.count("dies") == 2, "a worker that died gets one successor for the rule"
+    assert place.workers.tries.count("hangs") == 1
+    assert place.workers.tries.count("fails") == 1
+    assert place.workers.alive == []
+    assert place.counts[0] == (0, 10, "")
+    assert [count[:2] for count in place.counts[1:]] == [(number, 10) for number in range(1, 11)]
+
+
+def test_failures_fail_the_build_with_their_list_and_leave_no_object(place: Place) -> None:
+    with pytest.raises(KernelError) as caught:
+        place.run([make_rule(kernel) for kernel in ("good", "fails", "empty", "hangs")], keep_going=False)
+
+    assert caught.value.what == "3 of 4 kernels did not compile"
+    for kernel in ("fails", "empty", "hangs"):
+        assert f"gfx942/{kernel}/" in caught.value.why
+    assert "cannot … because of that" in caught.value.why
+    left = sorted(path.relative_to(place.out).as_posix() for path in place.out.rglob("*") if path.is_file())
+    assert left == ["gfx942/good/warps-4.hsaco", "gfx942/good/warps-4.json"]
+
+
+def test_keep_going_marks_known_bad_kernels(place: Place) -> None:
+    result = place.run([make_rule(kernel) for kernel in ("good", "fails", "hangs")])
+
+    for kernel, word in (("fails", "ExitWithError"), ("hangs", "Timeout")):
+        path = place.out / f"gfx942/{kernel}/warps-4.hsaco"
+        assert path.read_bytes() == b""
+        assert json.loads(path.with_suffix(".json").read_text()) == {"compile_status": word}
+    assert result.counts() == {"done": 1, "failed": 1, "timed_out": 1}
+    assert list(result.objects) == ["gfx942/good/warps-4.hsaco"]
+    report = json.loads((place.out / "report.json").read_text())
+    assert report["failed"] == report["timed_out"] == 1
+    assert "seconds" not in (place.out / "report.json").read_text()
+
+
+def test_a_worker_that_dies_once_costs_nothing(place: Place) -> None:
+    result = place.run([make_rule("dies_once"), make_rule("good")])
+
+    assert [entry.attempt for entry in result.entries if entry.kernel == "dies_once"] == [2]
+    assert len(result.done) == 2
+
+
+def test_finished_rules_are_not_compiled_again(place: Place) -> None:
+    rules = [make_rule(kernel) for kernel in GOOD]
+    first = place.run(rules)
+    report = (place.out / "report.json").read_bytes()
+    again = place.run(rules)
+
+    assert (first.skipped, again.skipped) == (0, 3)
+    assert sorted(place.workers.tries) == sorted(GOOD)
+    assert again.entries == first.entries
+    assert (place.out / "report.json").read_bytes() == report
+    assert place.counts == [(3, 3, "")]
+
+
+@pytest.mark.parametrize("damage", ["changed", "gone", "json gone"])
+def test_a_damaged_object_is_compiled_again(place: Place, damage: str) -> None:
+    rules = [make_rule(kernel) for kernel in GOOD]
+    place.run(rules)
+    path = place.out / rules[0].out
+    if damage == "changed":
+        path.write_bytes(path.read_bytes() + b"!")
+    elif damage == "gone":
+        path.unlink()
+    else:
+        path.with_suffix(".json").unlink()
+    again = place.run(rules)
+
+    assert again.skipped == 2
+    assert place.workers.tries.count("good") == 2
+    assert len(again.done) == 3
+
+
+def test_failed_rules_are_tried_again(place: Place) -> None:
+    rules = [make_rule("fails"), make_rule("good")]
+    place.run(rules)
+    again = place.run(rules)
+
+    assert again.skipped == 1
+    assert place.workers.tries.count("fails") == 2
+
+
+def test_workers_that_never_come_up_end_the_campaign(place: Place) -> None:
+    (place.workers.folder / "broken").touch()
+
+    with pytest.raises(KernelError, match="does not come up") as caught:
+        place.run([make_rule(f"k{number}") for number in range(50)])
+    assert "no module named triton" in caught.value.why
+    assert "exited with 1" in caught.value.why
+
+
+def test_no_worker_is_started_for_nothing(place: Place) -> None:
+    assert place.run([]).entries == ()
+    assert not (place.workers.folder / "started").exists()
+
+
+def test_workers_are_long_lived_and_recycled(place: Place) -> None:
+    rules = [make_rule("good", warps=2**number) for number in range(9)]
+    place.run(rules, workers=1)
+    started = (place.workers.folder / "started").read_text().split()
+    assert len(started) == 1
+
+    other = Place(place.root / "other")
+    other.root.mkdir(exist_ok=True)
+    other.run(rules, workers=1, recycle=3)
+    assert len((other.workers.folder / "started").read_text().split()) == 3
+
+
+def test_giving_up_in_the_middle_ends_all_workers_at_once(place: Place) -> None:
+    rules = [make_rule("hangs", warps=2**number) for number in range(3)] + [make_rule("good")]
+    place.workers.provide(rules)
+    executor = LocalExecutor(place.workers, workers=4, timeout=None)
+    outcomes = executor.run([rule.task("/src", str(place.out)) for rule in rules])
+    assert next(outcomes)["status"] == DONE
+    started = time.monotonic()
+    outcomes.close()
+
+    assert time.monotonic() - started < 5
+    assert place.workers.alive == []
+    assert executor.about() == {"triton": "0.0"}
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("kernel-")]
+
+
+def test_a_part_says_so(place: Place) -> None:
+    result = place.run(RuleSet((make_rule("good"),), total=2))
+
+    assert result.partial
+    assert json.loads((place.out / "report.json").read_text())["partial"] is True
+
+
+def test_the_table_counts_by_kernel_and_gpu(place: Place) -> None:
+    rules = [make_rule("good"), make_rule("good", warps=8), make_rule("good", target="gfx1100"), make_rule("fails")]
+    result = place.run(rules)
+
+    lines = result.table().splitlines()
+    assert len(lines) == 4
+    assert lines[0].split() == ["kernel", "gpu", "done", "bad", "median", "s", "max", "s"]
+    assert lines[1].split()[:4] == ["fails", "gfx942", "0", "1"]
+    assert lines[3].split() == ["good", "gfx942", "2", "0", "0.50", "0.50"]
+
+
+class Remote:
+    """An executor that is no LocalExecutor: everything goes through JSON, as over a wire, and comes back reversed."""
+
+    def __init__(self, inner: LocalExecutor) -> None:
+        self.inner = inner
+
+    def run(self, tasks: Sequence[Task]) -> Generator[Outcome, None, None]:
+        plain: list[Task] = json.loads(json.dumps(tasks))
+        yield from json.loads(json.dumps(list(self.inner.run(plain))))[::-1]
+
+    def about(self) -> dict[str, Any]:
+        return self.inner.about()
+
+
+def test_tasks_and_outcomes_are_plain_json(place: Place) -> None:
+    rules = [make_rule(kernel) for kernel in (*GOOD, "fails")]
+    place.workers.provide(rules)
+    with Ledger(place.root / "l", "env") as ledger:
+        result = run_campaign(
+            rules,
+            Remote(LocalExecutor(place.workers, workers=2)),
+            ledger,
+            place.out,
+            worker_tree="/src",
+            keep_going=True,
+        )
+    assert result.counts() == {"done": 3, "failed": 1, "timed_out": 0}

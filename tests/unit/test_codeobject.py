@@ -1,0 +1,72 @@
+"""Code objects are told apart from everything else."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pytest
+
+from tests.kernel_fixtures import make_object
+from toolchain.errors import KernelError, UnsupportedError
+from toolchain.gpus import known_gpus
+from toolchain.kernels.codeobject import MACH, check_object, warp_size
+
+
+@pytest.mark.parametrize("gpu", sorted(MACH))
+def test_accepts_each_gpu_and_refuses_it_for_another(tmp_path: Path, gpu: str) -> None:
+    path = tmp_path / 'it\'s a "kernel".hsaco'
+    path.write_bytes(make_object(gpu, "k"))
+
+    check_object(path, gpu, "k")
+    check_object(path, gpu)
+    other = "gfx942" if gpu != "gfx942" else "gfx90a"
+    with pytest.raises(KernelError, match="no code object") as caught:
+        check_object(path, other, "k")
+    assert f"made for {gpu}" in caught.value.why
+
+
+def test_machine_numbers_are_distinct_and_cover_the_known_gpus() -> None:
+    assert len(set(MACH.values())) == len(MACH)
+    assert set(known_gpus()) == set(MACH)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"", "empty"),
+        (b"not an elf", "not a whole ELF file"),
+        (make_object("gfx942", "k")[:50], "not a whole ELF file"),
+        (make_object("gfx942", "k", machine=62), "not an AMDGPU ELF64"),
+        (make_object("gfx942", "k", osabi=0), "not HSA"),
+        (make_object("gfx942", "other"), "no code under the symbol k; it has other, other.kd"),
+        (make_object("gfx942", "k", descriptor=0), "no kernel descriptor k.kd"),
+    ],
+)
+def test_refuses_what_is_no_kernel(tmp_path: Path, content: bytes, why: str) -> None:
+    path = tmp_path / "k.hsaco"
+    path.write_bytes(content)
+
+    with pytest.raises(KernelError) as caught:
+        check_object(path, "gfx942", "k")
+    assert why in caught.value.why
+
+
+def test_refuses_a_missing_file_and_an_unknown_gpu(tmp_path: Path) -> None:
+    with pytest.raises(KernelError):
+        check_object(tmp_path / "absent.hsaco", "gfx942", "k")
+    with pytest.raises(UnsupportedError, match="gfx000"):
+        check_object(tmp_path / "absent.hsaco", "gfx000", "k")
+
+
+def test_feature_bits_above_the_machine_do_not_matter(tmp_path: Path) -> None:
+    content = bytearray(make_object("gfx942", "k"))
+    struct.pack_into("<I", content, 48, MACH["gfx942"] | 0x500)
+    path = tmp_path / "k.hsaco"
+    path.write_bytes(bytes(content))
+
+    check_object(path, "gfx942", "k")
+
+
+def test_wave_sizes() -> None:
+    assert [warp_size(gpu) for gpu in ("gfx90a", "gfx950", "gfx1100", "gfx1201", "gfx1250")] == [64, 64, 32, 32, 32]

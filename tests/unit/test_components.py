@@ -1,0 +1,211 @@
+"""What a layer must hold, and whether an installed one does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from toolchain import pins
+from toolchain.components import Needs, check_prefix, missing_in, needs_for
+from toolchain.errors import ContractError, PinError, UnsupportedError
+
+GSAN = "db82b800cd4b73e3fa586e1819b314f53bfbad4c"
+VERSIONS = ["2.1", "2.3.1", "3.0", "3.1.0", "3.2", "3.3", "3.4", "3.5", "3.6", "3.7.0", "3.7.1", "3.8.0"]
+BASE = {
+    "llvm-headers",
+    "llvm-libraries",
+    "cmake-exports",
+    "mlir-headers",
+    "mlir-libraries",
+    "mlir-cmake-exports",
+    "mlir-tblgen",
+}
+LLD = {"lld-headers", "lld-libraries", "lld-cmake-exports"}
+CLANG = {"clang", "clang-resource-headers"}
+
+
+def test_every_triton_on_record_has_its_needs() -> None:
+    for row in pins.triton_releases():
+        if row.version:
+            needs_for(row.version)
+        else:
+            needs_for(row.commit)
+
+
+def test_every_resolvable_aotriton_has_its_needs() -> None:
+    for row in pins.aotriton_releases():
+        if row.triton and row.llvm:
+            needs_for(row.triton)
+
+
+@pytest.mark.parametrize(
+    ("version", "filecheck", "lld", "clang"),
+    [
+        ("2.1", False, False, False),
+        ("3.3.1", False, False, False),
+        ("3.4", True, False, False),
+        ("3.5", True, True, False),
+        ("3.6.0", True, True, False),
+        ("3.7.1", True, True, False),
+        ("v3.8.0", True, True, True),
+        ("3.8.0+rhaiv.1", True, True, True),
+        (GSAN, True, True, True),
+        ("d8da7c998c75c88691e0ec157fcfd92b49d7060a", True, True, False),
+        (None, True, True, False),
+    ],
+)
+def test_features(version: str | None, filecheck: bool, lld: bool, clang: bool) -> None:
+    needs = needs_for(version)
+    assert (needs.filecheck, needs.lld, needs.clang) == (filecheck, lld, clang)
+    assert set(needs.components) == BASE | ({"FileCheck"} if filecheck else set()) | (LLD if lld else set()) | (
+        CLANG if clang else set()
+    )
+    assert needs.projects == ("mlir", *(["lld"] if lld else []), *(["clang"] if clang else []))
+    assert needs.tools == ("mlir-tblgen", *(["FileCheck"] if filecheck else []), *(["clang++"] if clang else []))
+    assert ("lldELF" in needs.libtriton) == lld
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_lists_are_clean(version: str) -> None:
+    needs = needs_for(version)
+    for names in (needs.projects, needs.components, needs.tools, needs.libtriton, needs.bin_tools):
+        assert len(names) == len(set(names))
+    assert list(needs.libtriton) == sorted(needs.libtriton)
+    assert all(name.startswith(("MLIR", "LLVM", "lld")) for name in (*needs.libtriton, *needs.bin_tools))
+    assert {"LLVMNVPTXCodeGen", "LLVMAMDGPUCodeGen", "MLIRIR"} <= set(needs.libtriton)
+    assert {"MLIROptLib", "MLIRReduceLib", "LLVMCodeGen"} <= set(needs.bin_tools)
+
+
+@pytest.mark.parametrize(
+    ("library", "first", "after"),
+    [
+        ("MLIRSCFToControlFlow", "3.0", None),
+        ("MLIRUBToLLVM", "3.2", None),
+        ("lldCommon", "3.5", None),
+        ("MLIRPluginsLib", "3.7.0", "3.7.1"),
+        ("MLIRGPUToGPURuntimeTransforms", "3.0", "3.7.1"),
+        ("MLIRBytecodeWriter", "2.1", "3.7.1"),
+        ("MLIRLspServerLib", "3.0", None),
+        ("MLIRRegisterAllDialects", "3.6", None),
+        ("MLIRRegisterAllPasses", "3.6", None),
+    ],
+)
+def test_libraries_come_and_go(library: str, first: str, after: str | None) -> None:
+    has = [v for v in VERSIONS if library in {*needs_for(v).libtriton, *needs_for(v).bin_tools}]
+    assert (has[0], has[-1]) == (first, after or "3.8.0")
+    assert has == VERSIONS[VERSIONS.index(has[0]) : VERSIONS.index(has[-1]) + 1]
+
+
+def test_aotritons_triton_has_clang_with_the_libraries_of_3_7() -> None:
+    assert needs_for(GSAN).libtriton == needs_for("3.7.1").libtriton
+
+
+@pytest.mark.parametrize(
+    ("version", "arch", "target"),
+    [
+        ("3.7", "amd64", "X86"),
+        ("3.7", "arm64", "AArch64"),
+        ("3.2", "ppc64le", "PowerPC"),
+        ("3.0", "ppc64le", None),
+        ("3.7", "s390x", None),
+    ],
+)
+def test_host_libraries(version: str, arch: str, target: str | None) -> None:
+    hosts = {f"LLVM{name}CodeGen" for name in ("X86", "AArch64", "PowerPC", "SystemZ")}
+    named = hosts & set(needs_for(version, arch).libtriton)
+    assert named == ({f"LLVM{target}CodeGen"} if target else set())
+    assert not target or f"LLVM{target}AsmParser" in needs_for(version, arch).libtriton
+
+
+@pytest.mark.parametrize("version", ["3.9", "2.0", "4.1.0", "0" * 40])
+def test_triton_not_on_record(version: str) -> None:
+    with pytest.raises(UnsupportedError) as caught:
+        needs_for(version)
+    assert caught.value.fix
+
+
+def test_bad_arguments() -> None:
+    with pytest.raises(PinError):
+        needs_for("main")
+    with pytest.raises(UnsupportedError, match="architecture"):
+        needs_for("3.7", "riscv64")
+
+
+# --- an installed prefix ---
+
+
+def install(prefix: Path, needs: Needs) -> None:
+    """A prefix that has everything in `needs`, each file empty."""
+    for low, name in (("llvm", "LLVM"), ("mlir", "MLIR"), ("lld", "LLD")):
+        if low != "lld" or needs.lld:
+            (prefix / "include" / low).mkdir(parents=True)
+            touch(prefix / "lib" / "cmake" / low / f"{name}Config.cmake")
+    for library in {*needs.libtriton, *needs.bin_tools}:
+        touch(prefix / "lib" / f"lib{library}.a")
+    for tool in needs.tools:
+        touch(prefix / "bin" / tool)
+        (prefix / "bin" / tool).chmod(0o755)
+    if needs.clang:
+        touch(prefix / "lib" / "clang" / "23" / "include" / "stddef.h")
+
+
+def touch(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+
+
+@pytest.mark.parametrize("version", [*VERSIONS, None, GSAN])
+def test_nothing_missing(version: str | None, tmp_path: Path) -> None:
+    prefix = tmp_path / "it's here"
+    install(prefix, needs_for(version))
+    assert missing_in(prefix, needs_for(version)) == []
+    check_prefix(prefix, needs_for(version), consumer="Triton")
+
+
+def test_each_file_counts(tmp_path: Path) -> None:
+    needs = needs_for("3.8.0")
+    install(tmp_path, needs)
+    files = [path for path in sorted(tmp_path.rglob("*")) if path.is_file()]
+    assert len(files) > 35
+    for file in files:
+        mode = file.stat().st_mode
+        file.unlink()
+        found = missing_in(tmp_path, needs)
+        assert len(found) == 1, file
+        assert found[0].replace("*", "23") == file.relative_to(tmp_path).as_posix()
+        file.touch()
+        file.chmod(mode)
+    assert missing_in(tmp_path, needs) == []
+
+
+def test_a_tool_must_be_executable(tmp_path: Path) -> None:
+    needs = needs_for("3.4")
+    install(tmp_path, needs)
+    (tmp_path / "bin" / "FileCheck").chmod(0o644)
+    assert missing_in(tmp_path, needs) == ["bin/FileCheck"]
+
+
+def test_triton_that_needs_lld_on_a_layer_without(tmp_path: Path) -> None:
+    install(tmp_path, needs_for("3.4"))
+    with pytest.raises(ContractError) as caught:
+        check_prefix(tmp_path, needs_for("3.5"), consumer="Triton 3.5.0")
+    assert "without lld" in caught.value.what
+    assert "lib/cmake/lld/LLDConfig.cmake" in caught.value.why
+    assert "mlir;lld" in caught.value.fix
+
+
+def test_triton_that_needs_clang_on_a_layer_without(tmp_path: Path) -> None:
+    install(tmp_path, needs_for(None))
+    with pytest.raises(ContractError) as caught:
+        check_prefix(tmp_path, needs_for("3.8.0"), consumer="Triton 3.8.0")
+    assert "Triton 3.8.0" in caught.value.what
+    assert "without clang" in caught.value.what
+    assert "bin/clang++" in caught.value.why
+
+
+def test_an_empty_prefix_is_told_in_short(tmp_path: Path) -> None:
+    with pytest.raises(ContractError, match="without clang and lld") as caught:
+        check_prefix(tmp_path, needs_for("3.8"), consumer="Triton 3.8")
+    assert "more" in caught.value.why
+    assert len(caught.value.why) < 800

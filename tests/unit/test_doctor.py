@@ -1,0 +1,113 @@
+"""The doctor: works with nothing installed, says what to install, and its exit code tells."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from toolchain import doctor
+from toolchain.cli.doctor_cmd import doctor as verb
+from toolchain.doctor import Check
+from toolchain.engine import resources
+from toolchain.settings import Cache
+
+
+@pytest.fixture
+def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cache:
+    """A machine with no program at all and no network."""
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+
+    def refuse(*args: object, **kwargs: object) -> socket.socket:
+        raise OSError("no network here")
+
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    return Cache(tmp_path / "cache")
+
+
+def install(bare: Cache, name: str, script: str) -> None:
+    """A program of that name that runs `script`."""
+    program = bare.root.parent / "bin" / name
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+
+
+def found(cache: Cache) -> dict[str, Check]:
+    return {check.name: check for check in doctor.examine(cache)}
+
+
+def test_with_nothing_installed_it_says_what_to_install(bare: Cache) -> None:
+    checks = found(bare)
+    for name in ("buildah", "mmdebstrap"):
+        assert checks[name].status == "fail"
+        assert checks[name].fix == f"apt-get install {name}"
+    assert checks["namespaces"].fix == "apt-get install util-linux"
+    assert checks["isolation"].status == "fail"
+    assert checks["docker"].status == "warn", "contract checks have another way"
+    assert checks["git-host"].status == "warn"
+    assert "no base" in checks["hip"].detail
+    for check in checks.values():
+        assert check.detail
+        assert check.fix or check.status == "ok", check
+
+
+def test_exit_code_is_the_first_failures() -> None:
+    fine, disk = Check("a", "ok", "x"), Check("disk", "fail", "x", "y", 9)
+    assert doctor.exit_code([fine, Check("b", "warn", "x")]) == 0
+    assert doctor.exit_code([fine, disk]) == 9
+    assert doctor.exit_code([Check("buildah", "fail", "x"), disk]) == 8
+
+
+def test_an_old_buildah_is_refused(bare: Cache) -> None:
+    install(bare, "buildah", "echo 'buildah version 1.19.6 (image-spec 1.0.1)'")
+    assert found(bare)["buildah"].status == "fail"
+    install(bare, "buildah", "echo 'buildah version 1.28.2 (image-spec 1.1.0)'")
+    assert found(bare)["buildah"] == Check("buildah", "ok", "1.28.2")
+
+
+def test_a_silent_docker_daemon_is_a_warning(bare: Cache) -> None:
+    install(bare, "docker", "echo 'Cannot connect to the daemon' >&2; exit 1")
+    check = found(bare)["docker"]
+    assert check.status == "warn"
+    assert "Cannot connect" in check.detail
+
+
+def test_too_little_disk_and_memory(bare: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resources, "disk_free", lambda _: 5 * 1000**3)
+    monkeypatch.setattr(resources, "memory_available", lambda **_: 2 * resources.GIB)
+    checks = found(bare)
+    assert (checks["disk"].status, checks["disk"].code) == ("fail", 9)
+    assert "5.0 GB free" in checks["disk"].detail
+    assert "12.0 GB" in checks["disk"].detail
+    assert checks["memory"].status == "warn"
+    assert "1 link" in checks["memory"].detail
+
+
+def test_hip_is_looked_up_in_the_base(bare: Cache) -> None:
+    header = bare.engine / "storage/overlay/abc/diff/usr/include/hip/hip_runtime_api.h"
+    header.parent.mkdir(parents=True)
+    header.write_text("hipError_t hipStreamCreate(hipStream_t* stream);\n")
+    assert found(bare)["hip"].status == "warn"
+    header.write_text("hipError_t hipStreamGetDevice(hipStream_t stream, hipDevice_t* device);\n")
+    assert found(bare)["hip"].status == "ok"
+
+
+def test_the_verb_prints_json_and_leaves_with_the_code(bare: Cache) -> None:
+    app = typer.Typer()
+    app.command()(verb)
+    result = CliRunner().invoke(app, ["--json", "--cache", os.fspath(bare.root)])
+    assert result.exit_code == 8
+    said = json.loads(result.stdout)
+    assert said["ready"] is False
+    assert said["exit_code"] == 8
+    assert {"name", "status", "detail", "fix", "code"} == set(said["checks"][0])
+    spoken = CliRunner().invoke(app, ["--cache", os.fspath(bare.root)])
+    assert spoken.exit_code == 8
+    assert spoken.stdout == "", "standard output is data"
+    assert "not ready: buildah" in spoken.stderr

@@ -1,0 +1,88 @@
+"""GPU names."""
+
+from __future__ import annotations
+
+import pytest
+
+from toolchain.errors import UnsupportedError
+from toolchain.gpus import known_gpus, market_names, pack, packs, parse_gpus, wavefront_size
+
+
+@pytest.mark.parametrize(
+    ("text", "gpus"),
+    [
+        ("", ""),
+        (" ;, ", ""),
+        ("gfx942", "gfx942"),
+        ("GFX90A", "gfx90a"),
+        ("gfx942,gfx1100;gfx90a gfx950", "gfx1100 gfx90a gfx942 gfx950"),
+        ("gfx942;MI300X,mi300a gfx942", "gfx942"),
+        ("MI200 MI210 MI250", "gfx90a"),
+        ("MI350,MI355X", "gfx950"),
+        ("Navi31;Navi32;Navi33", "gfx1100 gfx1101 gfx1102"),
+        ("RX7900XTX", "gfx1100"),
+        ("rx 7900 xtx", "gfx1100"),
+        ("RX 7900 XTX gfx942", "gfx1100 gfx942"),
+        ("rx-7900-xtx,RX_7900_XTX", "gfx1100"),
+        ("Strix Point", "gfx1150"),
+        ("strix-halo", "gfx1151"),
+        ("gfx942 Strix Halo MI250 Strix Point", "gfx1150 gfx1151 gfx90a gfx942"),
+        ("RX9070XT;RX9060XT", "gfx1200 gfx1201"),
+        ("gfx942;", "gfx942"),
+    ],
+)
+def test_parse(text: str, gpus: str) -> None:
+    assert parse_gpus(text) == tuple(gpus.split())
+
+
+@pytest.mark.parametrize("gpu", known_gpus())
+def test_every_name_of_every_gpu(gpu: str) -> None:
+    for name in (gpu, *market_names(gpu)):
+        assert parse_gpus(name) == (gpu,)
+        assert parse_gpus(f"{name.upper()} {name.lower()}") == (gpu,)
+
+
+@pytest.mark.parametrize(
+    ("text", "suggestion"),
+    [
+        ("gfx943", "gfx942"),
+        ("gfx94", "gfx942"),
+        ("MI30X", "MI300X"),
+        ("strix hallo", "Strix Halo"),
+        ("navi3", "Navi31"),
+    ],
+)
+def test_unknown_suggests(text: str, suggestion: str) -> None:
+    with pytest.raises(UnsupportedError) as caught:
+        parse_gpus(f"gfx942;{text}")
+    assert suggestion in caught.value.fix
+    assert "gfx1250" in caught.value.why
+
+
+@pytest.mark.parametrize("text", ["sm_90", "x", "gfx", "gfx9421", "gfx942/gfx950", "$(id)", "gfx90a gfx000"])
+def test_unknown(text: str) -> None:
+    with pytest.raises(UnsupportedError, match="unknown GPU"):
+        parse_gpus(text)
+
+
+def test_target_features_are_refused() -> None:
+    with pytest.raises(UnsupportedError) as caught:
+        parse_gpus("gfx942:sramecc+:xnack-")
+    assert caught.value.fix == "give gfx942"
+
+
+@pytest.mark.parametrize("gpu", known_gpus())
+def test_wavefront(gpu: str) -> None:
+    assert wavefront_size(gpu) == (64 if gpu in ("gfx90a", "gfx942", "gfx950") else 32)
+
+
+def test_packs() -> None:
+    assert packs(known_gpus()) == ("gfx110x", "gfx115x", "gfx120x", "gfx1250", "gfx90a", "gfx942", "gfx950")
+    assert [pack(gpu) for gpu in ("gfx1103", "gfx1150", "gfx1201")] == ["gfx110x", "gfx115x", "gfx120x"]
+    assert packs(()) == ()
+
+
+@pytest.mark.parametrize("function", [pack, wavefront_size, market_names])
+def test_only_known_gpus(function: object) -> None:
+    with pytest.raises(UnsupportedError):
+        function("gfx803")  # type: ignore[operator]

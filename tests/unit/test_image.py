@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.registry_fixtures import small_index
+from toolchain.errors import RegistryError
+from toolchain.oci import descriptor as media
+from toolchain.oci.descriptor import Descriptor, Platform
+from toolchain.oci.image import ImageSpec, LayerBlob, read_layers, standard_annotations, write_image, write_index
+from toolchain.oci.layout import Layout
+from toolchain.settings import EPOCH
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> Layout:
+    return Layout(tmp_path / "layout").ensure()
+
+
+@pytest.fixture
+def layer(layout: Layout) -> LayerBlob:
+    return LayerBlob(layout.put_bytes(b"tar", media.LAYER), "sha256:" + "d" * 64, "one layer")
+
+
+def test_config_and_manifest_say_what_was_asked(layout: Layout, layer: LayerBlob) -> None:
+    spec = ImageSpec(
+        arch="arm64",
+        variant="v8",
+        layers=(layer, layer),
+        env={"PATH": "/bin", "A": "b c"},
+        labels={"l": "1"},
+        entrypoint=("/bin/sh", "-c"),
+        cmd=("true",),
+        workdir="/w",
+        annotations={"k": "v"},
+        history=("first", "second"),
+        epoch=EPOCH,
+    )
+    found = write_image(layout, spec)
+    assert found.platform == Platform("linux", "arm64", "v8")
+    manifest = layout.read_json(found)
+    assert manifest["annotations"] == {"k": "v"}
+    assert [entry["digest"] for entry in manifest["layers"]] == [layer.descriptor.digest] * 2
+    config = layout.read_json(Descriptor.from_json(manifest["config"]))
+    assert config == {
+        "architecture": "arm64",
+        "os": "linux",
+        "variant": "v8",
+        "created": "2026-01-01T00:00:00Z",
+        "config": {
+            "Env": ["A=b c", "PATH=/bin"],
+            "Labels": {"l": "1"},
+            "Entrypoint": ["/bin/sh", "-c"],
+            "Cmd": ["true"],
+            "WorkingDir": "/w",
+        },
+        "rootfs": {"type": "layers", "diff_ids": [layer.diff_id] * 2},
+        "history": [
+            {"created": "2026-01-01T00:00:00Z", "created_by": "first"},
+            {"created": "2026-01-01T00:00:00Z", "created_by": "second"},
+        ],
+    }
+    assert read_layers(layout, found) == (replace(layer, created_by=""),) * 2
+
+
+def test_the_order_of_mappings_does_not_count(layout: Layout, layer: LayerBlob) -> None:
+    one = ImageSpec(arch="amd64", layers=(layer,), env={"A": "1", "B": "2"}, labels={"x": "1", "y": "2"}, epoch=EPOCH)
+    two = replace(one, env={"B": "2", "A": "1"}, labels={"y": "2", "x": "1"})
+    assert write_image(layout, one) == write_image(layout, two)
+    assert write_image(layout, one).digest != write_image(layout, replace(one, epoch=EPOCH + 1)).digest
+
+
+def test_the_bytes_are_canonical(layout: Layout, layer: LayerBlob) -> None:
+    found = write_image(layout, ImageSpec(arch="amd64", layers=(layer,), epoch=EPOCH))
+    content = layout.blob(found.digest).read_bytes()
+    assert content == json.dumps(json.loads(content), sort_keys=True, separators=(",", ":")).encode()
+
+
+def test_the_order_of_building_does_not_count(layout: Layout, layer: LayerBlob) -> None:
+    platforms = [("arm64", ""), ("amd64", ""), ("arm", "v7"), ("arm", "v6")]
+    images = [write_image(layout, ImageSpec(arch=a, variant=v, layers=(layer,), epoch=EPOCH)) for a, v in platforms]
+    digests = {write_index(layout, list(order), {"a": "b"}).digest for order in itertools.permutations(images)}
+    assert len(digests) == 1
+    value = layout.read_json(Descriptor(media.INDEX, digests.pop(), 0))
+    assert [(e["platform"]["architecture"], e["platform"].get("variant")) for e in value["manifests"]] == [
+        ("amd64", None),
+        ("arm", "v6"),
+        ("arm", "v7"),
+        ("arm64", None),
+    ]
+    assert value["mediaType"] == media.INDEX
+    assert value["annotations"] == {"a": "b"}
+
+
+def test_an_index_refuses_what_it_cannot_tell_apart(layout: Layout, layer: LayerBlob) -> None:
+    one = write_image(layout, ImageSpec(arch="amd64", layers=(layer,), epoch=EPOCH))
+    two = write_image(layout, ImageSpec(arch="amd64", layers=(layer,), epoch=EPOCH + 1))
+    assert write_index(layout, [one, one]) == write_index(layout, [one])
+    with pytest.raises(RegistryError, match="two images for linux/amd64"):
+        write_index(layout, [one, two])
+    with pytest.raises(RegistryError, match="needs an image"):
+        write_index(layout, [])
+    with pytest.raises(RegistryError, match="no platform"):
+        write_index(layout, [one.plain])
+    layout.blob(one.digest).unlink()
+    with pytest.raises(RegistryError, match="lacks"):
+        write_index(layout, [one])
+
+
+def test_an_image_refuses_missing_layers_and_wrong_history(layout: Layout, layer: LayerBlob) -> None:
+    spec = ImageSpec(arch="amd64", layers=(layer,), history=("a", "b"), epoch=EPOCH)
+    with pytest.raises(RegistryError, match="one line of history"):
+        write_image(layout, spec)
+    layout.blob(layer.descriptor.digest).unlink()
+    with pytest.raises(RegistryError, match="lacks"):
+        write_image(layout, replace(spec, history=()))
+
+
+def test_standard_annotations_leave_out_what_is_empty() -> None:
+    assert standard_annotations(epoch=0, title="t", base_digest="sha256:x") == {
+        "org.opencontainers.image.base.digest": "sha256:x",
+        "org.opencontainers.image.created": "1970-01-01T00:00:00Z",
+        "org.opencontainers.image.title": "t",
+    }
+
+
+def test_two_builds_elsewhere_give_the_same_index(tmp_path: Path) -> None:
+    digests = set()
+    for name in ("one", "two with space"):
+        (tmp_path / name).mkdir()
+        digests.add(small_index(Layout(tmp_path / name / "l").ensure(), tmp_path / name).digest)
+    assert len(digests) == 1

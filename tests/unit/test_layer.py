@@ -1,0 +1,322 @@
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import os
+import random
+import tarfile
+import zlib
+from pathlib import Path
+
+import pytest
+
+from toolchain.digest import sha256_bytes, sha256_file
+from toolchain.errors import BuildError, ConfigError, HostileInputError, SourceError
+from toolchain.oci import tar
+from toolchain.oci.archive import write_tar_gz
+from toolchain.oci.deflate import BLOCK, GzipSink
+from toolchain.oci.layer import HashedFile, compress, compressor_id, normalise_tar, write_layer
+
+EPOCH = 1767225600
+NAMES = [
+    "usr/lib64/a-b/x",
+    "usr/lib64/a/x",
+    "usr/lib64/with space, \"quotes\" and 'more'\n.txt",
+    "usr/lib64/ünïcode-ß-漢字",
+    "usr/lib64/" + "n" * 120,
+    "usr/lib64/" + "/".join(["d" * 60] * 5) + "/" + "f" * 200,
+    "usr/lib64/=%s",
+]
+
+
+def fill(tree: Path, names: list[str]) -> None:
+    for name in names:
+        path = tree / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name)
+        path.chmod(0o700 if name.endswith("x") else 0o600)
+
+
+def test_same_tree_made_otherwise_is_the_same_layer(tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / 'two with "quotes"'
+    fill(one, NAMES)
+    old = os.umask(0o077)
+    try:
+        fill(two, list(reversed(NAMES)))
+    finally:
+        os.umask(old)
+    for path in two.rglob("*"):
+        os.utime(path, (1, 1), follow_symlinks=False)
+    first = write_layer(one, tmp_path / "1.tar", epoch=EPOCH)
+    second = write_layer(two, tmp_path / "2.tar", epoch=EPOCH)
+    assert first.diff_id == second.diff_id
+    assert first.diff_id == sha256_file(first.path)
+    assert first.size == first.path.stat().st_size
+    assert write_layer(one, tmp_path / "3.tar", epoch=EPOCH + 1).diff_id != first.diff_id
+    (one / NAMES[0]).write_text("changed")
+    assert write_layer(one, tmp_path / "4.tar", epoch=EPOCH).diff_id != first.diff_id
+
+
+def test_the_bytes_of_a_layer_stay_as_they_were_released(tmp_path: Path) -> None:
+    """Another digest here means another digest for every image ever published: raise settings.FORMAT."""
+    fill(tmp_path / "t", NAMES)
+    (tmp_path / "t" / "usr" / "link").symlink_to("lib64/ünïcode")
+    os.link(tmp_path / "t" / NAMES[0], tmp_path / "t" / "usr" / "hard")
+    layer = write_layer(tmp_path / "t", tmp_path / "t.tar", epoch=EPOCH)
+    assert layer.diff_id == "sha256:78f8bc04d43b842990f41b6755606f0adf6c6557e0039790a1d0787891232569"
+
+
+def test_members_are_sorted_owned_by_root_and_parents_come_first(tmp_path: Path) -> None:
+    fill(tmp_path / "t", NAMES)
+    write_layer(tmp_path / "t", tmp_path / "t.tar", epoch=EPOCH)
+    with tarfile.open(tmp_path / "t.tar") as got:
+        members = got.getmembers()
+        names = [member.name for member in members]
+        assert [os.fsencode(name) for name in names] == sorted(os.fsencode(name) for name in names)
+        assert set(NAMES) <= set(names)
+        assert names[:2] == ["usr", "usr/lib64"]
+        for member in members:
+            assert (member.uid, member.gid, member.uname, member.gname, member.mtime) == (0, 0, "", "", EPOCH)
+            if member.isfile():
+                assert member.mode == (0o755 if member.name.endswith("x") else 0o644)
+                content = got.extractfile(member)
+                assert content is not None
+                assert content.read().decode() == member.name
+            else:
+                assert member.mode == 0o755
+
+
+def test_hard_links_point_to_the_first_name(tmp_path: Path) -> None:
+    tree = tmp_path / "t"
+    fill(tree, ["b/file"])
+    os.link(tree / "b" / "file", tree / "b" / "again")
+    os.link(tree / "b" / "file", tree / "zz")
+    write_layer(tree, tmp_path / "t.tar", epoch=EPOCH)
+    with tarfile.open(tmp_path / "t.tar") as got:
+        assert got.getmember("b/again").isfile()
+        assert [got.getmember(name).linkname for name in ("b/file", "zz")] == ["b/again", "b/again"]
+        assert got.getmember("zz").islnk()
+
+
+def test_links_stay_as_they_are_and_are_not_followed(tmp_path: Path) -> None:
+    tree = tmp_path / "t"
+    (tree / "real").mkdir(parents=True)
+    (tree / "real" / "file").write_text("x")
+    (tree / "dir").symlink_to("real")
+    (tree / "out").symlink_to("/etc/" + "x" * 150)
+    write_layer(tree, tmp_path / "t.tar", epoch=EPOCH)
+    with tarfile.open(tmp_path / "t.tar") as got:
+        assert got.getnames() == ["dir", "out", "real", "real/file"]
+        assert got.getmember("dir").linkname == "real"
+        assert got.getmember("out").linkname == "/etc/" + "x" * 150
+
+
+def test_names_that_are_not_utf8(tmp_path: Path) -> None:
+    tree = tmp_path / "t"
+    tree.mkdir()
+    name = os.fsdecode(b"\xff\xfe-" + b"l" * 110)
+    (tree / name).write_text("x")
+    write_layer(tree, tmp_path / "t.tar", epoch=EPOCH)
+    with tarfile.open(tmp_path / "t.tar", errors="surrogateescape") as got:
+        assert got.getnames() == [name]
+
+
+def test_what_is_excluded_is_left_out_with_all_below(tmp_path: Path) -> None:
+    fill(tmp_path / "t", ["a/x", "a/y.pyc", "b/c/d", "b/e"])
+    write_layer(tmp_path / "t", tmp_path / "t.tar", epoch=EPOCH, exclude=["b/c", "*.pyc"])
+    with tarfile.open(tmp_path / "t.tar") as got:
+        assert got.getnames() == ["a", "a/x", "b", "b/e"]
+
+
+def test_a_layer_of_ours_refuses_pipes_and_drops_setuid(tmp_path: Path) -> None:
+    tree = tmp_path / "t"
+    fill(tree, ["x"])
+    (tree / "x").chmod(0o4755)
+    write_layer(tree, tmp_path / "t.tar", epoch=EPOCH)
+    with tarfile.open(tmp_path / "t.tar") as got:
+        assert got.getmember("x").mode == 0o755
+    os.mkfifo(tree / "pipe")
+    with pytest.raises(HostileInputError, match="pipe"):
+        write_layer(tree, tmp_path / "u.tar", epoch=EPOCH)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["t", "t.tar"]
+
+
+def test_a_base_keeps_modes_owners_and_pipes(tmp_path: Path) -> None:
+    tree = tmp_path / "t"
+    fill(tree, ["bin/su"])
+    (tree / "bin" / "su").chmod(0o4750)
+    os.mkfifo(tree / "pipe")
+    if os.geteuid() == 0:
+        os.chown(tree / "bin" / "su", 7, 3_000_000)
+        (tree / "bin" / "su").chmod(0o4750)
+    write_layer(tree, tmp_path / "t.tar", epoch=EPOCH, normalise=False)
+    with tarfile.open(tmp_path / "t.tar") as got:
+        assert got.getmember("bin/su").mode == 0o4750
+        assert got.getmember("pipe").isfifo()
+        if os.geteuid() == 0:
+            assert (got.getmember("bin/su").uid, got.getmember("bin/su").gid) == (7, 3_000_000)
+
+
+def test_a_tree_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="not a folder"):
+        write_layer(tmp_path / "none", tmp_path / "out.tar", epoch=EPOCH)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_shrinks_is_an_error() -> None:
+    with pytest.raises(BuildError, match="became shorter"):
+        tar.copy_content(io.BytesIO(b"abc"), io.BytesIO(), 5, name="lib.a")
+
+
+def test_sizes_and_ids_beyond_ustar() -> None:
+    member = tar.Member(name=b"big", kind=tar.REGULAR, mode=0o644, mtime=0, size=9 << 30, uid=1 << 22)
+    info = tarfile.TarInfo.frombuf(member.header()[-512:], "utf-8", "strict")
+    assert info.name == "big"
+    with tarfile.open(fileobj=io.BytesIO(member.header() + tar.END)) as got:
+        read = got.next()
+        assert read is not None
+        assert (read.size, read.uid) == (9 << 30, 1 << 22)
+
+
+def test_a_capability_survives_as_bytes() -> None:
+    value = bytes(range(20))
+    member = tar.Member(name=b"ping", kind=tar.REGULAR, mode=0o755, mtime=0, xattrs={tar.CAPABILITY: value})
+    with tarfile.open(fileobj=io.BytesIO(member.header() + tar.END), errors="surrogateescape") as got:
+        said = got.getmember("ping").pax_headers[f"SCHILY.xattr.{tar.CAPABILITY}"]
+    assert said.encode("utf-8", "surrogateescape") == value
+
+
+def write_foreign(path: Path, infos: list[tuple[tarfile.TarInfo, bytes]]) -> None:
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as out:
+        for info, content in infos:
+            info.size = len(content)
+            out.addfile(info, io.BytesIO(content))
+
+
+def entry(
+    name: str, kind: bytes = tarfile.REGTYPE, *, mtime: float = 5, link: str = "", mode: int = 0o644
+) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type, info.mtime, info.linkname, info.mode = kind, mtime, link, mode
+    info.uname, info.gname = "someone", "staff"
+    return info
+
+
+def test_normalise_tar_keeps_what_counts(tmp_path: Path) -> None:
+    device = entry("./dev/null", tarfile.CHRTYPE, mode=0o666)
+    device.devmajor, device.devminor = 1, 3
+    ping = entry("./bin/ping", mode=0o4755, mtime=EPOCH + 99.5)
+    ping.uid = 33
+    ping.pax_headers = {"SCHILY.xattr.security.capability": "\x01\x00\x02", "SCHILY.xattr.user.x": "gone"}
+    infos = [
+        (entry("./", tarfile.DIRTYPE, mode=0o755), b""),
+        (ping, b"elf"),
+        (entry("./bin/ping6", tarfile.LNKTYPE, link="./bin/ping"), b""),
+        (device, b""),
+        (entry("./lib", tarfile.SYMTYPE, link="./usr/lib"), b""),
+    ]
+    write_foreign(tmp_path / "in.tar", infos)
+    layer = normalise_tar(tmp_path / "in.tar", tmp_path / "out.tar", epoch=EPOCH)
+    with tarfile.open(layer.path) as got:
+        assert got.getnames() == ["bin/ping", "bin/ping6", "dev/null", "lib"]
+        read = got.getmember("bin/ping")
+        assert (read.mode, read.mtime, read.uid, read.uname) == (0o4755, EPOCH, 33, "")
+        assert "SCHILY.xattr.security.capability" in read.pax_headers
+        assert "SCHILY.xattr.user.x" not in read.pax_headers
+        assert got.getmember("bin/ping6").linkname == "bin/ping"
+        assert (got.getmember("dev/null").devmajor, got.getmember("dev/null").devminor) == (1, 3)
+        assert got.getmember("lib").linkname == "./usr/lib"
+        assert got.getmember("lib").mtime == 5
+    for info, _ in infos:
+        info.uname = info.gname = "else"
+    write_foreign(tmp_path / "in2.tar", infos)
+    assert normalise_tar(tmp_path / "in2.tar", tmp_path / "out2.tar", epoch=EPOCH).diff_id == layer.diff_id
+
+
+@pytest.mark.parametrize("name", ["../etc/passwd", "/etc/passwd", "a/../../b"])
+def test_normalise_tar_refuses_names_outside(tmp_path: Path, name: str) -> None:
+    write_foreign(tmp_path / "in.tar", [(entry(name), b"x")])
+    with pytest.raises(HostileInputError, match="leaves the root"):
+        normalise_tar(tmp_path / "in.tar", tmp_path / "out.tar", epoch=EPOCH)
+    assert not (tmp_path / "out.tar").exists()
+
+
+def test_normalise_tar_refuses_what_is_no_tar_or_ends_early(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("x" * 2000)
+    with pytest.raises(SourceError, match="not a whole tar"):
+        normalise_tar(tmp_path / "text", tmp_path / "out.tar", epoch=EPOCH)
+    write_foreign(tmp_path / "in.tar", [(entry("big"), b"x" * 100_000)])
+    os.truncate(tmp_path / "in.tar", 50_000)
+    with pytest.raises((SourceError, BuildError)):
+        normalise_tar(tmp_path / "in.tar", tmp_path / "out.tar", epoch=EPOCH)
+    assert not (tmp_path / "out.tar").exists()
+
+
+@pytest.mark.parametrize("size", [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 12345])
+def test_gzip_is_one_stream_alike_for_any_number_of_threads(size: int) -> None:
+    content = random.Random(size).randbytes(size // 2) + b"abcd" * ((size + 1) // 8)
+    outs = []
+    for threads, step in ((1, 1 << 20), (3, 77_777)):
+        out = io.BytesIO()
+        with GzipSink(out, 9, threads) as sink:
+            for at in range(0, len(content), step):
+                sink.write(content[at : at + step])
+        outs.append(out.getvalue())
+    assert outs[0] == outs[1]
+    assert gzip.decompress(outs[0]) == content
+    one = zlib.decompressobj(31)
+    assert one.decompress(outs[0]) == content
+    assert one.eof
+    assert one.unused_data == b""
+
+
+@pytest.mark.parametrize("how", ["none", "gzip", "zstd"])
+def test_compress_says_what_it_wrote(tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = tmp_path / "t"
+    fill(tree, NAMES)
+    (tree / "big").write_bytes(random.Random(1).randbytes(100_000) * 4)
+    layer = write_layer(tree, tmp_path / "t.tar", epoch=EPOCH)
+    blob = compress(layer, tmp_path / "blob one", how)  # type: ignore[arg-type]
+    assert (blob.digest, blob.size) == (sha256_file(blob.path), blob.path.stat().st_size)
+    assert blob.diff_id == layer.diff_id
+    assert blob.media_type == "application/vnd.oci.image.layer.v1.tar" + {"none": ""}.get(how, f"+{how}")
+    if how == "none":
+        assert blob.path == layer.path
+        return
+    assert blob.size < layer.size
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3, 4})
+    assert compress(layer, tmp_path / "two", how).digest == blob.digest  # type: ignore[arg-type]
+    other = compress(layer, tmp_path / "three", how, 1)  # type: ignore[arg-type]
+    assert other.digest != blob.digest
+    assert compressor_id(how).startswith(f"{how}/")  # type: ignore[arg-type]
+    assert compressor_id(how, 1) != compressor_id(how)  # type: ignore[arg-type]
+
+
+def test_compressor_id_names_library_and_level() -> None:
+    assert compressor_id("gzip") == f"gzip/zlib-{zlib.ZLIB_RUNTIME_VERSION}/9"
+    assert compressor_id("none") == "none"
+
+
+def test_nothing_stands_under_the_final_name_after_an_error(tmp_path: Path) -> None:
+    with pytest.raises(TypeError), HashedFile(tmp_path / "out") as sink:
+        sink.write("no bytes")  # type: ignore[arg-type]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_archive_has_one_top_folder_and_is_deterministic(tmp_path: Path) -> None:
+    tree = tmp_path / "t"
+    fill(tree, ["bin/x", "lib/y"])
+    os.link(tree / "bin" / "x", tree / "zz")
+    made = write_tar_gz(tree, tmp_path / "a.tar.gz", top="llvm-10dc3a8e-debian-x64", epoch=EPOCH)
+    again = write_tar_gz(tree, tmp_path / "b.tar.gz", top="llvm-10dc3a8e-debian-x64", epoch=EPOCH)
+    assert made.digest == again.digest == sha256_file(made.path)
+    assert made.digest == sha256_bytes(made.path.read_bytes())
+    assert hashlib.sha256(made.path.read_bytes()).hexdigest() in made.digest
+    with tarfile.open(made.path, "r:gz") as got:
+        top = "llvm-10dc3a8e-debian-x64"
+        assert got.getnames() == [top, f"{top}/bin", f"{top}/bin/x", f"{top}/lib", f"{top}/lib/y", f"{top}/zz"]
+        assert got.getmember(f"{top}/zz").linkname == f"{top}/bin/x"
+    for bad in ("", "..", "a/b"):
+        with pytest.raises(ConfigError):
+            write_tar_gz(tree, tmp_path / "c.tar.gz", top=bad, epoch=EPOCH)

@@ -1,0 +1,262 @@
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.registry_fixtures import small_index
+from toolchain.digest import sha256_bytes
+from toolchain.errors import DigestError, RegistryError, ToolchainError
+from toolchain.oci import descriptor as media
+from toolchain.oci.descriptor import Descriptor
+from toolchain.oci.layout import Layout
+from toolchain.oci.publish import fetch_image, publish, resolve, verify_layout
+from toolchain.oci.reference import LayoutRef
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> Layout:
+    return Layout(tmp_path / "out put's").ensure()
+
+
+def stray(layout: Layout) -> list[str]:
+    return [path.name for path in (layout.root / "blobs" / "sha256").iterdir() if path.name.startswith(".")]
+
+
+def test_a_new_layout_is_one_as_the_specification_says(layout: Layout) -> None:
+    assert json.loads((layout.root / "oci-layout").read_text()) == {"imageLayoutVersion": "1.0.0"}
+    index = json.loads((layout.root / "index.json").read_text())
+    assert (index["schemaVersion"], index["manifests"]) == (2, [])
+    (layout.root / "oci-layout").write_text('{"imageLayoutVersion":"9"}')
+    with pytest.raises(RegistryError, match="version 9"):
+        layout.ensure()
+
+
+def test_a_folder_that_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(RegistryError, match="cannot be an OCI layout"):
+        Layout(tmp_path / "file").ensure()
+    with pytest.raises(RegistryError, match="not an OCI layout"):
+        Layout(tmp_path).refs()
+
+
+def test_files_are_stored_by_digest(layout: Layout, tmp_path: Path) -> None:
+    source = tmp_path / "a file"
+    source.write_bytes(b"content")
+    digest = sha256_bytes(b"content")
+    assert layout.put_file(source) == Descriptor("application/vnd.oci.image.layer.v1.tar", digest, 7)
+    assert source.exists()
+    assert layout.blob(digest).read_bytes() == b"content"
+    assert layout.blob(digest).stat().st_mode & 0o777 == 0o644
+    moved = tmp_path / "moved"
+    moved.write_bytes(b"other")
+    stored = layout.put_file(moved, digest=sha256_bytes(b"other"), move=True, media_type=media.LAYER_ZSTD)
+    assert not moved.exists()
+    assert layout.blob(stored.digest).read_bytes() == b"other"
+    assert layout.put_file(source, digest=digest, move=True).digest == digest
+    assert not source.exists()
+    assert stray(layout) == []
+
+
+@pytest.mark.parametrize("move", [True, False])
+def test_a_file_with_another_digest_is_not_stored(layout: Layout, tmp_path: Path, move: bool) -> None:
+    source = tmp_path / "file"
+    source.write_bytes(b"bad")
+    promised = sha256_bytes(b"good")
+    with pytest.raises(DigestError):
+        layout.put_file(source, digest=promised, move=move)
+    assert source.exists()
+    assert not layout.has(promised)
+    assert list((layout.root / "blobs" / "sha256").iterdir()) == []
+
+
+@pytest.mark.parametrize("bad", ["sha256:..", "sha256:" + "g" * 64, "../../etc/passwd", "sha512:" + "a" * 128, ""])
+def test_only_digests_become_paths(layout: Layout, bad: str) -> None:
+    with pytest.raises(RegistryError, match="not a digest"):
+        layout.blob(bad)
+
+
+def test_a_missing_or_damaged_blob(layout: Layout) -> None:
+    with pytest.raises(RegistryError, match="lacks"):
+        layout.blob("sha256:" + "0" * 64)
+    stored = layout.put_bytes(b"{}", media.CONFIG)
+    layout.verify(stored.digest)
+    layout.blob(stored.digest).write_bytes(b"[]")
+    with pytest.raises(DigestError):
+        layout.verify(stored.digest)
+    with pytest.raises(DigestError):
+        layout.read(stored)
+
+
+def test_tags_move_and_entries_of_others_stay(layout: Layout) -> None:
+    index = json.loads((layout.root / "index.json").read_text())
+    foreign = {"mediaType": media.MANIFEST, "digest": "sha256:" + "1" * 64, "size": 9, "x-else": {"kept": True}}
+    index["manifests"].append(foreign)
+    index["annotations"] = {"whose": "theirs"}
+    (layout.root / "index.json").write_text(json.dumps(index))
+    one, two = layout.put_json({"manifests": []}, media.INDEX), layout.put_json({"manifests": [], "n": 2}, media.INDEX)
+    layout.tag(one, "latest")
+    layout.tag(two, "llvm-triton-10dc3a8e-ubi9")
+    layout.tag(two, "latest")
+    now = json.loads((layout.root / "index.json").read_text())
+    assert foreign in now["manifests"]
+    assert now["annotations"] == {"whose": "theirs"}
+    assert {name: found.digest for name, found in layout.refs().items()} == {
+        "latest": two.digest,
+        "llvm-triton-10dc3a8e-ubi9": two.digest,
+    }
+    assert layout.resolve("latest") == two
+    layout.untag("latest")
+    assert list(layout.refs()) == ["llvm-triton-10dc3a8e-ubi9"]
+    with pytest.raises(RegistryError, match="no image 'latest'"):
+        layout.resolve("latest")
+
+
+def test_a_tag_needs_a_name_and_a_blob(layout: Layout) -> None:
+    one = layout.put_json({}, media.INDEX)
+    for bad in ("", "a b", "-x", "x\n"):
+        with pytest.raises(RegistryError, match="cannot be a tag"):
+            layout.tag(one, bad)
+    with pytest.raises(RegistryError, match="lacks"):
+        layout.tag(Descriptor(media.INDEX, "sha256:" + "0" * 64, 1), "x")
+    assert layout.refs() == {}
+
+
+def test_many_tag_at_once_and_none_is_lost(layout: Layout) -> None:
+    one = layout.put_json({}, media.INDEX)
+    threads = [threading.Thread(target=layout.tag, args=(one, f"t{n}")) for n in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(layout.refs()) == 16
+
+
+def test_resolve_by_digest_finds_the_type(layout: Layout, tmp_path: Path) -> None:
+    index = small_index(layout, tmp_path, size=100)
+    assert layout.resolve(index.digest) == index
+    image = layout.children(index)[0]
+    assert layout.resolve(image.digest) == image.plain
+
+
+def test_walk_gives_everything_once_parents_first(layout: Layout, tmp_path: Path) -> None:
+    index = small_index(layout, tmp_path, size=100)
+    found = [item.digest for item in layout.walk(index)]
+    assert len(found) == len(set(found)) == 7
+    assert found[0] == index.digest
+    for image in layout.children(index):
+        assert all(found.index(image.digest) < found.index(child.digest) for child in layout.children(image))
+
+
+def test_gc_keeps_what_is_reachable(layout: Layout, tmp_path: Path) -> None:
+    kept = small_index(layout, tmp_path, size=1000, seed=1)
+    named = small_index(layout, tmp_path, size=1000, seed=2)
+    lost = small_index(layout, tmp_path, size=1000, seed=3)
+    layout.tag(named, "x")
+    blobs = layout.root / "blobs" / "sha256"
+    (blobs / ".new.1.partial").write_bytes(b"x")
+    (blobs / ".old.1.partial").write_bytes(b"xy")
+    os.utime(blobs / ".old.1.partial", (time.time() - 2 * 86400,) * 2)
+    expected = sum(item.size for item in layout.walk(lost)) + 2
+    assert layout.gc([kept.digest]) == expected
+    assert verify_layout(layout, kept) == verify_layout(layout, named) == []
+    assert not layout.has(lost.digest)
+    assert stray(layout) == [".new.1.partial"]
+    assert layout.gc([kept.digest]) == 0
+
+
+def test_verify_finds_each_kind_of_damage(layout: Layout, tmp_path: Path) -> None:
+    index = small_index(layout, tmp_path, how="zstd")
+    assert verify_layout(layout, index) == []
+    image = layout.children(index)[0]
+    config, layer = layout.children(image)
+    path = layout.blob(layer.digest)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    assert "bytes" in verify_layout(layout, index)[0]
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    assert "holds other bytes" in verify_layout(layout, index)[0]
+    path.unlink()
+    assert verify_layout(layout, index) == [f"{layer.digest} is missing"]
+    path.write_bytes(whole)
+    layout.blob(config.digest).unlink()
+    assert verify_layout(layout, index) == [f"{config.digest} is missing"]
+
+
+@pytest.mark.parametrize("how", ["none", "gzip", "zstd"])
+def test_verify_unpacks_layers_and_compares_platforms(layout: Layout, tmp_path: Path, how: str) -> None:
+    index = small_index(layout, tmp_path, how=how, arches="amd64")  # type: ignore[arg-type]
+    assert verify_layout(layout, index) == []
+    image = layout.children(index)[0]
+    manifest = layout.read_json(image)
+    config = layout.read_json(Descriptor.from_json(manifest["config"]))
+    config["rootfs"]["diff_ids"] = ["sha256:" + "0" * 64]
+    config["architecture"] = "s390x"
+    manifest["config"] = layout.put_json(config, media.CONFIG).as_json()
+    entry = {**image.as_json(), **layout.put_json(manifest, media.MANIFEST).as_json()}
+    bad = layout.put_json({"schemaVersion": 2, "mediaType": media.INDEX, "manifests": [entry]}, media.INDEX)
+    unpacked, platform = verify_layout(layout, bad)
+    assert "unpacks to sha256:" in unpacked
+    assert platform.endswith("is listed for linux/amd64, its config says linux/s390x")
+    config["rootfs"]["diff_ids"] = []
+    manifest["config"] = layout.put_json(config, media.CONFIG).as_json()
+    assert "0 diff_ids" in verify_layout(layout, layout.put_json(manifest, media.MANIFEST))[0]
+
+
+def test_publish_to_a_layout_and_back(layout: Layout, tmp_path: Path) -> None:
+    index = small_index(layout, tmp_path)
+    dest = LayoutRef(tmp_path / "dest dir")
+    first = publish(layout, index, dest, ["latest", "abc"])
+    total = sum(item.size for item in layout.walk(index))
+    assert (first.pushed_bytes, first.skipped_bytes, first.blobs) == (total, 0, 7)
+    assert first.ref == f"oci:{tmp_path / 'dest dir'}@{index.digest}"
+    second = publish(layout, index, dest, ["latest"])
+    assert (second.pushed_bytes, second.skipped_bytes) == (0, total)
+    there = Layout(tmp_path / "dest dir")
+    assert set(there.refs()) == {"latest", "abc"}
+    assert verify_layout(there, resolve(dest)) == []
+    back = Layout(tmp_path / "back").ensure()
+    assert fetch_image(dest.at(tag="abc"), back) == index
+    assert verify_layout(back, index) == []
+    amd64 = layout.children(index)[0]
+    alone = Layout(tmp_path / "alone").ensure()
+    assert fetch_image(dest, alone, platform=amd64.platform) == amd64
+    assert not alone.has(index.digest)
+
+
+def test_publish_does_not_take_what_is_damaged_or_no_index(layout: Layout, tmp_path: Path) -> None:
+    index = small_index(layout, tmp_path)
+    image = layout.children(index)[1]
+    with pytest.raises(RegistryError, match="not an image index"):
+        publish(layout, image, LayoutRef(tmp_path / "dest"))
+    layer = layout.children(image)[1]
+    path = layout.blob(layer.digest)
+    path.write_bytes(b"x" * layer.size)
+    with pytest.raises(DigestError):
+        publish(layout, index, LayoutRef(tmp_path / "dest"), ["latest"])
+    there = Layout(tmp_path / "dest")
+    assert there.refs() == {}
+    assert not there.has(index.digest)
+    assert not there.has(image.digest)
+
+
+def test_several_images_and_no_name(layout: Layout, tmp_path: Path) -> None:
+    ref = LayoutRef(layout.root)
+    with pytest.raises(RegistryError, match="holds no image"):
+        resolve(ref)
+    layout.tag(small_index(layout, tmp_path, size=10, seed=1), "a")
+    assert resolve(ref) == layout.resolve("a")
+    layout.tag(small_index(layout, tmp_path, size=10, seed=2), "b")
+    with pytest.raises(RegistryError, match="several images"):
+        resolve(ref)
+
+
+@pytest.mark.parametrize("value", [[], "x", {"manifests": 3}, {"manifests": [{"digest": "x"}]}])
+def test_a_malformed_index_is_a_clear_error(layout: Layout, value: object) -> None:
+    stored = layout.put_json(value, media.INDEX)
+    with pytest.raises(ToolchainError):
+        list(layout.walk(stored))

@@ -1,0 +1,85 @@
+"""The ledger keeps what it was told, whatever happens next."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.kernel_fixtures import make_rule
+from toolchain.errors import ConfigError
+from toolchain.kernels.ledger import DONE, FAILED, TIMEOUT, Entry, Ledger
+
+WRITER = """
+import os, sys
+from pathlib import Path
+from tests.kernel_fixtures import make_rule
+from toolchain.kernels.ledger import Entry, Ledger
+ledger = Ledger(Path(sys.argv[1]), "env")
+for number in range(1000):
+    ledger.record(Entry.of(make_rule(f"k{number}"), "done", sha256="ab"))
+    print(number, flush=True)
+    if number == 20:
+        os.kill(os.getpid(), 9)
+"""
+
+
+def test_what_was_recorded_survives_kill_9(tmp_path: Path) -> None:
+    path = tmp_path / "a b's" / "ledger.sqlite"
+    writer = subprocess.run(
+        [sys.executable, "-c", WRITER, str(path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+
+    assert writer.returncode == -signal.SIGKILL, writer.stderr
+    with Ledger(path, "env") as ledger:
+        assert ledger.summary().as_json() == {"done": 21, "failed": 0, "timed_out": 0}
+        assert ledger.get(make_rule("k20").id) is not None
+
+
+def test_a_later_entry_replaces_an_earlier_one(tmp_path: Path) -> None:
+    rule = make_rule("k")
+    with Ledger(tmp_path / "l", "env") as ledger:
+        ledger.record(Entry.of(rule, FAILED, reason="no"))
+        ledger.record(Entry.of(rule, DONE, sha256="ab", size=3, bitcode=("ocml",)))
+    with Ledger(tmp_path / "l", "env") as ledger:
+        found = ledger.get(rule.id)
+        assert found == Entry.of(rule, DONE, sha256="ab", size=3, bitcode=("ocml",))
+        assert ledger.entries([make_rule("unknown"), rule]) == (found,)
+
+
+def test_another_environment_starts_anew_and_none_only_looks(tmp_path: Path) -> None:
+    with Ledger(tmp_path / "l", "one") as ledger:
+        ledger.record(Entry.of(make_rule("k"), DONE))
+    with Ledger(tmp_path / "l") as ledger:
+        assert ledger.summary().done == 1
+    with Ledger(tmp_path / "l", "one") as ledger:
+        assert ledger.summary().done == 1
+    with Ledger(tmp_path / "l", "two") as ledger:
+        assert ledger.summary().done == 0
+
+
+def test_json_is_the_same_whatever_the_order_time_and_attempts(tmp_path: Path) -> None:
+    rules = [make_rule(f"k{number}") for number in range(5)]
+    for name, order, seconds in (("a", rules, 1.0), ("b", rules[::-1], 7.5)):
+        with Ledger(tmp_path / name, "env") as ledger:
+            for rule in order:
+                ledger.record(Entry.of(rule, TIMEOUT, reason="late", seconds=seconds, attempt=int(seconds) % 2 + 1))
+    with Ledger(tmp_path / "a") as one, Ledger(tmp_path / "b") as other:
+        assert json.dumps(one.to_json()) == json.dumps(other.to_json())
+        assert [row["status"] for row in one.to_json()] == [TIMEOUT] * 5
+
+
+def test_a_file_that_is_no_ledger_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "l").write_bytes(b"not a database, but long enough to be read as one" * 20)
+
+    with pytest.raises(ConfigError, match="ledger"):
+        Ledger(tmp_path / "l", "env")

@@ -1,0 +1,551 @@
+"""Pins: the data's integrity, the rules of looking up, reading pin files, and the verb."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from toolchain import pindata, pins
+from toolchain.cli.pins_cmd import pins as verb
+from toolchain.errors import PinError, ToolchainError, UnsupportedError
+from toolchain.gpus import known_gpus
+
+HASH = "10dc3a8e916d73291269e5e2b82dd22681489aa1"
+FORK = "1f126a6dea50d185c0781743a667390037ae88bd"
+OTHER = "86b69c31642e98f8357df62c09d118ad1da4e16a"
+NOWHERE = "0123456789abcdef0123456789abcdef01234567"
+UPSTREAM = "llvm/llvm-project"
+TRITON_FORK = "triton-lang/llvm-project"
+
+
+def info(commit: str = HASH, **more: object) -> str:
+    return json.dumps({"llvm_hash": commit, "build_number": 1, **more})
+
+
+# --- the data ---
+
+ROWS = [*pins.triton_releases(), *pins.aotriton_releases(), *pins.pytorch_rows()]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{type(row).__name__}-{row}"[:48])
+def test_every_row_says_how_sure_it_is_and_from_where(row: pins.TritonRelease) -> None:
+    assert row.certainty in ("verified", "inferred", "unknown")
+    assert len(row.source) > 10
+
+
+@pytest.mark.parametrize("row", [r for r in ROWS if not isinstance(r, pins.PytorchRow)], ids=lambda r: r.title)
+def test_hashes_are_whole(row: pins.TritonRelease | pins.AotritonRelease) -> None:
+    values = [row.llvm, row.commit, *([row.triton] if isinstance(row, pins.AotritonRelease) else [])]
+    assert all(re.fullmatch(r"(?:[0-9a-f]{40})?", value) for value in values)
+    assert bool(row.llvm) == (row.certainty != "unknown")
+    assert bool(row.llvm) == bool(row.repository)
+
+
+@pytest.mark.parametrize("row", pins.aotriton_releases(), ids=lambda row: row.name)
+def test_aotriton_rows_have_gpus_that_exist_and_a_date(row: pins.AotritonRelease) -> None:
+    assert row.gpus
+    assert set(row.gpus) <= set(known_gpus())
+    assert list(row.gpus) == sorted(set(row.gpus))
+    assert re.fullmatch(r"202[4-6]-\d\d(-\d\d)?", row.date)
+    assert row.tag_certainty != "verified" or (row.commit and row.triton)
+
+
+def test_no_row_twice() -> None:
+    for names in (
+        [row.version or row.commit for row in pins.triton_releases()],
+        [row.name for row in pins.aotriton_releases()],
+        [row.version for row in pins.pytorch_rows()],
+    ):
+        assert len(names) == len(set(names))
+
+
+def test_one_commit_one_repository() -> None:
+    rows: list[pins.TritonRelease | pins.AotritonRelease] = [*pins.triton_releases(), *pins.aotriton_releases()]
+    named = {(row.llvm, row.repository) for row in rows if row.llvm}
+    assert len(named) == len({llvm for llvm, _ in named})
+
+
+@pytest.mark.parametrize(
+    ("version", "llvm", "repository"),
+    [
+        ("2.1", "49af6502c6dcb4a7f7520178bd14df396f78240c", UPSTREAM),
+        ("2.3.1", "5e5a22caf88ac1ccfa8dc5720295fdeba0ad9372", UPSTREAM),
+        ("3.0", HASH, UPSTREAM),
+        ("3.1", HASH, UPSTREAM),
+        ("3.2", OTHER, UPSTREAM),
+        ("3.3", "a66376b0dc3b2ea8a84fda26faca287980986f78", UPSTREAM),
+        ("3.4", "8957e64a20fc7f4277565c6cfe3e555c119783ce", UPSTREAM),
+        ("3.5", "7d5de3033187c8a3bb4d2e322f5462cdaf49808f", TRITON_FORK),
+        ("3.6", "f6ded0be897e2878612dd903f7e8bb85448269e5", UPSTREAM),
+        ("3.7.0", "ac5dc54d509169d387fcfd495d71853d81c46484", UPSTREAM),
+        ("3.7.1", FORK, TRITON_FORK),
+        ("3.8", "5f07f818b51b786b0a87b4e514882600ecba112f", TRITON_FORK),
+        ("d8da7c998c75c88691e0ec157fcfd92b49d7060a", "0729a74e66aeeb7a9839d80bfd64fc49b2e69f52", UPSTREAM),
+    ],
+)
+def test_triton_pins(version: str, llvm: str, repository: str) -> None:
+    pin = pins.triton_release(version).pin
+    assert (pin.commit, pin.repository) == (llvm, repository)
+
+
+@pytest.mark.parametrize(
+    ("name", "commit", "triton", "llvm", "certainty"),
+    [
+        (
+            "0.4b",
+            "e53788109dfe0894357097717938c21462f8507c",
+            "888e98a46c60630e5ec51bb2e30d342bcedb241b",
+            "49af6502c6dcb4a7f7520178bd14df396f78240c",
+            "verified",
+        ),
+        (
+            "0.7.3b",
+            "cfe13e6d2a39fa9622b899960b54ccf22cf9a21e",
+            "6a03e28e283ad1465ecee23beaabc6374c428ec5",
+            "657ec7320d8a28171755ba0dd5afc570a5a16791",
+            "verified",
+        ),
+        (
+            "0.8.2b",
+            "b24f43a9771622faa157155568b9a200c3b49e41",
+            "2335045634b163134ef4f9ee4047dce4b1b5cc27",
+            "bd9145c8c21334e099d51b3e66f49d51d24931ee",
+            "verified",
+        ),
+        (
+            "0.10b",
+            "6fca155f4deeb8d9529326f7b69f350aeeb93477",
+            "4280ed1150881bab98c4ecb3e5becb1b3c70fabe",
+            "3c709802d31b5bc5ed3af8284b40593ff39b9eec",
+            "inferred",
+        ),
+        (
+            "0.13b",
+            "6e00ef3e335b45dfb49065259533b59c68995bfe",
+            "db82b800cd4b73e3fa586e1819b314f53bfbad4c",
+            "7f77ca0dbda4abbf9af06537b2c475f20ccd6007",
+            "inferred",
+        ),
+    ],
+)
+def test_aotriton_pins(name: str, commit: str, triton: str, llvm: str, certainty: str) -> None:
+    row = pins.aotriton_release(name)
+    assert (row.commit, row.triton, row.pin.commit, row.pin.certainty) == (commit, triton, llvm, certainty)
+    assert bool(row.pin.warnings) == (certainty == "inferred")
+    assert pins.triton_release(triton).pin.commit == llvm
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus"),
+    [
+        ("0.6b", "gfx90a gfx942"),
+        ("0.7b", "gfx1100 gfx90a gfx942"),
+        ("0.9.2b", "gfx1100 gfx1201 gfx90a gfx942"),
+        ("0.10b", "gfx1100 gfx1150 gfx1151 gfx1200 gfx1201 gfx90a gfx942 gfx950"),
+    ],
+)
+def test_default_gpus(name: str, gpus: str) -> None:
+    assert pins.aotriton_release(name).gpus == tuple(gpus.split())
+
+
+def test_gpus_grow() -> None:
+    counts = {row.name: len(row.gpus) for row in pins.aotriton_releases()}
+    assert (counts["0.11b"], counts["0.11.1b"], counts["0.11.2b"]) == (10, 11, 13)
+    assert (counts["0.12b"], counts["0.12.1b"], counts["0.14b"]) == (13, 14, 14)
+
+
+# --- looking up ---
+
+
+@pytest.mark.parametrize("text", ["3.2", "v3.2", "3.2.0", "v3.2.0", " 3.2.0 "])
+def test_one_release_many_spellings(text: str) -> None:
+    row = pins.triton_release(text)
+    assert (row.version, row.ref, row.warnings) == ("3.2.0", "v3.2.0", ())
+
+
+def test_differing_patch_releases_take_the_newest_and_say_so() -> None:
+    row = pins.triton_release("3.7")
+    assert row.version == "3.7.1"
+    assert "3.7.0" in row.warnings[0]
+    assert row.pin.warnings == row.warnings
+    assert not pins.triton_release("3.7.1").warnings
+
+
+def test_equal_patch_releases_take_the_one_that_was_read() -> None:
+    assert pins.triton_release("3.3").certainty == "verified"
+    inferred = pins.triton_release("3.3.1").pin
+    assert inferred.certainty == "inferred"
+    assert "inferred" in inferred.warnings[0]
+
+
+@pytest.mark.parametrize("version", ["3.9", "3.9.0", "v3.10", "4.0.0"])
+def test_triton_with_a_second_llvm_is_refused(version: str) -> None:
+    with pytest.raises(UnsupportedError) as caught:
+        pins.triton_release(version)
+    assert "second LLVM" in caught.value.what
+    assert "AMDGCN" in caught.value.why
+    assert "3.8.0" in caught.value.fix
+
+
+@pytest.mark.parametrize("version", ["2.2", "2.3.0"])
+def test_unknown_triton_is_refused_unless_asked_for(version: str) -> None:
+    with pytest.raises(PinError) as caught:
+        pins.triton_release(version)
+    assert "--source llvm=" in caught.value.fix
+    row = pins.triton_release(version, allow_unknown=True)
+    with pytest.raises(PinError):
+        _ = row.pin
+
+
+@pytest.mark.parametrize("version", ["2.0", "3.4.7", "3.8.0+mine", NOWHERE])
+def test_triton_that_is_not_on_record(version: str) -> None:
+    with pytest.raises(UnsupportedError) as caught:
+        pins.triton_release(version)
+    assert caught.value.why
+    assert caught.value.fix
+
+
+@pytest.mark.parametrize("version", ["", "latest", "3", "3.2.0.1", "3.8.0rc1", "HEAD", "10dc3a8e"])
+def test_what_is_no_version(version: str) -> None:
+    with pytest.raises(PinError, match="no Triton version"):
+        pins.triton_release(version)
+    with pytest.raises(PinError, match="no PyTorch version"):
+        pins.aotriton_for_pytorch(version)
+
+
+def test_a_vendor_version_has_its_own_row() -> None:
+    assert pins.triton_release("3.8.0+rhaiv.1").llvm == "4611156032e1ebac68b2b8f6107b1475a7c60800"
+    assert pins.triton_release("3.8").version == "3.8.0"
+
+
+@pytest.mark.parametrize("text", ["0.9.2b", "0.9.2", "v0.9.2B"])
+def test_aotriton_spellings(text: str) -> None:
+    assert pins.aotriton_release(text).name == "0.9.2b"
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("0.11.1b", ["llvm"]),
+        ("0.11.2b", ["llvm"]),
+        ("0.11.52b", ["llvm"]),
+        ("0.11.210b", ["llvm"]),
+        ("0.14b", ["triton", "llvm"]),
+        ("0.14.1b", ["aotriton", "triton", "llvm"]),
+    ],
+)
+def test_unknown_aotriton_says_what_to_give(name: str, options: list[str]) -> None:
+    with pytest.raises(PinError) as caught:
+        pins.aotriton_release(name)
+    assert re.findall(r"--source (\w+)=", caught.value.fix) == options
+    row = pins.aotriton_release(name, allow_unknown=True)
+    assert row.name == name
+    with pytest.raises(PinError):
+        _ = row.pin
+
+
+def test_near_misses_are_named() -> None:
+    with pytest.raises(UnsupportedError) as caught:
+        pins.aotriton_release("0.11.3b")
+    assert "0.11.1b" in caught.value.fix
+    with pytest.raises(UnsupportedError) as caught:
+        pins.triton_release("3.7.2")
+    assert "3.7.1" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("version", "aotriton"),
+    [
+        ("2.3", "0.4b"),
+        ("2.4.1", "0.6b"),
+        ("v2.5.0", "0.7b"),
+        ("2.6", "0.8.2b"),
+        ("2.7.1+rocm6.3", "0.9.2b"),
+        ("2.8", "0.10b"),
+        ("2.9", "0.11b"),
+        ("2.10", "0.11.1b"),
+        ("2.11", "0.11.2b"),
+        ("2.13.0", "0.12b"),
+    ],
+)
+def test_pytorch(version: str, aotriton: str) -> None:
+    row = pins.aotriton_for_pytorch(version)
+    assert row.aotriton == aotriton
+    assert any("inferred" in warning for warning in row.warnings) == (row.certainty == "inferred")
+
+
+def test_every_pytorch_row_names_aotritons_on_record() -> None:
+    known = {row.name for row in pins.aotriton_releases()}
+    assert {name for row in pins.pytorch_rows() for name in (row.aotriton, *row.alternatives)} <= known
+    assert [row.version for row in pins.pytorch_rows()] == [f"2.{minor}" for minor in range(3, 14)]
+
+
+@pytest.mark.parametrize("version", ["2.2", "2.14", "1.13"])
+def test_pytorch_not_on_record(version: str) -> None:
+    with pytest.raises(UnsupportedError, match="not on record"):
+        pins.aotriton_for_pytorch(version)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"commit": HASH[:39]},
+        {"commit": HASH.upper()},
+        {"commit": f"{HASH}\n"},
+        {"repository": "--upload-pack=x"},
+        {"repository": "nowhere"},
+        {"certainty": "sure"},
+    ],
+)
+def test_a_pin_is_well_formed(change: dict[str, str]) -> None:
+    good = {"commit": HASH, "repository": UPSTREAM, "origin": "test", "certainty": "verified"}
+    pins.LlvmPin(**good)  # type: ignore[arg-type]
+    with pytest.raises(PinError):
+        pins.LlvmPin(**{**good, **change})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        f'llvm = "{HASH[:8]}"\nrepository = "{UPSTREAM}"\ncertainty = "verified"\nsource = "a test of the reader"',
+        f'llvm = "{HASH}"\ncertainty = "verified"\nsource = "a test of the reader"',
+        f'llvm = "{HASH}"\nrepository = "{UPSTREAM}"\ncertainty = "verified"',
+        f'llvm = "{HASH}"\nrepository = "{UPSTREAM}"\nsource = "a test of the reader"',
+        f'llvm = "{HASH}"\nrepository = "{UPSTREAM}"\ncertainty = "unknown"\nsource = "a test of the reader"',
+        'certainty = "verified"\nsource = "a test of the reader"',
+    ],
+)
+def test_a_bad_row_of_data_is_found(row: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "triton.toml").write_text(f'refused-from = "3.9"\ncommit = []\n[[release]]\nversion = "3.0.0"\n{row}\n')
+    monkeypatch.setattr(pindata, "_DATA", tmp_path)
+    with pytest.raises(PinError, match="bad row"):
+        pindata.triton_data.__wrapped__()
+
+
+# --- reading ---
+
+
+@pytest.mark.parametrize("content", [HASH, f"{HASH}\n", f"  {HASH}\r\n", HASH.upper(), f"\ufeff{HASH}\n", info()])
+@pytest.mark.parametrize("name", ["llvm-hash.txt", "llvm-hash", "llvm-hash.json", "llvm-info.json", "llvm-info"])
+def test_spellings_of_a_pin_file(name: str, content: str, tmp_path: Path) -> None:
+    folder = tmp_path / 'it\'s a "Triton" checkout'
+    (folder / "cmake").mkdir(parents=True)
+    file = folder / "cmake" / name
+    file.write_text(content, encoding="utf-8")
+    for path in (file, folder / "cmake", folder):
+        pin = pins.read_pin(path)
+        assert (pin.commit, pin.repository, pin.origin, pin.certainty) == (HASH, UPSTREAM, str(file), "verified")
+        assert not pin.warnings
+
+
+def test_old_checkouts_have_it_at_the_top(tmp_path: Path) -> None:
+    (tmp_path / "llvm-hash.txt").write_text(HASH)
+    (tmp_path / "cmake").mkdir()
+    assert pins.read_pin(tmp_path).commit == HASH
+
+
+@pytest.mark.parametrize(("first", "second"), [("llvm-hash.txt", "llvm-info.json"), ("llvm-info", "llvm-info.json")])
+def test_contradicting_files(first: str, second: str, tmp_path: Path) -> None:
+    (tmp_path / first).write_text(HASH)
+    (tmp_path / second).write_text(info(OTHER))
+    with pytest.raises(PinError, match="contradict") as caught:
+        pins.read_pin(tmp_path)
+    for part in (HASH, OTHER, str(tmp_path / first), str(tmp_path / second)):
+        assert part in caught.value.why
+    assert pins.read_pin(tmp_path / second).commit == OTHER
+
+
+def test_contradiction_between_top_and_cmake(tmp_path: Path) -> None:
+    (tmp_path / "cmake").mkdir()
+    (tmp_path / "llvm-hash.txt").write_text(HASH)
+    (tmp_path / "cmake" / "llvm-info.json").write_text(info(OTHER))
+    with pytest.raises(PinError, match="contradict"):
+        pins.read_pin(tmp_path)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_build_info_names_the_fork(whole: bool, tmp_path: Path) -> None:
+    (tmp_path / "llvm-info.json").write_text(info(NOWHERE))
+    (tmp_path / "llvm-build-info.json").write_text(info(NOWHERE, repository="someone/llvm-fork"))
+    pin = pins.read_pin(tmp_path if whole else tmp_path / "llvm-info.json")
+    assert (pin.commit, pin.repository, pin.warnings) == (NOWHERE, "someone/llvm-fork", ())
+
+
+def test_repository_may_be_a_url(tmp_path: Path) -> None:
+    (tmp_path / "llvm-info.json").write_text(info())
+    (tmp_path / "llvm-build-info.json").write_text(info(repository="https://github.com/someone/llvm-fork.git"))
+    assert pins.read_pin(tmp_path).repository == "someone/llvm-fork"
+
+
+def test_build_info_ahead_is_a_warning_and_its_repository_does_not_count(tmp_path: Path) -> None:
+    (tmp_path / "llvm-info.json").write_text(info(FORK))
+    (tmp_path / "llvm-build-info.json").write_text(info(OTHER, repository="someone/llvm-fork"))
+    pin = pins.read_pin(tmp_path)
+    assert (pin.commit, pin.repository) == (FORK, TRITON_FORK)
+    assert OTHER in pin.warnings[0]
+    assert FORK in pin.warnings[0]
+
+
+def test_build_info_without_repository_leaves_it_to_the_data(tmp_path: Path) -> None:
+    (tmp_path / "llvm-info.json").write_text(info(FORK))
+    (tmp_path / "llvm-build-info.json").write_text(info(FORK))
+    assert pins.read_pin(tmp_path).repository == TRITON_FORK
+
+
+def test_the_fork_of_a_bare_hash_comes_from_the_data(tmp_path: Path) -> None:
+    (tmp_path / "llvm-hash.txt").write_text(FORK)
+    assert pins.read_pin(tmp_path).repository == TRITON_FORK
+
+
+def test_an_assumed_repository_is_said(tmp_path: Path) -> None:
+    (tmp_path / "llvm-info.json").write_text(info(NOWHERE))
+    pin = pins.read_pin(tmp_path)
+    assert pin.repository == UPSTREAM
+    assert "assumed" in pin.warnings[0]
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"build_number": 1}', info("short")])
+def test_a_broken_build_info_is_only_a_warning(content: str, tmp_path: Path) -> None:
+    (tmp_path / "llvm-info.json").write_text(info())
+    (tmp_path / "llvm-build-info.json").write_text(content)
+    pin = pins.read_pin(tmp_path)
+    assert pin.commit == HASH
+    assert "ignored" in pin.warnings[0]
+
+
+@pytest.mark.parametrize("repository", ["--upload-pack=x/y", "a/b/c", "", 7, None, "ssh://host/x", "a/../b"])
+def test_a_hostile_repository_is_refused(repository: object, tmp_path: Path) -> None:
+    (tmp_path / "llvm-info.json").write_text(info())
+    (tmp_path / "llvm-build-info.json").write_text(info(repository=repository))
+    with pytest.raises(PinError, match="names no repository"):
+        pins.read_pin(tmp_path)
+
+
+NEIGHBOURS = ["amd-llvm-info.json", "amd-llvm-build-info.json", "nvidia-llvm-build-info.json", "llvm-build-info.json"]
+
+
+@pytest.mark.parametrize("name", NEIGHBOURS)
+def test_other_compilers_pins_are_never_read(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(info(OTHER))
+    with pytest.raises(PinError, match="no LLVM pin in"):
+        pins.read_pin(tmp_path)
+    with pytest.raises(PinError, match="does not hold the pin"):
+        pins.read_pin(tmp_path / name)
+    (tmp_path / "llvm-info.json").write_text(info())
+    assert pins.read_pin(tmp_path).commit == HASH
+
+
+@pytest.mark.parametrize(
+    ("content", "match"),
+    [
+        (b"", "no commit"),
+        (HASH[:39].encode(), "39 characters"),
+        (f"{HASH}0".encode(), "41 characters"),
+        (f"{HASH}\n{OTHER}".encode(), "no commit"),
+        (HASH.replace("1", "g").encode(), "no commit"),
+        (b'{"build_number": 1}', "names no LLVM"),
+        (b'{"llvm_hash": 7}', "no commit"),
+        (b'{"llvm_hash": null}', "no commit"),
+        (b'{"llvm_hash": "10dc3a8e"}', "8 characters"),
+        (b'{"llvm_hash": ', "not JSON"),
+        (b'["llvm_hash"]', "no JSON object"),
+        (b"[" * 60000, "not JSON"),
+        (b"\xff\xfe1\x000\x00", "no pin file"),
+        (HASH.encode() + b" " * 70000, "no pin file"),
+    ],
+)
+def test_malformed(content: bytes, match: str, tmp_path: Path) -> None:
+    file = tmp_path / "llvm-hash.txt"
+    file.write_bytes(content)
+    for path in (file, tmp_path):
+        with pytest.raises(PinError, match=match) as caught:
+            pins.read_pin(path)
+        assert str(file) in caught.value.what
+        assert caught.value.fix
+
+
+def test_a_huge_file_is_not_read(tmp_path: Path) -> None:
+    file = tmp_path / "llvm-hash.txt"
+    with file.open("wb") as stream:
+        stream.truncate(1 << 40)  # sparse: reading it all would not end
+    with pytest.raises(PinError, match="no pin file"):
+        pins.read_pin(tmp_path)
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    with pytest.raises(PinError, match="no LLVM pin"):
+        pins.read_pin(tmp_path)
+    with pytest.raises(PinError, match="cannot read") as caught:
+        pins.read_pin(tmp_path / "missing.txt")
+    assert "does not exist" in caught.value.why
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "llvm-hash.txt")
+    with pytest.raises(PinError, match="cannot read"):
+        pins.read_pin(tmp_path / "llvm-hash.txt")
+
+
+# --- the verb ---
+
+
+@pytest.fixture
+def run() -> CliRunner:
+    return CliRunner()
+
+
+def app() -> typer.Typer:
+    made = typer.Typer()
+    made.command()(verb)
+    return made
+
+
+def test_all_rows_whole_even_in_a_pipe(run: CliRunner) -> None:
+    result = run.invoke(app(), [])
+    assert result.exit_code == 0
+    for part in (HASH, "0.4b", "0.14.2b", "2.13", "unknown", "verified", "d8da7c998c75"):
+        assert part in result.stdout
+
+
+def test_all_rows_as_json(run: CliRunner) -> None:
+    content = json.loads(run.invoke(app(), ["--json"]).stdout)
+    assert {name: len(rows) for name, rows in content.items()} == {
+        "triton": len(pins.triton_releases()),
+        "aotriton": len(pins.aotriton_releases()),
+        "pytorch": len(pins.pytorch_rows()),
+    }
+    unknown = next(row for row in content["aotriton"] if row["name"] == "0.14.1b")
+    assert (unknown["commit"], unknown["llvm"]) == (None, None)
+
+
+def test_pytorch_resolves_to_llvm(run: CliRunner) -> None:
+    content = json.loads(run.invoke(app(), ["--pytorch", "2.9.1", "--json"]).stdout)
+    assert content["aotriton"]["name"] == "0.11b"
+    assert content["llvm"]["commit"] == "570885128351868c1308bb22e8ca351d318bc4a1"
+    assert content["llvm"]["warnings"]
+
+
+def test_triton_and_path_as_text(run: CliRunner, tmp_path: Path) -> None:
+    result = run.invoke(app(), ["--triton", "3.7"])
+    assert FORK in result.stdout
+    assert "3.7.0" in result.stderr
+    (tmp_path / "llvm-hash.txt").write_text(HASH)
+    result = run.invoke(app(), ["--from", str(tmp_path)])
+    assert HASH in result.stdout
+
+
+def test_unknown_is_refused(run: CliRunner) -> None:
+    result = run.invoke(app(), ["--pytorch", "2.10"])
+    assert isinstance(result.exception, PinError)
+    assert result.stdout == ""
+    assert isinstance(run.invoke(app(), ["--aotriton", ""]).exception, ToolchainError)
+
+
+def test_one_question_at_a_time(run: CliRunner) -> None:
+    assert run.invoke(app(), ["--triton", "3.2", "--pytorch", "2.9"]).exit_code == 2

@@ -1,0 +1,207 @@
+"""Progress from lines as ninja, buildah and the recipes' scripts write them."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from itertools import pairwise
+
+import pytest
+from rich.console import Console
+
+from toolchain.engine.progress import Progress
+
+
+class Clock:
+    """Seconds that pass when told."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture(autouse=True)
+def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GITHUB_ACTIONS", raising=False)
+    monkeypatch.delenv("CI", raising=False)
+
+
+def make(
+    clock: Clock,
+    weights: Mapping[str, float] | None = None,
+    known: Mapping[str, float] | None = None,
+    *,
+    terminal: bool = False,
+) -> tuple[Progress, io.StringIO]:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=terminal, width=120, highlight=False)
+    return Progress("llvm", 2, 5, weights or {}, console, known=known, clock=clock), out
+
+
+def shown(progress: Progress) -> tuple[int, int]:
+    """done, total as the line says."""
+    counted = progress.text().split(", ")[1].rpartition(" ")[2]
+    done, _, total = counted.partition("/")
+    return int(done), int(total)
+
+
+def recorded() -> list[tuple[float, str]]:
+    """A log as ninja writes one: seconds, line. Its total grows twice, and two lines come out of order."""
+    lines: list[tuple[float, str]] = []
+    total = 100
+    for done in range(1, 131):
+        if done in (40, 80):
+            total += 15
+        lines.append((done * 2.0, f"@ninja {done}/{total} 2 {done * 2.0:.3f}@ Building CXX object lib/a{done}.cpp.o"))
+    lines[60], lines[61] = lines[61], lines[60]
+    return lines
+
+
+def test_a_recorded_log_never_goes_backwards_and_ends_full() -> None:
+    clock = Clock()
+    progress, _ = make(clock)
+    progress.line("@step compile")
+    begun, seen = clock.now, []
+    for second, line in recorded():
+        clock.now = max(clock.now, begun + second)
+        assert progress.line(line)
+        seen.append(shown(progress))
+    for (done, total), (later_done, later_total) in pairwise(seen):
+        assert later_done >= done
+        assert later_total >= total
+    assert seen[0] == (1, 100)
+    assert seen[-1] == (130, 130)
+    assert progress.estimate() == 0
+
+
+def test_a_smaller_total_is_ignored() -> None:
+    progress, _ = make(Clock())
+    progress.line("@ninja 10/200 2 5.0@ ")
+    progress.line("@ninja 11/150 2 5.5@ ")
+    assert shown(progress) == (11, 200)
+
+
+def test_a_second_ninja_in_one_step_counts_on() -> None:
+    progress, _ = make(Clock())
+    for line in ("@ninja 1/2 1 1.0@ a", "@ninja 2/2 0 2.0@ b", "@ninja 1/3 1 0.1@ c"):
+        progress.line(line)
+    assert shown(progress) == (3, 5)
+
+
+def test_the_estimate_follows_ninjas_rate() -> None:
+    clock = Clock()
+    progress, _ = make(clock)
+    progress.line("@step compile")
+    for done in range(11):
+        progress.line(f"@ninja {done}/100 2 {done}.0@ x")
+        clock.now += 3
+    assert progress.estimate() == pytest.approx(33 / 10 * 90)
+
+
+def test_what_was_done_before_says_nothing_about_the_rate() -> None:
+    clock = Clock()
+    progress, _ = make(clock)
+    progress.line("@count 900/1000 attn_fwd")
+    assert progress.estimate() is None, "900 kernels in no time were done by an earlier run"
+    clock.now += 10
+    progress.line("@count 910/1000 attn_fwd")
+    assert progress.estimate() == pytest.approx(90)
+
+
+def test_steps_ahead_count_by_weight_or_by_what_they_took() -> None:
+    clock = Clock()
+    weights = {"configure": 1.0, "compile": 8.0, "install": 1.0}
+    progress, _ = make(clock, weights)
+    progress.line("@step configure")
+    clock.now += 10
+    progress.line("@step compile")
+    progress.line("@ninja 0/100 2 0.0@ x")
+    clock.now += 40
+    progress.line("@ninja 50/100 2 40.0@ x")
+    # configure took 10 for weight 1, compile will take 80 for weight 8: install is 10 more.
+    assert progress.estimate() == pytest.approx(40 + 10)
+    progress.weigh({}, {"install": 300.0})
+    assert progress.estimate() == pytest.approx(40 + 300)
+
+
+def test_a_known_stage_is_estimated_before_it_begins() -> None:
+    progress, _ = make(Clock(), {"a": 1.0, "b": 2.0}, {"a": 30.0, "b": 70.0})
+    assert progress.estimate() == 100
+    nothing, _ = make(Clock(), {"a": 1.0, "b": 2.0})
+    assert nothing.estimate() is None
+
+
+def test_lines_that_are_not_progress_are_said_to_be_none() -> None:
+    progress, _ = make(Clock())
+    taken = {
+        "@step compile": True,
+        "@ninja 1/2 1 0.5@ x": True,
+        "@count 1/2 attn_fwd": True,
+        "STEP 3/9: RUN sh build.sh": True,
+        "[1/2] STEP 3/9: COPY a b": True,
+        "error: no such file": False,
+        "@ninja soon": False,
+        "": False,
+    }
+    assert {line: progress.line(line) for line in taken} == taken
+
+
+def test_the_line_says_stage_step_count_elapsed_and_estimate() -> None:
+    clock = Clock()
+    progress, _ = make(clock, {"configure": 1.0, "compile": 8.0})
+    progress.line("[1/2] STEP 4/9: RUN sh build.sh")
+    assert progress.text() == "[2/5] llvm, container step 1.4 RUN, 0 s"
+    progress.line("@step compile")
+    progress.line("@ninja 0/100 2 0.0@ x")
+    clock.now += 60
+    progress.line("@ninja 50/100 2 60.0@ x")
+    assert progress.text() == "[2/5] llvm, compile (2 of 2) 50/100, 1 min 00 s, about 1 min 00 s left"
+
+
+def test_without_a_terminal_one_line_a_minute_and_at_each_step() -> None:
+    clock = Clock()
+    progress, out = make(clock)
+    progress.line("@step configure")
+    clock.now += 5
+    progress.line("@step compile")
+    for second in range(1, 181):
+        clock.now += 1
+        progress.line(f"@ninja {second}/1000 2 {second}.0@ x")
+    said = out.getvalue().splitlines()
+    assert len(said) == 2 + 3
+    assert said[0].startswith("[2/5] llvm, configure")
+    assert "compile 60/1000, 1 min 05 s" in said[2]
+
+
+def test_a_terminal_gets_one_live_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    progress, out = make(Clock(), terminal=True)
+    with progress:
+        progress.line("@step compile")
+        progress.line("@ninja 1/9 2 1.0@ Building a.o")
+    assert "compile 1/9" in out.getvalue()
+    assert "Building a.o" in out.getvalue()
+
+
+def test_github_gets_a_group_and_no_live_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    progress, out = make(Clock(), terminal=True)
+    with progress:
+        progress.line("@step compile")
+    plain = [line.strip() for line in out.getvalue().splitlines()]
+    assert plain[0] == "::group::llvm"
+    assert plain[-1] == "::endgroup::"
+    assert any("llvm, compile" in line for line in plain)
+
+
+def test_summary_has_the_seconds_of_each_step() -> None:
+    clock = Clock()
+    progress, _ = make(clock)
+    with progress:
+        for name, seconds in (("configure", 3), ("compile", 50), ("configure", 2), ("done", 4)):
+            progress.line(f"@step {name}")
+            clock.now += seconds
+    clock.now += 1000
+    assert progress.summary() == {"configure": 5, "compile": 50, "export": 4}
+    assert progress.elapsed() == 59

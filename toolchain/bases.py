@@ -1,0 +1,197 @@
+"""The bases that have a name: data of containerfiles/base/bases.toml, checked."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+
+from toolchain.errors import ConfigError, UnsupportedError
+from toolchain.recipe import digests, root
+
+DATA = "containerfiles/base/bases.toml"
+_INSTALLER = "containerfiles/base/install.sh"
+_BY_DIGEST = re.compile(r"[a-z0-9.-]+(:[0-9]+)?(/[a-z0-9._-]+)+@sha256:[0-9a-f]{64}")
+_PACKAGE = re.compile(r"[a-z0-9][a-z0-9.+-]*")
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaseRecipe:
+    """How a base is made, for one architecture.
+
+    Args:
+        name: as `--base` takes it, and part of image names.
+        kind: `mmdebstrap` or `containerfile`.
+        arch: the OCI architecture that `image` and `links` are for.
+        suite: Debian's code name; empty for a Containerfile.
+        variant: mmdebstrap's variant; empty for a Containerfile.
+        packages: what mmdebstrap installs besides the variant, sorted; empty for a Containerfile.
+        links: absolute path in the base to the target of the link that must be there.
+        containerfile: path below the recipe root; empty for mmdebstrap.
+        image: `repository@sha256:…` that the Containerfile starts from; empty for mmdebstrap.
+        tag: what `image` was called when its digest was written down.
+        seen: when that was, `YYYY-MM-DD`.
+        os_release: `id` and `version_id` of the finished base.
+        tools: versions by tool; of an untested base only what the recipe itself decides.
+        hip: whether its HIP serves AOTriton.
+        tested: whether the base was really made and used.
+        note: for people.
+    """
+
+    name: str
+    kind: Literal["mmdebstrap", "containerfile"]
+    arch: str
+    suite: str
+    variant: str
+    packages: tuple[str, ...]
+    links: Mapping[str, str]
+    containerfile: str
+    image: str
+    tag: str
+    seen: str
+    os_release: Mapping[str, str]
+    tools: Mapping[str, str]
+    hip: bool
+    tested: bool
+    note: str
+
+    def as_inputs(self) -> dict[str, Any]:
+        """All of the recipe that decides what the base holds, as JSON values; what only informs people is left out."""
+        if self.kind == "mmdebstrap":
+            return {
+                "kind": self.kind,
+                "arch": self.arch,
+                "suite": self.suite,
+                "variant": self.variant,
+                "packages": list(self.packages),
+                "links": dict(self.links),
+            }
+        folder = PurePosixPath(self.containerfile).parent.as_posix()
+        return {"kind": self.kind, "arch": self.arch, "image": self.image, "files": digests(folder, _INSTALLER)}
+
+
+class _Row(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    kind: Literal["mmdebstrap", "containerfile"]
+    os_release: dict[str, str]
+    tools: dict[str, str]
+    hip: bool
+    tested: bool
+    note: str
+    suite: str = ""
+    variant: str = ""
+    packages: list[str] = []
+    links: dict[str, dict[str, str]] = {}
+    containerfile: str = ""
+    images: dict[str, str] = {}
+    tag: str = ""
+    seen: str = ""
+
+    @model_validator(mode="after")
+    def _fits_kind(self) -> _Row:
+        debian = {"suite": self.suite, "variant": self.variant, "packages": self.packages}
+        image = {"containerfile": self.containerfile, "images": self.images, "tag": self.tag, "seen": self.seen}
+        needed, strange = (debian, image) if self.kind == "mmdebstrap" else (image, {**debian, "links": self.links})
+        for key, value in needed.items():
+            if not value:
+                raise ValueError(f"kind {self.kind} needs {key!r}")
+        for key, value in strange.items():
+            if value:
+                raise ValueError(f"kind {self.kind} has no {key!r}")
+        for package in self.packages:
+            if not _PACKAGE.fullmatch(package):
+                raise ValueError(f"{package!r} is no package name")
+        for reference in self.images.values():
+            if reference and not _BY_DIGEST.fullmatch(reference):
+                raise ValueError(f"{reference!r} is not REPOSITORY@sha256:DIGEST")
+        for path in (path for links in self.links.values() for path in links):
+            if not path.startswith("/") or ".." in PurePosixPath(path).parts:
+                raise ValueError(f"{path!r} is no absolute path")
+        return self
+
+
+def load_bases(arch: str = "amd64", *, path: Path | None = None) -> dict[str, BaseRecipe]:
+    """Every base of the data, by name, in its order; also those that `base_recipe` refuses for want of a digest.
+
+    Args:
+        arch: OCI architecture that images and links are taken for.
+        path: another data file.
+
+    Raises:
+        ConfigError: the data cannot be read, has an unknown key or a value that does not fit.
+    """
+    source = path or root() / DATA
+    try:
+        content = tomllib.loads(source.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {source}", why=str(error.strerror), fix="reinstall toolchain") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{source} is not TOML", why=str(error)) from error
+    return {name: _recipe(name, row, arch, source) for name, row in content.items()}
+
+
+def _recipe(name: str, content: Any, arch: str, source: Path) -> BaseRecipe:
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"{source}: {name!r} is no name for a base", why="it becomes part of image names")
+    try:
+        row = _Row.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join([name, *(str(part) for part in first["loc"])])
+        unknown = first["type"] == "extra_forbidden"
+        raise ConfigError(
+            f"{source}: unknown key {where!r}" if unknown else f"{source}: bad value for {where!r}",
+            why=f"known keys: {', '.join(sorted(_Row.model_fields))}" if unknown else first["msg"],
+            fix="correct or remove the key",
+        ) from error
+    return BaseRecipe(
+        name=name,
+        kind=row.kind,
+        arch=arch,
+        suite=row.suite,
+        variant=row.variant,
+        packages=tuple(sorted(row.packages)),
+        links=row.links.get(arch, {}),
+        containerfile=row.containerfile,
+        image=row.images.get(arch, ""),
+        tag=row.tag,
+        seen=row.seen,
+        os_release=row.os_release,
+        tools=row.tools,
+        hip=row.hip,
+        tested=row.tested,
+        note=row.note,
+    )
+
+
+def base_recipe(name: str, arch: str = "amd64", *, path: Path | None = None) -> BaseRecipe:
+    """The base called `name`, for `arch`.
+
+    Raises:
+        ConfigError: see `load_bases`.
+        UnsupportedError: there is no such base, or no image digest of it is known for this architecture.
+    """
+    bases = load_bases(arch, path=path)
+    found = bases.get(name)
+    if found is None:
+        near = difflib.get_close_matches(name.lower(), bases, n=1, cutoff=0.5)
+        raise UnsupportedError(
+            f"unknown base {name!r}" + (f"; did you mean {near[0]}?" if near else ""),
+            why=f"known bases: {', '.join(bases)}",
+            fix="name one of these, or give a local image with --base oci:DIR",
+        )
+    if found.kind == "containerfile" and not found.image:
+        raise UnsupportedError(
+            f"base {name} has no image pinned for {arch}",
+            why=f"{DATA} names no digest, and a tag can be moved to other content",
+            fix=f"add images.{arch} = REPOSITORY@sha256:DIGEST there, or give a local image with --base oci:DIR",
+        )
+    return found

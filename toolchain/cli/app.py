@@ -1,0 +1,83 @@
+"""The console script: one file for each verb, put together here."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+from toolchain import __version__, console
+from toolchain.cli import build_cmd, doctor_cmd, image_cmd, pins_cmd, plan_cmd
+from toolchain.cli.options import handled
+from toolchain.errors import ToolchainError
+from toolchain.settings import read_file
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_show_locals=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Rebuild LLVM, Triton and AOTriton from source, as layers of OCI images.",
+)
+kernels = typer.Typer(no_args_is_help=True, help="FlashAttention kernels: compile them, see how far they are.")
+
+
+def _version(value: bool) -> None:
+    if value:
+        console.text(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    ctx: typer.Context,
+    config: Annotated[
+        Path | None, typer.Option("--config", envvar="TOOLCHAIN_CONFIG", help="TOML file with values for the options.")
+    ] = None,
+    verbose: Annotated[int, typer.Option("--verbose", "-v", count=True, help="Say more; twice shows commands.")] = 0,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None:
+    console.setup(verbose)
+    chosen = config or (Path("toolchain.toml") if Path("toolchain.toml").is_file() else None)
+    if chosen is not None:
+        try:
+            values = read_file(chosen)
+        except ToolchainError as error:
+            console.failure(error, as_json=False)
+            raise typer.Exit(error.code) from error
+        ctx.default_map = dict.fromkeys(app_verbs(), values) | {"kernels": {"run": values, "status": values}}
+
+
+def app_verbs() -> list[str]:
+    """The names of all verbs."""
+    return [info.name or "" for info in app.registered_commands]
+
+
+app.command("doctor")(handled(doctor_cmd.doctor))
+app.command("pins")(handled(pins_cmd.pins))
+app.command("plan")(handled(plan_cmd.plan))
+app.command("fetch")(handled(plan_cmd.fetch))
+app.command("build")(handled(build_cmd.build))
+app.command("publish")(handled(image_cmd.publish))
+app.command("verify")(handled(image_cmd.verify))
+app.command("inspect")(handled(image_cmd.inspect))
+kernels.command("run")(handled(build_cmd.kernels_run))
+kernels.command("status")(handled(build_cmd.kernels_status))
+app.add_typer(kernels, name="kernels")
+
+
+def _terminated(number: int, frame: FrameType | None) -> None:
+    # SystemExit unwinds through every `finally`, so children end and partial files go.
+    sys.exit(128 + number)
+
+
+def main() -> None:
+    """Entry point."""
+    signal.signal(signal.SIGTERM, _terminated)
+    signal.signal(signal.SIGHUP, _terminated)
+    app(prog_name="toolchain")

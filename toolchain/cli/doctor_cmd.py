@@ -1,0 +1,33 @@
+"""`toolchain doctor`: what is missing or unusable on this machine, and how to mend it."""
+
+from __future__ import annotations
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from toolchain import console
+from toolchain import doctor as checkup
+from toolchain.cli.options import CacheOpt, JsonOpt
+from toolchain.settings import Cache, default_cache
+
+_STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
+
+
+def doctor(cache: CacheOpt = None, json_: JsonOpt = False) -> None:
+    """Look at this machine: engine, isolation, disk, memory, network, and what else a build uses."""
+    checks = list(checkup.examine(Cache((cache or default_cache()).absolute())))
+    code = checkup.exit_code(checks)
+    if json_:
+        console.data({"ready": code == 0, "exit_code": code, "checks": [check.as_json() for check in checks]})
+        raise typer.Exit(code)
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for column in ("status", "name", "detail"):
+        table.add_column(column, overflow="fold")
+    for check in checks:
+        detail = check.detail if not check.fix or check.status == "ok" else f"{check.detail}\n→ {check.fix}"
+        table.add_row(f"[{_STYLES[check.status]}]{check.status}[/]", check.name, Text(detail))
+    console.err.print(table)
+    failed = [check.name for check in checks if check.status == "fail"]
+    console.note("ready to build" if not failed else f"not ready: {', '.join(failed)}")
+    raise typer.Exit(code)

@@ -1,0 +1,173 @@
+"""Options that several verbs share, and how they become a `Request`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, ParamSpec, TypeVar
+
+import typer
+
+from toolchain import console
+from toolchain.errors import ConfigError, ToolchainError, UnsupportedError
+from toolchain.settings import Cache, Request, default_cache
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+ARCHES = ("amd64", "arm64")
+
+BaseOpt = Annotated[
+    str, typer.Option("--base", envvar="TOOLCHAIN_BASE", help="Base recipe, or a local image as oci:DIR[:TAG].")
+]
+ArchOpt = Annotated[
+    str, typer.Option("--arch", envvar="TOOLCHAIN_ARCH", help="OCI architectures, with commas between them.")
+]
+SourceOpt = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--source",
+        envvar="TOOLCHAIN_SOURCE",
+        help="NAME=PATH, NAME=URL@SHA or NAME=distro:PACKAGE; again for each source.",
+        metavar="NAME=WHERE",
+    ),
+]
+PatchOpt = Annotated[
+    list[str] | None,
+    typer.Option("--patch", envvar="TOOLCHAIN_PATCH", help="Patch for a source; again for each.", metavar="NAME=FILE"),
+]
+TritonOpt = Annotated[
+    str | None,
+    typer.Option("--triton", envvar="TOOLCHAIN_TRITON", help="Triton version whose LLVM pin and needs count."),
+]
+AotritonOpt = Annotated[
+    str | None, typer.Option("--aotriton", envvar="TOOLCHAIN_AOTRITON", help="AOTriton release whose pins count.")
+]
+GpuOpt = Annotated[
+    str | None,
+    typer.Option("--gpu", envvar="TOOLCHAIN_GPU", help="GPUs as gfx942,gfx1100 or by market name; ',' or ';' between."),
+]
+SelectOpt = Annotated[
+    str | None, typer.Option("--select", envvar="TOOLCHAIN_SELECT", help="Only kernels that match this shell pattern.")
+]
+LimitOpt = Annotated[
+    int | None, typer.Option("--limit", envvar="TOOLCHAIN_LIMIT", min=1, help="At most this many kernels.")
+]
+KeepGoingOpt = Annotated[
+    bool, typer.Option("--keep-going", envvar="TOOLCHAIN_KEEP_GOING", help="Record kernels that fail and go on.")
+]
+KernelTimeoutOpt = Annotated[
+    float | None,
+    typer.Option(
+        "--kernel-timeout", envvar="TOOLCHAIN_KERNEL_TIMEOUT", min=1, help="Seconds for one kernel; no limit."
+    ),
+]
+AllowBinaryOpt = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-binary", envvar="TOOLCHAIN_ALLOW_BINARY", help="Let a prebuilt thing in by name.", metavar="NAME"
+    ),
+]
+OnlyOpt = Annotated[
+    str,
+    typer.Option("--only", envvar="TOOLCHAIN_ONLY", help="A part of LLVM: `tablegen` for the table generators alone."),
+]
+JobsOpt = Annotated[
+    int, typer.Option("--jobs", "-j", envvar="TOOLCHAIN_JOBS", min=0, help="Jobs; 0 for what cores and memory allow.")
+]
+OfflineOpt = Annotated[bool, typer.Option("--offline", envvar="TOOLCHAIN_OFFLINE", help="Never reach out.")]
+CompressionOpt = Annotated[
+    str, typer.Option("--compression", envvar="TOOLCHAIN_COMPRESSION", help="gzip or zstd for published layers.")
+]
+JsonOpt = Annotated[bool, typer.Option("--json", help="Data on standard output, as JSON.")]
+CacheOpt = Annotated[
+    Path | None, typer.Option("--cache", envvar="TOOLCHAIN_CACHE", help="The tool's own folder.", show_default=False)
+]
+
+
+def handled(command: Callable[P, R]) -> Callable[P, R]:
+    """Turn expected errors into their message and exit code."""
+
+    @functools.wraps(command)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return command(*args, **kwargs)
+        except ToolchainError as error:
+            console.failure(error, as_json=bool(kwargs.get("json_") or kwargs.get("json")))
+            raise typer.Exit(error.code) from error
+        except OSError as error:
+            if error.errno not in (28, 122):  # ENOSPC, EDQUOT
+                raise
+            from toolchain.errors import ResourceError  # noqa: PLC0415
+
+            full = ResourceError(
+                "the disk is full",
+                why=f"{error.strerror}: {error.filename or 'while writing'}",
+                fix="free room and run it again",
+            )
+            console.failure(full, as_json=bool(kwargs.get("json_")))
+            raise typer.Exit(full.code) from error
+
+    return wrapper
+
+
+def _pairs(values: list[str] | None, option: str) -> list[tuple[str, str]]:
+    pairs = []
+    for value in values or []:
+        name, sep, rest = value.partition("=")
+        if not sep or not name or not rest:
+            raise ConfigError(f"{option} {value!r} is not NAME=VALUE", fix=f"e.g. {option} llvm=/path/to/llvm-project")
+        pairs.append((name, rest))
+    return pairs
+
+
+def make_request(
+    *,
+    cache: Path | None = None,
+    base: str = "debian13",
+    arch: str = "amd64",
+    source: list[str] | None = None,
+    patch: list[str] | None = None,
+    gpu: str | None = None,
+    allow_binary: list[str] | None = None,
+    compression: str = "gzip",
+    **rest: Any,
+) -> Request:
+    """Check and combine option values.
+
+    Raises:
+        ConfigError, UnsupportedError: a value that cannot be used.
+    """
+    from toolchain.gpus import parse_gpus  # noqa: PLC0415 - not every verb needs the table
+
+    arches = tuple(sorted({part.strip() for part in arch.split(",") if part.strip()}))
+    for one in arches:
+        if one not in ARCHES:
+            raise UnsupportedError(f"unknown architecture {one!r}", fix=f"one of {', '.join(ARCHES)}")
+    if not arches:
+        raise ConfigError("--arch names no architecture")
+    if compression not in {"gzip", "zstd"}:
+        raise ConfigError(f"unknown compression {compression!r}", fix="gzip or zstd")
+    known = {"llvm", "triton", "aotriton", "flash-attn"}
+    sources = dict(_pairs(source, "--source"))
+    patches: dict[str, tuple[Path, ...]] = {}
+    for name, file in _pairs(patch, "--patch"):
+        path = Path(file)
+        if not path.is_file():
+            raise ConfigError(f"--patch {name}={file}: no such file")
+        patches[name] = (*patches.get(name, ()), path.absolute())
+    for name in (*sources, *patches):
+        if name not in known:
+            raise ConfigError(f"unknown source {name!r}", fix=f"one of {', '.join(sorted(known))}")
+    return Request(
+        cache=Cache((cache or default_cache()).absolute()),
+        base=base,
+        arch=arches,
+        sources=sources,
+        patches=patches,
+        gpus=parse_gpus(gpu) if gpu else (),
+        allow_binary=tuple(allow_binary or ()),
+        compression=compression,
+        **rest,
+    )

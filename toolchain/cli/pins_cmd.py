@@ -1,0 +1,152 @@
+"""`toolchain pins`: which commits a PyTorch, an AOTriton, a Triton or a checkout resolve to, and how sure that is."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from toolchain import console
+from toolchain import pins as facts
+
+_WIDE = 220  # columns where nobody watches: a cut digit would make the table useless
+_STYLES = {"verified": "green", "inferred": "yellow", "unknown": "red"}
+
+
+def pins(
+    pytorch: Annotated[str | None, typer.Option(metavar="VERSION", help="Resolve a PyTorch version.")] = None,
+    triton: Annotated[str | None, typer.Option(metavar="VERSION|COMMIT", help="Resolve a Triton.")] = None,
+    aotriton: Annotated[str | None, typer.Option(metavar="RELEASE", help="Resolve an AOTriton release.")] = None,
+    from_path: Annotated[
+        Path | None, typer.Option("--from", metavar="PATH", help="Read a pin file, a folder or a Triton checkout.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show which LLVM a version is pinned to; without options, everything on record."""
+    given = [value for value in (pytorch, triton, aotriton, from_path) if value is not None]
+    if len(given) > 1:
+        raise typer.BadParameter("give one of --pytorch, --triton, --aotriton and --from")
+    if not given:
+        _all(as_json)
+        return
+    found = _resolve(pytorch, triton, aotriton, from_path)
+    if as_json:
+        console.data({name: _row(value) for name, value in found.items()})
+        return
+    _resolved(found)
+
+
+def _resolve(
+    pytorch: str | None, triton: str | None, aotriton: str | None, path: Path | None
+) -> dict[str, facts.PytorchRow | facts.AotritonRelease | facts.TritonRelease | facts.LlvmPin]:
+    """What lies on the way from the question to the LLVM, in that order."""
+    if path is not None:
+        return {"llvm": facts.read_pin(path)}
+    if triton is not None:
+        row = facts.triton_release(triton)
+        return {"triton": row, "llvm": row.pin}
+    if pytorch is not None:
+        torch = facts.aotriton_for_pytorch(pytorch)
+        release = facts.aotriton_release(torch.aotriton)
+        return {"pytorch": torch, "aotriton": release, "llvm": release.pin}
+    release = facts.aotriton_release(aotriton or "")
+    return {"aotriton": release, "llvm": release.pin}
+
+
+def _row(value: Any) -> dict[str, Any]:
+    """A row as JSON: nothing that is not known is an empty string, it is null."""
+    return {name: None if field == "" else field for name, field in dataclasses.asdict(value).items()}
+
+
+def _print(tables: Iterable[Table]) -> None:
+    out = Console(file=sys.stdout, highlight=False)
+    if not out.is_terminal:
+        out = Console(file=sys.stdout, highlight=False, width=_WIDE)
+    for table in tables:
+        out.print(table)
+
+
+def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    for name in columns:
+        table.add_column(name, overflow="fold")  # a narrow terminal breaks a hash, never cuts it
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _sure(certainty: str) -> str:
+    return f"[{_STYLES[certainty]}]{certainty}[/]"
+
+
+def _all(as_json: bool) -> None:
+    if as_json:
+        console.data(
+            {
+                "triton": [_row(row) for row in facts.triton_releases()],
+                "aotriton": [_row(row) for row in facts.aotriton_releases()],
+                "pytorch": [_row(row) for row in facts.pytorch_rows()],
+            }
+        )
+        return
+    _print(
+        [
+            _table(
+                "Triton",
+                ("triton", "llvm", "repository", "certainty", "source"),
+                [
+                    (
+                        row.version or row.commit[:12],
+                        row.llvm or "-",
+                        row.repository or "-",
+                        _sure(row.certainty),
+                        row.source,
+                    )
+                    for row in facts.triton_releases()
+                ],
+            ),
+            _table(
+                "AOTriton",
+                ("release", "date", "commit", "triton", "llvm", "certainty"),
+                [
+                    (
+                        row.name,
+                        row.date,
+                        row.commit[:12] or "-",
+                        row.triton[:12] or "-",
+                        row.llvm or "-",
+                        _sure(row.certainty),
+                    )
+                    for row in facts.aotriton_releases()
+                ],
+            ),
+            _table(
+                "PyTorch",
+                ("pytorch", "aotriton", "certainty", "source"),
+                [(row.version, row.aotriton, _sure(row.certainty), row.source) for row in facts.pytorch_rows()],
+            ),
+        ]
+    )
+
+
+def _resolved(found: dict[str, Any]) -> None:
+    lines: list[tuple[str, str]] = []
+    warnings: dict[str, None] = {}
+    for name, value in found.items():
+        fields = _row(value)
+        for warning in fields.pop("warnings"):
+            warnings[warning] = None
+        for field, content in fields.items():
+            if content:
+                shown = ", ".join(content) if isinstance(content, tuple | list) else str(content)
+                lines.append((f"{name}.{field.replace('_', '-')}", shown))
+    for name, shown in lines:
+        console.text(f"{name:<24} {shown}")
+    for warning in warnings:
+        console.warn(warning)

@@ -1,0 +1,93 @@
+"""`plan` and `fetch`: what would be built, and bringing its sources in."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from toolchain import console
+from toolchain.cli import options as o
+from toolchain.pipeline import plan as plan_stages
+
+StageArg = Annotated[str, typer.Argument(help="base, llvm, triton, kernels or all.")]
+
+
+def plan(
+    stage: StageArg = "all",
+    base: o.BaseOpt = "debian13",
+    arch: o.ArchOpt = "amd64",
+    source: o.SourceOpt = None,
+    patch: o.PatchOpt = None,
+    triton: o.TritonOpt = None,
+    aotriton: o.AotritonOpt = None,
+    gpu: o.GpuOpt = None,
+    select: o.SelectOpt = None,
+    limit: o.LimitOpt = None,
+    only: o.OnlyOpt = "distribution",
+    compression: o.CompressionOpt = "gzip",
+    cache: o.CacheOpt = None,
+    json_: o.JsonOpt = False,
+) -> None:
+    """Show what would be built and what is already here. No network, no engine."""
+    request = o.make_request(
+        cache=cache, base=base, arch=arch, source=source, patch=patch, gpu=gpu, compression=compression,
+        triton=triton, aotriton=aotriton, select=select, limit=limit, only=only, json=json_,
+    )  # fmt: skip
+    rows = plan_stages(request, stage)
+    if json_:
+        console.data({"stages": [row.as_json() for row in rows]})
+        return
+    table = Table("stage", "image", "input digest", "state", "sources", "prebuilt")
+    for row in rows:
+        planned = row.planned
+        digest = (planned.input_digest or "not locked yet").removeprefix("sha256:")
+        sources = "\n".join(f"{s.name} {s.ref}" + ("" if s.locked else " (unlocked)") for s in planned.sources)
+        table.add_row(
+            planned.name,
+            planned.image + (f"\n{planned.partial}" if planned.partial else ""),
+            digest[:16],
+            "here" if row.built else "to build",
+            sources,
+            ", ".join(planned.binaries),
+        )
+    Console(soft_wrap=not console.interactive()).print(table)
+
+
+def fetch(
+    stage: StageArg = "all",
+    base: o.BaseOpt = "debian13",
+    source: o.SourceOpt = None,
+    patch: o.PatchOpt = None,
+    triton: o.TritonOpt = None,
+    aotriton: o.AotritonOpt = None,
+    offline: o.OfflineOpt = False,
+    cache: o.CacheOpt = None,
+    json_: o.JsonOpt = False,
+) -> None:
+    """Bring the sources of a stage into the store."""
+    from toolchain.sources.resolve import fetch_source  # noqa: PLC0415 - plan needs none of it
+
+    request = o.make_request(
+        cache=cache,
+        base=base,
+        source=source,
+        patch=patch,
+        triton=triton,
+        aotriton=aotriton,
+        offline=offline,
+        json=json_,
+    )
+    found = []
+    for row in plan_stages(request, stage):
+        for one in row.planned.sources:
+            console.note(f"{one.name}: {one.ref}")
+            got = fetch_source(one, cache=request.cache, offline=offline, patches=request.patches.get(one.name, ()))
+            found.append(got.as_plan() | {"path": str(got.path)})
+    if json_:
+        console.data({"sources": found})
+    else:
+        for entry in found:
+            console.text(f"{entry['name']}\t{entry['digest']}\t{entry['path']}")

@@ -1,0 +1,83 @@
+"""What people see: standard output is data, standard error is for people."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from typing import Any
+
+from rich.console import Console
+from rich.logging import RichHandler
+
+from toolchain.errors import ToolchainError
+
+err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def interactive() -> bool:
+    """Whether a person watches: a terminal on standard error and no CI."""
+    return err.is_terminal and not os.environ.get("CI")
+
+
+def setup(verbosity: int) -> None:
+    """Send log records to standard error; 0 shows warnings, 1 informs, 2 shows every command."""
+    level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(max(verbosity, 0), 2)]
+    handler = RichHandler(console=err, show_time=False, show_path=False, rich_tracebacks=False)
+    logging.basicConfig(level=level, format="%(message)s", handlers=[handler], force=True)
+    logging.getLogger("urllib3").setLevel(logging.WARNING)
+
+
+def note(text: str) -> None:
+    """One line for people."""
+    err.print(text, markup=False)
+
+
+def warn(text: str) -> None:
+    """A warning for people; GitHub shows it beside the file."""
+    prefix = "::warning::" if os.environ.get("GITHUB_ACTIONS") else "warning: "
+    err.print(f"{prefix}{text}", style="yellow", markup=False)
+
+
+def data(value: Any) -> None:
+    """Print `value` as JSON on standard output."""
+    sys.stdout.write(json.dumps(value, indent=2, sort_keys=False, ensure_ascii=False) + "\n")
+    sys.stdout.flush()
+
+
+def text(value: str) -> None:
+    """Print plain data on standard output."""
+    sys.stdout.write(value + "\n")
+    sys.stdout.flush()
+
+
+def failure(error: ToolchainError, *, as_json: bool) -> None:
+    """Show an expected error: for people on standard error, with `--json` also as data."""
+    prefix = "::error::" if os.environ.get("GITHUB_ACTIONS") else ""
+    err.print(f"{prefix}{error.title}: {error.what}", style="bold red", markup=False)
+    if error.why:
+        err.print(f"  why: {error.why}", markup=False)
+    if error.fix:
+        err.print(f"  do:  {error.fix}", markup=False)
+    if as_json:
+        data(error.as_json())
+
+
+def size(count: float) -> str:
+    """Bytes for people, decimal units as registries count them."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(count) < 1000 or unit == "GB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    raise AssertionError
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people: `42 s`, `3 min 05 s`, `2 h 07 min`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"

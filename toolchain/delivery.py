@@ -1,0 +1,134 @@
+"""What leaves the cache: images to a layout or a registry, and LLVM as a plain archive."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from toolchain.errors import PolicyError, SourceError
+from toolchain.oci import descriptor as media
+from toolchain.oci.archive import write_tar_gz
+from toolchain.oci.descriptor import Descriptor
+from toolchain.oci.image import LayerBlob, platform_of, read_layers, standard_annotations, write_index
+from toolchain.oci.layer import Layer, compress
+from toolchain.oci.layout import Layout
+from toolchain.oci.publish import Published, publish
+from toolchain.oci.reference import LayoutRef, RegistryRef, Target
+from toolchain.pipeline import PlanRow, plan
+from toolchain.settings import EPOCH, Cache, Request
+from toolchain.sources.unpack import unpack_tar
+from toolchain.stages.stage import Built
+
+# As upstream names its archives: llvm-<id>-<os>-<arch>.
+_ARCH = {"amd64": "x64", "arm64": "arm64"}
+
+
+@dataclass(frozen=True)
+class Delivered:
+    """One image where it was published."""
+
+    image: str
+    refs: tuple[str, ...]
+    digest: str
+    pushed_bytes: int
+    skipped_bytes: int
+    partial: str
+
+    def as_json(self) -> dict[str, Any]:
+        """A row of `publish --json`."""
+        return {
+            "image": self.image,
+            "refs": list(self.refs),
+            "digest": self.digest,
+            "pushed_bytes": self.pushed_bytes,
+            "skipped_bytes": self.skipped_bytes,
+            "partial": self.partial,
+        }
+
+
+def deliver(request: Request, goal: str, dest: Target) -> list[Delivered]:
+    """Publish the finished images of `goal` (its topmost stage, or all but the base for `all`), each as an index.
+
+    Raises:
+        SourceError: one of them is not built yet.
+        RegistryError, UnreachableError: it could not be published.
+    """
+    rows = plan(request, goal)
+    wanted = [row for row in rows if row.planned.name in _published(goal)]
+    missing = [row.planned.image for row in wanted if row.built is None]
+    if missing:
+        raise SourceError(f"not built yet: {', '.join(missing)}", fix=f"toolchain build {goal}, with the same options")
+    return [_deliver(request.cache, row, dest) for row in wanted]
+
+
+def _published(goal: str) -> tuple[str, ...]:
+    return ("llvm", "kernels") if goal == "all" else (goal,)
+
+
+def _deliver(cache: Cache, row: PlanRow, dest: Target) -> Delivered:
+    assert row.built is not None  # noqa: S101 - the caller looked
+    planned, built = row.planned, row.built
+    unlocked = [source.name for source in planned.sources if not source.locked and source.digest is None]
+    if unlocked:
+        raise PolicyError(f"{planned.image} rests on sources without a digest: {', '.join(unlocked)}")
+    layout = Layout(cache.images).ensure()
+    manifest = _compressed(cache, layout, built)
+    index = write_index(layout, [manifest], standard_annotations(epoch=EPOCH, title=planned.image))
+    short = built.input_digest.removeprefix("sha256:")[:12]
+    if isinstance(dest, RegistryRef):
+        target: Target = dest.child(planned.image)
+        tags: Sequence[str] = ("latest", short)
+    else:
+        assert isinstance(dest, LayoutRef)  # noqa: S101 - the other kind
+        target, tags = LayoutRef(dest.path), (planned.image, f"{planned.image}.{short}")
+    done: Published = publish(layout, index, target, tags)
+    refs = tuple(str(target.at(tag=tag)) for tag in tags)
+    return Delivered(planned.image, refs, done.digest, done.pushed_bytes, done.skipped_bytes, planned.partial)
+
+
+def _compressed(cache: Cache, layout: Layout, built: Built) -> Descriptor:
+    """The manifest to publish: layers that were kept plain for this machine's engine are packed first."""
+    manifest = layout.resolve(built.manifest)
+    config, *_ = layout.children(manifest)
+    platform = platform_of(layout.read_json(config))
+    layers = read_layers(layout, manifest)
+    if all(layer.descriptor.media_type != media.LAYER for layer in layers):
+        return replace(manifest, platform=platform)
+    packed: list[LayerBlob] = []
+    for layer in layers:
+        if layer.descriptor.media_type != media.LAYER:
+            packed.append(layer)
+            continue
+        cache.work.mkdir(parents=True, exist_ok=True)
+        out = cache.work / f"pack-{layer.diff_id.removeprefix('sha256:')[:12]}"
+        plain = Layer(layer.diff_id, layer.descriptor.size, layout.blob(layer.descriptor.digest))
+        blob = compress(plain, out, "gzip")
+        packed.append(
+            LayerBlob(layout.put_file(out, digest=blob.digest, move=True, media_type=blob.media_type), layer.diff_id)
+        )
+    value = json.loads(layout.read(manifest))
+    value["layers"] = [layer.descriptor.plain.as_json() for layer in packed]
+    return replace(layout.put_json(value, media.MANIFEST), platform=platform)
+
+
+def write_archive(request: Request, built: Built, folder: Path) -> Path:
+    """Write the LLVM layer as `llvm-<id>-<base>-<arch>.tar.gz` with one top folder, as upstream's archives have.
+
+    Returns:
+        The archive.
+    """
+    layout = Layout(request.cache.images)
+    layer = layout.children(layout.resolve(built.manifest))[1]
+    prefix = str(built.facts["prefix"]).lstrip("/")
+    stem = built.planned.image.replace("llvm-triton-", "llvm-", 1)
+    out = folder / f"{stem}-{_ARCH[request.arch[0]]}.tar.gz"
+    request.cache.work.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=request.cache.work, prefix="archive-") as scratch:
+        tree = Path(scratch) / "tree"
+        unpack_tar(layout.blob(layer.digest), tree, strip=0)
+        write_tar_gz(tree / prefix, out, top=out.name.removesuffix(".tar.gz"), epoch=EPOCH)
+    return out

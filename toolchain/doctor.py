@@ -1,0 +1,296 @@
+"""What this machine lacks for a build, and how to mend it. Works with nothing installed."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import shutil
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from toolchain import console, process
+from toolchain.engine import isolation, resources
+from toolchain.engine.storage import Storage
+from toolchain.errors import EngineError, ResourceError, ToolchainError
+from toolchain.settings import Cache
+
+Status = Literal["ok", "warn", "fail"]
+
+FULL_LLVM = 12 * 1000**3  # bytes: base, sources, build tree, layer
+_OLDEST_BUILDAH = (1, 24)  # cache mounts in RUN
+_PATIENCE = 3.0
+_GIT_HOST = "github.com"
+_KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing looked at.
+
+    Args:
+        name: what.
+        status: `ok`; `warn` for what only some work needs; `fail` for what every build needs.
+        detail: what was found.
+        fix: how to mend it.
+        code: exit code that a failure stands for.
+    """
+
+    name: str
+    status: Status
+    detail: str
+    fix: str = ""
+    code: int = EngineError.code
+
+    def as_json(self) -> dict[str, object]:
+        """The check as `--json` prints it."""
+        return asdict(self)
+
+
+def examine(cache: Cache) -> Iterator[Check]:
+    """Every check in turn; one that breaks is a failed check, never an exception."""
+    checks: tuple[tuple[str, Callable[[Cache], Check]], ...] = (
+        ("buildah", _buildah),
+        ("namespaces", _namespaces),
+        ("storage", _storage),
+        ("isolation", _isolation),
+        ("mmdebstrap", lambda _: _program("mmdebstrap", "makes the base image")),
+        ("skopeo", lambda _: _program("skopeo", "loads images into docker or podman", needed=False)),
+        ("keyring", _keyring),
+        ("disk", _disk),
+        ("memory", _memory),
+        ("ccache", _ccache),
+        ("docker", lambda _: _docker("docker")),
+        ("podman", lambda _: _docker("podman")),
+        ("emulators", _emulators),
+        ("mirrors", _mirrors),
+        ("git-host", _git_host),
+        ("hip", _hip),
+    )
+    for name, check in checks:
+        try:
+            yield check(cache)
+        except ToolchainError as error:
+            yield Check(name, "fail", f"{error.what}{f' ({_first(error.why)})' if error.why else ''}", error.fix)
+        except OSError as error:
+            yield Check(name, "fail", str(error))
+
+
+def exit_code(checks: list[Check]) -> int:
+    """0 when nothing failed, else the code of the first failure."""
+    return next((check.code for check in checks if check.status == "fail"), 0)
+
+
+def _first(text: str) -> str:
+    return text.strip().splitlines()[0] if text.strip() else ""
+
+
+def _run(*argv: str, timeout: float = 20.0) -> process.Result:
+    return process.run(list(argv), capture=True, check=False, timeout=timeout)
+
+
+def _missing(name: str, why: str, *, needed: bool = True, package: str = "") -> Check:
+    return Check(
+        name,
+        "fail" if needed else "warn",
+        f"not installed; {why}",
+        f"apt-get install {package or name}",
+        EngineError.code,
+    )
+
+
+def _program(name: str, why: str, *, needed: bool = True) -> Check:
+    if shutil.which(name) is None:
+        return _missing(name, why, needed=needed)
+    said = _first(_run(name, "--version").stdout)
+    found = re.search(r"\d+(\.\d+)+", said)
+    return Check(name, "ok", found.group(0) if found else said)
+
+
+def _buildah(_: Cache) -> Check:
+    if shutil.which("buildah") is None:
+        return _missing("buildah", "it builds everything")
+    found = _program("buildah", "")
+    numbers = tuple(int(part) for part in re.findall(r"\d+", found.detail)[:2])
+    if numbers < _OLDEST_BUILDAH:
+        oldest = ".".join(map(str, _OLDEST_BUILDAH))
+        return Check("buildah", "fail", f"{found.detail} is too old", f"install buildah {oldest} or newer")
+    return found
+
+
+def _namespaces(_: Cache) -> Check:
+    if shutil.which("unshare") is None:
+        return _missing("namespaces", "unshare keeps builds apart", package="util-linux")
+    tried = process.run(process.contained(["true"], network=False), check=False, timeout=20)
+    if tried.returncode == 0:
+        return Check("namespaces", "ok", "a process gets PID and network namespaces of its own")
+    sysctl = Path("/proc/sys/kernel/apparmor_restrict_unprivileged_userns")
+    restricted = sysctl.is_file() and sysctl.read_text(encoding="ascii").strip() == "1"
+    fix = "sysctl kernel.apparmor_restrict_unprivileged_userns=0" if restricted else "run as root"
+    return Check("namespaces", "fail", f"unshare: {_first(chr(10).join(tried.tail))}", fix)
+
+
+def _storage(cache: Cache) -> Check:
+    driver = Storage(cache).driver
+    if driver == "overlay":
+        return Check("storage", "ok", f"overlay, in {cache.engine}")
+    return Check(
+        "storage",
+        "warn",
+        f"{driver}: every container is a full copy of its image",
+        "put the cache on a file system that overlay mounts work on (ext4, xfs), with --cache",
+    )
+
+
+def _isolation(cache: Cache) -> Check:
+    found = isolation.probe(Storage(cache), again=True)
+    detail = f"{found.mode}; a container without network sees {found.interfaces} interfaces besides loopback"
+    if found.refused:
+        detail += "; refused: " + ", ".join(f"{mode} ({_short(why)})" for mode, why in found.refused.items())
+    return Check("isolation", "ok", detail)
+
+
+def _short(why: str) -> str:
+    """The cause in a runtime's complaint, which repeats the whole command before it."""
+    return why.rpartition("]: ")[2][:120]
+
+
+def _keyring(_: Cache) -> Check:
+    if _KEYRING.is_file():
+        return Check("keyring", "ok", str(_KEYRING))
+    return _missing("keyring", "it checks the base's packages", package="debian-archive-keyring")
+
+
+def _disk(cache: Cache) -> Check:
+    free = resources.disk_free(cache.root)
+    detail = f"{console.size(free)} free at {cache.root}; a full LLVM needs {console.size(FULL_LLVM)}"
+    if free >= FULL_LLVM:
+        return Check("disk", "ok", detail)
+    return Check("disk", "fail", detail, "free some, or name another folder with --cache", ResourceError.code)
+
+
+def _memory(_: Cache) -> Check:
+    free = resources.memory_available()
+    jobs = ", ".join(f"{resources.jobs_for(kind)} {kind}" for kind in resources.MEMORY)
+    detail = f"{console.size(free)} available, {resources.cores()} cores; jobs at once: {jobs}"
+    if free < resources.MEMORY["compile"]:
+        return Check("memory", "fail", detail, "end something or use a larger machine", ResourceError.code)
+    if free < resources.MEMORY["link"]:
+        return Check("memory", "warn", detail, "linking all of LLVM and MLIR may need more", ResourceError.code)
+    return Check("memory", "ok", detail)
+
+
+def _ccache(cache: Cache) -> Check:
+    places = [cache.work / "buildah-cache" / "toolchain-ccache"]
+    known = [place for place in places if place.is_dir()]
+    where = f"compiler cache of the builds: {known[0]}" if known else "the base brings its own; none filled yet"
+    return Check("ccache", "ok", where)
+
+
+def _docker(program: str) -> Check:
+    if shutil.which(program) is None:
+        return Check(
+            program, "warn", "not installed; contract checks run on buildah", f"apt-get install {_package(program)}"
+        )
+    answer = _run(program, "version", "--format", "{{json .}}", timeout=10)
+    try:
+        said: dict[str, Any] = json.loads(answer.stdout)
+    except ValueError:
+        said = {}
+    if answer.returncode != 0 or not said:
+        return Check(
+            program,
+            "warn",
+            f"does not answer: {_first(chr(10).join(answer.tail[-1:]))}; contract checks run on buildah",
+            "start its daemon" if program == "docker" else f"try: {program} info",
+        )
+    side = said.get("Server") or said.get("Client") or {}
+    images = _run(program, "images", "--quiet", timeout=10).stdout.split()
+    if not images:
+        return Check(
+            program, "ok", f"{side.get('Version', '?')} answers; whether it runs containers shows with an image"
+        )
+    # `true` need not be in an image: an answer from the container's side is enough, an engine's own failure is 125.
+    tried = _run(program, "run", "--rm", "--pull=never", "--network=none", "--entrypoint=true", images[0], timeout=30)
+    if tried.returncode == 125:
+        why = _first(chr(10).join(tried.tail))
+        return Check(program, "warn", f"cannot run containers: {why}", "contract checks run on buildah instead")
+    return Check(program, "ok", f"{side.get('Version', '?')} runs containers")
+
+
+def _package(program: str) -> str:
+    return "docker.io" if program == "docker" else program
+
+
+def _emulators(_: Cache) -> Check:
+    machine = platform.machine()
+    folder = Path("/proc/sys/fs/binfmt_misc")
+    names = sorted(path.name for path in folder.glob("qemu-*")) if folder.is_dir() else []
+    if names:
+        return Check("emulators", "ok", f"{', '.join(names)} (this machine: {machine})")
+    return Check(
+        "emulators",
+        "warn",
+        f"none registered; layers for other machines than {machine} are built but not checked by running",
+        "apt-get install qemu-user-static binfmt-support",
+    )
+
+
+def _mirrors(_: Cache) -> Check:
+    if shutil.which("apt-get") is None:
+        return Check("mirrors", "warn", "no apt here; the debian bases need one", "use --base with a local image")
+    listed = _run("apt-get", "indextargets", "--format", "$(SITE)", "Created-By: Packages").stdout.split()
+    sites = list(dict.fromkeys(site for site in listed if "://" in site))
+    local = [site for site in listed if site.startswith(("file:", "/"))]
+    if not sites and not local:
+        return Check("mirrors", "warn", "apt has no package lists", "apt-get update")
+    silent = [site for site in sites if not _reachable(site)]
+    if silent and len(silent) == len(sites):
+        return Check("mirrors", "warn", f"{len(sites)} configured, none answers", "check the network, or use --offline")
+    return Check("mirrors", "ok", f"{len(sites) - len(silent)} of {len(sites)} configured mirrors answer")
+
+
+def _reachable(address: str) -> bool:
+    parts = urlsplit(address)
+    proxy = os.environ.get(f"{parts.scheme}_proxy")
+    if proxy:
+        parts = urlsplit(proxy)
+    if parts.scheme not in {"http", "https"} or parts.hostname is None:
+        return True
+    try:
+        with socket.create_connection(
+            (parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)), _PATIENCE
+        ):
+            return True
+    except OSError:
+        return False
+
+
+def _git_host(_: Cache) -> Check:
+    if _reachable(f"https://{_GIT_HOST}"):
+        return Check("git-host", "ok", f"{_GIT_HOST} answers")
+    return Check(
+        "git-host",
+        "warn",
+        f"{_GIT_HOST} does not answer",
+        "give sources as local checkouts (--source NAME=PATH) or the distribution's (--source llvm=distro:PACKAGE)",
+    )
+
+
+def _hip(cache: Cache) -> Check:
+    """AOTriton calls hipStreamGetDevice, which older HIPs lack."""
+    headers = [
+        header
+        for layers in ("overlay/*/diff", "vfs/dir/*")
+        for header in sorted((cache.engine / "storage").glob(f"{layers}/usr/include/hip/hip_runtime_api.h"))
+    ]
+    if not headers:
+        return Check("hip", "warn", "not checked: no base with HIP in the engine's storage", "toolchain build base")
+    if any("hipStreamGetDevice" in header.read_text(encoding="utf-8", errors="replace") for header in headers):
+        return Check("hip", "ok", "the base's HIP has hipStreamGetDevice")
+    return Check("hip", "warn", "the base's HIP lacks hipStreamGetDevice", "AOTriton needs --base debian13")

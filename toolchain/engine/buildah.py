@@ -1,0 +1,336 @@
+"""buildah: builds recipes, runs commands and workers in fresh containers, all on a storage of the tool's own."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import re
+import shutil
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from toolchain import process
+from toolchain.engine import isolation as isolating
+from toolchain.engine.storage import Mount, Storage, remove_tree, single_layout
+from toolchain.errors import BuildError, EngineError
+from toolchain.process import Result
+from toolchain.recipe import Recipe
+from toolchain.settings import Cache
+
+LOG = logging.getLogger(__name__)
+
+__all__ = ["Buildah", "Mount", "render"]
+
+_PROGRESS = ("@ninja ", "@count ", "@step ")
+# What buildah itself adds behind the failing command's own last words.
+_NOISE = re.compile(r"^(subprocess exited with status \d+|Error: building at STEP .*|time=\".*)$")
+
+
+def render(recipe: Recipe, text: str) -> str:
+    """The Containerfile that is built: the tree cache keyed, and without network the probe put in."""
+    if recipe.cache_key:
+        tree = re.escape(f"toolchain-{recipe.name}-tree")
+        text = re.sub(rf"(?<=id=){tree}(?=[,\s]|$)", f"toolchain-{recipe.name}-tree-{recipe.cache_key}", text)
+    return text if recipe.network else isolating.prove_offline(text)
+
+
+class Buildah(Storage):
+    """The engine.
+
+    Args:
+        cache: the tool's folder.
+        mode: isolation; found out by trying when None (see `engine.isolation.probe`).
+    """
+
+    def __init__(self, cache: Cache, *, mode: str | None = None) -> None:
+        super().__init__(cache)
+        self._mode = mode
+        self._references: dict[str, str] = {}
+
+    @property
+    def isolation(self) -> str:
+        """The isolation that works here: `oci`, `rootless` or `chroot`.
+
+        Raises:
+            EngineError: none works.
+        """
+        if self._mode is None:
+            self._mode = isolating.probe(self).mode
+        return self._mode
+
+    def ensure_image(self, key: str, layout: Path, digest: str) -> str:
+        """Make an image of an OCI layout available to builds; does nothing when it is.
+
+        Args:
+            key: name for people, e.g. `base-debian13`; `Recipe.base` may say it afterwards.
+            layout: the OCI layout.
+            digest: `sha256:…` of the image manifest.
+
+        Returns:
+            `localhost/toolchain/<key>:<first 12 of digest>`.
+
+        Raises:
+            EngineError: the layout has no such image, or it cannot be unpacked.
+        """
+        reference = f"localhost/toolchain/{key}:{digest.removeprefix('sha256:')[:12]}"
+        present = self.call("images", "--quiet", reference, check=False)
+        if present.returncode != 0 or not present.stdout.strip():
+            with self.invocation("run") as folder:
+                single = single_layout(layout, digest, folder)
+                # Named from inside its folder: a path with a colon could not be told from a tag.
+                pulled = self.call("pull", "--quiet", f"oci:{single.name}:image", cwd=folder, timeout=None)
+                self.call("tag", pulled.stdout.split()[-1], reference)
+                self.call("rmi", f"localhost/{single.name}", check=False)
+        self._references[key] = reference
+        return reference
+
+    def forget_image(self, reference: str) -> None:
+        """Remove an image from the engine's storage; its layout keeps it."""
+        self.call("rmi", "--force", reference, check=False)
+
+    def build(
+        self,
+        recipe: Recipe,
+        *,
+        root: Path,
+        out: Path,
+        log: Path,
+        on_line: Callable[[str], None] | None = None,
+        isolation: str | None = None,
+    ) -> None:
+        """Build a recipe and put its last stage's tree at `out`.
+
+        Args:
+            recipe: what to build; `recipe.base` is a reference or a key that `ensure_image` was given.
+            root: the recipe root, the build's context.
+            out: folder to make; what lies there is replaced when the build succeeds, and untouched otherwise. Its files
+                are not flushed to disk one by one: it is there to be packed, and the packed layer is.
+            log: file that gets every line.
+            on_line: called with each line.
+            isolation: instead of the one that works here.
+
+        Raises:
+            BuildError: it failed; `why` holds the last 40 lines.
+            EngineError: the engine does not work, or the build sees a network it must not have.
+        """
+        source = root / recipe.containerfile
+        try:
+            text = render(recipe, source.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise EngineError(f"cannot read {source}", why=str(error.strerror), fix="reinstall toolchain") from error
+        witness = isolating.Witness(on_line)
+        mode = isolation or self.isolation
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with self.invocation("build") as folder:
+            partial = out.with_name(f".{out.name}.{folder.name}.partial")
+            (folder / "partial").write_text(os.fspath(partial.absolute()), encoding="utf-8")
+            (folder / "Containerfile").write_text(text, encoding="utf-8")
+            words = ["build", "--no-cache", "--layers=false", "--force-rm", "--pull=never"]
+            # buildah reads this option as a CSV record.
+            quoted = os.fspath((folder / "Containerfile").absolute()).replace('"', '""')
+            words += [*isolating.arguments(mode), "--file", f'"{quoted}"']
+            words += ["--iidfile", os.fspath(folder / "image"), "--output", f"type=local,dest={partial.name}"]
+            words += self._inputs(recipe)
+            argv = self.command(*words, os.fspath(root.absolute()), network=recipe.network)
+            try:
+                # The export's path is relative to here: the option has no way to quote a comma.
+                process.run(argv, cwd=out.parent, env=self.environment(), log=log, on_line=witness.line)
+                witness.check(finished=not recipe.network)
+                self._keep(partial, out)
+            except process.CommandError as error:
+                witness.check(finished=False)
+                raise _build_error(recipe, error) from error
+            finally:
+                remove_tree(partial)
+                self._forget_build(folder / "image")
+
+    def _inputs(self, recipe: Recipe) -> list[str]:
+        arguments = dict(recipe.args)
+        if recipe.base:
+            arguments["BASE"] = self._references.get(recipe.base, recipe.base)
+        words = [word for name, value in sorted(arguments.items()) for word in ("--build-arg", f"{name}={value}")]
+        for name, path in sorted(recipe.contexts.items()):
+            if not path.is_dir():
+                raise EngineError(f"{recipe.name}: the tree {name!r} is missing", why=f"{path} is no folder")
+            words += ["--build-context", f"{name}={path.absolute()}"]
+        return words
+
+    def _keep(self, partial: Path, out: Path) -> None:
+        partial.chmod(0o755)
+        if out.exists():
+            old = partial.with_name(f"{partial.name}.old")
+            out.rename(old)
+            partial.rename(out)
+            remove_tree(old)
+        else:
+            partial.rename(out)
+
+    def _forget_build(self, iidfile: Path) -> None:
+        # Only the exported tree counts; the image that buildah commits beside it would double the space.
+        if iidfile.is_file():
+            self.call("rmi", "--force", iidfile.read_text(encoding="ascii").strip(), check=False)
+
+    def run(
+        self,
+        image: str,
+        argv: Sequence[str],
+        *,
+        mounts: Sequence[Mount] = (),
+        env: Mapping[str, str] | None = None,
+        network: bool = False,
+        log: Path | None = None,
+        on_line: Callable[[str], None] | None = None,
+        workdir: str | None = None,
+        capture: bool = False,
+        check: bool = True,
+        timeout: float | None = None,
+    ) -> Result:
+        """Run a command in a fresh container of `image`; the container is removed whatever happens.
+
+        Args:
+            image: reference, as `ensure_image` returned it.
+            argv: program and arguments.
+            mounts: folders of this machine to show inside.
+            env: added to the image's environment.
+            network: whether it may reach out.
+            log: file that gets every line.
+            on_line: called with each line of both streams.
+            workdir: folder inside; the image's otherwise.
+            capture: keep standard output in the result.
+            check: raise when the exit code is not 0.
+            timeout: seconds; everything in the container is killed after that.
+
+        Raises:
+            CommandError: `check` is set and the command failed.
+            EngineError: there is no such image.
+        """
+        with self.container(image) as name:
+            words = self._run_words(name, argv, mounts=mounts, env=env, workdir=workdir)
+            return process.run(
+                self.command(*words, network=network),
+                env=self.environment(),
+                check=check,
+                capture=capture,
+                log=log,
+                on_line=on_line,
+                timeout=timeout,
+            )
+
+    @contextlib.contextmanager
+    def worker(
+        self,
+        image: str,
+        argv: Sequence[str],
+        *,
+        mounts: Sequence[Mount] = (),
+        env: Mapping[str, str] | None = None,
+        workdir: str | None = None,
+        log: Path | None = None,
+    ) -> Iterator[subprocess.Popen[str]]:
+        """A long-lived process in a container of its own, without network, to talk to over its stdin and stdout.
+
+        Its standard error goes to `log` (or the debug log). At the end of the block its stdin is closed; what has not
+        ended two seconds later is killed with everything below it. Any number may run at once, from any thread that
+        outlives the block.
+
+        Raises:
+            EngineError: there is no such image.
+        """
+        with self.container(image) as name:
+            words = self._run_words(name, argv, mounts=mounts, env=env, workdir=workdir)
+            with process.piped(self.command(*words), env=self.environment()) as child:
+                reader = threading.Thread(target=_drain, args=(child, log), daemon=True)
+                reader.start()
+                try:
+                    yield child
+                finally:
+                    _end(child)
+                    reader.join(5)
+
+    def _run_words(
+        self,
+        container: str,
+        argv: Sequence[str],
+        *,
+        mounts: Sequence[Mount],
+        env: Mapping[str, str] | None,
+        workdir: str | None,
+    ) -> list[str]:
+        words = ["run", *isolating.arguments(self.isolation)]
+        for mount in mounts:
+            words += mount.arguments()
+        for name, value in sorted((env or {}).items()):
+            words += ["--env", f"{name}={value}"]
+        if workdir is not None:
+            words += ["--workingdir", workdir]
+        return [*words, "--", container, *argv]
+
+    def cache_dir(self, name: str, key: str) -> Path:
+        """Where the tree cache of the recipe `name` with the cache key `key` lies, whether it exists yet or not."""
+        identity = f"toolchain-{name}-tree-{key}" if key else f"toolchain-{name}-tree"
+        # buildah 1.28 uses the id as it is; later versions a folder for each user and a digest of the id.
+        parents = [self.cache.work / "buildah-cache", self.cache.work / f"buildah-cache-{os.geteuid()}"]
+        names = [identity, hashlib.sha256(identity.encode()).hexdigest()[:16]]
+        places = [parent / folder for parent in parents for folder in names]
+        return next((place for place in places if place.is_dir()), places[0])
+
+    def drop_cache(self, name: str, key: str) -> None:
+        """Delete the tree cache of a recipe: the next build of it starts clean."""
+        place = self.cache_dir(name, key)
+        if not place.is_dir():
+            return
+        # First out of the way: a half-deleted tree must not be taken for one to go on with.
+        doomed = place.with_name(f"{place.name}.{os.getpid()}.deleted")
+        place.rename(doomed)
+        remove_tree(doomed)
+
+    def destroy(self) -> None:
+        """Delete the engine's storage, images included; everything in it can be made again from the layouts."""
+        for folder in (self.root, self.runroot, self.live):
+            remove_tree(folder)
+        for name in ("driver", "isolation.json"):
+            (self.cache.engine / name).unlink(missing_ok=True)
+        shutil.rmtree(self.cache.work / "buildah-cache-lockfiles", ignore_errors=True)
+
+
+def _build_error(recipe: Recipe, error: process.CommandError) -> BuildError:
+    lines = [line for line in error.tail if not line.startswith(_PROGRESS) and not _NOISE.match(line)]
+    what = f"building {recipe.name} failed"
+    # A recipe's script says `toolchain: …` when it knows what is wrong.
+    said = [line.removeprefix("toolchain: ") for line in lines if line.startswith("toolchain: ")]
+    if said:
+        what = f"{what}: {said[-1]}"
+    return BuildError(what, why="\n".join(lines[-process.TAIL_LINES :]))
+
+
+def _drain(child: subprocess.Popen[str], log: Path | None) -> None:
+    assert child.stderr is not None  # noqa: S101
+    with contextlib.ExitStack() as stack:
+        sink = None
+        if log is not None:
+            log.parent.mkdir(parents=True, exist_ok=True)
+            sink = stack.enter_context(log.open("a", encoding="utf-8", errors="replace"))
+        for line in child.stderr:
+            if sink is not None:
+                sink.write(line)
+                sink.flush()
+            else:
+                LOG.debug("worker: %s", line.rstrip("\n"))
+
+
+def _end(child: subprocess.Popen[str]) -> None:
+    if child.stdin is not None:
+        with contextlib.suppress(OSError):
+            child.stdin.close()
+    try:
+        child.wait(2)
+    except subprocess.TimeoutExpired:
+        # SIGKILL to the wrapper ends the PID namespace; a polite signal would reach buildah alone.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait(10)

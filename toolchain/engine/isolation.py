@@ -1,0 +1,227 @@
+"""Which isolation works on this machine, proved by running something; and proof that a build has no network."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import platform
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from toolchain import process
+from toolchain.digest import canonical, write_atomically
+from toolchain.engine.storage import Storage, remove_tree
+from toolchain.errors import EngineError
+
+LOG = logging.getLogger(__name__)
+
+_WORD = "@interfaces"
+# Shell alone, since a base need not have cat or grep. It reads /proc/net/dev because under chroot isolation /sys is the
+# host's. A header line holds `|`; without one the file was not readable and nothing is proved.
+SCRIPT = (
+    'head=0; n=0; while IFS= read -r line; do case "$line" in *"|"*) head=1 ;; *" lo:"* | lo:*) ;; *:*) n=$((n+1)) ;; '
+    f'esac; done </proc/net/dev; test "$head" -eq 1 || n=unknown; echo "{_WORD} $n"; test "$n" = 0'
+)
+_ANSWER = re.compile(rf"^{_WORD} (\d+|unknown)$")
+_RUN = re.compile(r"^\s*RUN\s", re.IGNORECASE)
+_FROM = re.compile(r"^\s*FROM\s", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Isolation:
+    """What works here.
+
+    Args:
+        mode: `oci` (a runtime such as crun), `rootless` (the same for a user) or `chroot`.
+        interfaces: network interfaces besides loopback that a process saw in a container without network; must be 0.
+        buildah: version it was tried with.
+        kernel: release it was tried on.
+        refused: why each stronger mode was not taken, by mode.
+    """
+
+    mode: str
+    interfaces: int
+    buildah: str
+    kernel: str
+    refused: dict[str, str]
+
+
+def answer(line: str) -> int | None:
+    """The number that `SCRIPT` printed, when `line` is its answer; -1 when it could not tell."""
+    found = _ANSWER.match(line.strip())
+    if found is None:
+        return None
+    return -1 if found.group(1) == "unknown" else int(found.group(1))
+
+
+def arguments(mode: str) -> list[str]:
+    """Options of `buildah run` and `buildah build` for an isolation mode.
+
+    The network namespace is the wrapper's (see `process.contained`), so that no mode needs a bridge; chroot isolation
+    refuses the option and shares it anyway.
+    """
+    return ["--isolation", mode] + ([] if mode == "chroot" else ["--network", "host"])
+
+
+def prove_offline(containerfile: str) -> str:
+    """`containerfile` with the probe before the first RUN of each stage, so that the build itself proves it."""
+    lines: list[str] = []
+    pending = False
+    continued = False
+    for line in containerfile.splitlines():
+        if not continued:
+            if _FROM.match(line):
+                pending = True
+            elif pending and _RUN.match(line):
+                lines.append(f"RUN {SCRIPT}")
+                pending = False
+        # A comment inside a continued instruction does not end it.
+        if not (continued and line.lstrip().startswith("#")):
+            continued = line.rstrip().endswith("\\")
+        lines.append(line)
+    return "\n".join(lines) + "\n"
+
+
+def tiny_root(folder: Path) -> Path:
+    """Fill `folder` with a shell and its libraries from this machine: the smallest tree that can run the probe.
+
+    Raises:
+        EngineError: no shell was found.
+    """
+    busybox = shutil.which("busybox")
+    shell = Path(shutil.which("sh") or "/bin/sh")
+    static = busybox is not None and not _libraries(Path(busybox))
+    program = Path(busybox) if busybox is not None and static else shell
+    if not program.exists():
+        raise EngineError("there is no /bin/sh to try the isolation with")
+    (folder / "bin").mkdir(parents=True)
+    shutil.copy2(program.resolve(), folder / "bin" / "sh")
+    for library in _libraries(program):
+        target = folder / library.relative_to("/")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(library.resolve(), target)
+    return folder
+
+
+def _libraries(program: Path) -> list[Path]:
+    result = process.run(["ldd", os.fspath(program.resolve())], capture=True, check=False, timeout=30)
+    if result.returncode != 0:
+        return []
+    return [Path(found) for found in re.findall(r"(?:^|\s)(/\S+)(?= \()", result.stdout)]
+
+
+def probe(storage: Storage, *, again: bool = False) -> Isolation:
+    """The strongest isolation that works here, without network; tried once for each buildah and kernel.
+
+    Args:
+        storage: the engine's storage.
+        again: try even if the answer is known.
+
+    Raises:
+        EngineError: none works, or a container without network sees a network.
+    """
+    remembered = storage.cache.engine / "isolation.json"
+    version, kernel = storage.version(), platform.release()
+    if not again and remembered.is_file():
+        try:
+            known = Isolation(**json.loads(remembered.read_text(encoding="utf-8")))
+        except (ValueError, TypeError):
+            LOG.debug("%s is not readable", remembered)
+        else:
+            if (known.buildah, known.kernel, known.interfaces) == (version, kernel, 0):
+                return known
+    refused: dict[str, str] = {}
+    with storage.container("scratch") as name:
+        with storage.invocation("run") as folder:
+            root = tiny_root(folder / "root")
+            storage.call("copy", name, root, "/")
+            remove_tree(root)
+        for mode in ("oci" if os.geteuid() == 0 else "rootless", "chroot"):
+            number, why = _interfaces(storage, name, mode)
+            if number == 0:
+                found = Isolation(mode, 0, version, kernel, refused)
+                write_atomically(remembered, canonical(asdict(found)))
+                return found
+            refused[mode] = why if number is None else f"{number} network interfaces are visible"
+    raise EngineError(
+        "no isolation works here",
+        why="\n".join(f"{mode}: {why}" for mode, why in refused.items()),
+        fix="run as root, or see `toolchain doctor`",
+    )
+
+
+def network_probe(storage: Storage, *, image: str | None = None, mode: str | None = None) -> int:
+    """Interfaces besides loopback in a container without network; of `image`, or of a shell alone.
+
+    Raises:
+        EngineError: there are some, or nothing could be run.
+    """
+    mode = mode or probe(storage).mode
+    with storage.container(image or "scratch") as name:
+        if image is None:
+            with storage.invocation("run") as folder:
+                storage.call("copy", name, tiny_root(folder / "root"), "/")
+        number, why = _interfaces(storage, name, mode)
+    if number is None:
+        raise EngineError(f"nothing runs under {mode} isolation", why=why, fix="see `toolchain doctor`")
+    return require_none(number)
+
+
+def require_none(number: int) -> int:
+    """`number` if it is 0.
+
+    Raises:
+        EngineError: a build sees a network.
+    """
+    if number != 0:
+        seen = "the network could not be probed" if number < 0 else f"{number} network interfaces are visible"
+        raise EngineError(
+            "a build without network is not isolated", why=f"inside it, {seen}", fix="see `toolchain doctor`"
+        )
+    return number
+
+
+def _interfaces(storage: Storage, container: str, mode: str) -> tuple[int | None, str]:
+    argv = storage.command("run", *arguments(mode), "--", container, "/bin/sh", "-c", SCRIPT)
+    result = process.run(argv, env=storage.environment(), capture=True, check=False, timeout=60)
+    numbers = [number for line in result.stdout.splitlines() if (number := answer(line)) is not None]
+    return (numbers[0] if numbers else None), " ".join(result.tail[-3:])
+
+
+class Witness:
+    """Reads a build's output for the probe's answer.
+
+    Args:
+        on_line: gets the lines that are not the answer.
+    """
+
+    def __init__(self, on_line: Callable[[str], None] | None) -> None:
+        self._on_line = on_line
+        self._ran = False
+        self.number: int | None = None
+
+    def line(self, text: str) -> None:
+        """Take one line of the build's output."""
+        number = answer(text)
+        if number is not None:
+            self.number = number if self.number is None else max(self.number, number, key=abs)
+            return
+        if re.match(r"^(\[\d+/\d+\] )?STEP \d+(/\d+)?: RUN ", text):
+            self._ran = True
+        if self._on_line is not None:
+            self._on_line(text)
+
+    def check(self, *, finished: bool) -> None:
+        """Raise unless nothing ran, or what ran had no network.
+
+        Raises:
+            EngineError: it had one, or the probe did not answer in a build that went to its end.
+        """
+        if self.number is not None:
+            require_none(self.number)
+        elif self._ran and finished:
+            require_none(-1)

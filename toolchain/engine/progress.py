@@ -1,0 +1,293 @@
+"""Progress of a stage, read from the lines of its build: for a person a live line, for a log one line a minute."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from toolchain import console as people
+
+_STEP = re.compile(r"^@step (\S.*)$")
+# NINJA_STATUS='@ninja %f/%t %r %e@ ': finished, total, running, seconds since ninja's start.
+_NINJA = re.compile(r"^@ninja (\d+)/(\d+) +(\d+) +([\d.]+)@ ?(.*)$")
+_COUNT = re.compile(r"^@count (\d+)/(\d+)(?: (.*))?$")
+_BUILDAH = re.compile(r"^(?:\[(\d+)/(\d+)\] )?STEP (\d+)(?:/(\d+))?: (.*)$")
+_PLAIN_EVERY = 60.0
+_WINDOW = 600.0
+
+
+@dataclass
+class _Step:
+    """One step of the stage; `done` and `total` never fall."""
+
+    name: str
+    begun: float
+    ended: float | None = None
+    done: int = 0
+    total: int = 0
+    label: str = ""
+    # Counts of ninja runs in this step that have ended, and the running one's last figures.
+    before: int = 0
+    run_done: int = 0
+    run_total: int = 0
+    run_seconds: float = 0.0
+    first: tuple[float, int] | None = None
+    samples: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=512))
+
+    def count(self, done: int, total: int, now: float) -> None:
+        # Only newer figures count: lines of parallel jobs may come out of order, and a total may grow.
+        self.total = max(self.total, total)
+        self.done = min(max(self.done, done), self.total)
+        if self.first is None:
+            self.first = (now, self.done)
+        if not self.samples or now - self.samples[-1][0] >= 1:
+            self.samples.append((now, self.done))
+        while len(self.samples) > 2 and now - self.samples[0][0] > _WINDOW:
+            self.samples.popleft()
+
+    def ninja(self, done: int, total: int, seconds: float, now: float) -> None:
+        if done <= 1 <= self.run_done and seconds < self.run_seconds:
+            # Another ninja has begun.
+            self.before += self.run_done
+            self.run_done = self.run_total = 0
+        self.run_done = max(self.run_done, done)
+        self.run_total = max(self.run_total, total)
+        self.run_seconds = seconds
+        self.count(self.before + self.run_done, self.before + self.run_total, now)
+
+    def left(self, now: float) -> float | None:
+        """Seconds to the end of the step at the rate of the last ten minutes; None while nothing can be said."""
+        if not self.total:
+            return None
+        if self.done >= self.total:
+            return 0.0
+        since, done = self.samples[0]
+        if self.done == done:
+            # Nothing moved for the whole window: the step's own average. What was done before it began says nothing.
+            since, done = self.first or (now, self.done)
+        if self.done == done or now <= since:
+            return None
+        return (now - since) / (self.done - done) * (self.total - self.done)
+
+
+class Progress:
+    """Reads a stage's lines and shows where it is.
+
+    Args:
+        stage: name for people.
+        index: which stage of this invocation, from 1.
+        total: how many stages there are.
+        weights: relative weight of each `@step` that the stage announces, in their order.
+        console: where to show it; standard error otherwise.
+        known: seconds that steps took when they were last done, better than weights.
+        clock: seconds that only grow.
+    """
+
+    def __init__(
+        self,
+        stage: str,
+        index: int = 1,
+        total: int = 1,
+        weights: Mapping[str, float] | None = None,
+        console: Console | None = None,
+        *,
+        known: Mapping[str, float] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.stage = stage
+        self.index = index
+        self.total = total
+        self._weights = dict(weights or {})
+        self._known = dict(known or {})
+        self._console = console or people.err
+        self._clock = clock
+        self._begun = clock()
+        self._ended: float | None = None
+        self._steps: list[_Step] = []
+        self._buildah = ""
+        self._lock = threading.RLock()
+        self._live: Live | None = None
+        self._stop = threading.Event()
+        self._ticker: threading.Thread | None = None
+        self._github = bool(os.environ.get("GITHUB_ACTIONS"))
+        self._said = self._begun
+
+    def weigh(self, weights: Mapping[str, float], known: Mapping[str, float] | None = None) -> None:
+        """Add steps that come to be known only now, e.g. with a recipe."""
+        with self._lock:
+            self._weights.update(weights)
+            self._known.update(known or {})
+
+    # -- what the lines say
+
+    def line(self, text: str) -> bool:
+        """Take one line of the build; whether it was progress, which nobody needs to read."""
+        with self._lock:
+            return self._line(text)
+
+    def _line(self, text: str) -> bool:
+        now = self._clock()
+        if found := _NINJA.match(text):
+            done, total, _, seconds, what = found.groups()
+            step = self._current(now)
+            step.ninja(int(done), int(total), float(seconds), now)
+            step.label = what
+        elif found := _COUNT.match(text):
+            step = self._current(now)
+            step.count(int(found[1]), int(found[2]), now)
+            step.label = found[3] or ""
+        elif found := _STEP.match(text):
+            self._begin(found[1].strip(), now)
+        elif found := _BUILDAH.match(text):
+            phase = f"{found[1]}.{found[3]}" if found[1] else found[3]
+            self._buildah = f"{phase} {found[5].split(' ', 1)[0]}"
+        else:
+            return False
+        self._maybe_say(now)
+        return True
+
+    def _current(self, now: float) -> _Step:
+        if not self._steps or self._steps[-1].ended is not None:
+            self._steps.append(_Step("build", now))
+        return self._steps[-1]
+
+    def _begin(self, name: str, now: float) -> None:
+        if self._steps and self._steps[-1].ended is None:
+            if self._steps[-1].name == name:
+                return
+            self._steps[-1].ended = now
+        # The scripts say `done` last; it is no step, and what follows is the engine's export.
+        name = "export" if name == "done" else name
+        self._steps.append(_Step(name, now))
+        if self._live is None:
+            self._say(now)
+
+    # -- what can be told from them
+
+    def summary(self) -> dict[str, float]:
+        """Seconds of each step, in their order; a step that came twice counts as one."""
+        with self._lock:
+            now = self._clock() if self._ended is None else self._ended
+            seconds: dict[str, float] = {}
+            for step in self._steps:
+                seconds[step.name] = (
+                    seconds.get(step.name, 0.0) + (now if step.ended is None else step.ended) - step.begun
+                )
+            return seconds
+
+    def elapsed(self) -> float:
+        """Seconds since the stage began."""
+        return (self._clock() if self._ended is None else self._ended) - self._begun
+
+    def estimate(self) -> float | None:
+        """Seconds to the stage's end; None while nothing can be said."""
+        with self._lock:
+            now = self._clock()
+            if not self._steps:
+                return (
+                    sum(self._known[name] for name in self._weights) if self._all_known(list(self._weights)) else None
+                )
+            step = self._steps[-1]
+            left = step.left(now)
+            if left is None and step.name in self._known:
+                left = max(0.0, self._known[step.name] - (now - step.begun))
+            ahead = self._ahead(step.name)
+            if left is None or not ahead:
+                return left
+            if self._all_known(ahead):
+                return left + sum(self._known[name] for name in ahead)
+            pace = self._pace(step, now, left)
+            return None if pace is None else left + pace * sum(self._weights[name] for name in ahead)
+
+    def _all_known(self, names: list[str]) -> bool:
+        return bool(names) and all(name in self._known for name in names)
+
+    def _ahead(self, name: str) -> list[str]:
+        names = list(self._weights)
+        return names[names.index(name) + 1 :] if name in names else []
+
+    def _pace(self, step: _Step, now: float, left: float) -> float | None:
+        """Seconds for one unit of weight, from the steps done and the expected whole of this one."""
+        passed = {name: seconds for name, seconds in self.summary().items() if self._weights.get(name)}
+        if step.name in passed:
+            passed[step.name] = now - step.begun + left
+        weight = sum(self._weights[name] for name in passed)
+        return sum(passed.values()) / weight if weight else None
+
+    # -- how it is shown
+
+    def text(self) -> str:
+        """One line: stage n of m, step, done/total, elapsed, estimate."""
+        with self._lock:
+            parts = [f"[{self.index}/{self.total}] {self.stage}"]
+            if self._steps:
+                step = self._steps[-1]
+                names = list(self._weights)
+                where = f" ({names.index(step.name) + 1} of {len(names)})" if step.name in names else ""
+                counted = f" {step.done}/{step.total}" if step.total else ""
+                parts.append(f"{step.name}{where}{counted}")
+            elif self._buildah:
+                parts.append(f"container step {self._buildah}")
+            parts.append(people.duration(self.elapsed()))
+            left = self.estimate()
+            if left is not None and self._ended is None:
+                parts.append(f"about {people.duration(left)} left")
+            return ", ".join(parts)
+
+    def __rich__(self) -> Text:
+        text = Text(self.text(), no_wrap=True, overflow="ellipsis")
+        if self._steps and self._steps[-1].label:
+            text.append(f"  {self._steps[-1].label}", style="dim")
+        return text
+
+    def _say(self, now: float) -> None:
+        self._said = now
+        self._console.print(self.text(), markup=False, highlight=False, soft_wrap=True)
+
+    def _maybe_say(self, now: float) -> None:
+        if self._live is None and now - self._said >= _PLAIN_EVERY:
+            self._say(now)
+
+    def _tick(self) -> None:
+        # A long link says nothing for minutes; the log shall still show life.
+        while not self._stop.wait(1.0):
+            with self._lock:
+                self._maybe_say(self._clock())
+
+    def __enter__(self) -> Self:
+        if self._github:
+            self._console.print(f"::group::{self.stage}", markup=False, highlight=False)
+        if self._console.is_terminal and not self._github and not os.environ.get("CI"):
+            self._live = Live(get_renderable=self.__rich__, console=self._console, refresh_per_second=4, transient=True)
+            self._live.start()
+        else:
+            self._ticker = threading.Thread(target=self._tick, daemon=True)
+            self._ticker.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        if self._ticker is not None:
+            self._ticker.join()
+        with self._lock:
+            self._ended = self._clock()
+            if self._steps and self._steps[-1].ended is None:
+                self._steps[-1].ended = self._ended
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+        if self._github:
+            self._console.print("::endgroup::", markup=False, highlight=False)

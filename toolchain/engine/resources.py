@@ -1,0 +1,137 @@
+"""How many jobs this machine carries: cores, memory and control groups; and whether there is room on the disk."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+from toolchain import console
+from toolchain.errors import ResourceError
+
+Kind = Literal["compile", "link", "kernel"]
+
+GIB = 1 << 30
+# Peak resident bytes of one job: clang++ on MLIR's heaviest files, lld on libraries of that size, a Triton worker.
+MEMORY: dict[Kind, int] = {"compile": 3 * GIB // 2, "link": 5 * GIB, "kernel": 3 * GIB // 2}
+
+_PROC = Path("/proc")
+_CGROUP = Path("/sys/fs/cgroup")
+# cgroup v1 says "no limit" with a number near 2^63.
+_UNLIMITED = 1 << 60
+
+
+def jobs_for(kind: Kind, asked: int = 0, *, proc: Path = _PROC, cgroup: Path = _CGROUP) -> int:
+    """How many jobs of a kind to run at once, at least 1.
+
+    Args:
+        kind: `compile`, `link` or `kernel`; they differ in memory.
+        asked: what the user asked for; 0 for as many as cores allow. Memory limits both.
+        proc: where the kernel's figures lie.
+        cgroup: where the control groups lie.
+    """
+    fits = memory_available(proc=proc, cgroup=cgroup) // MEMORY[kind]
+    return max(1, min(asked or cores(proc=proc, cgroup=cgroup), fits))
+
+
+def cores(*, proc: Path = _PROC, cgroup: Path = _CGROUP) -> int:
+    """Processors this process may use: its affinity, and its control groups' quota rounded up."""
+    count = len(os.sched_getaffinity(0))
+    for folder in _groups("", proc, cgroup):
+        words = _text(folder / "cpu.max").split()
+        if len(words) == 2 and words[0] != "max":
+            count = min(count, math.ceil(int(words[0]) / int(words[1])))
+    for folder in _groups("cpu", proc, cgroup):
+        quota, period = _number(folder / "cpu.cfs_quota_us"), _number(folder / "cpu.cfs_period_us")
+        if quota is not None and period and quota > 0:
+            count = min(count, math.ceil(quota / period))
+    return max(1, count)
+
+
+def memory_available(*, proc: Path = _PROC, cgroup: Path = _CGROUP) -> int:
+    """Bytes that new processes can have without swapping: the machine's, or what its control groups leave."""
+    available = _UNLIMITED
+    for line in _text(proc / "meminfo").splitlines():
+        name, _, value = line.partition(":")
+        if name == "MemAvailable":
+            available = int(value.split()[0]) * 1024
+    for controller, limit, usage in (
+        ("", "memory.max", "memory.current"),
+        ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+    ):
+        for folder in _groups(controller, proc, cgroup):
+            most, used = _number(folder / limit), _number(folder / usage)
+            if most is not None and used is not None and most < _UNLIMITED:
+                available = min(available, max(0, most - used + _file_cache(folder)))
+    return available
+
+
+def _file_cache(folder: Path) -> int:
+    """Bytes that count as used and are given back when somebody needs them."""
+    for line in _text(folder / "memory.stat").splitlines():
+        name, _, value = line.partition(" ")
+        if name in ("total_inactive_file", "inactive_file"):
+            return int(value)
+    return 0
+
+
+def _groups(controller: str, proc: Path, cgroup: Path) -> Iterator[Path]:
+    """Folders of this process's group and its parents; `controller` is empty for version 2."""
+    for line in _text(proc / "self" / "cgroup").splitlines():
+        _, names, path = line.split(":", 2)
+        if controller not in names.split(","):
+            continue
+        top = cgroup / names if controller else cgroup
+        if not controller and (cgroup / "unified").is_dir():
+            top = cgroup / "unified"
+        folder = top / path.lstrip("/")
+        # Inside a container the path is the host's: then the mount's top is our own group.
+        while folder != top:
+            if folder.is_dir():
+                yield folder
+            folder = folder.parent
+        yield top
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return ""
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(_text(path))
+    except ValueError:
+        return None
+
+
+def disk_free(path: Path) -> int:
+    """Bytes free for us where `path` is or will be."""
+    place = path.absolute()
+    while not place.exists():
+        place = place.parent
+    return shutil.disk_usage(place).free
+
+
+def require_disk(path: Path, needed: int) -> None:
+    """Check before long work that there is room.
+
+    Args:
+        path: a folder, which need not exist yet.
+        needed: bytes.
+
+    Raises:
+        ResourceError: there is less.
+    """
+    free = disk_free(path)
+    if free < needed:
+        raise ResourceError(
+            f"too little disk space at {path}",
+            why=f"{console.size(free)} free, {console.size(needed)} needed",
+            fix="free some, or name another folder with --cache",
+        )

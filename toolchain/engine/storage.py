@@ -1,0 +1,332 @@
+"""The engine's own storage: one place for buildah's options, for working containers and for what a kill left behind.
+
+Every invocation has a folder below `cache.engine/live`, named after its process. It holds the invocation's small files;
+when its process is gone, the next one finds it and removes what it left in the storage.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import json
+import logging
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from toolchain import process
+from toolchain.digest import write_atomically
+from toolchain.errors import EngineError
+from toolchain.settings import Cache
+
+LOG = logging.getLogger(__name__)
+
+INSTALL = "apt-get install buildah"
+_NUMBER = itertools.count()
+_LEFT_BY_BUILDAH = re.compile(r"buildah\d+")
+
+
+@dataclass(frozen=True)
+class Mount:
+    """A folder or file of this machine inside a container.
+
+    Args:
+        source: where it lies here.
+        target: absolute path inside.
+        read_only: whether the container may not write to it.
+    """
+
+    source: Path
+    target: str
+    read_only: bool = True
+
+    def arguments(self) -> list[str]:
+        """The option for `buildah run`, `docker run` and `podman run`.
+
+        Raises:
+            EngineError: the path holds both characters that the two forms of the option reserve.
+        """
+        source = os.fspath(self.source.absolute())
+        if ":" not in source + self.target:
+            return ["--volume", f"{source}:{self.target}:{'ro' if self.read_only else 'rw'}"]
+        if "," in source + self.target:
+            raise EngineError(
+                f"{source} cannot be mounted", why="no engine takes a path with a colon and a comma", fix="move it"
+            )
+        return ["--mount", f"type=bind,source={source},target={self.target}" + (",ro" if self.read_only else "")]
+
+
+def process_identity(pid: int) -> str | None:
+    """`<pid>-<start time in ticks>`, which no later process shares; None when there is no such process."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else f"{pid}-{fields[19]}"
+
+
+class Storage:
+    """buildah on a storage root of the tool's own.
+
+    Args:
+        cache: the tool's folder; the storage lies in `cache.engine`, temporary files and cache mounts in `cache.work`.
+    """
+
+    def __init__(self, cache: Cache) -> None:
+        self.cache = cache
+        self.root = cache.engine / "storage"
+        self._driver: str | None = None
+        self._swept = False
+
+    @property
+    def runroot(self) -> Path:
+        """State that does not outlive a boot. Short, because sockets may be made in it."""
+        name = f"toolchain-{hashlib.sha256(os.fsencode(self.cache.engine.absolute())).hexdigest()[:8]}"
+        for parent in (Path("/run"), Path(os.environ.get("XDG_RUNTIME_DIR") or "/nonexistent")):
+            if os.access(parent, os.W_OK):
+                return parent / name
+        return self.cache.engine / "run"
+
+    @property
+    def live(self) -> Path:
+        """The folders of the invocations at work."""
+        return self.cache.engine / "live"
+
+    def command(self, *words: str | os.PathLike[str], network: bool = False, driver: str | None = None) -> list[str]:
+        """A buildah command line, contained.
+
+        Raises:
+            EngineError: buildah is not installed, or cannot work in this folder.
+        """
+        process.which("buildah", fix=INSTALL)
+        if set(",:\\") & set(os.fspath(self.root.absolute())):
+            raise EngineError(
+                f"the engine's storage cannot lie in {self.cache.root}",
+                why="overlay mounts have no way to quote a comma, a colon or a backslash",
+                fix="choose another folder with --cache",
+            )
+        for folder in (self.root, self.cache.work):
+            folder.mkdir(parents=True, exist_ok=True)
+        argv = ["buildah", "--root", os.fspath(self.root.absolute()), "--runroot", os.fspath(self.runroot.absolute())]
+        argv += ["--storage-driver", driver or self.driver, *(os.fspath(word) for word in words)]
+        return process.contained(argv, network=network)
+
+    def environment(self) -> dict[str, str]:
+        """What every buildah process gets: its cache mounts lie below TMPDIR."""
+        return {"TMPDIR": os.fspath(self.cache.work.absolute())}
+
+    def call(
+        self,
+        *words: str | os.PathLike[str],
+        cwd: Path | None = None,
+        check: bool = True,
+        timeout: float | None = 600,
+    ) -> process.Result:
+        """A short buildah command; standard output is in the result.
+
+        Raises:
+            EngineError: it failed.
+        """
+        try:
+            return process.run(
+                self.command(*words), cwd=cwd, env=self.environment(), capture=True, check=check, timeout=timeout
+            )
+        except process.CommandError as error:
+            raise EngineError(f"buildah {os.fspath(words[0])} failed", why=error.why, fix=error.fix) from error
+
+    @property
+    def driver(self) -> str:
+        """`overlay`, or `vfs` where overlay does not work (slow, and every container is a full copy).
+
+        Raises:
+            EngineError: neither works.
+        """
+        if self._driver is None:
+            remembered = self.cache.engine / "driver"
+            with contextlib.suppress(OSError):
+                self._driver = remembered.read_text(encoding="ascii").strip() or None
+            if self._driver is None:
+                self._driver = self._working_driver()
+                write_atomically(remembered, self._driver.encode())
+        return self._driver
+
+    def _working_driver(self) -> str:
+        tails: list[str] = []
+        for driver in ("overlay", "vfs"):
+            result = process.run(
+                self.command("images", "--quiet", driver=driver), env=self.environment(), check=False, timeout=120
+            )
+            if result.returncode == 0:
+                return driver
+            tails += [f"{driver}: {line}" for line in result.tail[-5:]]
+            # What the failed driver left in the folder makes the next one refuse it.
+            shutil.rmtree(self.root, ignore_errors=True)
+        raise EngineError(
+            "buildah cannot use its storage", why="\n".join(tails), fix=f"check the file system of {self.root}"
+        )
+
+    def version(self) -> str:
+        """buildah's version, e.g. `1.28.2`.
+
+        Raises:
+            EngineError: buildah is not installed.
+        """
+        process.which("buildah", fix=INSTALL)
+        found = re.search(r"\d+(\.\d+)+", process.run(["buildah", "--version"], capture=True, timeout=30).stdout)
+        return found.group(0) if found else "unknown"
+
+    @contextlib.contextmanager
+    def invocation(self, kind: str) -> Iterator[Path]:
+        """A folder for one call's small files; it marks the call as alive.
+
+        Args:
+            kind: `build` for calls whose containers buildah names itself, else `run`.
+        """
+        if not self._swept:
+            self._swept = True
+            self.cleanup()
+        folder = self.live / f"{kind}-{process_identity(os.getpid())}-{next(_NUMBER)}"
+        folder.mkdir(parents=True)
+        try:
+            yield folder
+        finally:
+            remove_tree(folder)
+
+    @contextlib.contextmanager
+    def container(self, image: str) -> Iterator[str]:
+        """A working container of `image` (`scratch` for an empty one); removed at the end whatever happens.
+
+        Raises:
+            EngineError: there is no such image.
+        """
+        with self.invocation("run") as folder:
+            name = f"toolchain-{folder.name}"
+            self.call("from", "--pull=never", "--quiet", "--name", name, image)
+            try:
+                yield name
+            finally:
+                self.call("rm", name, check=False)
+
+    def cleanup(self) -> list[str]:
+        """Remove what dead invocations left: containers, images without a name, partial folders. Returns what it did.
+
+        Costs nothing when nothing was killed. Containers that buildah named itself cannot be told apart, so they stay
+        as long as another build is at work.
+        """
+        self.cache.engine.mkdir(parents=True, exist_ok=True)
+        done: list[str] = []
+        try:
+            with FileLock(self.cache.engine / "cleanup.lock", timeout=0):
+                dead, building = self._dead()
+                if dead and shutil.which("buildah"):
+                    done = self._sweep(dead, building)
+                if not self.live.is_dir() or not any(self.live.iterdir()):
+                    for left in self.cache.work.iterdir() if self.cache.work.is_dir() else []:
+                        if _LEFT_BY_BUILDAH.fullmatch(left.name):
+                            remove_tree(left)
+        except Timeout:
+            LOG.debug("another invocation cleans up")
+        return done
+
+    def _dead(self) -> tuple[list[Path], bool]:
+        """Folders of processes that are gone, and whether a build is at work."""
+        dead: list[Path] = []
+        building = False
+        for folder in sorted(self.live.iterdir()) if self.live.is_dir() else []:
+            kind, pid, start, _ = folder.name.split("-")
+            if process_identity(int(pid)) != f"{pid}-{start}":
+                dead.append(folder)
+            elif kind == "build":
+                building = True
+        return dead, building
+
+    def _sweep(self, dead: Sequence[Path], building: bool) -> list[str]:
+        listed = json.loads(self.call("containers", "--json").stdout or "null") or []
+        names = {str(entry["containername"]) for entry in listed}
+        done: list[str] = []
+
+        def remove(name: str) -> None:
+            self.call("rm", name, check=False)
+            done.append(f"container {name}")
+
+        for folder in dead:
+            if folder.name.startswith("build-"):
+                if building:
+                    continue
+                for name in sorted(name for name in names if not name.startswith("toolchain-")):
+                    names.discard(name)
+                    remove(name)
+                for image in self.call("images", "--filter", "dangling=true", "--quiet").stdout.split():
+                    self.call("rmi", "--force", image, check=False)
+                    done.append(f"image {image}")
+                partial = folder / "partial"
+                if partial.is_file():
+                    remove_tree(Path(partial.read_text(encoding="utf-8")))
+            elif (name := f"toolchain-{folder.name}") in names:
+                remove(name)
+            elif (single := folder / f"layout-{folder.name}").is_dir():
+                self.call("rmi", f"localhost/{single.name}", check=False)
+            remove_tree(folder)
+        for item in done:
+            LOG.info("removed %s of an invocation that was killed", item)
+        return done
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a folder of ours, never what is mounted in it."""
+    if not path.exists():
+        return
+    inside = f"{path.resolve()}/"
+    for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+        point = re.sub(r"\\([0-7]{3})", lambda found: chr(int(found.group(1), 8)), line.split()[4])
+        if f"{point}/".startswith(inside):
+            LOG.warning("%s stays: something is mounted at %s", path, point)
+            return
+
+    def unlock(function: Callable[[str], object], name: str, _: object) -> None:
+        # buildah leaves folders that their owner cannot list.
+        parent = Path(name).parent
+        with contextlib.suppress(OSError):
+            parent.chmod(0o700)
+            if not Path(name).is_symlink():
+                Path(name).chmod(0o700)
+            function(name)
+
+    shutil.rmtree(path, onerror=unlock)
+
+
+def single_layout(layout: Path, digest: str, into: Path) -> Path:
+    """A layout of one entry with the tag `image`, on the blobs of `layout`; programs address manifests by tag only.
+
+    Args:
+        layout: an OCI layout that holds the manifest.
+        digest: `sha256:…` of the manifest.
+        into: folder to make it in.
+
+    Raises:
+        EngineError: the layout has no such manifest.
+    """
+    blob = layout.absolute() / "blobs" / digest.replace(":", "/")
+    try:
+        content = blob.read_bytes()
+    except OSError as error:
+        raise EngineError(f"{layout} has no image {digest}", why=str(error.strerror), fix="build it again") from error
+    entry: dict[str, object] = {
+        "mediaType": json.loads(content).get("mediaType", "application/vnd.oci.image.manifest.v1+json"),
+        "digest": digest,
+        "size": len(content),
+        "annotations": {"org.opencontainers.image.ref.name": "image"},
+    }
+    single = into / f"layout-{into.name}"
+    single.mkdir()
+    (single / "blobs").symlink_to(layout.absolute() / "blobs", target_is_directory=True)
+    (single / "oci-layout").write_text('{"imageLayoutVersion":"1.0.0"}', encoding="ascii")
+    index: Mapping[str, object] = {"schemaVersion": 2, "manifests": [entry]}
+    (single / "index.json").write_text(json.dumps(index), encoding="ascii")
+    return single

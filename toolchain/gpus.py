@@ -1,0 +1,125 @@
+"""AMD's GPUs: the names people use, the names LLVM uses, and what follows from them."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from typing import Literal
+
+from toolchain.errors import UnsupportedError
+
+# By LLVM's name: AOTriton's image pack, and the market names, written as people write them.
+_GPUS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "gfx90a": ("gfx90a", ("MI200", "MI210", "MI250", "MI250X")),
+    "gfx942": ("gfx942", ("MI300", "MI300A", "MI300X", "MI308X", "MI325X")),
+    "gfx950": ("gfx950", ("MI350", "MI350X", "MI355X")),
+    "gfx1100": ("gfx110x", ("Navi31", "RX7900", "RX7900XTX", "RX7900XT", "RX7900GRE", "W7900", "W7800")),
+    "gfx1101": ("gfx110x", ("Navi32", "RX7800XT", "RX7700XT", "W7700")),
+    "gfx1102": ("gfx110x", ("Navi33", "RX7600", "RX7600XT", "W7600")),
+    "gfx1103": ("gfx110x", ("Phoenix", "Hawk Point", "780M")),
+    "gfx1150": ("gfx115x", ("Strix Point", "890M")),
+    "gfx1151": ("gfx115x", ("Strix Halo", "8060S")),
+    "gfx1152": ("gfx115x", ("Krackan Point",)),
+    "gfx1153": ("gfx115x", ()),
+    "gfx1200": ("gfx120x", ("Navi44", "RX9060", "RX9060XT")),
+    "gfx1201": ("gfx120x", ("Navi48", "RX9070", "RX9070XT", "R9700")),
+    "gfx1250": ("gfx1250", ()),
+}
+
+
+def _key(name: str) -> str:
+    return re.sub(r"[\s_-]+", "", name).lower()
+
+
+_BY_KEY = {_key(name): gpu for gpu, (_, market) in _GPUS.items() for name in (gpu, *market)}
+_LONGEST = (
+    max(len(name.split()) for _, market in _GPUS.values() for name in market) + 2
+)  # `RX 7900 XTX` has three words
+
+
+def known_gpus() -> tuple[str, ...]:
+    """All GPUs by LLVM's names, sorted as text."""
+    return tuple(sorted(_GPUS))
+
+
+def market_names(gpu: str) -> tuple[str, ...]:
+    """What people call an LLVM name; may be empty.
+
+    Raises:
+        UnsupportedError: no such GPU.
+    """
+    return _GPUS[_known(gpu)][1]
+
+
+def parse_gpus(text: str) -> tuple[str, ...]:
+    """LLVM names from a list of LLVM or market names: `gfx942,MI250;RX 7900 XTX`.
+
+    Separated by `;`, `,` or spaces; case, spaces, `-` and `_` inside a name do not count.
+
+    Returns:
+        Each once, sorted as text; nothing for a blank text.
+
+    Raises:
+        UnsupportedError: a name that is none, with the nearest ones.
+    """
+    found: set[str] = set()
+    for part in re.split(r"[;,]", text):
+        words = part.split()
+        while words:
+            # The longest run of words that is a name, so that `Strix Halo` and `gfx942 MI250` both read.
+            for count in range(min(_LONGEST, len(words)), 0, -1):
+                if gpu := _BY_KEY.get(_key("".join(words[:count]))):
+                    found.add(gpu)
+                    del words[:count]
+                    break
+            else:
+                raise _unknown(words[0], " ".join(words))
+    return tuple(sorted(found))
+
+
+def wavefront_size(gpu: str) -> Literal[32, 64]:
+    """Lanes of a wavefront as kernels are compiled here: 64 up to gfx9, 32 from gfx10 on.
+
+    Raises:
+        UnsupportedError: no such GPU.
+    """
+    return 64 if _known(gpu).startswith("gfx9") else 32
+
+
+def pack(gpu: str) -> str:
+    """The AOTriton image pack that holds the kernels of a GPU: `gfx110x` for gfx1101.
+
+    Raises:
+        UnsupportedError: no such GPU.
+    """
+    return _GPUS[_known(gpu)][0]
+
+
+def packs(gpus: tuple[str, ...]) -> tuple[str, ...]:
+    """The packs that `gpus` need, each once, sorted as text."""
+    return tuple(sorted({pack(gpu) for gpu in gpus}))
+
+
+def _known(gpu: str) -> str:
+    if gpu not in _GPUS:
+        raise _unknown(gpu, gpu)
+    return gpu
+
+
+def _unknown(word: str, rest: str) -> UnsupportedError:
+    if ":" in word and word.split(":", 1)[0].lower() in _GPUS:
+        return UnsupportedError(
+            f"the GPU {word} names features",
+            why="kernels are compiled for a GPU with its default features",
+            fix=f"give {word.split(':', 1)[0].lower()}",
+        )
+    close: dict[str, None] = {}
+    for wanted in (_key(word), _key(rest)):
+        close.update(dict.fromkeys(difflib.get_close_matches(wanted, _BY_KEY, n=3, cutoff=0.6)))
+    written = {_key(name): name for gpu, (_, market) in _GPUS.items() for name in (gpu, *market)}
+    hint = f"did you mean {' or '.join(written[key] for key in list(close)[:3])}? " if close else ""
+    return UnsupportedError(
+        f"unknown GPU {word!r}",
+        why=f"known: {', '.join(known_gpus())}, and market names such as MI300X or Strix Halo",
+        fix=f"{hint}names are separated by `,` or `;`",
+    )

@@ -1,0 +1,247 @@
+"""One campaign: rules in, checked code objects out, every rule accounted for."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from toolchain.digest import canonical, sha256_file, write_atomically
+from toolchain.errors import KernelError
+from toolchain.kernels.codeobject import check_object
+from toolchain.kernels.executors import Executor, Outcome
+from toolchain.kernels.ledger import DONE, FAILED, TIMEOUT, Entry, Ledger, reproducible
+from toolchain.kernels.rules import Rule, RuleSet
+
+REPORT = "report.json"
+# What AOTriton's loader and packers read for a kernel that is known not to compile, beside an empty object.
+KNOWN_BAD = {FAILED: "ExitWithError", TIMEOUT: "Timeout"}
+LISTED = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class CampaignResult:
+    """What a campaign left.
+
+    Args:
+        entries: one for each rule, in the rules' order.
+        skipped: rules that an earlier run had finished.
+        partial: only a part of all rules was asked for.
+        about: what the workers said of themselves; empty when none was needed.
+    """
+
+    entries: tuple[Entry, ...]
+    skipped: int
+    partial: bool
+    about: Mapping[str, Any]
+
+    @property
+    def done(self) -> tuple[Entry, ...]:
+        """Rules whose object is there, from this run or an earlier one."""
+        return tuple(entry for entry in self.entries if entry.status == DONE)
+
+    @property
+    def failed(self) -> tuple[Entry, ...]:
+        """Rules that failed."""
+        return tuple(entry for entry in self.entries if entry.status == FAILED)
+
+    @property
+    def timed_out(self) -> tuple[Entry, ...]:
+        """Rules that took too long."""
+        return tuple(entry for entry in self.entries if entry.status == TIMEOUT)
+
+    @property
+    def objects(self) -> dict[str, str]:
+        """SHA-256 by path below the output folder."""
+        return {entry.out: entry.sha256 for entry in self.done}
+
+    def counts(self) -> dict[str, int]:
+        """Rules by what became of them."""
+        return {"done": len(self.done), "failed": len(self.failed), "timed_out": len(self.timed_out)}
+
+    def as_json(self) -> dict[str, Any]:
+        """What the objects are; the same bytes for the same objects, whatever the time, order and number of runs."""
+        return {
+            "partial": self.partial,
+            **self.counts(),
+            "kernels": reproducible(self.entries),
+        }
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Counts and seconds by kernel and GPU."""
+        groups: dict[tuple[str, str], list[Entry]] = {}
+        for entry in self.entries:
+            groups.setdefault((entry.kernel, entry.target), []).append(entry)
+        return [
+            {
+                "kernel": kernel,
+                "gpu": target,
+                "done": sum(entry.status == DONE for entry in inside),
+                "failed": sum(entry.status == FAILED for entry in inside),
+                "timed_out": sum(entry.status == TIMEOUT for entry in inside),
+                "median_seconds": round(statistics.median(entry.seconds for entry in inside), 2),
+                "max_seconds": round(max(entry.seconds for entry in inside), 2),
+                "bytes": sum(entry.size for entry in inside),
+            }
+            for (kernel, target), inside in sorted(groups.items())
+        ]
+
+    def table(self) -> str:
+        """`rows` for people."""
+        rows = self.rows()
+        width = max([len("kernel"), *(len(row["kernel"]) for row in rows)])
+        lines = [f"{'kernel':{width}}  {'gpu':8} {'done':>5} {'bad':>4} {'median s':>9} {'max s':>7}"]
+        for row in rows:
+            bad = row["failed"] + row["timed_out"]
+            lines.append(
+                f"{row['kernel']:{width}}  {row['gpu']:8} {row['done']:5d} {bad:4d} "
+                f"{row['median_seconds']:9.2f} {row['max_seconds']:7.2f}"
+            )
+        return "\n".join(lines)
+
+
+def run_campaign(
+    rules: RuleSet | Sequence[Rule],
+    executor: Executor,
+    ledger: Ledger,
+    out: Path,
+    *,
+    worker_tree: str,
+    worker_out: str | None = None,
+    keep_going: bool = False,
+    on_count: Callable[[int, int, str], None] | None = None,
+) -> CampaignResult:
+    """Compile what is not there yet, check every object, write the report.
+
+    All rules are tried even after one has failed: the list of failures is whole.
+
+    Args:
+        out: folder of the objects, `Rule.out` below it; also gets `report.json`.
+        worker_tree: the source tree as the workers see it.
+        worker_out: `out` as the workers see it, when that is another path.
+        keep_going: mark failed rules as known bad, an empty object and a JSON that says so, instead of raising.
+        on_count: called with rules finished, all rules, and the name of the last one.
+
+    Raises:
+        KernelError: rules failed or timed out and `keep_going` is not set, or no worker came up.
+    """
+    wanted = rules.rules if isinstance(rules, RuleSet) else tuple(rules)
+    partial = rules.partial if isinstance(rules, RuleSet) else False
+    todo = {rule.id: rule for rule in wanted if not _finished(ledger.get(rule.id), rule, out)}
+    skipped = len(wanted) - len(todo)
+    count = skipped
+    if on_count is not None:
+        on_count(count, len(wanted), "")
+    for rule in todo.values():
+        _objects(out, rule, unlink=True)
+    tasks = [rule.task(worker_tree, worker_out or str(out)) for rule in todo.values()]
+    with contextlib.closing(executor.run(tasks)) as outcomes:
+        for outcome in outcomes:
+            rule = todo[outcome["id"]]
+            entry = _entry(rule, outcome, out)
+            if entry.status != DONE:
+                _objects(out, rule, unlink=True)
+            ledger.record(entry)
+            count += 1
+            if on_count is not None:
+                on_count(count, len(wanted), f"{rule.kernel} {rule.target}")
+    # A killed worker may have left one.
+    for partial_file in out.rglob(".*.partial"):
+        partial_file.unlink()
+    result = CampaignResult(
+        entries=ledger.entries(wanted), skipped=skipped, partial=partial, about=executor.about() if todo else {}
+    )
+    bad = result.failed + result.timed_out
+    if len(result.entries) != len(wanted):
+        raise AssertionError("a rule without an entry")
+    if bad and not keep_going:
+        raise KernelError(
+            f"{len(bad)} of {len(wanted)} kernels did not compile",
+            why="\n".join(f"{entry.out}: {_brief(entry.reason)}" for entry in bad[:LISTED])
+            + (f"\n… and {len(bad) - LISTED} more" if len(bad) > LISTED else ""),
+            fix=f"see {ledger.path}; --keep-going marks them as known bad and goes on",
+        )
+    for entry in bad:
+        _mark_known_bad(out, entry)
+    write_atomically(out / REPORT, json.dumps(result.as_json(), indent=1, sort_keys=True).encode() + b"\n")
+    return result
+
+
+def _finished(entry: Entry | None, rule: Rule, out: Path) -> bool:
+    if entry is None or entry.status != DONE or entry.out != rule.out:
+        return False
+    path, beside = _objects(out, rule)
+    try:
+        return beside.stat().st_size > 0 and sha256_file(path) == f"sha256:{entry.sha256}"
+    except OSError:
+        return False
+
+
+def _objects(out: Path, rule: Rule | Entry, *, unlink: bool = False) -> tuple[Path, Path]:
+    """The object and its JSON."""
+    path = out / rule.out
+    both = (path, path.with_suffix(".json"))
+    if unlink:
+        for one in both:
+            one.unlink(missing_ok=True)
+    return both
+
+
+def _entry(rule: Rule, outcome: Outcome, out: Path) -> Entry:
+    """The entry for an outcome; "done" only when the object on this side is whole and for the right GPU."""
+    status, reason = str(outcome["status"]), str(outcome.get("reason", ""))
+    digest = size = None
+    if status == DONE:
+        path, beside = _objects(out, rule)
+        try:
+            check_object(path, rule.target, rule.kernel)
+            digest, size = sha256_file(path).removeprefix("sha256:"), path.stat().st_size
+            metadata = json.loads(beside.read_text(encoding="utf-8"))
+            reason = _fault(rule, metadata)
+            if digest != outcome.get("sha256"):
+                reason = f"the object's SHA-256 is {digest}, the worker said {outcome.get('sha256')}"
+        except KernelError as error:
+            reason = error.why
+        except (OSError, ValueError) as error:
+            reason = f"no usable JSON beside the object: {error}"
+        if reason:
+            status = FAILED
+    done = status == DONE
+    return Entry.of(
+        rule,
+        status,
+        reason="" if done else reason or "no reason given",
+        seconds=float(outcome.get("seconds", 0.0)),
+        attempt=int(outcome.get("attempt", 1)),
+        sha256=digest or "" if done else "",
+        size=size or 0 if done else 0,
+        bitcode=tuple(outcome.get("bitcode", ())) if done else (),
+    )
+
+
+def _fault(rule: Rule, metadata: Any) -> str:
+    """What keeps the JSON from serving the packers; empty when nothing does."""
+    if not isinstance(metadata, dict):
+        return "the JSON beside the object is no object"
+    numbers = {name: metadata.get(name) for name in ("shared", "num_warps", "warp_size")}
+    if lacking := [name for name, value in numbers.items() if not isinstance(value, int)]:
+        return f"the JSON beside the object lacks {', '.join(lacking)}"
+    if metadata.get("compile_status") != "Complete" or metadata.get("arch") != rule.target:
+        return f"the JSON says {metadata.get('compile_status')} for {metadata.get('arch')}"
+    return ""
+
+
+def _mark_known_bad(out: Path, entry: Entry) -> None:
+    path, beside = _objects(out, entry)
+    write_atomically(beside, canonical({"compile_status": KNOWN_BAD[entry.status]}) + b"\n")
+    write_atomically(path, b"")
+
+
+def _brief(reason: str) -> str:
+    """The first line, and the last one where it says more."""
+    lines = [line.strip() for line in reason.splitlines() if line.strip()] or ["no reason given"]
+    return lines[0][:300] if len(lines) == 1 else f"{lines[0][:200]} … {lines[-1][:200]}"

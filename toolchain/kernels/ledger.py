@@ -1,0 +1,181 @@
+"""The ledger: what became of each rule. It outlives kill -9, and nothing finished is done again."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from toolchain.digest import canonical
+from toolchain.errors import ConfigError
+from toolchain.kernels.rules import Rule
+
+DONE = "done"
+FAILED = "failed"
+TIMEOUT = "timeout"
+FORMAT = "1"
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS entry (id TEXT PRIMARY KEY, content TEXT NOT NULL);
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """What became of one rule.
+
+    Args:
+        status: `done`, `failed` or `timeout`.
+        reason: why not, empty when done.
+        seconds: wall time of the last attempt.
+        sha256: 64 hex digits of the object, empty unless done.
+        size: bytes of the object.
+        attempt: 1, or 2 when the worker died under the rule the first time.
+        bitcode: names of the bitcode libraries whose code is in the object.
+    """
+
+    id: str
+    kernel: str
+    target: str
+    out: str
+    cluster: str
+    status: str
+    reason: str = ""
+    seconds: float = 0.0
+    sha256: str = ""
+    size: int = 0
+    attempt: int = 1
+    bitcode: tuple[str, ...] = field(default=())
+
+    @classmethod
+    def of(cls, rule: Rule, status: str, **more: Any) -> Entry:
+        """An entry for a rule."""
+        return cls(
+            id=rule.id,
+            kernel=rule.kernel,
+            target=rule.target,
+            out=rule.out,
+            cluster=rule.cluster,
+            status=status,
+            **more,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """Entries by status."""
+
+    done: int
+    failed: int
+    timed_out: int
+
+    def as_json(self) -> dict[str, int]:
+        """The counts as `kernels status` prints them."""
+        return asdict(self)
+
+
+class Ledger:
+    """Entries by rule, in one SQLite file. Used by one process and one thread at a time.
+
+    Args:
+        path: the file; made when missing.
+        environment: digest of all that decides the objects beside the rules: the kernel source, Triton, the image. A
+            ledger of another environment is emptied: its objects are not these. None takes the ledger as it is.
+    """
+
+    def __init__(self, path: Path, environment: str | None = None) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        try:
+            # FULL: a committed entry is on disk, whatever is killed next.
+            self._db = sqlite3.connect(path, isolation_level=None)
+            self._db.execute("PRAGMA synchronous=FULL")
+            self._db.executescript(_SCHEMA)
+            known = dict(self._db.execute("SELECT name, value FROM about"))
+        except sqlite3.DatabaseError as error:
+            raise ConfigError(f"the ledger {path} cannot be used", why=str(error), fix=f"remove {path}") from error
+        about = {"format": FORMAT, "environment": known.get("environment", "") if environment is None else environment}
+        if known != about:
+            with self._transaction():
+                self._db.execute("DELETE FROM entry")
+                self._db.execute("DELETE FROM about")
+                self._db.executemany("INSERT INTO about VALUES (?, ?)", about.items())
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._db.close()
+
+    def _transaction(self) -> _Transaction:
+        return _Transaction(self._db)
+
+    def record(self, entry: Entry) -> None:
+        """Note an entry; it is on disk when this returns."""
+        content = canonical(asdict(entry)).decode()
+        self._db.execute("INSERT OR REPLACE INTO entry VALUES (?, ?)", (entry.id, content))
+
+    def get(self, rule_id: str) -> Entry | None:
+        """The entry of a rule."""
+        row = self._db.execute("SELECT content FROM entry WHERE id = ?", (rule_id,)).fetchone()
+        return None if row is None else _entry(row[0])
+
+    def __iter__(self) -> Iterator[Entry]:
+        """All entries by id."""
+        for (content,) in self._db.execute("SELECT content FROM entry ORDER BY id").fetchall():
+            yield _entry(content)
+
+    def entries(self, rules: Iterable[Rule]) -> tuple[Entry, ...]:
+        """The entries of some rules, in the rules' order, for those that have one."""
+        found = {entry.id: entry for entry in self}
+        return tuple(found[rule.id] for rule in rules if rule.id in found)
+
+    def summary(self) -> Summary:
+        """Entries by status."""
+        found = [entry.status for entry in self]
+        return Summary(done=found.count(DONE), failed=found.count(FAILED), timed_out=found.count(TIMEOUT))
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """All entries by output path, without what differs from run to run: the same objects give the same JSON."""
+        return reproducible(self)
+
+
+def reproducible(entries: Iterable[Entry]) -> list[dict[str, Any]]:
+    """Entries by output path, without seconds and attempts."""
+    rows = []
+    for entry in sorted(entries, key=lambda one: (one.out, one.id)):
+        row = asdict(entry)
+        del row["seconds"], row["attempt"]
+        row["bitcode"] = list(entry.bitcode)
+        rows.append(row)
+    return rows
+
+
+def _entry(content: str) -> Entry:
+    entry = Entry(**json.loads(content))
+    return replace(entry, bitcode=tuple(entry.bitcode))
+
+
+class _Transaction:
+    """BEGIN … COMMIT, or ROLLBACK on an error: the connection itself commits each statement."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+
+    def __enter__(self) -> None:
+        self._db.execute("BEGIN IMMEDIATE")
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._db.execute("COMMIT" if kind is None else "ROLLBACK")

@@ -1,0 +1,281 @@
+"""Rules: what to compile. One rule is one code object."""
+
+from __future__ import annotations
+
+import ast
+import fnmatch
+import itertools
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from toolchain.digest import canonical, sha256_json
+from toolchain.errors import ConfigError, SourceError
+from toolchain.kernels.codeobject import check_gpu
+
+Value = str | int | float | bool | None
+NONE = "none"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """One code object to compile.
+
+    Args:
+        source: the kernel's Python file, below the source tree, with `/`.
+        root: folder below the source tree that goes on the module path; empty for the tree itself.
+        kernel: name of the jit function.
+        signature: (argument, type) in the function's order; `constexpr` where `constexprs` has the value.
+        constexprs: (argument, value), sorted.
+        target: LLVM's name of the GPU.
+        options: further (name, value) for Triton's backend, sorted.
+        out: the object's path below the output folder, with `/`; its JSON lies beside it.
+        cluster: name of the rules that only make sense together, GPU included.
+        direction: `forward` or `backward`.
+    """
+
+    source: str
+    root: str
+    kernel: str
+    signature: tuple[tuple[str, str], ...]
+    constexprs: tuple[tuple[str, Value], ...]
+    target: str
+    num_warps: int
+    num_stages: int
+    waves_per_eu: int
+    out: str
+    cluster: str
+    options: tuple[tuple[str, Value], ...] = ()
+    direction: str = "forward"
+
+    @cached_property
+    def id(self) -> str:
+        """16 hex digits of a SHA-256 over all that decides the object's bytes beside the source and Triton."""
+        return sha256_json(self._content()).removeprefix("sha256:")[:16]
+
+    def _content(self) -> dict[str, Any]:
+        return {
+            "source": self.source,
+            "root": self.root,
+            "kernel": self.kernel,
+            "signature": dict(self.signature),
+            "constexprs": dict(self.constexprs),
+            "target": self.target,
+            "num_warps": self.num_warps,
+            "num_stages": self.num_stages,
+            "waves_per_eu": self.waves_per_eu,
+            "options": dict(self.options),
+        }
+
+    def task(self, tree: str, out: str) -> dict[str, Any]:
+        """The rule as the worker reads it, JSON-ready; `tree` and `out` are folders as the worker sees them."""
+        base = PurePosixPath(tree)
+        return {
+            **self._content(),
+            "id": self.id,
+            "root": str(base / self.root),
+            "source": str(base / self.source),
+            "out": str(PurePosixPath(out) / self.out),
+        }
+
+
+@dataclass(frozen=True)
+class RuleSet:
+    """Rules in their order, and whether they are only a part of all that there are."""
+
+    rules: tuple[Rule, ...]
+    total: int
+
+    @property
+    def partial(self) -> bool:
+        """Whether `--select` or `--limit` left any out."""
+        return len(self.rules) < self.total
+
+    @cached_property
+    def digest(self) -> str:
+        """`sha256:…` over all rules: an input of the stage that compiles them."""
+        return sha256_json([[rule.id, rule.out, rule.cluster] for rule in self.rules])
+
+
+def cut(rules: Iterable[Rule], *, select: str | None = None, limit: int | None = None) -> RuleSet:
+    """A part of the rules, in whole clusters.
+
+    Args:
+        rules: all of them.
+        select: a glob; a cluster stays when it matches the kernel, the cluster or the id of one of its rules.
+        limit: clusters are taken from each GPU and kernel in turn until at least so many rules are in.
+
+    Raises:
+        ConfigError: nothing is left, or the limit is not positive.
+    """
+    everything = tuple(rules)
+    if limit is not None and limit < 1:
+        raise ConfigError(f"a limit of {limit} kernels compiles nothing", fix="give --limit 1 or more, or leave it out")
+    clusters: dict[str, list[Rule]] = {}
+    for rule in everything:
+        clusters.setdefault(rule.cluster, []).append(rule)
+    if select is not None:
+        clusters = {name: inside for name, inside in clusters.items() if any(_matches(r, select) for r in inside)}
+        if not clusters:
+            kernels = ", ".join(sorted({rule.kernel for rule in everything}))
+            raise ConfigError(
+                f"--select {select!r} matches no kernel", why=f"kernels: {kernels}", fix="give a glob on one"
+            )
+    if limit is not None:
+        clusters = _first(clusters, limit)
+    kept = [rule for rule in everything if rule.cluster in clusters]
+    return RuleSet(tuple(kept), len(everything))
+
+
+def _matches(rule: Rule, pattern: str) -> bool:
+    return any(fnmatch.fnmatchcase(text, pattern) for text in (rule.kernel, rule.cluster, rule.id))
+
+
+def _first(clusters: Mapping[str, list[Rule]], limit: int) -> dict[str, list[Rule]]:
+    # In turn over GPU and kernel, so that a part shows something of each.
+    queues: dict[tuple[str, str], list[str]] = {}
+    for name, inside in clusters.items():
+        queues.setdefault((inside[0].target, inside[0].kernel), []).append(name)
+    taken: dict[str, list[Rule]] = {}
+    for round_of_names in itertools.zip_longest(*queues.values()):
+        for name in round_of_names:
+            if name is None:
+                continue
+            if sum(len(inside) for inside in taken.values()) >= limit:
+                return taken
+            taken[name] = clusters[name]
+    return taken
+
+
+def load_rules(
+    data: Path, source_root: Path, gpus: Sequence[str], *, select: str | None = None, limit: int | None = None
+) -> RuleSet:
+    """The rules that a data file makes for some GPUs.
+
+    Args:
+        data: TOML; aotriton/flash-attn.toml explains its form.
+        source_root: the unpacked source that the data file speaks of, on this machine; only parsed, never imported.
+        gpus: LLVM names.
+        select, limit: see `cut`.
+
+    Raises:
+        ConfigError: the data file is malformed, or nothing is selected.
+        SourceError: the source does not hold the functions and arguments that the data file names.
+        UnsupportedError: an unknown GPU.
+    """
+    for gpu in gpus:
+        check_gpu(gpu)
+    try:
+        content = tomllib.loads(data.read_text(encoding="utf-8"))
+        root, kernels = content["source"]["root"], content["kernel"]
+    except (OSError, tomllib.TOMLDecodeError, KeyError) as error:
+        raise ConfigError(f"cannot use the kernel data file {data}", why=repr(error)) from error
+    rules = [rule for kernel in kernels for rule in _kernel(data, source_root, root, kernel, sorted(set(gpus)))]
+    for what in ("id", "out"):
+        seen: set[str] = set()
+        for rule in rules:
+            if getattr(rule, what) in seen:
+                raise ConfigError(f"{data}: two rules have the {what} {getattr(rule, what)}", fix="make them differ")
+            seen.add(getattr(rule, what))
+    return cut(rules, select=select, limit=limit)
+
+
+def _kernel(data: Path, tree: Path, root: str, kernel: Mapping[str, Any], gpus: Sequence[str]) -> Iterator[Rule]:
+    try:
+        source, function, arguments = kernel["source"], kernel["function"], kernel["arguments"]
+        launch = {name: int(kernel[name]) for name in ("num_warps", "num_stages", "waves_per_eu")}
+        direction, axes = kernel["direction"], kernel.get("axes", {})
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"{data}: a kernel lacks or misuses a key", why=repr(error)) from error
+    path = tree / root / source
+    names = _arguments(path, function)
+    group = f"{PurePosixPath(source).stem}.{function}"
+    options = tuple(sorted(kernel.get("options", {}).items()))
+    for choice in _choices(axes, kernel.get("skip", [])):
+        resolved = _resolve(f"{data}: {group}", names, arguments, choice)
+        label = "_".join(f"{axis}-{canonical(value).decode().strip(chr(34))}" for axis, value in choice.items())
+        for gpu in gpus:
+            yield Rule(
+                source=str(PurePosixPath(root) / source),
+                root=root,
+                kernel=function,
+                signature=tuple((name, kind) for name, (kind, _) in resolved.items()),
+                constexprs=tuple(
+                    sorted((name, value) for name, (kind, value) in resolved.items() if kind == "constexpr")
+                ),
+                target=gpu,
+                out=f"{gpu}/{group}/{label or 'only'}.hsaco",
+                cluster=f"{gpu}/{group}",
+                options=options,
+                direction=direction,
+                **launch,
+            )
+
+
+def _choices(axes: Mapping[str, Sequence[Value]], skip: Sequence[Mapping[str, Value]]) -> Iterator[dict[str, Value]]:
+    for values in itertools.product(*axes.values()):
+        choice = dict(zip(axes, values, strict=True))
+        if not any(all(choice.get(axis) == value for axis, value in without.items()) for without in skip):
+            yield choice
+
+
+def _arguments(path: Path, function: str) -> dict[str, bool]:
+    """The arguments of a function in their order, and whether each must be a constant; by parsing, not by importing."""
+    try:
+        module = ast.parse(path.read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, UnicodeDecodeError) as error:
+        raise SourceError(
+            f"cannot read the kernels of {path}", why=str(error), fix="check the kernel source"
+        ) from error
+    for node in module.body:
+        if isinstance(node, ast.FunctionDef) and node.name == function:
+            return {
+                argument.arg: argument.annotation is not None and "constexpr" in ast.unparse(argument.annotation)
+                for argument in [*node.args.posonlyargs, *node.args.args]
+            }
+    raise SourceError(f"{path} has no function {function}", fix="take the source version that the data file names")
+
+
+def _resolve(
+    where: str, names: Mapping[str, bool], arguments: Mapping[str, Value], choice: Mapping[str, Value]
+) -> dict[str, tuple[str, Value]]:
+    """For each argument its type and value. An exact name wins over a glob, an earlier glob over a later one."""
+    resolved: dict[str, tuple[str, Value]] = {}
+    used: set[str] = set()
+    for name, constant in names.items():
+        pattern = next((p for p in arguments if p == name), None)
+        if pattern is None:
+            pattern = next((p for p in arguments if fnmatch.fnmatchcase(name, p)), None)
+        if pattern is None:
+            raise SourceError(
+                f"{where}: nothing says what {name} is", fix="take the source version the data file names"
+            )
+        used.add(pattern)
+        value = _fill(arguments[pattern], choice)
+        if not isinstance(value, str):
+            resolved[name] = ("constexpr", value)
+        elif value == NONE:
+            resolved[name] = ("constexpr", None)
+        elif constant:
+            raise ConfigError(f"{where}: {name} is a constant of the kernel, {value!r} is a type", fix="give a value")
+        else:
+            resolved[name] = (value, None)
+    if idle := sorted(set(arguments) - used):
+        raise SourceError(
+            f"{where}: no such argument: {', '.join(idle)}", fix="take the source version the data file names"
+        )
+    return resolved
+
+
+def _fill(value: Value, choice: Mapping[str, Value]) -> Value:
+    """`value` with `{axis}` replaced; a text that is nothing but `{axis}` becomes the axis' own value."""
+    if not isinstance(value, str):
+        return value
+    if value.startswith("{") and value.endswith("}") and value[1:-1] in choice:
+        return choice[value[1:-1]]
+    for axis, chosen in choice.items():
+        value = value.replace("{" + axis + "}", str(chosen))
+    return value

@@ -1,0 +1,75 @@
+"""One gzip stream from several threads, the same bytes for any number of them.
+
+The input is cut into blocks of fixed size. Each is deflated on its own, primed with the 32 KiB before it, and ended on
+a byte boundary, so that the pieces laid end to end are one ordinary deflate stream. Nothing depends on who was first.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+
+from toolchain.oci.tar import Sink
+
+BLOCK = 1 << 20
+WINDOW = 1 << 15
+MEMORY = 9
+# Magic, deflate, no flags, no time, "best compression", Unix: no name and no clock in it.
+_HEADER = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x02\x03"
+
+
+def _deflate(block: bytes, before: bytes, level: int, last: bool) -> bytes:
+    if before:
+        worker = zlib.compressobj(level, zlib.DEFLATED, -15, MEMORY, zlib.Z_DEFAULT_STRATEGY, before)
+    else:
+        worker = zlib.compressobj(level, zlib.DEFLATED, -15, MEMORY, zlib.Z_DEFAULT_STRATEGY)
+    return worker.compress(block) + worker.flush(zlib.Z_FINISH if last else zlib.Z_SYNC_FLUSH)
+
+
+class GzipSink:
+    """Compresses what is written to it into `sink`; a context manager, complete once it is left without an error."""
+
+    def __init__(self, sink: Sink, level: int = 9, threads: int | None = None) -> None:
+        self._sink = sink
+        self._level = level
+        self._threads = threads or len(os.sched_getaffinity(0))
+        self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="deflate")
+        self._waiting: deque[Future[bytes]] = deque()
+        self._buffer = bytearray()
+        self._before = b""
+        self._crc = 0
+        self._size = 0
+        sink.write(_HEADER)
+
+    def write(self, data: bytes, /) -> None:
+        """Take `data`; blocks when the threads are behind, so memory stays bounded."""
+        self._crc = zlib.crc32(data, self._crc)
+        self._size += len(data)
+        self._buffer += data
+        # One block is held back: only at the end is it known which is the last.
+        while len(self._buffer) > BLOCK:
+            self._submit(bytes(self._buffer[:BLOCK]), last=False)
+            del self._buffer[:BLOCK]
+
+    def _submit(self, block: bytes, *, last: bool) -> None:
+        self._waiting.append(self._pool.submit(_deflate, block, self._before, self._level, last))
+        self._before = block[-WINDOW:]
+        while len(self._waiting) > 4 * self._threads:
+            self._sink.write(self._waiting.popleft().result())
+
+    def __enter__(self) -> GzipSink:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
+        try:
+            if kind is None:
+                self._submit(bytes(self._buffer), last=True)
+                while self._waiting:
+                    self._sink.write(self._waiting.popleft().result())
+                self._sink.write(struct.pack("<II", self._crc, self._size & 0xFFFFFFFF))
+        finally:
+            self._pool.shutdown(cancel_futures=True)

@@ -1,0 +1,119 @@
+"""Descriptors and media types: how OCI names content."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from toolchain.errors import RegistryError
+
+INDEX = "application/vnd.oci.image.index.v1+json"
+MANIFEST = "application/vnd.oci.image.manifest.v1+json"
+CONFIG = "application/vnd.oci.image.config.v1+json"
+EMPTY = "application/vnd.oci.empty.v1+json"
+LAYER = "application/vnd.oci.image.layer.v1.tar"
+LAYER_GZIP = "application/vnd.oci.image.layer.v1.tar+gzip"
+LAYER_ZSTD = "application/vnd.oci.image.layer.v1.tar+zstd"
+DOCKER_INDEX = "application/vnd.docker.distribution.manifest.list.v2+json"
+DOCKER_MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
+DOCKER_LAYER_GZIP = "application/vnd.docker.image.rootfs.diff.tar.gzip"
+DOCKER_LAYER = "application/vnd.docker.image.rootfs.diff.tar"
+
+INDEXES = frozenset({INDEX, DOCKER_INDEX})
+IMAGES = frozenset({MANIFEST, DOCKER_MANIFEST})
+MANIFESTS = INDEXES | IMAGES
+
+REF_NAME = "org.opencontainers.image.ref.name"
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+
+
+def check_digest(text: str) -> str:
+    """`text`, if it is `sha256:` and 64 lower-case hexadecimal digits; only such a text may become part of a path.
+
+    Raises:
+        RegistryError: it is anything else.
+    """
+    if not _DIGEST.fullmatch(text):
+        raise RegistryError(f"{text[:120]!r} is not a digest", why="expected sha256: and 64 hexadecimal digits")
+    return text
+
+
+@dataclass(frozen=True, order=True)
+class Platform:
+    """What an image runs on, in OCI's names; ordered by os, architecture, variant."""
+
+    os: str
+    arch: str
+    variant: str = ""
+
+    def as_json(self) -> dict[str, str]:
+        """As it stands in an index."""
+        value = {"architecture": self.arch, "os": self.os}
+        if self.variant:
+            value["variant"] = self.variant
+        return value
+
+    def __str__(self) -> str:
+        return "/".join(part for part in (self.os, self.arch, self.variant) if part)
+
+
+@dataclass(frozen=True)
+class Descriptor:
+    """Content by type, digest and size (bytes); `platform` and `annotations` only where an index needs them."""
+
+    media_type: str
+    digest: str
+    size: int
+    platform: Platform | None = None
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    artifact_type: str = ""
+
+    def __hash__(self) -> int:
+        return hash((self.media_type, self.digest, self.size, self.platform))
+
+    @property
+    def plain(self) -> Descriptor:
+        """Type, digest and size alone."""
+        return Descriptor(self.media_type, self.digest, self.size)
+
+    def annotated(self, annotations: Mapping[str, str]) -> Descriptor:
+        """This descriptor with further annotations."""
+        return replace(self, annotations={**self.annotations, **annotations})
+
+    def as_json(self) -> dict[str, Any]:
+        """As it stands in a manifest or index."""
+        value: dict[str, Any] = {"mediaType": self.media_type, "digest": self.digest, "size": self.size}
+        if self.platform is not None:
+            value["platform"] = self.platform.as_json()
+        if self.annotations:
+            value["annotations"] = dict(self.annotations)
+        if self.artifact_type:
+            value["artifactType"] = self.artifact_type
+        return value
+
+    @classmethod
+    def from_json(cls, value: Any) -> Descriptor:
+        """Read a descriptor.
+
+        Raises:
+            RegistryError: a field is missing or of the wrong type.
+        """
+        try:
+            platform = value.get("platform")
+            size = value["size"]
+            if not isinstance(size, int) or size < 0:
+                raise ValueError("size")
+            return cls(
+                str(value.get("mediaType") or MANIFEST),
+                check_digest(str(value["digest"])),
+                size,
+                Platform(str(platform["os"]), str(platform["architecture"]), str(platform.get("variant") or ""))
+                if platform
+                else None,
+                {str(key): str(text) for key, text in (value.get("annotations") or {}).items()},
+                str(value.get("artifactType") or ""),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise RegistryError("a descriptor is malformed", why=f"{type(error).__name__}: {error}") from error

@@ -1,0 +1,210 @@
+"""Configs, manifests and indexes: the JSON around layers, the same bytes for the same values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from toolchain.errors import RegistryError
+from toolchain.oci import descriptor as media
+from toolchain.oci.descriptor import Descriptor, Platform
+from toolchain.oci.layer import Blob
+from toolchain.oci.layout import Layout
+
+
+@dataclass(frozen=True)
+class LayerBlob:
+    """A layer of an image: its blob, the digest of the tar inside, and how it came about (for `history`)."""
+
+    descriptor: Descriptor
+    diff_id: str
+    created_by: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageSpec:
+    """An image of one platform.
+
+    Args:
+        arch: OCI architecture (`amd64`, `arm64`).
+        os: operating system.
+        variant: of the architecture.
+        layers: lowest first.
+        env: variables of the config.
+        labels: of the config.
+        entrypoint: of the config.
+        cmd: of the config.
+        workdir: of the config.
+        annotations: of the manifest.
+        history: one text for each layer; else the layers' own `created_by`.
+        epoch: seconds since 1970, the image's only date.
+    """
+
+    arch: str
+    os: str = "linux"
+    variant: str = ""
+    layers: tuple[LayerBlob, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+    entrypoint: tuple[str, ...] = ()
+    cmd: tuple[str, ...] = ()
+    workdir: str = ""
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    history: tuple[str, ...] = ()
+    epoch: int
+
+    @property
+    def platform(self) -> Platform:
+        """What it runs on."""
+        return Platform(self.os, self.arch, self.variant)
+
+
+def timestamp(epoch: int) -> str:
+    """RFC 3339 in UTC."""
+    return datetime.fromtimestamp(epoch, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def standard_annotations(
+    *,
+    epoch: int,
+    title: str = "",
+    description: str = "",
+    source: str = "",
+    revision: str = "",
+    version: str = "",
+    licenses: str = "",
+    base_name: str = "",
+    base_digest: str = "",
+) -> dict[str, str]:
+    """`org.opencontainers.image.*` for manifests and indexes; what is empty is left out."""
+    known = {
+        "created": timestamp(epoch),
+        "title": title,
+        "description": description,
+        "source": source,
+        "revision": revision,
+        "version": version,
+        "licenses": licenses,
+        "base.name": base_name,
+        "base.digest": base_digest,
+    }
+    return {f"org.opencontainers.image.{key}": value for key, value in sorted(known.items()) if value}
+
+
+def add_layer(layout: Layout, blob: Blob, *, created_by: str = "", move: bool = False) -> LayerBlob:
+    """Store a compressed layer.
+
+    Raises:
+        DigestError: the file is not what it was when it was compressed.
+    """
+    stored = layout.put_file(blob.path, digest=blob.digest, move=move, media_type=blob.media_type)
+    return LayerBlob(stored, blob.diff_id, created_by)
+
+
+def read_layers(layout: Layout, manifest: Descriptor) -> tuple[LayerBlob, ...]:
+    """The layers of an image in the layout, for an image on top of it.
+
+    Raises:
+        RegistryError: manifest and config do not name as many layers.
+    """
+    config, *layers = layout.children(manifest)
+    diff_ids = diff_ids_of(layout.read_json(config))
+    if len(diff_ids) != len(layers):
+        raise RegistryError(
+            f"{manifest.digest} is malformed",
+            why=f"{len(layers)} layers, {len(diff_ids)} diff_ids",
+            fix="fetch it again",
+        )
+    return tuple(LayerBlob(layer, diff_id) for layer, diff_id in zip(layers, diff_ids, strict=True))
+
+
+def diff_ids_of(config: Mapping[str, Any]) -> list[str]:
+    """The digests of the uncompressed layers that a config names, lowest first."""
+    rootfs = config.get("rootfs")
+    found = rootfs.get("diff_ids") if isinstance(rootfs, dict) else None
+    return [str(text) for text in found] if isinstance(found, list) else []
+
+
+def platform_of(config: Mapping[str, Any]) -> Platform:
+    """The platform that a config names."""
+    return Platform(
+        str(config.get("os") or ""), str(config.get("architecture") or ""), str(config.get("variant") or "")
+    )
+
+
+def write_image(layout: Layout, spec: ImageSpec) -> Descriptor:
+    """Store config and manifest of `spec`; the layers must be in the layout already.
+
+    Returns:
+        The manifest with its platform.
+
+    Raises:
+        RegistryError: a layer is missing, or `history` has another length than `layers`.
+    """
+    for layer in spec.layers:
+        layout.blob(layer.descriptor.digest)
+    history = spec.history or tuple(layer.created_by or "toolchain" for layer in spec.layers)
+    if len(history) != len(spec.layers):
+        raise RegistryError("an image needs one line of history for each layer", why=f"{len(history)} lines")
+    created = timestamp(spec.epoch)
+    run: dict[str, Any] = {}
+    if spec.env:
+        run["Env"] = [f"{name}={value}" for name, value in sorted(spec.env.items())]
+    if spec.labels:
+        run["Labels"] = dict(spec.labels)
+    if spec.entrypoint:
+        run["Entrypoint"] = list(spec.entrypoint)
+    if spec.cmd:
+        run["Cmd"] = list(spec.cmd)
+    if spec.workdir:
+        run["WorkingDir"] = spec.workdir
+    config = layout.put_json(
+        {
+            **spec.platform.as_json(),
+            "created": created,
+            "config": run,
+            "rootfs": {"type": "layers", "diff_ids": [layer.diff_id for layer in spec.layers]},
+            "history": [{"created": created, "created_by": line} for line in history],
+        },
+        media.CONFIG,
+    )
+    manifest: dict[str, Any] = {
+        "schemaVersion": 2,
+        "mediaType": media.MANIFEST,
+        "config": config.as_json(),
+        "layers": [layer.descriptor.plain.as_json() for layer in spec.layers],
+    }
+    if spec.annotations:
+        manifest["annotations"] = dict(spec.annotations)
+    return replace(layout.put_json(manifest, media.MANIFEST), platform=spec.platform)
+
+
+def write_index(
+    layout: Layout, manifests: Sequence[Descriptor], annotations: Mapping[str, str] | None = None
+) -> Descriptor:
+    """Store an index over images, sorted by os, architecture and variant, so that the order of building does not count.
+
+    Raises:
+        RegistryError: no image, one without platform, two for one platform, or one that is missing.
+    """
+    if not manifests:
+        raise RegistryError("an index needs an image", fix="build at least one architecture")
+    keyed: dict[Platform, Descriptor] = {}
+    for manifest in manifests:
+        layout.blob(manifest.digest)
+        if manifest.platform is None:
+            raise RegistryError(f"{manifest.digest} has no platform", why="an index tells images by platform")
+        if keyed.setdefault(manifest.platform, manifest).digest != manifest.digest:
+            raise RegistryError(
+                f"two images for {manifest.platform}", why=f"{keyed[manifest.platform].digest}, {manifest.digest}"
+            )
+    value: dict[str, Any] = {
+        "schemaVersion": 2,
+        "mediaType": media.INDEX,
+        "manifests": [keyed[platform].as_json() for platform in sorted(keyed)],
+    }
+    if annotations:
+        value["annotations"] = dict(annotations)
+    return layout.put_json(value, media.INDEX)

@@ -1,0 +1,332 @@
+"""Layers: a tree or a tar becomes one deterministic tar, and that one deterministic blob."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import os
+import re
+import stat
+import tarfile
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, assert_never
+
+from toolchain import process
+from toolchain.digest import CHUNK, sha256_file
+from toolchain.errors import HostileInputError, SourceError
+from toolchain.oci import descriptor as media
+from toolchain.oci import tar
+from toolchain.oci.deflate import GzipSink
+
+Compression = Literal["none", "gzip", "zstd"]
+LEVELS: dict[str, int] = {"none": 0, "gzip": 9, "zstd": 19}
+MEDIA_TYPES: dict[str, str] = {"none": media.LAYER, "gzip": media.LAYER_GZIP, "zstd": media.LAYER_ZSTD}
+
+
+@dataclass(frozen=True)
+class Layer:
+    """An uncompressed layer: the digest of its tar, its size in bytes and the file."""
+
+    diff_id: str
+    size: int
+    path: Path
+
+
+@dataclass(frozen=True)
+class Blob:
+    """A layer as it is stored and sent: digest and size (bytes) of the compressed file, and what it unpacks to."""
+
+    digest: str
+    size: int
+    media_type: str
+    path: Path
+    diff_id: str
+
+
+class HashedFile:
+    """A new file under a partial name that counts and hashes what is written; it gets its name when all went well."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+        self._hasher = hashlib.sha256()
+        self.size = 0
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._stream = self._partial.open("wb", buffering=CHUNK)
+
+    @property
+    def digest(self) -> str:
+        """`sha256:<hex>` of what was written so far."""
+        return f"sha256:{self._hasher.hexdigest()}"
+
+    def write(self, data: bytes, /) -> None:
+        """Append `data`."""
+        self._hasher.update(data)
+        self.size += len(data)
+        self._stream.write(data)
+
+    def __enter__(self) -> HashedFile:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
+        try:
+            with self._stream as stream:
+                if kind is None:
+                    stream.flush()
+                    os.fsync(stream.fileno())
+            if kind is None:
+                self._partial.chmod(0o644)
+                self._partial.replace(self._path)
+        finally:
+            self._partial.unlink(missing_ok=True)
+
+
+def write_layer(tree: Path, out: Path, *, epoch: int, normalise: bool = True, exclude: Sequence[str] = ()) -> Layer:
+    """Write the content of `tree` as a layer whose root is `tree` itself.
+
+    Members are sorted by the bytes of their path and carry one time; hard links point to their first name. The parents
+    of everything (`usr`, `usr/lib64`) are members too, as directories: over a base where one of them is a symbolic link
+    (a merged `/lib64`, say), engines would replace the link by the directory, so put content below real directories.
+
+    Args:
+        tree: the folder.
+        out: the tar.
+        epoch: seconds since 1970, for every member.
+        normalise: owner 0:0, modes 0755 and 0644, no attributes, nothing but files, links and directories. Without it
+            (a base's root file system) owners, modes, file capabilities and device nodes stay; sockets are left out.
+        exclude: shell patterns over paths relative to `tree`; a folder that matches is left out with all below it.
+
+    Raises:
+        HostileInputError: `normalise` is set and the tree holds a device, pipe or socket.
+        BuildError: a file changed while it was read.
+    """
+    with HashedFile(out) as sink:
+        write_tree(tree, sink, epoch=epoch, normalise=normalise, exclude=exclude)
+    return Layer(sink.digest, sink.size, out)
+
+
+def write_tree(
+    tree: Path,
+    sink: tar.Sink,
+    *,
+    epoch: int,
+    normalise: bool = True,
+    exclude: Sequence[str] = (),
+    prefix: bytes = b"",
+) -> None:
+    """Write the content of `tree` as a tar into `sink`, every name below `prefix` (see `write_layer`)."""
+    if not tree.is_dir():
+        raise SourceError(f"{tree} is not a folder", fix="give the folder whose content becomes the layer")
+    first: dict[tuple[int, int], bytes] = {}
+    root = os.fsencode(tree)
+    if prefix:
+        sink.write(tar.Member(name=prefix, kind=tar.DIRECTORY, mode=0o755, mtime=epoch).header())
+    for name in sorted(_names(root, b"", tuple(os.fsencode(pattern) for pattern in exclude))):
+        path = os.path.join(root, name)  # noqa: PTH118 - bytes paths: names need not be UTF-8
+        status = os.lstat(path)
+        member = _member(path, prefix + b"/" + name if prefix else name, status, epoch=epoch, normalise=normalise)
+        if member is None:
+            continue
+        if member.kind == tar.REGULAR and status.st_nlink > 1:
+            earlier = first.setdefault((status.st_dev, status.st_ino), member.name)
+            if earlier != member.name:
+                member = tar.Member(
+                    name=member.name, kind=tar.HARDLINK, mode=member.mode, mtime=epoch,
+                    uid=member.uid, gid=member.gid, link=earlier,
+                )  # fmt: skip
+        sink.write(member.header())
+        if member.kind == tar.REGULAR and member.size:
+            with open(path, "rb", buffering=0) as source:  # noqa: PTH123 - bytes path
+                tar.copy_content(source, sink, member.size, name=os.fsdecode(path))
+    sink.write(tar.END)
+
+
+def _names(root: bytes, below: bytes, exclude: tuple[bytes, ...]) -> Iterator[bytes]:
+    with os.scandir(os.path.join(root, below) if below else root) as entries:  # noqa: PTH118
+        for entry in entries:
+            name = below + b"/" + entry.name if below else entry.name
+            if any(fnmatchcase(name, pattern) for pattern in exclude):
+                continue
+            yield name
+            if entry.is_dir(follow_symlinks=False):
+                yield from _names(root, name, exclude)
+
+
+def _member(path: bytes, name: bytes, status: os.stat_result, *, epoch: int, normalise: bool) -> tar.Member | None:
+    mode = stat.S_IMODE(status.st_mode)
+    kind = {
+        stat.S_IFREG: tar.REGULAR,
+        stat.S_IFDIR: tar.DIRECTORY,
+        stat.S_IFLNK: tar.SYMLINK,
+        stat.S_IFCHR: tar.CHARACTER,
+        stat.S_IFBLK: tar.BLOCK_DEVICE,
+        stat.S_IFIFO: tar.FIFO,
+    }.get(stat.S_IFMT(status.st_mode))
+    link = os.readlink(path) if kind == tar.SYMLINK else b""  # noqa: PTH115 - bytes path
+    size = status.st_size if kind == tar.REGULAR else 0
+    if normalise:
+        if kind not in {tar.REGULAR, tar.DIRECTORY, tar.SYMLINK}:
+            raise HostileInputError(
+                f"{os.fsdecode(path)} is neither file, link nor folder", fix="remove it or exclude it from the layer"
+            )
+        plain = 0o777 if kind == tar.SYMLINK else 0o755 if kind == tar.DIRECTORY or mode & 0o100 else 0o644
+        return tar.Member(name=name, kind=kind, mode=plain, mtime=epoch, size=size, link=link)
+    if kind is None:
+        return None
+    device = (0, 0)
+    if kind in {tar.CHARACTER, tar.BLOCK_DEVICE}:
+        device = (os.major(status.st_rdev), os.minor(status.st_rdev))
+    xattrs = {}
+    if kind == tar.REGULAR:
+        with contextlib.suppress(OSError):
+            xattrs[tar.CAPABILITY] = os.getxattr(path, tar.CAPABILITY, follow_symlinks=False)
+    return tar.Member(
+        name=name, kind=kind, mode=0o777 if kind == tar.SYMLINK else mode, mtime=epoch, uid=status.st_uid,
+        gid=status.st_gid, size=size, link=link, device=device, xattrs=xattrs,
+    )  # fmt: skip
+
+
+_KINDS = {
+    tarfile.REGTYPE: tar.REGULAR,
+    tarfile.AREGTYPE: tar.REGULAR,
+    tarfile.CONTTYPE: tar.REGULAR,
+    tarfile.GNUTYPE_SPARSE: tar.REGULAR,
+    tarfile.LNKTYPE: tar.HARDLINK,
+    tarfile.SYMTYPE: tar.SYMLINK,
+    tarfile.DIRTYPE: tar.DIRECTORY,
+    tarfile.CHRTYPE: tar.CHARACTER,
+    tarfile.BLKTYPE: tar.BLOCK_DEVICE,
+    tarfile.FIFOTYPE: tar.FIFO,
+}
+
+
+def normalise_tar(tar_in: Path, out: Path, *, epoch: int) -> Layer:
+    """Rewrite a root file system's tar as a layer, in one pass and in the order it has.
+
+    Times after `epoch` become `epoch`, owner names and all attributes but file capabilities go, a leading `./` goes.
+    Owners, modes, links and device nodes stay.
+
+    Raises:
+        HostileInputError: a name leaves the root.
+        SourceError: it is not a whole tar.
+    """
+    try:
+        with tarfile.open(tar_in, "r:", encoding="utf-8", errors="surrogateescape") as source, HashedFile(out) as sink:
+            for info in source:
+                _rewrite(source, info, sink, epoch)
+            sink.write(tar.END)
+    except tarfile.TarError as error:
+        raise SourceError(f"{tar_in} is not a whole tar", why=str(error), fix="make it again") from error
+    return Layer(sink.digest, sink.size, out)
+
+
+def _rewrite(source: tarfile.TarFile, info: tarfile.TarInfo, sink: HashedFile, epoch: int) -> None:
+    name = _inside(info.name)
+    if name == b"":
+        return
+    kind = _KINDS[info.type]
+    capability = info.pax_headers.get(f"SCHILY.xattr.{tar.CAPABILITY}")
+    member = tar.Member(
+        name=name,
+        kind=kind,
+        mode=info.mode,
+        mtime=min(int(info.mtime), epoch),
+        uid=info.uid,
+        gid=info.gid,
+        size=info.size if kind == tar.REGULAR else 0,
+        link=_inside(info.linkname) if kind == tar.HARDLINK else _raw(info.linkname) if kind == tar.SYMLINK else b"",
+        device=(info.devmajor, info.devminor) if kind in {tar.CHARACTER, tar.BLOCK_DEVICE} else (0, 0),
+        xattrs={tar.CAPABILITY: _raw(capability)} if capability is not None else {},
+    )
+    sink.write(member.header())
+    if member.size:
+        content = source.extractfile(info)
+        assert content is not None  # noqa: S101 - it is a regular file
+        with content:
+            tar.copy_content(content, sink, member.size, name=info.name)
+
+
+def _raw(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
+
+
+def _inside(name: str) -> bytes:
+    parts = [part for part in name.split("/") if part not in {"", "."}]
+    if name.startswith("/") or ".." in parts:
+        raise HostileInputError(f"{name!r} leaves the root of its tar", fix="use another archive")
+    return _raw("/".join(parts))
+
+
+def compress(layer: Layer, out: Path, how: Compression = "gzip", level: int | None = None) -> Blob:
+    """Write `layer` as the blob that is stored and sent; the same bytes for any number of cores.
+
+    Args:
+        layer: the tar.
+        out: the blob. With `none` nothing is written and the blob is the tar.
+        how: compression.
+        level: 9 for gzip and 19 for zstd unless given.
+
+    Raises:
+        EngineError: the zstd program is missing.
+    """
+    used = LEVELS[how] if level is None else level
+    match how:
+        case "none":
+            return Blob(layer.diff_id, layer.size, MEDIA_TYPES[how], layer.path, layer.diff_id)
+        case "gzip":
+            with (
+                layer.path.open("rb", buffering=0) as source,
+                HashedFile(out) as sink,
+                GzipSink(sink, used) as packer,
+            ):
+                while piece := source.read(CHUNK):
+                    packer.write(piece)
+            return Blob(sink.digest, sink.size, MEDIA_TYPES[how], out, layer.diff_id)
+        case "zstd":
+            partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
+            out.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                # With -T the input is cut into jobs, alike for any number of threads; only --single-thread differs.
+                threads = f"-T{len(os.sched_getaffinity(0))}"
+                process.run(["zstd", "-q", "-f", f"-{used}", threads, "-o", partial, "--", layer.path])
+                with partial.open("rb") as stream:
+                    os.fsync(stream.fileno())
+                blob = Blob(sha256_file(partial), partial.stat().st_size, MEDIA_TYPES[how], out, layer.diff_id)
+                partial.chmod(0o644)
+                partial.replace(out)
+            finally:
+                partial.unlink(missing_ok=True)
+            return blob
+        case _:
+            assert_never(how)
+
+
+def compressor_id(how: Compression, level: int | None = None) -> str:
+    """What decides the bytes of a blob beside its tar, e.g. `gzip/zlib-1.2.13/9`: an input of every image.
+
+    Raises:
+        EngineError: the zstd program is missing.
+    """
+    used = LEVELS[how] if level is None else level
+    match how:
+        case "none":
+            return "none"
+        case "gzip":
+            return f"gzip/zlib-{zlib.ZLIB_RUNTIME_VERSION}/{used}"
+        case "zstd":
+            return f"zstd/zstd-{_zstd_version()}/{used}"
+        case _:
+            assert_never(how)
+
+
+@functools.cache
+def _zstd_version() -> str:
+    said = process.run(["zstd", "--version"], capture=True).stdout
+    found = re.search(r"v(\d+(?:\.\d+)+)", said)
+    return found[1] if found else said.strip()

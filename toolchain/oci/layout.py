@@ -1,0 +1,371 @@
+"""An OCI image layout: a folder that is a registry without a server."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from toolchain.digest import CHUNK, canonical, sha256_bytes, sha256_file, write_atomically
+from toolchain.errors import DigestError, RegistryError
+from toolchain.oci import descriptor as media
+from toolchain.oci.descriptor import Descriptor, check_digest
+
+MANIFEST_LIMIT = 16 << 20  # bytes of JSON that are read at once; registries allow 4 MiB
+_STALE = 24 * 3600
+_NAME = re.compile(r"[A-Za-z0-9]+(?:[-._:@/+]+[A-Za-z0-9]+)*")
+
+
+class Layout:
+    """The layout below `root`. Several processes may use one at a time: blobs appear whole, index.json has a lock."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._blobs = root / "blobs" / "sha256"
+        self._index = root / "index.json"
+
+    def __repr__(self) -> str:
+        return f"Layout({str(self.root)!r})"
+
+    def ensure(self) -> Layout:
+        """Make the folder a layout if it is none yet.
+
+        Raises:
+            RegistryError: it is a layout of another version, or no folder can be made there.
+        """
+        marker = self.root / "oci-layout"
+        try:
+            self._blobs.mkdir(parents=True, exist_ok=True)
+            if not marker.exists():
+                write_atomically(marker, b'{"imageLayoutVersion":"1.0.0"}')
+            version = json.loads(marker.read_bytes())["imageLayoutVersion"]
+            with self._lock():
+                if not self._index.exists():
+                    write_atomically(self._index, canonical(_empty_index()))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise RegistryError(
+                f"{self.root} cannot be an OCI layout", why=str(error), fix="name another folder"
+            ) from error
+        if version != "1.0.0":
+            raise RegistryError(f"{self.root} is an OCI layout of version {version}", why="only 1.0.0 is known")
+        return self
+
+    def _lock(self) -> FileLock:
+        return FileLock(self.root / ".index.lock")
+
+    # Blobs
+
+    def _path(self, digest: str) -> Path:
+        return self._blobs / check_digest(digest).removeprefix("sha256:")
+
+    def has(self, digest: str) -> bool:
+        """Whether the blob is there."""
+        return self._path(digest).is_file()
+
+    def blob(self, digest: str) -> Path:
+        """The file of a blob.
+
+        Raises:
+            RegistryError: it is not there.
+        """
+        path = self._path(digest)
+        if not path.is_file():
+            raise RegistryError(f"{self.root} lacks {digest}", fix="build or fetch the image again")
+        return path
+
+    def partial(self, digest: str) -> Path:
+        """A name of this process alone, beside the blobs, for a blob under way (see `adopt`)."""
+        self._blobs.mkdir(parents=True, exist_ok=True)
+        return self._blobs / f".{check_digest(digest).removeprefix('sha256:')}.{os.getpid()}.partial"
+
+    def adopt(self, partial: Path, digest: str) -> None:
+        """Give a complete file, whose digest the caller has checked, its final name; flushed to disk first."""
+        with partial.open("rb") as stream:
+            os.fsync(stream.fileno())
+        partial.chmod(0o644)
+        partial.replace(self._path(digest))
+
+    def put_file(
+        self, path: Path, *, digest: str | None = None, move: bool = False, media_type: str = media.LAYER
+    ) -> Descriptor:
+        """Store a file.
+
+        Args:
+            path: the file.
+            digest: what it must have.
+            move: take the file away where it was.
+            media_type: for the descriptor.
+
+        Raises:
+            DigestError: it has another digest; nothing is stored.
+            RegistryError: it cannot be read or stored.
+        """
+        try:
+            found, size = self._store(path, digest, move)
+        except OSError as error:
+            raise RegistryError(f"cannot store {path} in {self.root}", why=str(error)) from error
+        return Descriptor(media_type, found, size)
+
+    def _store(self, path: Path, digest: str | None, move: bool) -> tuple[str, int]:
+        size = path.stat().st_size
+        if digest is not None and self.has(digest) and self._path(digest).stat().st_size == size:
+            if move:
+                path.unlink()
+            return digest, size
+        self._blobs.mkdir(parents=True, exist_ok=True)
+        if move and path.stat().st_dev == self._blobs.stat().st_dev:
+            found = sha256_file(path)
+            _compare(path, digest, found)
+            self.adopt(path, found)
+            return found, size
+        partial = self._blobs / f".{hashlib.sha256(os.fsencode(path)).hexdigest()[:16]}.{os.getpid()}.partial"
+        try:
+            hasher = hashlib.sha256()
+            size = 0
+            with path.open("rb", buffering=0) as source, partial.open("wb", buffering=0) as sink:
+                while piece := source.read(CHUNK):
+                    hasher.update(piece)
+                    size += len(piece)
+                    view = memoryview(piece)
+                    while view:
+                        view = view[sink.write(view) :]
+            found = f"sha256:{hasher.hexdigest()}"
+            _compare(path, digest, found)
+            self.adopt(partial, found)
+        finally:
+            partial.unlink(missing_ok=True)
+        if move:
+            path.unlink()
+        return found, size
+
+    def put_bytes(self, content: bytes, media_type: str) -> Descriptor:
+        """Store bytes: configs, manifests, indexes."""
+        digest = sha256_bytes(content)
+        path = self._path(digest)
+        if not path.is_file() or path.stat().st_size != len(content):
+            try:
+                write_atomically(path, content)
+            except OSError as error:
+                raise RegistryError(f"cannot write to {self.root}", why=str(error)) from error
+        return Descriptor(media_type, digest, len(content))
+
+    def put_json(self, value: Any, media_type: str) -> Descriptor:
+        """Store `value` as canonical JSON."""
+        return self.put_bytes(canonical(value), media_type)
+
+    def read(self, descriptor: Descriptor) -> bytes:
+        """A small blob whole, its digest checked.
+
+        Raises:
+            RegistryError: missing, or larger than any manifest.
+            DigestError: not the bytes it must be.
+        """
+        path = self.blob(descriptor.digest)
+        if path.stat().st_size > MANIFEST_LIMIT:
+            raise RegistryError(f"{descriptor.digest} is too large for a manifest", why=f"{path.stat().st_size} bytes")
+        content = path.read_bytes()
+        _compare(path, descriptor.digest, sha256_bytes(content))
+        return content
+
+    def read_json(self, descriptor: Descriptor) -> dict[str, Any]:
+        """A JSON blob.
+
+        Raises:
+            RegistryError: missing, or not a JSON object.
+            DigestError: not the bytes it must be.
+        """
+        return parse_object(self.read(descriptor), descriptor.digest)
+
+    def verify(self, digest: str) -> None:
+        """Hash a blob.
+
+        Raises:
+            RegistryError: missing.
+            DigestError: other bytes than its name says.
+        """
+        path = self.blob(digest)
+        _compare(path, digest, sha256_file(path))
+
+    # Names
+
+    def _entries(self) -> dict[str, Any]:
+        try:
+            content = parse_object(self._index.read_bytes(), str(self._index))
+        except FileNotFoundError as error:
+            raise RegistryError(f"{self.root} is not an OCI layout", why="it has no index.json") from error
+        if not isinstance(content.get("manifests"), list):
+            raise RegistryError(f"{self._index} is not an index", why="it has no list of manifests")
+        return content
+
+    def tag(self, descriptor: Descriptor, name: str) -> None:
+        """Let `name` point to `descriptor`, whatever it pointed to before. Entries of others stay.
+
+        Raises:
+            RegistryError: not a name, or the blob is missing.
+        """
+        if not _NAME.fullmatch(name):
+            raise RegistryError(
+                f"{name!r} cannot be a tag", why="letters, digits and single separators . _ - are allowed"
+            )
+        self.blob(descriptor.digest)
+        entry = descriptor.annotated({media.REF_NAME: name}).as_json()
+
+        def change(entries: list[Any]) -> list[Any]:
+            return [old for old in entries if _ref_name(old) != name] + [entry]
+
+        self._change(change)
+
+    def untag(self, name: str) -> None:
+        """Forget `name`; its blobs stay until `gc`."""
+        self._change(lambda entries: [old for old in entries if _ref_name(old) != name])
+
+    def _change(self, change: Any) -> None:
+        with self._lock():
+            content = self._entries()
+            before = canonical(content)
+            content["manifests"] = sorted(
+                change(content["manifests"]), key=lambda entry: (_ref_name(entry), str(entry.get("digest")))
+            )
+            if canonical(content) != before:
+                write_atomically(self._index, canonical(content))
+
+    def refs(self) -> dict[str, Descriptor]:
+        """What each name points to, sorted by name."""
+        named = {_ref_name(entry): entry for entry in self._entries()["manifests"]}
+        return {name: Descriptor.from_json(named[name]) for name in sorted(named) if name}
+
+    def resolve(self, name: str) -> Descriptor:
+        """The descriptor behind a tag or a digest, without the annotation that holds the tag.
+
+        Raises:
+            RegistryError: unknown.
+        """
+        if name.startswith("sha256:"):
+            check_digest(name)
+            for entry in self._entries()["manifests"]:
+                if entry.get("digest") == name:
+                    return _untagged(Descriptor.from_json(entry))
+            size = self.blob(name).stat().st_size
+            value = self.read_json(Descriptor("", name, size))
+            return Descriptor(media_type_of(value), name, size)
+        refs = self.refs()
+        if name not in refs:
+            known = ", ".join(refs) or "none"
+            raise RegistryError(f"{self.root} has no image {name!r}", why=f"images there: {known}")
+        return _untagged(refs[name])
+
+    def children(self, descriptor: Descriptor) -> tuple[Descriptor, ...]:
+        """What a manifest or index names directly: manifests, or config and layers; nothing for other blobs.
+
+        Raises:
+            RegistryError: missing or malformed.
+        """
+        if descriptor.media_type not in media.MANIFESTS:
+            return ()
+        return children_of(self.read_json(descriptor), descriptor)
+
+    def walk(self, descriptor: Descriptor) -> Iterator[Descriptor]:
+        """`descriptor` and everything below it, each digest once, parents first.
+
+        Raises:
+            RegistryError: a manifest below is missing or malformed. Other blobs are named, not looked at.
+        """
+        seen: set[str] = set()
+        waiting = [descriptor]
+        while waiting:
+            this = waiting.pop()
+            if this.digest in seen:
+                continue
+            seen.add(this.digest)
+            yield this
+            waiting.extend(reversed(self.children(this)))
+
+    def gc(self, keep: Iterable[str] = ()) -> int:
+        """Remove the blobs that neither index.json nor a digest in `keep` reaches, and day-old partial files.
+
+        Whoever stores blobs and has not yet tagged them must give their digests, or hold off.
+
+        Returns:
+            Bytes freed.
+        """
+        freed = 0
+        with self._lock():
+            roots = [Descriptor.from_json(entry) for entry in self._entries()["manifests"]]
+            roots += [self.resolve(digest) for digest in keep if self.has(digest)]
+            used = {found.digest for root in roots if self.has(root.digest) for found in self.walk(root)}
+            for path in self._blobs.iterdir():
+                status = path.stat()
+                stale = path.name.endswith(".partial") and time.time() - status.st_mtime > _STALE
+                if stale or (not path.name.startswith(".") and f"sha256:{path.name}" not in used):
+                    with contextlib.suppress(FileNotFoundError):
+                        path.unlink()
+                        freed += status.st_size
+        return freed
+
+
+def _empty_index() -> dict[str, Any]:
+    return {"schemaVersion": 2, "mediaType": media.INDEX, "manifests": []}
+
+
+def _ref_name(entry: Any) -> str:
+    return str((entry.get("annotations") or {}).get(media.REF_NAME, "")) if isinstance(entry, dict) else ""
+
+
+def _untagged(descriptor: Descriptor) -> Descriptor:
+    rest = {key: text for key, text in descriptor.annotations.items() if key != media.REF_NAME}
+    return Descriptor(
+        descriptor.media_type, descriptor.digest, descriptor.size, descriptor.platform, rest, descriptor.artifact_type
+    )
+
+
+def _compare(path: Path, promised: str | None, found: str) -> None:
+    if promised is not None and promised != found:
+        raise DigestError(
+            f"{path.name} has the wrong digest", why=f"expected {promised}, found {found}", fix="fetch it again"
+        )
+
+
+def parse_object(content: bytes, name: str) -> dict[str, Any]:
+    """JSON bytes that must hold an object.
+
+    Raises:
+        RegistryError: they do not.
+    """
+    try:
+        value = json.loads(content)
+    except ValueError as error:
+        raise RegistryError(f"{name} is not JSON", why=str(error)) from error
+    if not isinstance(value, dict):
+        raise RegistryError(f"{name} is not a JSON object")
+    return value
+
+
+def media_type_of(value: dict[str, Any]) -> str:
+    """The media type of a manifest's JSON: what it says, else what it looks like."""
+    if isinstance(said := value.get("mediaType"), str):
+        return said
+    if isinstance(value.get("manifests"), list):
+        return media.INDEX
+    return media.MANIFEST if "layers" in value else media.CONFIG
+
+
+def children_of(value: dict[str, Any], descriptor: Descriptor) -> tuple[Descriptor, ...]:
+    """What the JSON of a manifest or index names directly.
+
+    Raises:
+        RegistryError: malformed.
+    """
+    try:
+        if descriptor.media_type in media.INDEXES:
+            return tuple(Descriptor.from_json(entry) for entry in value["manifests"])
+        return tuple(Descriptor.from_json(entry) for entry in [value["config"], *value["layers"]])
+    except (KeyError, TypeError) as error:
+        raise RegistryError(f"{descriptor.digest} is not a manifest", why=f"it lacks {error}") from error

@@ -1,0 +1,134 @@
+"""References: where an image is or shall go."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeAlias
+
+from toolchain.errors import ConfigError
+
+_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+_HOST = re.compile(r"(?:\[[0-9a-fA-F:]+\]|[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?)(?::[0-9]{1,5})?")
+_COMPONENT = re.compile(r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*")
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_FORMS = "oci:DIR[:TAG] or REGISTRY[:PORT]/NS[/NAME][:TAG|@DIGEST]"
+
+
+@dataclass(frozen=True)
+class LayoutRef:
+    """An image in a layout folder: `oci:DIR`, `oci:DIR:TAG` or `oci:DIR@sha256:…`."""
+
+    path: Path
+    tag: str | None = None
+    digest: str | None = None
+
+    def __str__(self) -> str:
+        return f"oci:{self.path}{_suffix(self.tag, self.digest)}"
+
+    def at(self, *, tag: str | None = None, digest: str | None = None) -> LayoutRef:
+        """The same place, another image."""
+        return replace(self, tag=tag, digest=digest)
+
+
+@dataclass(frozen=True)
+class RegistryRef:
+    """An image in a registry, or with `child` the namespace for several."""
+
+    host: str
+    repository: str
+    tag: str | None = None
+    digest: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.host}/{self.repository}{_suffix(self.tag, self.digest)}"
+
+    def at(self, *, tag: str | None = None, digest: str | None = None) -> RegistryRef:
+        """The same repository, another image."""
+        return replace(self, tag=tag, digest=digest)
+
+    def child(self, name: str) -> RegistryRef:
+        """The repository `name` below this one.
+
+        Raises:
+            ConfigError: not a name.
+        """
+        return RegistryRef(self.host, _repository(f"{self.repository}/{name}", f"{self}/{name}"))
+
+
+Target: TypeAlias = LayoutRef | RegistryRef
+
+
+def _suffix(tag: str | None, digest: str | None) -> str:
+    return (f":{tag}" if tag else "") + (f"@{digest}" if digest else "")
+
+
+def _repository(text: str, whole: str) -> str:
+    for part in text.split("/"):
+        if not _COMPONENT.fullmatch(part):
+            raise ConfigError(
+                f"{whole!r} is not a reference",
+                why=f"{part!r} cannot be part of a repository's name",
+                fix="use lower-case letters, digits and single . _ - between them",
+            )
+    if len(text) > 255:
+        raise ConfigError(f"{whole[:60]!r}… is too long", why=f"a repository's name has {len(text)} of 255 characters")
+    return text
+
+
+def _digest(text: str, whole: str) -> str:
+    if not _DIGEST.fullmatch(text):
+        raise ConfigError(
+            f"{whole!r} is not a reference", why=f"{text!r} is not a digest", fix="sha256: and 64 hex digits"
+        )
+    return text
+
+
+def parse(text: str) -> Target:
+    """Read a reference.
+
+    In `oci:DIR:TAG` the tag is what follows the last colon, if no slash follows it: a folder that has a colon in its
+    last component is written with a slash at the end (`oci:/a:b/`).
+
+    Raises:
+        ConfigError: neither form.
+    """
+    if text.startswith("oci:"):
+        return _layout(text)
+    for scheme in ("docker://", "https://", "http://", "oci-archive:", "docker-archive:", "docker-daemon:", "dir:"):
+        if text.startswith(scheme):
+            raise ConfigError(f"{text!r} is not a reference", why=f"{scheme} is not known here", fix=f"use {_FORMS}")
+    host, slash, rest = text.partition("/")
+    if not slash or not ("." in host or ":" in host or host == "localhost") or not _HOST.fullmatch(host):
+        raise ConfigError(
+            f"{text!r} is not a reference", why="it does not begin with a registry's host", fix=f"use {_FORMS}"
+        )
+    name, at, digest = rest.partition("@")
+    name, colon, tag = name.partition(":")
+    if colon and not _TAG.fullmatch(tag):
+        raise ConfigError(f"{text!r} is not a reference", why=f"{tag!r} is not a tag", fix="letters, digits, . _ -")
+    return RegistryRef(
+        host, _repository(name.removesuffix("/"), text), tag if colon else None, _digest(digest, text) if at else None
+    )
+
+
+def _layout(text: str) -> LayoutRef:
+    place = text.removeprefix("oci:")
+    digest: str | None = None
+    if found := re.search(r"@(sha256:[^/]*)$", place):
+        digest = _digest(found[1], text)
+        place = place[: found.start()]
+    head, colon, tail = place.rpartition(":")
+    tag: str | None = None
+    if colon and "/" not in tail:
+        if not _TAG.fullmatch(tail):
+            raise ConfigError(
+                f"{text!r} is not a reference",
+                why=f"{tail!r} is not a tag",
+                fix="end a folder that has a colon in its name with a slash",
+            )
+        place, tag = head, tail
+    if not place or "\0" in place:
+        raise ConfigError(f"{text!r} is not a reference", why="it names no folder", fix="use oci:DIR or oci:DIR:TAG")
+    return LayoutRef(Path(place), tag, digest)

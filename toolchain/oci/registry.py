@@ -1,0 +1,231 @@
+"""A registry: blobs are streamed, everything is compared by digest, failures are tried again."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import requests
+from urllib3.exceptions import HTTPError
+
+from toolchain.digest import CHUNK, sha256_bytes
+from toolchain.errors import DigestError, RegistryError, ResourceError, ToolchainError
+from toolchain.oci import descriptor as media
+from toolchain.oci.descriptor import Descriptor, check_digest
+from toolchain.oci.layout import MANIFEST_LIMIT, Layout, media_type_of, parse_object
+from toolchain.oci.transport import TRANSIENT, Transport
+from toolchain.oci.upload import Upload
+
+_ACCEPT = ", ".join([media.INDEX, media.MANIFEST, media.DOCKER_INDEX, media.DOCKER_MANIFEST])
+
+
+class Registry(Transport):
+    """One registry (see `Transport` for its arguments)."""
+
+    # Blobs
+
+    def blob_size(self, repository: str, digest: str) -> int | None:
+        """The size of a blob that is there, else None."""
+        with (
+            self.translated(),
+            self.request("HEAD", f"/v2/{repository}/blobs/{check_digest(digest)}", repository) as got,
+        ):
+            if got.status_code == 404:
+                return None
+            if got.status_code != 200:
+                raise self.failed(got, f"{self.host} cannot say whether it has {digest}")
+            return int(got.headers.get("Content-Length", "0"))
+
+    def push_blob(self, repository: str, blob: Descriptor, path: Path, *, mount_from: Sequence[str] = ()) -> int:
+        """Bring a blob there; goes on where a broken upload stopped, if the registry can.
+
+        Args:
+            repository: where.
+            blob: digest and size (bytes).
+            path: its file.
+            mount_from: repositories of this registry that may hold it.
+
+        Returns:
+            The blob's size if it was sent, 0 if it was there or could be mounted.
+
+        Raises:
+            RegistryError: the registry refuses it, or keeps failing.
+            UnreachableError: no answer.
+        """
+        with self.translated():
+            return Upload(self, repository, blob, path, lambda: self.blob_size(repository, blob.digest)).run(mount_from)
+
+    def pull_blob(self, repository: str, blob: Descriptor, layout: Layout) -> int:
+        """Bring a blob into `layout`, where it appears only once its digest is right.
+
+        Returns:
+            The blob's size, 0 if the layout had it.
+
+        Raises:
+            DigestError: other bytes came, twice.
+            RegistryError: the registry lacks it.
+            UnreachableError: no answer, or connections that keep breaking.
+        """
+        if layout.has(blob.digest):
+            return 0
+        partial = layout.partial(blob.digest)
+        try:
+            for last in (False, True):
+                found = self._download(repository, blob, partial)
+                if found == blob.digest:
+                    layout.adopt(partial, found)
+                    return blob.size
+                if last:
+                    raise DigestError(
+                        f"{self.host} sent other bytes than asked for",
+                        why=f"expected {blob.digest}, got {found}",
+                        fix="do not use this image; ask who runs the registry",
+                    )
+                self.traffic.repeated += 1
+        except OSError as error:
+            raise ResourceError(f"cannot write {partial}", why=str(error), fix="make room, then try again") from error
+        finally:
+            partial.unlink(missing_ok=True)
+        raise AssertionError
+
+    def _download(self, repository: str, blob: Descriptor, partial: Path) -> str:
+        hasher = hashlib.sha256()
+        done = 0
+        failures = 0
+        with partial.open("wb", buffering=CHUNK) as sink:
+            while True:
+                headers = {"Accept-Encoding": "identity"}
+                if done:
+                    headers["Range"] = f"bytes={done}-"
+                try:
+                    with self.request(
+                        "GET", f"/v2/{repository}/blobs/{blob.digest}", repository, headers=headers
+                    ) as got:
+                        if got.status_code not in {200, 206}:
+                            raise self.failed(got, f"{self.host} does not give {blob.digest} of {repository}")
+                        if done and got.status_code == 200:
+                            sink.seek(0)
+                            sink.truncate()
+                            hasher, done = hashlib.sha256(), 0
+                        while piece := got.raw.read(CHUNK):
+                            hasher.update(piece)
+                            sink.write(piece)
+                            done += len(piece)
+                            self.traffic.received += len(piece)
+                            failures = 0
+                            if done > blob.size:
+                                return f"more than {blob.size} bytes"
+                    if done == blob.size:
+                        return f"sha256:{hasher.hexdigest()}"
+                    broken: Exception = HTTPError(f"the answer ended after {done} of {blob.size} bytes")
+                except (requests.RequestException, HTTPError) as error:
+                    broken = error
+                failures += 1
+                if failures > self.attempts:
+                    raise self.unreachable(broken) from None
+                self.pause(failures)
+
+    # Manifests
+
+    def manifest_digest(self, repository: str, reference: str) -> str | None:
+        """The digest that the registry names for a tag or digest, None if it has no such manifest."""
+        path = f"/v2/{repository}/manifests/{reference}"
+        with self.translated(), self.request("HEAD", path, repository, headers={"Accept": _ACCEPT}) as got:
+            if got.status_code == 404:
+                return None
+            if got.status_code != 200:
+                raise self.failed(got, f"{self.host} cannot say whether it has {repository}:{reference}")
+            said = got.headers.get("Docker-Content-Digest")
+        return said or self.get_manifest(repository, reference)[0].digest
+
+    def get_manifest(self, repository: str, reference: str) -> tuple[Descriptor, bytes]:
+        """A manifest or index with its bytes.
+
+        Raises:
+            DigestError: `reference` is a digest and other bytes came.
+            RegistryError: there is none, or it is too large or no JSON.
+        """
+        content, said = self._read_manifest(repository, reference)
+        if len(content) > MANIFEST_LIMIT:
+            raise RegistryError(
+                f"{repository}:{reference} is too large for a manifest", why=f"over {MANIFEST_LIMIT} bytes"
+            )
+        self.traffic.received += len(content)
+        digest = sha256_bytes(content)
+        if reference.startswith("sha256:") and digest != reference:
+            raise DigestError(
+                f"{self.host} sent another manifest than asked for", why=f"expected {reference}, got {digest}"
+            )
+        value = parse_object(content, f"{repository}:{reference}")
+        return Descriptor(said if said in media.MANIFESTS else media_type_of(value), digest, len(content)), content
+
+    def _read_manifest(self, repository: str, reference: str) -> tuple[bytes, str]:
+        path = f"/v2/{repository}/manifests/{reference}"
+        failures = 0
+        while True:
+            try:
+                with self.request("GET", path, repository, headers={"Accept": _ACCEPT}) as got:
+                    if got.status_code != 200:
+                        raise self.failed(got, f"{self.host} has no {repository}:{reference}")
+                    content = bytes(got.raw.read(MANIFEST_LIMIT + 1, decode_content=True))
+                    return content, got.headers.get("Content-Type", "").partition(";")[0].strip()
+            except (requests.RequestException, HTTPError) as error:
+                failures += 1
+                if failures > self.attempts:
+                    raise self.unreachable(error) from None
+                self.pause(failures)
+
+    def put_manifest(self, repository: str, reference: str, content: bytes, media_type: str) -> None:
+        """Bring a manifest or index there under a digest or a tag; tried again when it fails, as it does no harm twice.
+
+        Raises:
+            RegistryError: refused.
+            UnreachableError: no answer.
+        """
+        digest = sha256_bytes(content)
+        failures = 0
+        while True:
+            asked: str | None = None
+            problem: ToolchainError
+            try:
+                with self.request(
+                    "PUT",
+                    f"/v2/{repository}/manifests/{reference}",
+                    repository,
+                    actions="pull,push",
+                    body=lambda: content,
+                    headers={"Content-Type": media_type},
+                ) as got:
+                    self.traffic.sent += len(content)
+                    said = got.headers.get("Docker-Content-Digest", digest)
+                    if got.status_code in {200, 201, 202} and said == digest:
+                        return
+                    problem = self.failed(got, f"{self.host} does not take {repository}:{reference}")
+                    asked = got.headers.get("Retry-After")
+                    if got.status_code not in TRANSIENT:
+                        raise problem
+            except requests.RequestException as error:
+                problem = self.unreachable(error)
+            failures += 1
+            if failures > self.attempts:
+                raise problem
+            self.pause(failures, asked)
+
+    def tags(self, repository: str) -> list[str]:
+        """All tags of a repository, sorted; none if there is no such repository."""
+        found: set[str] = set()
+        path: str | None = f"/v2/{repository}/tags/list?n=1000"
+        while path:
+            with self.translated(), self.request("GET", path, repository) as got:
+                if got.status_code == 404:
+                    return []
+                if got.status_code != 200:
+                    raise self.failed(got, f"{self.host} does not list the tags of {repository}")
+                value: dict[str, Any] = parse_object(got.content, "the list of tags")
+                found.update(str(tag) for tag in value.get("tags") or ())
+                further = re.search(r'<([^>]+)>;\s*rel="?next', got.headers.get("Link", ""))
+                path = further[1] if further else None
+        return sorted(found)

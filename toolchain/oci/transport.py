@@ -1,0 +1,248 @@
+"""HTTP as registries speak it: challenges answered, failures told without secrets, reading tried again."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import IO, Self
+from urllib.parse import urljoin, urlsplit
+
+import requests
+from requests.adapters import HTTPAdapter
+from urllib3.response import BaseHTTPResponse
+from urllib3.util import Retry
+
+from toolchain.digest import CHUNK
+from toolchain.errors import RegistryError, ToolchainError, UnreachableError
+from toolchain.oci import auth
+from toolchain.oci.layout import parse_object
+
+LOG = logging.getLogger(__name__)
+TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
+LONGEST_WAIT = 120.0
+
+
+class _Quiet(logging.Filter):
+    """urllib3 logs whole URLs; a signed one is a secret."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.msg, record.args = auth.redact(record.getMessage(), ()), None
+        return True
+
+
+_QUIET = _Quiet()
+
+
+class _Retry(Retry):
+    """Waits as long as a registry asks, but not for ever."""
+
+    def get_retry_after(self, response: BaseHTTPResponse) -> float | None:
+        asked = super().get_retry_after(response)
+        return None if asked is None else min(asked, LONGEST_WAIT)
+
+
+@dataclass
+class Traffic:
+    """What went over the wire: bytes of bodies each way, requests, and how many of them repeated an earlier one."""
+
+    sent: int = 0
+    received: int = 0
+    requests: int = 0
+    repeated: int = 0
+
+
+class Body:
+    """A part of a file as the body of a request, read while it is sent."""
+
+    def __init__(self, stream: IO[bytes], start: int, end: int, traffic: Traffic) -> None:
+        self._stream = stream
+        self._left = end - start
+        self._size = end - start
+        self._traffic = traffic
+        stream.seek(start)
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __iter__(self) -> Iterator[bytes]:
+        while piece := self.read(CHUNK):
+            yield piece
+
+    def read(self, count: int = -1) -> bytes:
+        """The next bytes of the part."""
+        piece = self._stream.read(self._left if count < 0 else min(count, self._left))
+        self._left -= len(piece)
+        self._traffic.sent += len(piece)
+        return piece
+
+
+class Transport:
+    """The connection to one registry. A context manager; not for several threads at a time.
+
+    Args:
+        host: name or address, with a port if need be.
+        insecure: speak http. None: on loopback only.
+        chunk: bytes of one PATCH; smaller blobs go in one PUT.
+        attempts: how often a failure is tried again before it counts, and an upload begun anew.
+        backoff: seconds of the first wait; each further one is twice as long, at most 30.
+        timeout: seconds to connect and to wait for an answer.
+        login: instead of the user's (see `auth.credentials`): what follows `Basic`.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        *,
+        insecure: bool | None = None,
+        chunk: int = 64 << 20,
+        attempts: int = 5,
+        backoff: float = 0.5,
+        timeout: tuple[float, float] = (15.0, 300.0),
+        login: str | None = None,
+    ) -> None:
+        loopback = auth.is_loopback(host)
+        plain = loopback if insecure is None else insecure
+        self.host = host
+        self.chunk = chunk
+        self.attempts = attempts
+        self.backoff = backoff
+        self.traffic = Traffic()
+        self._timeout = timeout
+        self._base = f"{'http' if plain else 'https'}://{'registry-1.docker.io' if host == auth.HUB else host}"
+        self._session = requests.Session()
+        self._session.auth = auth.NoNetrc()
+        # A proxy of the environment cannot reach this machine's loopback.
+        self._session.trust_env = not loopback
+        retry = _Retry(
+            total=attempts,
+            allowed_methods=frozenset({"GET", "HEAD"}),
+            status_forcelist=TRANSIENT,
+            backoff_factor=backoff,
+            backoff_max=30,
+            raise_on_status=False,
+        )
+        for scheme in ("http://", "https://"):
+            self._session.mount(scheme, HTTPAdapter(max_retries=retry))
+        logging.getLogger("urllib3.connectionpool").addFilter(_QUIET)
+        logging.getLogger("urllib3.util.retry").addFilter(_QUIET)
+        known = login if login is not None else auth.credentials(host)
+        self._auth = auth.Authorizer(host, self._session, secure=not plain, login=known, timeout=timeout)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all connections."""
+        self._session.close()
+
+    # Requests
+
+    def url(self, path: str) -> str:
+        """The address of `path`, which may be an address already (a `Location`)."""
+        return urljoin(self._base + "/", path)
+
+    @contextlib.contextmanager
+    def request(
+        self,
+        method: str,
+        path: str,
+        repository: str,
+        *,
+        actions: str = "pull",
+        body: Callable[[], Body | bytes] | None = None,
+        headers: Mapping[str, str] | None = None,
+        params: Mapping[str, str] | None = None,
+    ) -> Iterator[requests.Response]:
+        """One answer, its body not yet read; a challenge is met once. GET and HEAD are tried again, others are not.
+
+        Raises:
+            RegistryError: no access.
+            requests.RequestException: no answer.
+        """
+        url = self.url(path)
+        for last in (False, True):
+            sent = dict(headers or {})
+            # The registry may send us to a store elsewhere, which must not see our token.
+            if urlsplit(url).netloc == urlsplit(self._base).netloc:
+                sent.update(self._auth.header(repository))
+            self.traffic.requests += 1
+            response = self._session.request(
+                method,
+                url,
+                data=body() if body else None,
+                headers=sent,
+                params=dict(params or {}),
+                stream=True,
+                timeout=self._timeout,
+                allow_redirects=method in {"GET", "HEAD"},
+            )
+            with response:
+                history = getattr(response.raw, "retries", None)
+                if history is not None:
+                    self.traffic.repeated += len(history.history)
+                if response.status_code == 401 and not last:
+                    self._auth.answer(response, repository, actions)
+                    continue
+                if response.status_code in {401, 403}:
+                    raise self.failed(response, f"{self.host} refuses {method} in {repository}", login=True)
+                yield response
+                return
+
+    def failed(self, response: requests.Response, what: str, *, login: bool = False) -> RegistryError:
+        """The error for an answer that nobody expected, with the registry's own words and without any secret."""
+        try:
+            said = next(response.iter_content(600), b"").decode("utf-8", "replace")
+        except requests.RequestException:
+            said = ""
+        with contextlib.suppress(ToolchainError, KeyError, IndexError, TypeError, AttributeError):
+            first = parse_object(said.encode(), "answer")["errors"][0]
+            said = f"{first['code']}: {first.get('message', '')}"
+        text = " ".join(self._auth.redact(said).split())[:300]
+        return RegistryError(
+            what,
+            why=f"HTTP {response.status_code} {text}".rstrip(),
+            fix=f"log in: oras login {self.host}" if login else "try again; if it stays, ask who runs the registry",
+        )
+
+    def unreachable(self, error: Exception) -> UnreachableError:
+        """The error for no answer at all."""
+        return UnreachableError(
+            f"{self.host} does not answer",
+            why=self._auth.redact(str(_root(error)))[:300],
+            fix="check the name, the network and whether the registry runs",
+        )
+
+    @contextlib.contextmanager
+    def translated(self) -> Iterator[None]:
+        """Turns what requests raises into the error for no answer."""
+        try:
+            yield
+        except requests.RequestException as error:
+            # Not chained: the exception of requests holds the whole request, token included.
+            raise self.unreachable(error) from None
+
+    def pause(self, failures: int, asked: str | None = None) -> None:
+        """Wait before another attempt, `asked` seconds (Retry-After) or longer each time."""
+        self.traffic.repeated += 1
+        seconds = min(self.backoff * 2 ** (failures - 1), 30.0)
+        if asked and asked.strip().isdigit():
+            seconds = min(float(asked), LONGEST_WAIT)
+        LOG.info("%s: waiting %.1f s before attempt %d", self.host, seconds, failures + 1)
+        time.sleep(seconds)
+
+
+def _root(error: BaseException) -> BaseException:
+    """The innermost reason: requests and urllib3 wrap it in text that names objects and whole URLs."""
+    for _ in range(8):
+        inner = getattr(error, "reason", None) or next((arg for arg in error.args if isinstance(arg, Exception)), None)
+        if not isinstance(inner, BaseException):
+            break
+        error = inner
+    return error

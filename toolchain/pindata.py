@@ -1,0 +1,238 @@
+"""The facts behind `toolchain.pins`: rows of Triton, AOTriton and PyTorch releases, read from data and checked."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+from toolchain import recipe
+from toolchain.errors import PinError
+
+Certainty = Literal["verified", "inferred", "unknown"]
+CERTAINTIES: tuple[Certainty, ...] = ("verified", "inferred", "unknown")
+REPOSITORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*/[A-Za-z0-9_][A-Za-z0-9_.-]*")
+
+_DATA = Path(__file__).resolve().parent / "data"
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+def is_commit(text: str) -> bool:
+    """Whether `text` is a full commit: 40 hexadecimal digits, lower case."""
+    return _COMMIT.fullmatch(text) is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlvmPin:
+    """One LLVM commit.
+
+    Args:
+        commit: 40 hexadecimal digits, lower case.
+        repository: `owner/name` of the repository that is known to hold it.
+        origin: where the pin comes from, for people: a file or a release.
+        warnings: what the user should know before relying on it.
+
+    Raises:
+        PinError: commit or repository are malformed, or the certainty is none.
+    """
+
+    commit: str
+    repository: str
+    origin: str
+    certainty: Certainty
+    warnings: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not is_commit(self.commit):
+            raise PinError(f"{self.commit!r} is no commit", why="a commit has 40 hexadecimal digits, lower case")
+        if not REPOSITORY.fullmatch(self.repository):
+            raise PinError(f"{self.repository!r} is no repository", why="it is written owner/name")
+        if self.certainty not in CERTAINTIES:
+            raise PinError(f"{self.certainty!r} is no certainty", why=f"there are {', '.join(CERTAINTIES)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TritonRelease:
+    """One Triton and its LLVM.
+
+    Args:
+        version: `3.7.1`; empty for a commit without a release.
+        commit: Triton's own commit where the row is about one, else empty.
+        llvm: LLVM's commit, empty when unknown.
+        warnings: what was decided for the user, e.g. which patch release `3.7` became.
+    """
+
+    version: str
+    commit: str
+    llvm: str
+    repository: str
+    certainty: Certainty
+    source: str
+    note: str = ""
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def ref(self) -> str:
+        """What git calls it: the commit, else the tag."""
+        return self.commit or f"v{self.version}"
+
+    @property
+    def title(self) -> str:
+        """For people."""
+        return f"Triton {self.version or self.commit}"
+
+    @property
+    def pin(self) -> LlvmPin:
+        """Its LLVM.
+
+        Raises:
+            PinError: nobody knows it.
+        """
+        return _pin(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AotritonRelease:
+    """One AOTriton release.
+
+    Args:
+        date: `2024-03-18`, or a month where the day is not known.
+        commit: AOTriton's own, empty when unknown.
+        triton: commit of its Triton submodule, empty when unknown.
+        llvm: commit of the LLVM that this Triton is built with, empty when unknown.
+        gpus: what its own build makes by default, LLVM names, sorted.
+        certainty: of `llvm`, the fact hardest to know; `source` says where it is from.
+        tag_certainty: of commit, triton and gpus; `tag_source` says where they are from.
+    """
+
+    name: str
+    date: str
+    commit: str
+    triton: str
+    llvm: str
+    repository: str
+    gpus: tuple[str, ...]
+    certainty: Certainty
+    source: str
+    tag_certainty: Certainty
+    tag_source: str
+    note: str = ""
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """For people."""
+        return f"AOTriton {self.name}"
+
+    @property
+    def pin(self) -> LlvmPin:
+        """The LLVM of its Triton.
+
+        Raises:
+            PinError: nobody knows it.
+        """
+        return _pin(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PytorchRow:
+    """The AOTriton of one PyTorch minor release; `alternatives` are known to fit too."""
+
+    version: str
+    aotriton: str
+    alternatives: tuple[str, ...]
+    certainty: Certainty
+    source: str
+    note: str = ""
+    warnings: tuple[str, ...] = ()
+
+
+def _pin(row: TritonRelease | AotritonRelease) -> LlvmPin:
+    require(row, "llvm")
+    notes = [f"the LLVM of {row.title} is inferred: {row.source}"] if row.certainty == "inferred" else []
+    return LlvmPin(
+        commit=row.llvm,
+        repository=row.repository,
+        origin=row.title,
+        certainty=row.certainty,
+        warnings=(*row.warnings, *notes),
+    )
+
+
+def require(row: TritonRelease | AotritonRelease, *fields: str) -> None:
+    """Refuse a row in which one of `fields` is not known.
+
+    Raises:
+        PinError: it names what is missing and the options that give it.
+    """
+    missing = [field for field in fields if not getattr(row, field)]
+    if not missing:
+        return
+    names = {"commit": "its own commit", "triton": "its Triton", "llvm": "its LLVM"}
+    options = {"commit": "aotriton", "triton": "triton", "llvm": "llvm"}
+    why = row.source if "llvm" in missing or not isinstance(row, AotritonRelease) else row.tag_source
+    raise PinError(
+        f"{row.title}: nobody knows {' and '.join(names[field] for field in missing)}",
+        why=why,
+        fix="give it yourself: " + " ".join(f"--source {options[field]}=PATH|URL@SHA" for field in missing),
+    )
+
+
+def _load(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise PinError(f"the data file {path.name} is unusable", why=str(error), fix="reinstall toolchain") from error
+
+
+def _checked(path: Path, raw: dict[str, Any], commits: tuple[str, ...]) -> dict[str, Any]:
+    """A row with every absent commit and repository as the empty string; says what is wrong with a bad one."""
+    row: dict[str, Any] = {
+        key.replace("-", "_"): tuple(value) if isinstance(value, list) else value for key, value in raw.items()
+    }
+    problems = [f"{field} is no commit" for field in commits if row.get(field) and not is_commit(row[field])]
+    if row.get("certainty") not in CERTAINTIES or row.get("tag_certainty", "unknown") not in CERTAINTIES:
+        problems.append(f"certainty is none of {', '.join(CERTAINTIES)}")
+    if not row.get("source"):
+        problems.append("source is missing")
+    if "llvm" in commits and (row.get("certainty") == "unknown") != (not row.get("llvm")):
+        problems.append("an unknown row has no llvm, any other has one")
+    if row.get("llvm") and not REPOSITORY.fullmatch(row.get("repository", "")):
+        problems.append("repository is missing or malformed")
+    if problems:
+        raise PinError(f"{path.name}: bad row {raw}", why="; ".join(problems), fix="correct the row")
+    return {**dict.fromkeys((*commits, "repository") if "llvm" in commits else commits, ""), **row}
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version))
+
+
+@lru_cache(maxsize=1)
+def triton_data() -> tuple[tuple[TritonRelease, ...], tuple[int, ...]]:
+    """All rows in the order of versions, commits last; and the first version that needs a second LLVM."""
+    path = _DATA / "triton.toml"
+    content = _load(path)
+    rows = [{"commit": "", **_checked(path, raw, ("llvm",))} for raw in content["release"]]
+    commits = [{"version": "", **_checked(path, raw, ("commit", "llvm"))} for raw in content["commit"]]
+    ordered = sorted(rows, key=lambda row: _numbers(row["version"]))
+    return tuple(TritonRelease(**row) for row in [*ordered, *commits]), _numbers(content["refused-from"])
+
+
+@lru_cache(maxsize=1)
+def aotriton_data() -> tuple[AotritonRelease, ...]:
+    """All rows, oldest first."""
+    path = recipe.root() / "aotriton" / "releases.toml"
+    rows = [_checked(path, raw, ("commit", "triton", "llvm")) for raw in _load(path)["release"]]
+    return tuple(AotritonRelease(**row) for row in rows)
+
+
+@lru_cache(maxsize=1)
+def pytorch_data() -> tuple[PytorchRow, ...]:
+    """All rows, oldest first."""
+    path = _DATA / "pytorch.toml"
+    rows = [{"alternatives": (), **_checked(path, raw, ())} for raw in _load(path)["release"]]
+    return tuple(PytorchRow(**row) for row in rows)

@@ -1,0 +1,331 @@
+"""What exactly: the LLVM commit that a Triton, an AOTriton or a PyTorch asks for, and how sure that is.
+
+Facts are rows of data (see `toolchain.pindata`); a checkout says for itself what it pins (`read_pin`).
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from toolchain.errors import PinError, UnsupportedError
+from toolchain.pindata import (
+    REPOSITORY,
+    AotritonRelease,
+    Certainty,
+    LlvmPin,
+    PytorchRow,
+    TritonRelease,
+    aotriton_data,
+    is_commit,
+    pytorch_data,
+    require,
+    triton_data,
+)
+
+__all__ = [
+    "AotritonRelease",
+    "Certainty",
+    "LlvmPin",
+    "PytorchRow",
+    "TritonRelease",
+    "aotriton_for_pytorch",
+    "aotriton_release",
+    "aotriton_releases",
+    "is_commit",
+    "pytorch_rows",
+    "read_pin",
+    "repository_of",
+    "triton_release",
+    "triton_releases",
+]
+
+UPSTREAM = "llvm/llvm-project"
+MAX_PIN_BYTES = 64 << 10  # an llvm-info.json has about 700 bytes
+
+_VERSION = re.compile(r"v?(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?(\+[A-Za-z0-9.]+)?")
+
+
+def triton_releases() -> tuple[TritonRelease, ...]:
+    """All rows, in the order of versions, then the commits without a version."""
+    return triton_data()[0]
+
+
+def triton_release(version: str, *, allow_unknown: bool = False) -> TritonRelease:
+    """The row of a version (`3.2`, `v3.2.0`) or of a full Triton commit.
+
+    A version without its patch number is the newest patch release; where the patches differ, `warnings` says so.
+
+    Args:
+        allow_unknown: also answer a row whose LLVM nobody knows, for a user who names the LLVM.
+
+    Raises:
+        UnsupportedError: no such row, or a Triton that needs a second LLVM.
+        PinError: its LLVM is not known, or `version` is no version.
+    """
+    wanted = version.strip()
+    rows, refused = triton_data()
+    if is_commit(wanted.lower()):
+        row = _triton_by_commit(wanted.lower())
+    else:
+        found = _VERSION.fullmatch(wanted)
+        if not found:
+            fix = "give a version such as 3.7.1 or a commit of 40 digits"
+            raise PinError(f"{version!r} is no Triton version", why="it reads MAJOR.MINOR[.PATCH]", fix=fix)
+        major, minor, patch, local = found.groups()
+        if (int(major), int(minor)) >= refused:
+            raise UnsupportedError(
+                f"Triton {wanted.removeprefix('v')} needs a second LLVM",
+                why="since 3.9 its AMDGCN code generation is built from an LLVM pinned apart from the one it links, "
+                "which this tool does not build",
+                fix=f"use {_plain(rows)[-1].version} or older",
+            )
+        row = _triton_by_version(rows, f"{int(major)}.{int(minor)}", patch, local or "")
+    if not allow_unknown:
+        require(row, "llvm")
+    return row
+
+
+def aotriton_releases() -> tuple[AotritonRelease, ...]:
+    """All rows, oldest first."""
+    return aotriton_data()
+
+
+def aotriton_release(name: str, *, allow_unknown: bool = False) -> AotritonRelease:
+    """The row of a release; the leading `v` and the trailing `b` may be missing.
+
+    Args:
+        allow_unknown: also answer a row with unknown commits, for a user who gives those sources.
+
+    Raises:
+        UnsupportedError: no such release.
+        PinError: its commit, its Triton or its LLVM is not known.
+    """
+    wanted = name.strip().lower().removeprefix("v")
+    by_name = {row.name: row for row in aotriton_data()}
+    row = by_name.get(wanted) or by_name.get(f"{wanted}b")
+    if row is None:
+        raise _no_such("AOTriton release", name, by_name)
+    if not allow_unknown:
+        require(row, "commit", "triton", "llvm")
+    return row
+
+
+def pytorch_rows() -> tuple[PytorchRow, ...]:
+    """All rows, oldest first."""
+    return pytorch_data()
+
+
+def aotriton_for_pytorch(version: str) -> PytorchRow:
+    """The row of a PyTorch version; patch number and `+rocm6.4` make no difference.
+
+    Raises:
+        UnsupportedError: no such row.
+        PinError: `version` is no version.
+    """
+    found = _VERSION.fullmatch(version.strip())
+    if not found:
+        fix = "give a version such as 2.9"
+        raise PinError(f"{version!r} is no PyTorch version", why="it reads MAJOR.MINOR[.PATCH]", fix=fix)
+    wanted = f"{int(found[1])}.{int(found[2])}"
+    by_name = {row.version: row for row in pytorch_data()}
+    row = by_name.get(wanted)
+    if row is None:
+        raise _no_such("PyTorch", version, by_name, also="or name the AOTriton: --aotriton RELEASE")
+    notes = [f"PyTorch {wanted}: AOTriton {row.aotriton} is inferred: {row.source}"] * (row.certainty == "inferred")
+    return replace(row, warnings=(*notes, *([f"PyTorch {wanted}: {row.note}"] if row.note else [])))
+
+
+def repository_of(commit: str) -> str | None:
+    """The repository that the data names for an LLVM commit, or None."""
+    rows: list[TritonRelease | AotritonRelease] = [*triton_releases(), *aotriton_releases()]
+    return next((row.repository for row in rows if row.llvm == commit), None)
+
+
+# --- reading a pin from files ---
+
+_NAMES = tuple(f"{stem}{end}" for stem in ("llvm-hash", "llvm-info") for end in (".txt", ".json", ""))
+# Pins of other compilers, and of builds that run ahead of the pin.
+_OTHER = re.compile(r"(amd|nvidia)-.*|.*build-info.*")
+
+
+def read_pin(path: Path) -> LlvmPin:
+    """The LLVM pin in a file, a folder, or a Triton checkout (its `cmake/`, or the top level as Triton 2.1 had it).
+
+    All pin files of a folder must agree. `llvm-build-info.json` beside them may run ahead: it never is the pin, but
+    where it agrees its `repository` counts.
+
+    Raises:
+        PinError: none there, malformed, or contradictory; the message names every file and value concerned.
+    """
+    if path.is_dir():
+        files = [place / name for place in (path, path / "cmake") for name in _NAMES if (place / name).is_file()]
+        if not files:
+            raise PinError(
+                f"no LLVM pin in {path}",
+                why="neither llvm-hash.txt nor llvm-info.json is there or in its cmake/ folder",
+                fix="name the pin file itself, or a Triton checkout",
+            )
+    else:
+        files = [path]
+        if _OTHER.fullmatch(path.name):
+            raise PinError(
+                f"{path} does not hold the pin of Triton's LLVM",
+                why="it names the LLVM of another part of Triton, or of a build that may run ahead of the pin",
+                fix="give llvm-hash.txt or llvm-info.json",
+            )
+    found = {file: _commit_in(file) for file in files}
+    if len(set(found.values())) > 1:
+        raise PinError(
+            f"the pins in {path} contradict each other",
+            why="; ".join(f"{file} says {commit}" for file, commit in found.items()),
+            fix="remove the stale file, or name the one that counts",
+        )
+    file, commit = next(iter(found.items()))
+    repository, warnings = _repository_beside(files, commit)
+    return LlvmPin(
+        commit=commit, repository=repository, origin=str(file), certainty="verified", warnings=tuple(warnings)
+    )
+
+
+def _text_of(file: Path) -> str:
+    """A small text file, without a byte order mark and surrounding space."""
+    try:
+        if not file.is_file():
+            why = "it is no regular file" if file.exists() else "it does not exist"
+            raise PinError(f"cannot read {file}", why=why, fix="name a pin file, a folder with one, or a checkout")
+        with file.open("rb") as stream:
+            content = stream.read(MAX_PIN_BYTES + 1)
+    except OSError as error:
+        raise PinError(f"cannot read {file}", why=error.strerror or str(error), fix="check path and rights") from error
+    if len(content) > MAX_PIN_BYTES:
+        why = f"it has more than {MAX_PIN_BYTES} bytes"
+        raise PinError(f"{file} is no pin file", why=why, fix="give llvm-hash.txt or llvm-info.json")
+    try:
+        return content.decode("utf-8-sig").strip()
+    except UnicodeDecodeError as error:
+        why = f"byte {error.start} is not UTF-8"
+        raise PinError(f"{file} is no pin file", why=why, fix="give llvm-hash.txt or llvm-info.json") from error
+
+
+def _object_in(file: Path, text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise PinError(f"{file} is not JSON", why=str(error), fix="take the file from Triton again") from error
+    if not isinstance(value, dict):
+        raise PinError(f"{file} holds no JSON object", fix="take the file from Triton again")
+    return value
+
+
+def _commit_in(file: Path) -> str:
+    """The commit a pin file names: the bare digits or the JSON key `llvm_hash`, whatever the file is called."""
+    text = _text_of(file)
+    value: object = text
+    if text.startswith(("{", "[")):
+        content = _object_in(file, text)
+        if "llvm_hash" not in content:
+            why = f"the key llvm_hash is missing; there are: {', '.join(sorted(content)) or 'none'}"
+            raise PinError(f"{file} names no LLVM", why=why, fix="take the file from Triton again")
+        value = content["llvm_hash"]
+    commit = value.strip().lower() if isinstance(value, str) else ""
+    if not is_commit(commit):
+        shown = repr(value if not isinstance(value, str) or len(value) <= 60 else f"{value[:60]}…")
+        size = f", {len(commit)} characters" if commit else ""
+        fix = "give all 40 digits; a short value may mean more than one commit"
+        raise PinError(f"{file} holds no commit: {shown}{size}", why="a commit has 40 hexadecimal digits", fix=fix)
+    return commit
+
+
+def _repository_beside(files: list[Path], commit: str) -> tuple[str, list[str]]:
+    """Which repository holds `commit`, as llvm-build-info.json beside the pins or the data say; and warnings."""
+    warnings = []
+    for folder in dict.fromkeys(file.parent for file in files):
+        build = folder / "llvm-build-info.json"
+        if not build.is_file():
+            continue
+        try:
+            content = _object_in(build, _text_of(build))
+            built = _commit_in(build)
+        except PinError as error:
+            warnings.append(f"{build} is ignored: {error.what}")
+            continue
+        if built != commit:
+            warnings.append(f"{build} is ahead of the pin: it builds {built}, the pin stays {commit}")
+            continue
+        if "repository" in content:
+            named = content["repository"]
+            short = re.sub(r"^https://github\.com/|\.git$|/$", "", named) if isinstance(named, str) else ""
+            if not REPOSITORY.fullmatch(short):
+                fix = "take the file from Triton again"
+                raise PinError(f"{build} names no repository: {named!r}", why="it is written owner/name", fix=fix)
+            return short, warnings
+    if known := repository_of(commit):
+        return known, warnings
+    if any(file.name.startswith("llvm-info") for file in files):
+        warnings.append(f"no file says which repository holds {commit}; {UPSTREAM} is assumed, it may be a fork's")
+    return UPSTREAM, warnings
+
+
+# --- rows ---
+
+
+def _plain(rows: Iterable[TritonRelease]) -> list[TritonRelease]:
+    """The rows that are plain releases: a version, and no vendor's suffix."""
+    return [row for row in rows if row.version and "+" not in row.version]
+
+
+def _triton_by_commit(commit: str) -> TritonRelease:
+    for row in triton_releases():
+        if row.commit == commit:
+            return row
+    for release in aotriton_releases():
+        if release.triton == commit:
+            return TritonRelease(
+                version="",
+                commit=commit,
+                llvm=release.llvm,
+                repository=release.repository,
+                certainty=release.certainty,
+                source=f"the Triton of {release.title}: {release.source}",
+            )
+    raise UnsupportedError(
+        f"the LLVM of Triton {commit} is not on record",
+        why="only releases, AOTriton's submodules and a few commits are",
+        fix="give the checkout: --source triton=PATH; its own pin file counts",
+    )
+
+
+def _triton_by_version(rows: tuple[TritonRelease, ...], line: str, patch: str | None, local: str) -> TritonRelease:
+    by_version = {row.version: row for row in rows if row.version}
+    if patch is not None or local:
+        row = by_version.get(f"{line}.{int(patch or 0)}{local}")
+        if row is None:
+            also = "a patch release may have a pin of its own; give the checkout: --source triton=PATH"
+            raise _no_such("Triton", f"{line}.{int(patch or 0)}{local}", by_version, also=also)
+        return row
+    siblings = [row for row in _plain(rows) if row.version.startswith(f"{line}.")]
+    if not siblings:
+        raise _no_such("Triton", line, by_version)
+    newest = siblings[-1]
+    if len({row.llvm for row in siblings}) == 1:
+        # All the same LLVM: the newest that was itself read is as good a pin, and surer.
+        return next((row for row in reversed(siblings) if row.certainty == "verified"), newest)
+    pins = ", ".join(f"{row.version} has {row.llvm or 'an unknown one'}" for row in siblings)
+    text = f"the patch releases of Triton {line} have different LLVMs ({pins}); {newest.version} was taken"
+    return replace(newest, warnings=(text,))
+
+
+def _no_such(kind: str, name: str, known: Iterable[str], *, also: str = "") -> UnsupportedError:
+    names = list(known)
+    wanted = name.strip().lower().removeprefix("v")
+    close = difflib.get_close_matches(wanted, names, n=3, cutoff=0.6)
+    hint = f"did you mean {' or '.join(close)}? " if close else ""
+    return UnsupportedError(
+        f"{kind} {name.strip()} is not on record", why=f"known: {', '.join(names)}", fix=f"{hint}{also}".strip()
+    )

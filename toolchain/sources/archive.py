@@ -1,0 +1,197 @@
+"""Files by URL and SHA-256: streamed, resumed, and kept only when the digest is right."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+from typing import IO
+from urllib.parse import unquote, urljoin, urlsplit
+
+import requests
+import urllib3
+
+from toolchain.digest import CHUNK, sha256_file
+from toolchain.errors import DigestError, SourceError, ToolchainError, UnreachableError
+from toolchain.sources.lock import held
+from toolchain.sources.reach import check_http_url, refuse_offline, session, without_query
+from toolchain.sources.store import Store
+
+LIMIT_BYTES = 20 << 30
+ATTEMPTS = 5  # connections for one file, each going on where the last one broke
+BACKOFF = 2.0  # seconds before the second connection, doubled for each further one
+_TIMEOUT = (15, 60)
+_REDIRECTS = 8
+_BROKEN = (requests.RequestException, urllib3.exceptions.HTTPError, ConnectionError, TimeoutError)
+
+
+def fetch_archive(
+    url: str,
+    sha256: str,
+    store: Store,
+    *,
+    offline: bool,
+    name: str = "",
+    limit_bytes: int = LIMIT_BYTES,
+    on_bytes: Callable[[int, int | None], None] | None = None,
+) -> Path:
+    """A file in the store, fetched when it is not there.
+
+    Args:
+        url: https, or http on this machine.
+        sha256: the digest, with or without `sha256:` before it.
+        name: its name in the store; by default the last part of the URL.
+        limit_bytes: most bytes it may have.
+        on_bytes: told (bytes so far, bytes in all or None).
+
+    Raises:
+        DigestError: what came has another digest; it was removed.
+        SourceError: the URL may not be used, the server refuses, or the file is too large.
+        UnreachableError: no answer, or `offline` and not in the store.
+    """
+    digest = check_sha256(sha256)
+    if (there := store.file(digest, verify=True)) is not None:
+        return there
+    check_http_url(url)
+    name = name or PurePosixPath(unquote(urlsplit(url).path)).name or "file"
+    refuse_offline(name, offline=offline)
+    partial = store.partial / digest.removeprefix("sha256:")
+    partial.parent.mkdir(parents=True, exist_ok=True)
+    with held(store.root / "locks" / f"fetch-{partial.name}.lock", what=f"fetching {name}"):
+        if (there := store.file(digest)) is not None:
+            return there
+        download = _Download(url, partial, name, limit_bytes, on_bytes)
+        download.run()
+        found = sha256_file(partial)
+        if found != digest:
+            why = f"expected {digest}, found {found}{_looks_like_page(partial, download.content_type)}"
+            partial.unlink()
+            raise DigestError(
+                f"{name} has the wrong digest", why=why, fix="check the digest and the URL; the file was removed"
+            )
+        return store.add_file(partial, digest, name=name)
+
+
+def check_sha256(text: str) -> str:
+    """`sha256:<64 hex>` for a digest with or without its prefix.
+
+    Raises:
+        DigestError: it is none.
+    """
+    value = text.strip().lower().removeprefix("sha256:")
+    if not re.fullmatch(r"[0-9a-f]{64}", value):
+        raise DigestError(f"{text[:100]!r} is no SHA-256", why="expected 64 hexadecimal digits")
+    return f"sha256:{value}"
+
+
+class _Download:
+    """One file on its way, over as many connections as it takes."""
+
+    def __init__(
+        self,
+        url: str,
+        partial: Path,
+        name: str,
+        limit_bytes: int,
+        on_bytes: Callable[[int, int | None], None] | None,
+    ) -> None:
+        self.url = url
+        self.partial = partial
+        self.name = name
+        self.limit = limit_bytes
+        self.on_bytes = on_bytes
+        self.content_type = ""
+        self.etag = ""
+
+    def run(self) -> None:
+        """Fetch until the file is whole as far as the server says."""
+        with session() as web:
+            for attempt in range(1, ATTEMPTS + 1):
+                try:
+                    self._once(web)
+                    return
+                except _BROKEN as error:
+                    if attempt == ATTEMPTS:
+                        raise self._unreachable(error) from error
+                time.sleep(BACKOFF * 2 ** (attempt - 1))
+
+    def _once(self, web: requests.Session) -> None:
+        at = self.partial.stat().st_size if self.partial.exists() else 0
+        headers = {"Range": f"bytes={at}-"} if at else {}
+        if at and self.etag:
+            headers["If-Range"] = self.etag
+        with self._get(web, headers) as answer:
+            if answer.status_code == 416:
+                # What lies here is as long as the file, or longer; only a new start can tell.
+                self.partial.unlink(missing_ok=True)
+                raise requests.ConnectionError("the server has no such range")
+            if answer.status_code not in {200, 206}:
+                raise self._refused(answer)
+            resumed = answer.status_code == 206
+            if resumed and not answer.headers.get("Content-Range", "").startswith(f"bytes {at}-"):
+                self.partial.unlink(missing_ok=True)
+                raise requests.ConnectionError("the server sent another range than asked for")
+            self.content_type = answer.headers.get("Content-Type", "")
+            self.etag = tag if not (tag := answer.headers.get("ETag", "")).startswith("W/") else ""
+            start = at if resumed else 0
+            length = answer.headers.get("Content-Length", "")
+            total = start + int(length) if length.isdigit() else None
+            if total is not None and total > self.limit:
+                raise self._too_large(total)
+            with self.partial.open("ab" if resumed else "wb") as sink:
+                done = self._copy(answer, sink, start, total)
+            if total is not None and done < total:
+                raise requests.ConnectionError(f"the connection ended after {done} of {total} bytes")
+
+    def _copy(self, answer: requests.Response, sink: IO[bytes], done: int, total: int | None) -> int:
+        for chunk in answer.iter_content(CHUNK):
+            done += len(chunk)
+            if done > self.limit:
+                raise self._too_large(done)
+            sink.write(chunk)
+            if self.on_bytes is not None:
+                self.on_bytes(done, total)
+        return done
+
+    def _get(self, web: requests.Session, headers: dict[str, str]) -> requests.Response:
+        """The answer after all redirects; an https URL leads to https only."""
+        url = self.url
+        plain = urlsplit(url).scheme == "http"
+        for _ in range(_REDIRECTS):
+            answer = web.get(url, headers=headers, stream=True, timeout=_TIMEOUT, allow_redirects=False)
+            if not answer.is_redirect:
+                return answer
+            answer.close()
+            url = check_http_url(urljoin(url, answer.headers["Location"]), plain_allowed=plain)
+        raise SourceError(f"{self.name}: too many redirects", why=without_query(self.url))
+
+    def _too_large(self, count: int) -> SourceError:
+        self.partial.unlink(missing_ok=True)
+        return SourceError(f"{self.name} is too large", why=f"{count} bytes; at most {self.limit} are allowed")
+
+    def _refused(self, answer: requests.Response) -> ToolchainError:
+        why = f"{without_query(self.url)} answered {answer.status_code} {answer.reason}"
+        if answer.status_code == 429 or answer.status_code >= 500:
+            return UnreachableError(f"the server of {self.name} fails", why=why, fix="try again later")
+        return SourceError(
+            f"the server does not give {self.name}", why=why, fix="check the URL; for access use ~/.netrc"
+        )
+
+    def _unreachable(self, error: Exception) -> UnreachableError:
+        return UnreachableError(
+            f"{self.name} could not be fetched whole",
+            why=f"{without_query(self.url)}: {type(error).__name__}: {str(error)[:300]}",
+            fix="run the command again; it goes on where it was",
+        )
+
+
+def _looks_like_page(path: Path, content_type: str) -> str:
+    with path.open("rb") as stream:
+        head = stream.read(4096)
+    opening = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+    if not (opening.startswith((b"<!doctype html", b"<html")) or content_type.startswith("text/html")):
+        return ""
+    title = re.search(rb"<title[^>]*>([^<]{1,80})", head, re.IGNORECASE)
+    named = f" titled {title.group(1).decode(errors='replace').strip()!r}" if title else ""
+    return f"; the server sent a web page{named} in place of the file"

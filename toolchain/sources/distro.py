@@ -1,0 +1,379 @@
+"""Source packages of the distribution, through the machine's own apt: its mirrors, its keys, its signed indexes."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tomllib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache as memoize
+from functools import cmp_to_key
+from pathlib import Path
+
+from toolchain import process
+from toolchain.digest import write_atomically
+from toolchain.errors import DigestError, EngineError, SourceError, ToolchainError, UnreachableError
+from toolchain.process import CommandError
+from toolchain.settings import Cache
+from toolchain.sources.archive import fetch_archive
+from toolchain.sources.lock import held
+from toolchain.sources.reach import network_environment, refuse_offline
+from toolchain.sources.store import Store
+from toolchain.sources.tree import Source
+
+_HELPER = Path("/usr/lib/apt/apt-helper")
+_TARGETS = "$(CREATED_BY)\t$(SITE)\t$(RELEASE)\t$(COMPONENT)\t$(ORIGIN)\t$(SOURCESENTRY)"
+_ORIG = re.compile(r"_(?P<version>[^_/]+)\.orig\.tar\.(?:xz|gz|bz2|zst)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mirror:
+    """One archive and suite that apt is configured to use.
+
+    Args:
+        site: base URL; never to be logged or recorded.
+        suite: e.g. `bookworm-security`.
+        components: e.g. `("main",)`.
+        keyring: file that signs it, or a whole armoured key; empty for apt's default keys.
+    """
+
+    site: str
+    suite: str
+    components: tuple[str, ...]
+    keyring: str
+
+    @property
+    def security(self) -> bool:
+        """Whether this is the security archive, which does not carry the other suites."""
+        return self.suite.endswith("-security") or "/updates" in self.suite
+
+
+@dataclass(frozen=True, kw_only=True)
+class Package:
+    """A source package's upstream tarball, as the data or the signed Sources index names it."""
+
+    name: str
+    version: str
+    file: str
+    sha256: str
+    size: int
+    license: str = ""
+    suites: tuple[str, ...] = ()
+    package_version: str = ""
+
+
+@memoize
+def known_packages() -> tuple[Package, ...]:
+    """The rows of data/distro.toml; the first of a name is its default version."""
+    path = Path(__file__).resolve().parent.parent / "data" / "distro.toml"
+    rows = tomllib.loads(path.read_text(encoding="utf-8"))["package"]
+    return tuple(Package(**{**row, "suites": tuple(row["suites"])}) for row in rows)
+
+
+def _row(name: str, version: str) -> Package | None:
+    rows = [row for row in known_packages() if row.name == name and version in ("", row.version)]
+    return rows[0] if rows else None
+
+
+def known_distro(name: str, package: str, version: str, *, cache: Cache) -> Source:
+    """A source package as far as it is known without a network: by the data, else by what an earlier fetch noted.
+
+    Args:
+        name: the source's name.
+        version: upstream version; empty for the data's default, else the newest.
+    """
+    row = _row(package, version) or _noted(package, version, cache)
+    shown = row.version if row is not None else version
+    return Source(
+        name=name,
+        kind="distro",
+        ref=f"distro:{package}={shown}" if shown else f"distro:{package}",
+        repository="debian",
+        digest=f"sha256:{row.sha256}" if row is not None else None,
+        path=None,
+        locked=_row(package, version) is not None,
+        license=row.license if row is not None else "",
+    )
+
+
+def fetch_distro(source: Source, store: Store, *, cache: Cache, offline: bool) -> tuple[Source, Path]:
+    """The upstream tarball of a source package, in the store.
+
+    Returns:
+        The source, with its version and digest where the index told them, and the file.
+
+    Raises:
+        DigestError: the index or the file does not agree with the digest that is known.
+        SourceError: no such package or version.
+        UnreachableError: the mirror does not answer, or `offline` and not in the store.
+    """
+    if source.digest is not None and (there := store.file(source.digest, verify=True)) is not None:
+        return source, there
+    package, _, version = source.ref.removeprefix("distro:").partition("=")
+    refuse_offline(source.ref, offline=offline)
+    row = _row(package, version)
+    with held(cache.locks / "apt.lock", what="reading the distribution's source index"):
+        found, path = _Apt(cache.root / "apt").fetch(
+            package, version, source.digest, row.suites if row is not None else ("sid",), store
+        )
+    _note(found, cache)
+    return replace(source, ref=f"distro:{package}={found.version}", digest=f"sha256:{found.sha256}"), path
+
+
+def _notes(package: str, cache: Cache) -> Path:
+    return cache.store / "distro" / f"{package}.toml"
+
+
+def _note(found: Package, cache: Cache) -> None:
+    text = "".join(f'{key} = "{getattr(found, key)}"\n' for key in ("name", "version", "file", "sha256"))
+    write_atomically(_notes(found.name, cache), (text + f"size = {found.size}\n").encode())
+
+
+def _noted(package: str, version: str, cache: Cache) -> Package | None:
+    try:
+        row = Package(**tomllib.loads(_notes(package, cache).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
+    return row if version in ("", row.version) else None
+
+
+def apt_mirrors() -> list[Mirror]:
+    """The archives apt uses for the distribution itself, the main archive first; third parties' are left out.
+
+    Raises:
+        SourceError: apt is not there or has none configured.
+    """
+    try:
+        listing = process.run(["apt-get", "indextargets", "--format", _TARGETS], capture=True).stdout
+    except (CommandError, EngineError) as error:
+        raise SourceError(
+            "apt cannot name its mirrors", why=error.why or error.what, fix="this needs a Debian or Ubuntu machine"
+        ) from error
+    codename = _codename()
+    rows: dict[tuple[str, str], tuple[list[str], str]] = {}
+    for line in listing.splitlines():
+        created_by, site, suite, component, origin, entry = (line.split("\t") + [""] * 6)[:6]
+        known = origin if not origin.startswith("$(") else ""
+        # Before the first update apt knows no origin; then the suite's name tells.
+        ours = known in {"Debian", "Ubuntu"} or (not known and suite.partition("-")[0] == codename)
+        if created_by == "Packages" and ours and suite:
+            components, _ = rows.setdefault((site, suite), ([], entry))
+            if component not in components:
+                components.append(component)
+    mirrors = [
+        Mirror(site=site, suite=suite, components=tuple(components), keyring=_signed_by(entry, site, suite))
+        for (site, suite), (components, entry) in rows.items()
+    ]
+    if not mirrors:
+        raise SourceError(
+            "apt has no mirror of the distribution configured",
+            fix="add one to /etc/apt/sources.list.d, then apt-get update",
+        )
+    return sorted(mirrors, key=lambda mirror: (mirror.security, "-" in mirror.suite))
+
+
+def _codename() -> str:
+    try:
+        text = Path("/etc/os-release").read_text(encoding="utf-8")
+    except OSError:
+        return ""
+    match = re.search(r'^VERSION_CODENAME="?([a-z]+)', text, re.MULTILINE)
+    return match.group(1) if match else ""
+
+
+def _signed_by(entry: str, site: str, suite: str) -> str:
+    """The Signed-By of the entry (`FILE:NUMBER`) that configures a mirror; apt does not print it itself."""
+    path = Path(entry.rpartition(":")[0])
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return ""
+    if path.suffix == ".sources":
+        for stanza in _stanzas(text):
+            if site in stanza.get("uris", "").split() and suite in stanza.get("suites", "").split():
+                return stanza.get("signed-by", "")
+        return next((s["signed-by"] for s in _stanzas(text) if s.get("signed-by") and suite in s.get("suites", "")), "")
+    for line in text.splitlines():
+        match = re.match(r"\s*deb\s+\[([^\]]*)\]", line)
+        if match and suite in line.split() and (option := re.search(r"signed-by=(\S+)", match.group(1))):
+            return option.group(1)
+    return ""
+
+
+def _stanzas(text: str) -> Iterable[dict[str, str]]:
+    """Paragraphs of a control file, keys in lower case, continuation lines kept."""
+    for block in re.split(r"\n[ \t]*\n", text):
+        stanza: dict[str, str] = {}
+        key = ""
+        for line in block.splitlines():
+            if line.startswith("#"):
+                continue
+            if line[:1] in (" ", "\t") and key:
+                stanza[key] += "\n" + line
+            elif ":" in line:
+                key, _, value = line.partition(":")
+                key = key.strip().lower()
+                stanza[key] = value.strip()
+        if stanza:
+            yield stanza
+
+
+class _Apt:
+    """apt with source indexes of its own, apart from the system's; the system's mirrors, keys and proxies serve it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.options = [
+            *("-o", f"Dir::Etc::sourceparts={root / 'sources'}"),
+            *("-o", "Dir::Etc::sourcelist=/dev/null"),
+            *("-o", f"Dir::State::lists={root / 'lists'}"),
+            *("-o", f"Dir::Cache={root / 'cache'}"),
+            *("-o", "Dir::Cache::archives=archives"),
+            *("-o", "APT::Get::List-Cleanup=true"),
+            *("-o", "Acquire::Languages=none"),
+            *("-o", "Acquire::Retries=3"),
+            # The cache may lie where apt's own user cannot go.
+            *("-o", "APT::Sandbox::User=root"),
+            *("-o", "APT::Update::Post-Invoke-Success="),
+        ]
+
+    def fetch(
+        self, package: str, version: str, digest: str | None, extra_suites: Sequence[str], store: Store
+    ) -> tuple[Package, Path]:
+        """The tarball, from the machine's suites, else from the extra ones: an index may name what its pool lost."""
+        mirrors = apt_mirrors()
+        seen: list[str] = []
+        failed: ToolchainError | None = None
+        for extra in ((), tuple(extra_suites)) if extra_suites else ((),):
+            self._update(mirrors, extra)
+            for found in self._versions(package):
+                if found.version not in seen:
+                    seen.append(found.version)
+                if version not in ("", found.version):
+                    continue
+                if digest not in (None, f"sha256:{found.sha256}"):
+                    raise DigestError(
+                        f"the Sources index disagrees about {package}={found.version}",
+                        why=f"expected {digest}, the index says sha256:{found.sha256}",
+                        fix="the package changed under one version: check which is right before you trust either",
+                    )
+                try:
+                    return found, self._download(self._uri(found), found, store)
+                except SourceError as error:
+                    failed = error
+        if failed is not None:
+            raise failed
+        raise SourceError(
+            f"the distribution has no source package {package}{'=' + version if version else ''}",
+            why=f"its versions are {', '.join(seen)}" if seen else "no suite that apt knows here names it",
+            fix="name another version, or give the archive itself as URL#sha256=DIGEST",
+        )
+
+    def _update(self, mirrors: Sequence[Mirror], extra_suites: Sequence[str]) -> None:
+        folder = self.root / "sources"
+        shutil.rmtree(folder, ignore_errors=True)
+        for path in (folder, self.root / "lists" / "partial", self.root / "cache" / "archives" / "partial"):
+            path.mkdir(parents=True, exist_ok=True)
+        main = mirrors[0]
+        wanted = list(mirrors)
+        wanted += [replace(main, suite=suite) for suite in extra_suites if suite not in {m.suite for m in mirrors}]
+        stanzas = [
+            f"Types: deb-src\nURIs: {mirror.site}\nSuites: {mirror.suite}\nComponents: {' '.join(mirror.components)}\n"
+            + (f"Signed-By: {mirror.keyring}\n" if mirror.keyring else "")
+            for mirror in wanted
+        ]
+        write_atomically(folder / "mirrors.sources", "\n".join(stanzas).encode())
+        try:
+            self._run("apt-get", "-q", "update")
+        except CommandError as error:
+            raise UnreachableError(
+                "the distribution's source index cannot be read",
+                why=_worst(error),
+                fix="check that apt-get update works here",
+            ) from error
+
+    def _versions(self, package: str) -> list[Package]:
+        """Every version the indexes name, newest first."""
+        try:
+            text = self._run("apt-cache", "showsrc", "--only-source", package)
+        except CommandError:
+            return []  # apt-cache fails for a name it does not know
+        found: dict[str, Package] = {}
+        for stanza in _stanzas(text):
+            package_version = stanza.get("version", "")
+            for line in stanza.get("checksums-sha256", "").splitlines():
+                words = line.split()
+                if len(words) == 3 and (match := _ORIG.search(words[2])) and stanza.get("package") == package:
+                    found[package_version] = Package(
+                        name=package,
+                        version=match["version"],
+                        file=words[2],
+                        sha256=words[0],
+                        size=int(words[1]),
+                        package_version=package_version,
+                    )
+        order = sorted(found, key=cmp_to_key(_compare), reverse=True)
+        return [found[version] for version in order]
+
+    def _uri(self, found: Package) -> str:
+        """Where the tarball lies, as apt itself would fetch it."""
+        spec = f"{found.name}={found.package_version}"
+        for line in self._run("apt-get", "source", "--print-uris", "--only-source", spec).splitlines():
+            match = re.match(r"'([^']+)' (\S+) ", line)
+            if match and match[2] == found.file:
+                return match[1]
+        raise SourceError(f"apt names no address for {found.file}")
+
+    def _download(self, uri: str, found: Package, store: Store) -> Path:
+        """The tarball in the store."""
+        digest = f"sha256:{found.sha256}"
+        if not os.access(_HELPER, os.X_OK):
+            return fetch_archive(uri, digest, store, offline=False, name=found.file)
+        partial = store.partial / f"apt-{found.sha256}"
+        partial.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self._run(os.fspath(_HELPER), "download-file", uri, os.fspath(partial), f"SHA256:{found.sha256}")
+        except CommandError as error:
+            partial.unlink(missing_ok=True)
+            raise self._download_error(found, error) from error
+        return store.add_file(partial, digest, name=found.file)
+
+    def _download_error(self, found: Package, error: CommandError) -> ToolchainError:
+        told = _worst(error)
+        if "Hash Sum mismatch" in told or "mismatch" in told.lower():
+            return DigestError(
+                f"{found.file} has the wrong digest", why=told, fix="the mirror is out of step; try again later"
+            )
+        if "404" in told:
+            return SourceError(
+                f"the mirror names {found.file} but does not have it",
+                why=told,
+                fix="try again later, or give URL#sha256=DIGEST",
+            )
+        return UnreachableError(
+            f"{found.file} could not be fetched", why=told, fix="check that apt-get update works here"
+        )
+
+    def _run(self, program: str, *words: str) -> str:
+        return process.run(
+            [program, *self.options, *words],
+            capture=True,
+            env={**network_environment(), "DEBIAN_FRONTEND": "noninteractive"},
+        ).stdout
+
+
+def _worst(error: CommandError) -> str:
+    """apt's own errors out of its output."""
+    lines = [line for line in error.tail if line.startswith(("E:", "W:"))] or list(error.tail)
+    # Which mirror this machine uses is nobody's business where messages are kept.
+    return re.sub(r"\b[a-z+]+://[^/\s]+", "<mirror>", "\n".join(lines[-6:]))
+
+
+def _compare(one: str, other: str) -> int:
+    """Debian's order of package versions, by the program that defines it."""
+    if one == other:
+        return 0
+    newer = process.run(["dpkg", "--compare-versions", one, "gt", other], check=False).returncode == 0
+    return 1 if newer else -1

@@ -1,0 +1,151 @@
+"""Trees by commit: fetched by SHA at depth 1, with a git that knows no configuration but ours."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from toolchain import process
+from toolchain.errors import DigestError, SourceError, ToolchainError, UnreachableError
+from toolchain.process import CommandError
+from toolchain.sources.reach import is_loopback, network_environment, refuse_credentials, refuse_offline
+from toolchain.sources.store import Store
+from toolchain.sources.tree import check_links
+
+_SHA = re.compile(r"[0-9a-f]{40}")
+# How git says that the other side is there but has no such commit, in the C locale.
+_ABSENT = ("not our ref", "couldn't find remote ref", "unadvertised object", "remote error: upload-pack", "bad object")
+_NO_REPOSITORY = ("does not appear to be a git repository", "repository not found", "not found", "does not exist")
+
+
+def git_digest(repository: str, sha: str) -> str:
+    """How a commit counts: `git:<40 hex>@<repository>`."""
+    return f"git:{sha}@{repository}"
+
+
+def fetch_git(repository_url: str, sha: str, store: Store, *, offline: bool, only: Sequence[str] | None = None) -> Path:
+    """The tree of a commit in the store, fetched when it is not there.
+
+    A branch or tag plays no part: the commit's own hash names every byte of the tree, and git checks each object
+    against its hash as it arrives. Submodules are not followed.
+
+    Args:
+        repository_url: https, ssh, or for a local repository file:// or an absolute path.
+        sha: 40 hexadecimal digits.
+        only: names at the top of the tree to take.
+
+    Raises:
+        SourceError: the repository or the commit is not there, or the URL may not be used.
+        UnreachableError: the other side does not answer, or `offline` and not in the store.
+        HostileInputError: the tree holds a link that leads out of it.
+    """
+    if not _SHA.fullmatch(sha):
+        raise SourceError(
+            f"{sha[:80]!r} is no commit", why="a branch or tag can move", fix="give all 40 hexadecimal digits"
+        )
+    protocol = _protocol(repository_url)
+
+    def unpack(dest: Path) -> None:
+        refuse_offline(f"commit {sha[:12]} of {repository_url}", offline=offline)
+        with tempfile.TemporaryDirectory(prefix="git-", dir=_scratch(store)) as name:
+            _export(repository_url, sha, Path(name), dest, protocol, only)
+        check_links(dest)
+
+    part = ",".join(only) if only is not None else ""
+    return store.tree(git_digest(repository_url, sha), unpack, part=part)
+
+
+def _scratch(store: Store) -> Path:
+    store.partial.mkdir(parents=True, exist_ok=True)
+    return store.partial
+
+
+def _protocol(url: str) -> str:
+    """What `GIT_ALLOW_PROTOCOL` may say for this URL.
+
+    Raises:
+        SourceError: none.
+    """
+    if url.startswith("/"):
+        return "file"
+    parts = urlsplit(url)
+    refuse_credentials(url)
+    if parts.scheme in {"https", "ssh", "file"} and (parts.hostname or parts.scheme == "file"):
+        return parts.scheme
+    if parts.scheme == "http" and is_loopback(parts.hostname):
+        return "http"
+    raise SourceError(
+        f"refusing the repository {url[:200]!r}",
+        why="only https, ssh, file:// and absolute paths are used",
+        fix="use https",
+    )
+
+
+def _export(url: str, sha: str, scratch: Path, dest: Path, protocol: str, only: Sequence[str] | None) -> None:
+    env = {
+        **network_environment(),
+        "GIT_CONFIG_GLOBAL": os.devnull,
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "GIT_ATTR_NOSYSTEM": "1",
+        "GIT_TERMINAL_PROMPT": "0",
+        "GIT_ALLOW_PROTOCOL": protocol,
+        "GIT_DIR": os.fspath(scratch / "repository"),
+        "GIT_INDEX_FILE": os.fspath(scratch / "index"),
+        "GIT_SSH_COMMAND": "ssh -oBatchMode=yes -oConnectTimeout=30",
+    }
+    # fmt: off
+    fixed = [
+        "-c", "protocol.version=2", "-c", "fetch.fsckObjects=true", "-c", "core.protectHFS=true",
+        "-c", "core.protectNTFS=true", "-c", "core.hooksPath=/dev/null", "-c", "core.autocrlf=false",
+        "-c", "core.symlinks=true", "-c", "core.bare=false", "-c", "safe.directory=*", "-c", "gc.auto=0", "-c", "advice.detachedHead=false",
+        "-c", "http.lowSpeedLimit=1000", "-c", "http.lowSpeedTime=60",
+    ]
+    # fmt: on
+
+    def git(*words: str, capture: bool = False) -> str:
+        return process.run(["git", *fixed, *words], env=env, capture=capture).stdout.strip()
+
+    try:
+        git("init", "--quiet", "--bare", "--template=", env["GIT_DIR"])
+    except CommandError as error:
+        raise SourceError("git cannot make a repository", why=error.why) from error
+    try:
+        git("fetch", "--quiet", "--depth=1", "--no-tags", "--no-recurse-submodules", "--", url, sha)
+    except CommandError as error:
+        raise _fetch_error(url, sha, error) from error
+    try:
+        head = git("rev-parse", "--verify", "--end-of-options", "FETCH_HEAD^{commit}", capture=True)
+        if head != sha:
+            raise DigestError(f"{url} answered with another commit", why=f"expected {sha}, found {head}")
+        top = git("ls-tree", "--name-only", sha, capture=True).splitlines()
+        names = top if only is None else [name for name in only if name in top]
+        if not names:
+            raise SourceError(f"the tree of {sha[:12]} is empty or holds none of {', '.join(only or ())}")
+        # Attributes that a plain checkout honours (line ends) count; archive's export-ignore would drop files.
+        wanted = ["."] if only is None else [f":(top,literal){name}" for name in names]
+        git(f"--work-tree={dest}", "checkout", "--quiet", sha, "--", *wanted)
+    except CommandError as error:
+        raise SourceError(f"the tree of {sha[:12]} cannot be written", why=error.why) from error
+    finally:
+        shutil.rmtree(scratch / "repository", ignore_errors=True)
+
+
+def _fetch_error(url: str, sha: str, error: CommandError) -> ToolchainError:
+    told = "\n".join(error.tail[-5:])
+    low = told.lower()
+    if "fsck" in low or "invalid index-pack" in low:
+        return SourceError(f"{url} sent objects that git refuses", why=told, fix="do not use this repository")
+    if any(mark in low for mark in _ABSENT):
+        return SourceError(
+            f"{url} has no commit {sha}", why=told, fix="check the repository (a fork may hold it) and the commit"
+        )
+    if any(mark in low for mark in _NO_REPOSITORY):
+        return SourceError(f"there is no repository {url}", why=told, fix="check the URL")
+    if "authentication" in low or "could not read username" in low or "permission denied" in low:
+        return SourceError(f"{url} refuses access", why=told, fix="put credentials into ~/.netrc or load an SSH key")
+    return UnreachableError(f"{url} does not answer", why=told, fix="check the network, or give a checkout by its path")

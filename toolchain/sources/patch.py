@@ -1,0 +1,123 @@
+"""Patches: inputs that are checked before they touch a copy of the tree."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from toolchain import process
+from toolchain.digest import sha256_file
+from toolchain.errors import HostileInputError, PatchError, SourceError
+from toolchain.process import CommandError
+from toolchain.sources.tree import check_links
+
+_LIMIT = 64 << 20
+
+
+def copy_tree(source: Path, dest: Path) -> None:
+    """Copy a file or tree, times and links kept; the file system shares the blocks where it can.
+
+    Raises:
+        SourceError: it cannot be copied.
+    """
+    try:
+        process.run(["cp", "-a", "--reflink=auto", "--no-target-directory", "--", source, dest])
+    except CommandError as error:
+        raise SourceError(f"cannot copy {source}", why=error.why) from error
+
+
+def apply_patches(tree: Path, patches: Sequence[Path], dest: Path) -> None:
+    """Fill `dest`, new or empty, with a copy of `tree` to which the patches are applied, in their order.
+
+    Each patch is read and tried before it is applied. Nobody reads its text as commands: `git apply` does the work,
+    outside any repository.
+
+    Raises:
+        PatchError: one is missing, empty, does not apply, or touches what lies outside the tree.
+    """
+    for patch in patches:
+        check_patch(patch)
+    copy_tree(tree, dest)
+    # Without a ceiling git would look for a repository above the tree and apply relative to that.
+    env = {
+        "GIT_CONFIG_GLOBAL": os.devnull,
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "GIT_DIR": os.devnull,
+        "GIT_CEILING_DIRECTORIES": os.fspath(dest.absolute().parent),
+    }
+    for patch in patches:
+        argv: list[str | os.PathLike[str]] = ["git", "apply", "-p1", "--whitespace=nowarn"]
+        for mode in (["--check"], []):
+            try:
+                process.run([*argv, *mode, "--", patch.absolute()], cwd=dest, env=env)
+            except CommandError as error:
+                raise PatchError(
+                    f"{patch.name} does not apply",
+                    why=error.why,
+                    fix="make it against exactly this source, with -p1 paths",
+                ) from error
+    try:
+        check_links(dest)
+    except HostileInputError as error:
+        raise PatchError(f"the patches make a link that leaves the tree: {error.what}", why=error.why) from error
+
+
+def check_patch(patch: Path) -> str:
+    """Look at a patch file without applying it.
+
+    Returns:
+        Its digest.
+
+    Raises:
+        PatchError: missing, empty, too large, or it names a path outside the tree.
+    """
+    try:
+        content = patch.read_bytes() if patch.stat().st_size <= _LIMIT else None
+    except OSError as error:
+        raise PatchError(
+            f"cannot read the patch {patch}", why=str(error.strerror), fix="check --patch NAME=FILE"
+        ) from error
+    if content is None:
+        raise PatchError(f"{patch.name} is larger than {_LIMIT} bytes")
+    names = list(_names(content))
+    if not names:
+        raise PatchError(f"{patch.name} is empty", why="it changes no file", fix="check --patch NAME=FILE")
+    for name in names:
+        parts = name.split("/")
+        if name.startswith("/") or ".." in parts or ".git" in parts or "\0" in name:
+            raise PatchError(f"{patch.name} leaves its tree", why=f"it names {name!r}", fix="do not use this patch")
+    return sha256_file(patch)
+
+
+_HEADER = re.compile(
+    rb'^(?:(?:---|\+\+\+) (?P<file>"(?:[^"\\]|\\.)*"|[^\t\n]+)|(?:rename|copy) (?:from|to) (?P<moved>[^\n]+))',
+    re.MULTILINE,
+)
+_GIT_HEADER = re.compile(rb"^diff --git (?P<both>[^\n]+)", re.MULTILINE)
+
+
+def _names(content: bytes) -> list[str]:
+    """Every path that a patch names, its first component (`a/`, `b/`) taken away."""
+    found = []
+    for match in _HEADER.finditer(content):
+        raw = match["file"] if match["file"] is not None else match["moved"]
+        name = _unquote(raw.strip())
+        if name == "/dev/null":
+            continue
+        if match["file"] is not None and not name.startswith("/"):
+            name = name.partition("/")[2] or name
+        found.append(name)
+    for match in _GIT_HEADER.finditer(content):
+        found += [_unquote(word).partition("/")[2] for word in re.findall(rb'"(?:[^"\\]|\\.)*"|\S+', match["both"])]
+    return [name for name in found if name]
+
+
+def _unquote(raw: bytes) -> str:
+    """A path as git writes it: in quotes with C escapes where it holds odd characters."""
+    if raw.startswith(b'"') and raw.endswith(b'"') and len(raw) > 1:
+        raw = raw[1:-1]
+        raw = re.sub(rb"\\([0-7]{1,3})", lambda m: bytes([int(m[1], 8) & 255]), raw)
+        raw = re.sub(rb"\\(.)", lambda m: {b"n": b"\n", b"t": b"\t"}.get(m[1], m[1]), raw)
+    return os.fsdecode(raw)

@@ -1,0 +1,184 @@
+"""Files of the Python index by name and SHA-256, through the pip that is configured here."""
+
+from __future__ import annotations
+
+import html
+import re
+import sys
+import tempfile
+import tomllib
+from dataclasses import dataclass
+from functools import cache as memoize
+from pathlib import Path
+from urllib.parse import unquote, urldefrag, urljoin
+
+from toolchain import process
+from toolchain.errors import DigestError, SourceError, UnreachableError
+from toolchain.process import CommandError
+from toolchain.sources.archive import check_sha256, fetch_archive
+from toolchain.sources.lock import held
+from toolchain.sources.reach import check_http_url, network_environment, refuse_offline, session
+from toolchain.sources.store import Store
+from toolchain.sources.tree import Source
+
+_WHEEL = re.compile(r"-(?P<python>[a-z]{2}\d+)-(?P<abi>[^-]+)-(?P<platform>[^-]+)\.whl$")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PypiFile:
+    """One file of a release, as data/pypi.toml names it."""
+
+    project: str
+    version: str
+    file: str
+    sha256: str
+    size: int
+    license: str = ""
+
+
+@memoize
+def known_files() -> tuple[PypiFile, ...]:
+    """The rows of data/pypi.toml; the first of a project is its default version."""
+    path = Path(__file__).resolve().parent.parent / "data" / "pypi.toml"
+    return tuple(PypiFile(**row) for row in tomllib.loads(path.read_text(encoding="utf-8"))["file"])
+
+
+def pypi_row(project: str, version: str) -> PypiFile:
+    """The file for a project and version (empty: the default).
+
+    Raises:
+        SourceError: the data has none; nothing is guessed.
+    """
+    wanted = _normal(project)
+    rows = [row for row in known_files() if _normal(row.project) == wanted]
+    for row in rows:
+        if version in ("", row.version):
+            return row
+    known = ", ".join(f"{row.project}=={row.version}" for row in rows or known_files())
+    raise SourceError(
+        f"no digest is known for {project}{'==' + version if version else ''}",
+        why=f"known: {known}",
+        fix="use one of these, or give the file as PATH or URL#sha256=DIGEST",
+    )
+
+
+def known_pypi(name: str, project: str, version: str) -> Source:
+    """A file of the index as a source; needs no network."""
+    row = pypi_row(project, version)
+    return Source(
+        name=name,
+        kind="pypi",
+        ref=f"pypi:{row.project}=={row.version}",
+        repository="pypi",
+        digest=f"sha256:{row.sha256}",
+        path=None,
+        locked=True,
+        license=row.license,
+    )
+
+
+def fetch_pypi(name: str, version: str, filename: str, sha256: str, store: Store, *, offline: bool) -> Path:
+    """A wheel or sdist in the store.
+
+    Wheels come through `pip download`. pip would run an sdist's own code to read its metadata, so of an sdist only the
+    index page is asked for its address.
+
+    Args:
+        sha256: with or without `sha256:` before it.
+
+    Raises:
+        DigestError: what came has another digest.
+        SourceError: the index has no such file.
+        UnreachableError: no answer, or `offline` and not in the store.
+    """
+    digest = check_sha256(sha256)
+    if (there := store.file(digest, verify=True)) is not None:
+        return there
+    refuse_offline(filename, offline=offline)
+    with held(store.root / "locks" / f"pypi-{digest.removeprefix('sha256:')}.lock", what=f"fetching {filename}"):
+        if (there := store.file(digest)) is not None:
+            return there
+        if filename.endswith(".whl"):
+            return _wheel(name, version, filename, digest, store)
+        return fetch_archive(_address(name, filename), digest, store, offline=offline, name=filename)
+
+
+def _wheel(name: str, version: str, filename: str, digest: str, store: Store) -> Path:
+    match = _WHEEL.search(filename)
+    if match is None:
+        raise SourceError(f"{filename} is not named as a wheel")
+    store.partial.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="pip-", dir=store.partial) as folder:
+        # fmt: off
+        argv = [
+            "download", "--quiet", "--no-deps", "--no-input", "--disable-pip-version-check", "--only-binary=:all:",
+            f"--implementation={match['python'][:2]}", f"--python-version={match['python'][2:]}", f"--abi={match['abi']}",
+            *(f"--platform={platform}" for platform in match["platform"].split(".")),
+            f"--dest={folder}", f"{name}=={version}",
+        ]
+        # fmt: on
+        try:
+            _pip(*argv)
+        except CommandError as error:
+            raise _pip_error(filename, error) from error
+        path = Path(folder) / filename
+        if not path.is_file():
+            came = ", ".join(sorted(p.name for p in Path(folder).iterdir()))
+            raise DigestError(f"the index gave another file than {filename}", why=f"it gave {came or 'nothing'}")
+        return store.add_file(path, digest, name=filename)
+
+
+def _pip(*argv: str) -> str:
+    environment = {**network_environment("PIP_"), "COLUMNS": "2000"}
+    return process.run([sys.executable, "-m", "pip", *argv], capture=True, env=environment).stdout
+
+
+def _pip_error(what: str, error: CommandError) -> SourceError | UnreachableError:
+    told = "\n".join(error.tail[-6:])
+    if "No module named pip" in told:
+        return SourceError("pip is missing beside this Python", why=told, fix="install it: python -m ensurepip")
+    if "No matching distribution" in told and "connection" not in told.lower():
+        return SourceError(
+            f"the index has no {what}", why=told, fix="check `pip config list`: which index serves this machine"
+        )
+    return UnreachableError(f"{what} could not be fetched", why=told, fix="check the network and `pip config list`")
+
+
+def _address(project: str, filename: str) -> str:
+    """Where the index keeps a file.
+
+    Raises:
+        SourceError: the index does not name it.
+    """
+    page_url = f"{_index()}/{_normal(project)}/"
+    check_http_url(page_url)
+    try:
+        with session() as web, web.get(page_url, timeout=60, headers={"Accept": "text/html"}) as answer:
+            status, page, base = answer.status_code, answer.text, answer.url
+    except OSError as error:
+        raise UnreachableError("the Python index does not answer", why=type(error).__name__) from error
+    if status >= 500:
+        raise UnreachableError("the Python index fails", why=f"it answered {status}", fix="try again later")
+    for link in re.findall(r"""<a\s[^>]*href=["']([^"']+)["']""", page, re.IGNORECASE):
+        address, _ = urldefrag(urljoin(base, html.unescape(link)))
+        if unquote(address.rpartition("/")[2]) == filename:
+            return address
+    raise SourceError(
+        f"the index has no {filename}", why=f"its page of {project} answered {status}", fix="check `pip config list`"
+    )
+
+
+def _index() -> str:
+    """The index that pip is configured to use: its own help shows the value that counts."""
+    try:
+        text = _pip("download", "--help")
+    except CommandError as error:
+        raise _pip_error("the index", error) from error
+    match = re.search(r"Python Package Index \(default\s+(\S+?)\)", text)
+    if match is None:
+        raise SourceError("pip does not say which index it uses", fix="check `pip config list`")
+    return match[1].rstrip("/")
+
+
+def _normal(project: str) -> str:
+    return re.sub(r"[-_.]+", "-", project).lower()

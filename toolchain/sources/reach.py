@@ -1,0 +1,120 @@
+"""Rules for reaching out: which addresses are allowed, what a child may know of the network, one HTTP session."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+from urllib.parse import parse_qsl, urlsplit, urlunsplit
+
+import requests
+from requests.adapters import HTTPAdapter
+from urllib3.util.retry import Retry
+
+from toolchain.errors import SourceError, UnreachableError
+
+# Proxies, trust stores and the settings of each client that reaches out; no other child gets them.
+_NETWORK = (
+    *(name for stem in ("http_proxy", "https_proxy", "all_proxy", "no_proxy") for name in (stem, stem.upper())),
+    *("SSL_CERT_FILE", "SSL_CERT_DIR", "CURL_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "GIT_SSL_CAINFO", "SSH_AUTH_SOCK"),
+)
+# Names of query parameters that give access to whoever reads them.
+_SECRET = re.compile(r"token|secret|signature|password|credential|^sig$|^key$|api.?key", re.IGNORECASE)
+
+
+def network_environment(*prefixes: str) -> dict[str, str]:
+    """What a child that reaches out may inherit: proxies, trust stores and names with one of the prefixes (`PIP_`)."""
+    return {
+        name: value for name, value in os.environ.items() if name in _NETWORK or name.startswith(prefixes or ("\0",))
+    }
+
+
+def refuse_offline(what: str, *, offline: bool) -> None:
+    """Stop before the network when the user said so.
+
+    Raises:
+        UnreachableError: `offline` is set.
+    """
+    if offline:
+        raise UnreachableError(
+            f"{what} is not in the store and --offline forbids to fetch it",
+            fix="run `toolchain fetch` once with a network, or import a bundle",
+        )
+
+
+def is_loopback(host: str | None) -> bool:
+    """Whether a host name means this machine."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host or "").is_loopback
+    except ValueError:
+        return False
+
+
+def check_http_url(url: str, *, plain_allowed: bool = True) -> str:
+    """The URL, when it may be asked: https, or http on this machine.
+
+    Args:
+        plain_allowed: False for where an https answer leads: never to http.
+
+    Raises:
+        SourceError: another scheme, no host, or a password in it.
+    """
+    try:
+        parts = urlsplit(url)
+        host = parts.hostname
+    except ValueError as error:
+        raise SourceError("not a URL", why=str(error)) from error
+    refuse_credentials(url)
+    if not host or any(ord(char) <= 32 for char in url):
+        raise SourceError(f"not a URL: {url[:200]!r}", fix="give an https:// URL")
+    if parts.scheme != "https" and not (parts.scheme == "http" and plain_allowed and is_loopback(host)):
+        raise SourceError(
+            f"refusing {parts.scheme}:// from {host}",
+            why="what is fetched without TLS can be changed on its way",
+            fix="use https",
+        )
+    return url
+
+
+def refuse_credentials(url: str) -> None:
+    """Refuse a URL that carries a password or token: it would end in logs and records.
+
+    Raises:
+        SourceError: it does; the message does not repeat it.
+    """
+    parts = urlsplit(url)
+    secret = any(_SECRET.search(name) for name, _ in parse_qsl(parts.query, keep_blank_values=True))
+    if parts.password or secret or (parts.username and parts.scheme in {"http", "https"}):
+        raise SourceError(
+            f"the URL for {parts.hostname} holds credentials",
+            why="they would end in logs and records",
+            fix="put them into ~/.netrc and leave them out of the URL",
+        )
+
+
+def without_query(url: str) -> str:
+    """A URL fit for records: signed links carry secrets in their query."""
+    parts = urlsplit(url)
+    return urlunsplit((parts.scheme, parts.netloc, parts.path, "", ""))
+
+
+def session() -> requests.Session:
+    """A session that tries again when a server is busy or a connection fails, and follows no redirect by itself."""
+    retry = Retry(
+        total=4,
+        backoff_factor=1.0,
+        backoff_max=20.0,
+        status_forcelist=(429, 500, 502, 503, 504),
+        allowed_methods=("GET", "HEAD"),
+        raise_on_status=False,
+        redirect=False,
+    )
+    made = requests.Session()
+    made.mount("https://", HTTPAdapter(max_retries=retry))
+    made.mount("http://", HTTPAdapter(max_retries=retry))
+    made.headers["User-Agent"] = "toolchain"
+    # Transparent compression would break the count of bytes, and ranges.
+    made.headers["Accept-Encoding"] = "identity"
+    return made

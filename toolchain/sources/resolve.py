@@ -1,0 +1,227 @@
+"""From what the user writes to a source: what it is (no network), and its tree in the store."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache as memoize
+from pathlib import Path
+from typing import assert_never
+
+from toolchain.digest import sha256_file, sha256_json
+from toolchain.errors import SourceError
+from toolchain.settings import Cache
+from toolchain.sources.archive import check_sha256, fetch_archive
+from toolchain.sources.distro import fetch_distro, known_distro
+from toolchain.sources.git import fetch_git, git_digest
+from toolchain.sources.patch import apply_patches, copy_tree
+from toolchain.sources.pypi import fetch_pypi, known_pypi, pypi_row
+from toolchain.sources.reach import check_http_url, refuse_credentials, without_query
+from toolchain.sources.store import Store
+from toolchain.sources.tree import Kind, Source, check_links, require, tree_digest
+from toolchain.sources.unpack import unpack_tar
+
+__all__ = ["SourceSpec", "fetch_source", "locate", "parse_source_spec", "require"]
+
+_TAR = re.compile(r"\.(tar(\.(gz|xz|bz2|zst))?|tgz|txz|tbz2|tzst)$")
+_FORMS = "PATH, URL@COMMIT, URL#sha256=DIGEST, distro:PACKAGE[=VERSION] or pypi:PROJECT[==VERSION]"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceSpec:
+    """What the user named.
+
+    Args:
+        kind: what brings it.
+        where: path, URL, package or project.
+        version: commit, `sha256:<hex>`, upstream version; empty for what the data says.
+    """
+
+    kind: Kind
+    where: str
+    version: str = ""
+
+
+def parse_source_spec(text: str) -> SourceSpec:
+    """Read `PATH`, `URL@COMMIT`, `URL@SHA256`, `URL#sha256=DIGEST`, `distro:PACKAGE[=VERSION]`, `pypi:PROJECT[==VERSION]`.
+
+    Raises:
+        SourceError: it is none of these, or a URL without a commit or digest.
+    """
+    if not text or "\0" in text or "\n" in text:
+        raise SourceError("a source cannot be empty or span lines", fix=f"give {_FORMS}")
+    for prefix, kind, separator, pattern in (
+        ("distro:", "distro", "=", r"[a-z0-9][a-z0-9+.\-]+"),
+        ("pypi:", "pypi", "==", r"[A-Za-z0-9][A-Za-z0-9._\-]*"),
+    ):
+        if text.startswith(prefix):
+            where, _, version = text.removeprefix(prefix).partition(separator)
+            if not re.fullmatch(pattern, where) or not re.fullmatch(r"[A-Za-z0-9.+~!_\-]*", version):
+                raise SourceError(f"not a package and version: {text!r}", fix=f"write {prefix}NAME{separator}VERSION")
+            return SourceSpec(kind="distro" if kind == "distro" else "pypi", where=where, version=version)
+    if re.match(r"[a-z][a-z0-9+.\-]*://", text):
+        return _parse_url(text)
+    if re.match(r"[\w.\-]+@[\w.\-]+:", text):
+        raise SourceError(
+            f"not a source: {text!r}", why="git's short form names no scheme", fix="write ssh://git@HOST/PATH@COMMIT"
+        )
+    return SourceSpec(kind="local", where=text)
+
+
+def _parse_url(text: str) -> SourceSpec:
+    refuse_credentials(text)
+    url, mark, digest = text.rpartition("#sha256=")
+    if mark:
+        return SourceSpec(kind="archive", where=check_http_url(url), version=check_sha256(digest))
+    url, _, sha = text.rpartition("@")
+    if url and re.fullmatch(r"[0-9a-fA-F]{40}", sha):
+        return SourceSpec(kind="git", where=url, version=sha.lower())
+    if url and re.fullmatch(r"(sha256:)?[0-9a-fA-F]{64}", sha):
+        return SourceSpec(kind="archive", where=check_http_url(url), version=check_sha256(sha))
+    raise SourceError(
+        f"{without_query(text)} names no commit and no digest",
+        why="what a URL, branch or tag gives can change",
+        fix="append @<40 hex digits of the commit>, or #sha256=<digest> for an archive",
+    )
+
+
+def locate(name: str, spec: SourceSpec, *, cache: Cache, offline: bool = False) -> Source:  # noqa: ARG001 - no network either way
+    """The source as far as it is known without a network; what `plan` shows.
+
+    A local checkout is hashed (a second time from a stat cache). The digest is None when only a fetch can tell it.
+
+    Raises:
+        SourceError: a path that is not there, or a project that only the data could name.
+    """
+    match spec.kind:
+        case "local":
+            return _locate_local(name, spec, cache)
+        case "git":
+            digest = git_digest(spec.where, spec.version)
+            return Source(
+                name=name, kind="git", ref=spec.version, repository=spec.where, digest=digest, path=None, locked=True
+            )
+        case "archive":
+            return Source(
+                name=name,
+                kind="archive",
+                ref=f"{spec.where}#{spec.version.replace(':', '=')}",
+                repository=spec.where,
+                digest=spec.version,
+                path=None,
+                locked=True,
+            )
+        case "distro":
+            return known_distro(name, spec.where, spec.version, cache=cache)
+        case "pypi":
+            return known_pypi(name, spec.where, spec.version)
+        case _:
+            assert_never(spec.kind)
+
+
+def _locate_local(name: str, spec: SourceSpec, cache: Cache) -> Source:
+    path = Path(spec.where).expanduser().absolute()
+    if path.is_file():
+        digest = sha256_file(path)
+    elif path.is_dir():
+        digest = tree_digest(path, _stat_cache(path, cache))
+    else:
+        raise SourceError(f"the source {name} is not there: {path}", fix=f"check --source {name}=...: {_FORMS}")
+    return Source(
+        name=name, kind="local", ref=f"local:{path.name}", repository="local", digest=digest, path=path, locked=False
+    )
+
+
+def _stat_cache(path: Path, cache: Cache) -> Path:
+    return cache.store / "stat" / f"{hashlib.sha256(bytes(path.resolve())).hexdigest()[:24]}.json"
+
+
+@memoize
+def _parts() -> dict[str, tuple[str, ...]]:
+    """Of the large monorepos, the folders that are built from; the rest is never unpacked."""
+    data = Path(__file__).resolve().parent.parent / "data" / "trees.toml"
+    content = tomllib.loads(data.read_text(encoding="utf-8"))
+    return {name: tuple(row["only"]) for name, row in content.items()}
+
+
+def fetch_source(source: Source, *, cache: Cache, offline: bool, patches: Sequence[Path] = ()) -> Source:
+    """The source with its tree or file in the store, patched when patches are given.
+
+    Args:
+        source: as `locate` gave it.
+        patches: files, in order, applied to a copy.
+
+    Returns:
+        The source with `path`, and with `digest` where it was not known before. The digest stays the one of the source
+        alone: patches count apart.
+
+    Raises:
+        ToolchainError: see the modules of each kind; PatchError for a patch that does not apply.
+    """
+    store = Store(cache.store)
+    only = _parts().get(source.name)
+    part = ",".join(only) if only is not None else ""
+    path: Path
+    match source.kind:
+        case "local":
+            path = _fetch_local(source, store, cache, only, part)
+        case "git":
+            path = fetch_git(source.repository, source.ref, store, offline=offline, only=only)
+        case "archive":
+            assert source.digest is not None  # noqa: S101 - an archive without one is not accepted
+            file = fetch_archive(source.repository, source.digest, store, offline=offline)
+            path = _tree_of(file, source.digest, store, only, part)
+        case "distro":
+            source, file = fetch_distro(source, store, cache=cache, offline=offline)
+            path = _tree_of(file, str(source.digest), store, only, part)
+        case "pypi":
+            project, _, version = source.ref.removeprefix("pypi:").partition("==")
+            row = pypi_row(project, version)
+            file = fetch_pypi(project, version, row.file, row.sha256, store, offline=offline)
+            path = _tree_of(file, str(source.digest), store, only, part)
+        case _:
+            assert_never(source.kind)
+    if patches:
+        path = _patched(source, path, patches, store, part)
+    return replace(source, path=path)
+
+
+def _tree_of(file: Path, digest: str, store: Store, only: Sequence[str] | None, part: str) -> Path:
+    """The tree of a tar archive; any other file is a source as it is."""
+    if not _TAR.search(file.name):
+        return file
+    return store.tree(digest, lambda dest: unpack_tar(file, dest, only=only), part=part)
+
+
+def _fetch_local(source: Source, store: Store, cache: Cache, only: Sequence[str] | None, part: str) -> Path:
+    """A snapshot of a checkout: builds read the store, and what is edited meanwhile does not reach them."""
+    if source.path is None or source.digest is None:
+        raise SourceError(f"the source {source.name} has no path", fix="give --source NAME=PATH")
+    top, digest = source.path, source.digest
+    if top.is_file():
+        if (there := store.file(digest, verify=True)) is not None:
+            return _tree_of(there, digest, store, only, part)
+        store.partial.mkdir(parents=True, exist_ok=True)
+        copy = store.partial / f"local-{digest.removeprefix('sha256:')}"
+        copy_tree(top, copy)
+        return _tree_of(store.add_file(copy, digest, name=top.name), digest, store, only, part)
+
+    def unpack(dest: Path) -> None:
+        for entry in sorted(top.iterdir()):
+            if entry.name != ".git" and (only is None or entry.name in only):
+                copy_tree(entry, dest / entry.name)
+        check_links(dest)
+        if tree_digest(top, _stat_cache(top, cache)) != digest:
+            raise SourceError(f"{top} was changed while it was copied", fix="run the command again")
+
+    return store.tree(digest, unpack, part=part)
+
+
+def _patched(source: Source, path: Path, patches: Sequence[Path], store: Store, part: str) -> Path:
+    if source.digest is None:
+        raise SourceError(f"the source {source.name} has no digest", why="patches count on top of one")
+    stack = sha256_json([sha256_file(patch) for patch in patches])
+    return store.tree(source.digest, lambda dest: apply_patches(path, patches, dest), part=f"{part}\npatches {stack}")

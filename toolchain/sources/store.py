@@ -1,0 +1,173 @@
+"""The content-addressed store: what builds read, by digest, never half-written."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from toolchain import console
+from toolchain.digest import sha256_file, write_atomically
+from toolchain.errors import DigestError, SourceError
+from toolchain.sources.lock import held
+from toolchain.sources.tree import TreeInfo, normalise, scan_tree
+
+_SHA256 = re.compile(r"sha256:[0-9a-f]{64}")
+_GIT = re.compile(r"git:[0-9a-f]{40}@.+", re.DOTALL)
+
+
+class Store:
+    """Files and unpacked trees by digest, below one folder.
+
+    `files/<hex>/<name>` keeps a file under the name it came with (installers look at a wheel's name);
+    `trees/<key>/` is a tree, `trees/<key>.json` says what it must be, `trees/<key>.stat.json` speeds up the check.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    @property
+    def partial(self) -> Path:
+        """Downloads that are not whole yet; they are resumed."""
+        return self.root / "partial"
+
+    def add_file(self, path: Path, digest: str, *, name: str = "") -> Path:
+        """Move a file into the store.
+
+        Args:
+            path: the file, on the store's file system (e.g. below `partial`); it is gone afterwards.
+            digest: the digest it must have.
+            name: its name in the store; its present name otherwise.
+
+        Raises:
+            DigestError: it has another digest; the file is removed.
+        """
+        found = sha256_file(path)
+        if found != digest:
+            path.unlink()
+            raise DigestError(f"{name or path.name} has the wrong digest", why=f"expected {digest}, found {found}")
+        home = self._file_home(digest)
+        name = Path(name or path.name).name
+        with held(self.root / "locks" / f"file-{home.name}.lock", what=f"storing {name}"):
+            if (there := self.file(digest, verify=True)) is not None:
+                path.unlink()
+                return there
+            staging = home.with_name(f".{home.name}.partial")
+            shutil.rmtree(staging, ignore_errors=True)
+            shutil.rmtree(home, ignore_errors=True)
+            staging.mkdir(parents=True)
+            target = staging / name
+            os.replace(path, target)
+            target.chmod(0o644)
+            _flush(target)
+            staging.rename(home)
+            _flush(home.parent)
+        return home / name
+
+    def file(self, digest: str, *, verify: bool = False) -> Path | None:
+        """The stored file with this digest, or None.
+
+        Args:
+            verify: read it; a damaged file is told and counts as absent.
+        """
+        home = self._file_home(digest)
+        found = sorted(home.iterdir()) if home.is_dir() else []
+        if not found:
+            return None
+        if verify and (is_now := sha256_file(found[0])) != digest:
+            console.warn(f"{found[0].name} in the store is damaged (expected {digest}, found {is_now}); it is not used")
+            return None
+        return found[0]
+
+    def tree(self, digest: str, unpack: Callable[[Path], None], *, part: str = "", verify: bool = False) -> Path:
+        """The tree that `digest` names, made by `unpack` when it is not there or no longer what it was.
+
+        Args:
+            digest: of the source (see `Source`).
+            unpack: fills the empty folder it is given.
+            part: names the selection when `unpack` takes only a part of the source.
+            verify: read every file; otherwise files whose size, times and inode are unchanged are believed.
+
+        Returns:
+            The folder; modes are 0644 or 0755 and every timestamp is the one of all layers.
+        """
+        key = self._key(digest, part)
+        path = self.root / "trees" / key
+        with held(self.root / "locks" / f"tree-{key}.lock", what=f"unpacking {key}"):
+            if path.is_dir():
+                if self._intact(key, verify=verify):
+                    return path
+                console.warn(f"the tree {key} in the store was changed or damaged; it is unpacked again")
+            partial = path.with_name(f".{key}.partial")
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+            try:
+                unpack(partial)
+                normalise(partial)
+                info = scan_tree(partial, self._stat_cache(key), trust_cache=False)
+                if info.files == 0:
+                    raise SourceError(f"the source {digest} is empty", fix="check what the source names")
+            except BaseException:
+                shutil.rmtree(partial, ignore_errors=True)
+                raise
+            shutil.rmtree(path, ignore_errors=True)
+            self._write_sidecar(key, digest, part, info)
+            # No fsync for each of a hundred thousand files: one that a power cut emptied fails the check of its size.
+            partial.rename(path)
+            _flush(path.parent)
+        return path
+
+    def tree_info(self, digest: str, *, part: str = "") -> TreeInfo | None:
+        """What was recorded when the tree was unpacked, or None."""
+        return self._read_sidecar(self._key(digest, part))
+
+    def _intact(self, key: str, *, verify: bool) -> bool:
+        recorded = self._read_sidecar(key)
+        if recorded is None:
+            return False
+        try:
+            return scan_tree(self.root / "trees" / key, self._stat_cache(key), trust_cache=not verify) == recorded
+        except SourceError:
+            return False
+
+    def _write_sidecar(self, key: str, digest: str, part: str, info: TreeInfo) -> None:
+        record = {"digest": digest, "part": part, "tree": info.digest, "files": info.files, "bytes": info.bytes}
+        write_atomically(self.root / "trees" / f"{key}.json", json.dumps(record, indent=2).encode())
+
+    def _read_sidecar(self, key: str) -> TreeInfo | None:
+        try:
+            record = json.loads((self.root / "trees" / f"{key}.json").read_bytes())
+            return TreeInfo(str(record["tree"]), int(record["files"]), int(record["bytes"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def _stat_cache(self, key: str) -> Path:
+        return self.root / "trees" / f"{key}.stat.json"
+
+    def _file_home(self, digest: str) -> Path:
+        if not _SHA256.fullmatch(digest):
+            raise DigestError(f"{digest!r} is not a digest", why="expected sha256: and 64 hexadecimal digits")
+        return self.root / "files" / digest.removeprefix("sha256:")
+
+    def _key(self, digest: str, part: str) -> str:
+        """A folder name for a digest: readable at its start, distinct for each repository and part."""
+        if not (_SHA256.fullmatch(digest) or _GIT.fullmatch(digest)):
+            raise DigestError(
+                f"{digest!r} is not a source digest", why="expected sha256:<64 hex> or git:<40 hex>@<repository>"
+            )
+        kind, _, rest = digest.partition(":")
+        head, _, repository = rest.partition("@")
+        suffix = f"{repository}\n{part}"
+        return f"{kind}-{head}" + (f"-{hashlib.sha256(suffix.encode()).hexdigest()[:12]}" if suffix.strip() else "")
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

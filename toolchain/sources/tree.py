@@ -1,0 +1,259 @@
+"""Trees: what a source is, its digest, and the rules that hold for every tree whatever brought it."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import stat
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from toolchain import settings
+from toolchain.digest import CHUNK, write_atomically
+from toolchain.errors import HostileInputError, SourceError
+
+Kind = Literal["git", "archive", "distro", "local", "pypi"]
+
+# A file changed in the very tick in which it was hashed would look unchanged; such young files are never remembered.
+_RACY_NS = 2_000_000_000
+_CACHE_FORMAT = 1
+_MAX_LINKS = 40  # as the kernel
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A tree or a single file with a digest, whatever brought it.
+
+    Args:
+        name: what the stages call it, e.g. `llvm`.
+        kind: what brings it.
+        ref: for people and records, e.g. `distro:llvm-toolchain-22=22.1.8`; holds no mirror's host.
+        repository: where it comes from, in the words of its kind: a git URL, an archive's URL, `debian`, `pypi`, a path.
+        digest: `sha256:<hex>`, or `git:<40 hex>@<repository>`; None when only a fetch can tell.
+        path: the tree or file in the store; None before the fetch.
+        locked: whether the digest was promised before the bytes came.
+        license: SPDX expression where the data names one.
+    """
+
+    name: str
+    kind: Kind
+    ref: str
+    repository: str
+    digest: str | None
+    path: Path | None
+    locked: bool
+    license: str = ""
+
+    def as_plan(self) -> dict[str, str | None]:
+        """The source as `plan --json` prints it."""
+        return {"name": self.name, "ref": self.ref, "repository": self.repository, "digest": self.digest}
+
+
+@dataclass(frozen=True)
+class TreeInfo:
+    """What a walk over a tree found: its digest, the number of its files and links, the bytes of its files."""
+
+    digest: str
+    files: int
+    bytes: int
+
+
+def tree_digest(path: Path, stat_cache: Path | None = None) -> str:
+    """`sha256:<hex>` of a tree; see `scan_tree`."""
+    return scan_tree(path, stat_cache).digest
+
+
+def scan_tree(path: Path, stat_cache: Path | None = None, *, trust_cache: bool = True) -> TreeInfo:
+    """Digest and measure a tree.
+
+    The digest covers sorted relative paths, each with its kind, its executable bit and its content's SHA-256 or link
+    target, and folders that are empty; it knows no owner, no time and no `.git`.
+
+    Args:
+        path: the tree's top folder.
+        stat_cache: file that remembers content hashes by path, size, times and inode; made when missing.
+        trust_cache: False reads every file again, and then renews the cache.
+
+    Raises:
+        SourceError: not a folder, unreadable, or it holds a socket, pipe or device.
+    """
+    known = _load_cache(stat_cache) if stat_cache is not None and trust_cache else {}
+    fresh: dict[str, str] = {}
+    young = time.time_ns() - _RACY_NS
+    lines: list[tuple[bytes, bytes]] = []
+    count = total = 0
+    try:
+        for rel, kind, entry in _walk(path):
+            if kind == "d":
+                lines.append((os.fsencode(rel), b"d"))
+                continue
+            count += 1
+            if kind == "l":
+                lines.append((os.fsencode(rel), b"l" + os.fsencode(os.readlink(entry.path))))
+                continue
+            info = entry.stat(follow_symlinks=False)
+            total += info.st_size
+            key = f"{info.st_size} {info.st_mtime_ns} {info.st_ctime_ns} {info.st_ino} "
+            remembered = known.get(rel)
+            if remembered is not None and remembered.startswith(key):
+                content = remembered[len(key) :]
+                fresh[rel] = remembered
+            else:
+                content = _hash_file(entry.path)
+                if max(info.st_mtime_ns, info.st_ctime_ns) < young:
+                    fresh[rel] = key + content
+            lines.append((os.fsencode(rel), (b"x" if info.st_mode & 0o111 else b"f") + content.encode()))
+    except OSError as error:
+        raise SourceError(
+            f"cannot read {error.filename or path}", why=str(error.strerror), fix="check path and rights"
+        ) from error
+    if stat_cache is not None and fresh != known:
+        write_atomically(stat_cache, json.dumps({"format": _CACHE_FORMAT, "files": fresh}).encode())
+    lines.sort()
+    hasher = hashlib.sha256()
+    for name, what in lines:
+        hasher.update(b"%b\0%b\0" % (name, what))
+    return TreeInfo(f"sha256:{hasher.hexdigest()}", count, total)
+
+
+def _walk(top: Path) -> Iterator[tuple[str, str, os.DirEntry[str]]]:
+    """Every file (`f`), link (`l`) and empty folder (`d`) below `top`, by its path from there, in no order."""
+    todo = [("", os.fspath(top), None)]  # type: list[tuple[str, str, os.DirEntry[str] | None]]
+    while todo:
+        prefix, folder, self_entry = todo.pop()
+        empty = True
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.name == ".git":
+                    continue
+                empty = False
+                rel = prefix + entry.name
+                if entry.is_symlink():
+                    yield rel, "l", entry
+                elif entry.is_dir(follow_symlinks=False):
+                    todo.append((rel + "/", entry.path, entry))
+                elif entry.is_file(follow_symlinks=False):
+                    yield rel, "f", entry
+                else:
+                    raise SourceError(
+                        f"{entry.path} is a socket, a pipe or a device",
+                        why="a source holds files, folders and links only",
+                    )
+        if empty and self_entry is not None:
+            yield prefix[:-1], "d", self_entry
+
+
+def _hash_file(path: str) -> str:
+    hasher = hashlib.sha256()
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        while chunk := os.read(descriptor, CHUNK):
+            hasher.update(chunk)
+    finally:
+        os.close(descriptor)
+    return hasher.hexdigest()
+
+
+def _load_cache(path: Path) -> dict[str, str]:
+    # A cache that cannot be read costs time, nothing else.
+    with contextlib.suppress(OSError, ValueError):
+        content = json.loads(path.read_bytes())
+        if isinstance(content, dict) and content.get("format") == _CACHE_FORMAT and isinstance(content["files"], dict):
+            return content["files"]
+    return {}
+
+
+def require(tree: Path, *paths: str, what: str = "source", fix: str = "") -> None:
+    """Insist that a tree holds the given files or folders.
+
+    Args:
+        what: what the tree should be, for the message, e.g. `LLVM`.
+
+    Raises:
+        SourceError: one is not there.
+    """
+    missing = [path for path in paths if not (tree / path).exists()]
+    if missing:
+        raise SourceError(
+            f"the {what} tree lacks {', '.join(missing)}",
+            why=f"{tree} is not a whole {what} source tree",
+            fix=fix or "give the top folder of a complete checkout or archive",
+        )
+
+
+def normalise(tree: Path) -> None:
+    """Give files mode 0644 or 0755, folders 0755 and everything the one timestamp: ninja and PCH look at times."""
+    stamp = (settings.EPOCH, settings.EPOCH)
+    for folder, folders, files in os.walk(tree, topdown=False):
+        for name in (*files, *folders):
+            path = f"{folder}/{name}"
+            info = os.lstat(path)
+            if stat.S_ISLNK(info.st_mode):
+                os.utime(path, stamp, follow_symlinks=False)
+                continue
+            if stat.S_ISDIR(info.st_mode):
+                mode = 0o755
+            else:
+                mode = 0o755 if info.st_mode & 0o111 else 0o644
+            # Untouched where it is right already: a change of ctime would make the stat cache forget the file.
+            if stat.S_IMODE(info.st_mode) != mode:
+                os.chmod(path, mode)
+            if info.st_mtime_ns != settings.EPOCH * 10**9:
+                os.utime(path, stamp)
+    tree.chmod(0o755)
+    os.utime(tree, stamp)
+
+
+def check_links(tree: Path) -> None:
+    """Refuse a tree with a link that leads out of it.
+
+    Raises:
+        HostileInputError: there is one; the message names it.
+    """
+    links = {rel: os.readlink(entry.path) for rel, kind, entry in _walk(tree) if kind == "l"}
+    check_link_map(links, what=str(tree))
+
+
+def check_link_map(links: Mapping[str, str], *, what: str) -> None:
+    """Refuse links (path from the top → target) of which one leads out, through other links too, or round in a circle.
+
+    Raises:
+        HostileInputError: there is one.
+    """
+    for path, target in links.items():
+        if reason := _escape(path, target, links):
+            raise HostileInputError(
+                f"{what}: the link {path} {reason}", why=f"its target is {target[:200]!r}", fix="do not use this source"
+            )
+
+
+def _escape(path: str, target: str, links: Mapping[str, str]) -> str:
+    """Why following a link would leave the tree; empty when it stays."""
+    at = path.split("/")[:-1]
+    todo = [""]  # components still to walk, the next one last
+    followed = 0
+    onward: str | None = target
+    while todo:
+        if onward is not None:
+            if onward.startswith("/"):
+                return "leads to an absolute path"
+            todo.extend(reversed(onward.split("/")))
+            onward = None
+        step = todo.pop()
+        if step == "..":
+            if not at:
+                return "leads out of the tree"
+            at.pop()
+        elif step not in ("", "."):
+            onward = links.get("/".join((*at, step)))
+            followed += onward is not None
+            if followed > _MAX_LINKS:
+                return "leads round in a circle"
+            if onward is None:
+                at.append(step)
+    return ""

@@ -1,0 +1,301 @@
+"""Unpack archives that nobody has to trust: every member is checked here, nothing is left when one is bad."""
+
+from __future__ import annotations
+
+import bz2
+import contextlib
+import errno
+import gzip
+import lzma
+import os
+import shutil
+import tarfile
+import unicodedata
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any, Self, cast
+
+from toolchain import settings
+from toolchain.digest import CHUNK
+from toolchain.errors import HostileInputError, ResourceError, SourceError
+from toolchain.process import CommandError, output
+from toolchain.sources.tree import check_link_map
+
+LIMIT_BYTES = 16 << 30
+LIMIT_FILES = 1_000_000
+_LIMIT_HEADER = 1 << 20  # extended headers and long names are read whole into memory
+_LIMIT_TRAILER = 64 << 20  # what may follow the end mark: padding
+_WINDOW = 1 << 16  # tarfile's stream copies what is left of its window at every header
+_LONG = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
+_DECOMPRESSORS = (
+    # magic, program, what Python offers when the program is missing
+    (b"\xfd7zXZ\x00", ("xz", "-dc", "-T0", "--memlimit-decompress=2GiB"), lzma.open),
+    (b"\x1f\x8b", ("gzip", "-dc"), gzip.open),
+    (b"\x28\xb5\x2f\xfd", ("zstd", "-dcq"), None),
+    (b"BZh", ("bzip2", "-dc"), bz2.open),
+)
+
+
+def unpack_tar(
+    archive: Path,
+    dest: Path,
+    *,
+    strip: int = 1,
+    only: Sequence[str] | None = None,
+    limit_bytes: int = LIMIT_BYTES,
+    limit_files: int = LIMIT_FILES,
+) -> None:
+    """Unpack a tar archive (plain, gz, xz, bz2, zst) into `dest`, which is new or empty.
+
+    Args:
+        strip: leading path components to take away from every name.
+        only: names at the top, after `strip`, to unpack; the others are checked but not written.
+        limit_bytes: most bytes that all files together may have, unpacked or not.
+        limit_files: most members.
+
+    Raises:
+        HostileInputError: a member would escape, collide or harm. Nothing is left in `dest`.
+        SourceError: damaged or not a tar archive, or `dest` holds something. Nothing is left.
+        ResourceError: the disk is full. Nothing is left.
+    """
+    made = not dest.exists()
+    if not made and any(dest.iterdir()):
+        raise SourceError(f"cannot unpack into {dest}", why="it is not empty")
+    dest.mkdir(parents=True, exist_ok=True)
+    done = False
+    try:
+        _Unpacker(archive, dest, strip, only, limit_bytes, limit_files).run()
+        done = True
+    except CommandError as error:
+        raise SourceError(
+            f"{archive.name} cannot be decompressed",
+            why=error.tail[-1] if error.tail else error.what,
+            fix="fetch it again",
+        ) from error
+    except (tarfile.TarError, lzma.LZMAError, EOFError, ValueError, RecursionError) as error:
+        raise SourceError(
+            f"{archive.name} is damaged or no tar archive", why=str(error), fix="fetch it again"
+        ) from error
+    except OSError as error:
+        raise _os_error(archive, error) from error
+    finally:
+        if not done:
+            shutil.rmtree(dest, ignore_errors=True)
+            if not made:
+                dest.mkdir(exist_ok=True)
+
+
+def _os_error(archive: Path, error: OSError) -> Exception:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return ResourceError(f"no space to unpack {archive.name}", why=str(error.strerror), fix="free some disk space")
+    if error.errno == errno.ENAMETOOLONG:
+        return HostileInputError(f"{archive.name} holds a name that is too long for any file system")
+    return SourceError(f"cannot unpack {archive.name}", why=str(error), fix="fetch it again")
+
+
+class _Unpacker:
+    """One archive on its way into one folder."""
+
+    def __init__(
+        self, archive: Path, dest: Path, strip: int, only: Sequence[str] | None, limit_bytes: int, limit_files: int
+    ) -> None:
+        self.archive = archive
+        self.dest = os.fspath(dest)
+        self.strip = strip
+        self.only = frozenset(only) if only is not None else None
+        self.limit_bytes = limit_bytes
+        self.limit_files = limit_files
+        self.kinds: dict[str, str] = {}  # d, f or l of every path so far, unpacked or not
+        self.folded: dict[str, str] = {}
+        self.links: dict[str, str] = {}
+        self.ended = False
+
+    def run(self) -> None:
+        count = total = 0
+        with _decompressed(self.archive) as stream:
+            with tarfile.open(fileobj=stream, mode="r|", bufsize=_WINDOW, tarinfo=self._member_class()) as tar:
+                for member in tar:
+                    # tarfile keeps every member for a look-up that a stream never makes.
+                    cast("Any", tar).members = []
+                    count += 1
+                    total += member.size if member.isreg() else 0
+                    if count > self.limit_files or total > self.limit_bytes:
+                        raise self._hostile(
+                            "it unpacks to more than is allowed",
+                            f"limits: {self.limit_files} members, {self.limit_bytes} bytes",
+                        )
+                    self._take(tar, member)
+            if not self.ended:
+                raise SourceError(
+                    f"{self.archive.name} ends too early", why="its end mark is missing", fix="fetch it again"
+                )
+            self._drain(stream)
+        # Links come last, after every file: nothing can be written through one.
+        check_link_map(self.links, what=self.archive.name)
+        for path, target in self.links.items():
+            if self._wanted(path):
+                self._folder(path.rpartition("/")[0])
+                os.symlink(target, f"{self.dest}/{path}")
+
+    def _member_class(self) -> type[tarfile.TarInfo]:
+        outer = self
+
+        class Member(tarfile.TarInfo):
+            """A header, looked at before tarfile acts on it."""
+
+            @classmethod
+            def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+                if len(buf) == tarfile.BLOCKSIZE and not any(buf):
+                    outer.ended = True
+                try:
+                    member = super().frombuf(buf, encoding, errors)
+                except tarfile.HeaderError as error:
+                    if any(buf):  # tarfile would take garbage between members for the end
+                        raise SourceError(
+                            f"{outer.archive.name} is damaged or no tar archive", why=str(error), fix="fetch it again"
+                        ) from error
+                    raise
+                if member.size < 0 or (member.type in _LONG and member.size > _LIMIT_HEADER):
+                    raise outer._hostile("a header has an impossible size", f"{member.size} bytes")
+                if member.type == tarfile.GNUTYPE_SPARSE:
+                    raise outer._hostile("it holds a sparse file", member.name)
+                return member
+
+        return Member
+
+    def _take(self, tar: tarfile.TarFile, member: tarfile.TarInfo) -> None:
+        path = self._path(member.name)
+        if member.ischr() or member.isblk() or member.isfifo():
+            raise self._hostile("it holds a device or a pipe", member.name)
+        if member.issparse():
+            raise self._hostile("it holds a sparse file", member.name)
+        if not path:
+            return
+        if member.isdir():
+            self._enter(path, "d")
+            if self._wanted(path):
+                self._folder(path)
+        elif member.issym():
+            self._enter(path, "l")
+            self.links[path] = member.linkname
+        elif member.islnk():
+            self._hard_link(path, member)
+        elif member.isreg() and member.type in tarfile.REGULAR_TYPES:
+            self._enter(path, "f")
+            if self._wanted(path):
+                self._write(tar, member, path)
+        else:
+            raise self._hostile("it holds a member of unknown kind", f"{member.name}: {member.type!r}")
+
+    def _path(self, name: str) -> str:
+        """The member's path below the destination; empty for what `strip` takes away whole."""
+        parts = [part for part in name.split("/") if part not in ("", ".")]
+        if name.startswith("/"):
+            raise self._hostile("it holds an absolute path", name)
+        if ".." in parts:
+            raise self._hostile("it holds a path that leaves it", name)
+        if any(ord(char) < 32 or ord(char) == 127 for char in name):
+            raise self._hostile("it holds a name with control characters", repr(name))
+        return "/".join(parts[self.strip :])
+
+    def _enter(self, path: str, kind: str) -> None:
+        """Note a member, and the folders above it, and refuse what collides."""
+        above = path.rpartition("/")[0]
+        if above and self.kinds.get(above) != "d":
+            self._enter_folders(above)
+        before = self.kinds.get(path)
+        if before is not None and not (before == kind == "d"):
+            raise self._hostile("it holds the same name twice", path)
+        if before is None:
+            self._note(path, kind)
+
+    def _enter_folders(self, path: str) -> None:
+        parts = path.split("/")
+        for depth in range(1, len(parts) + 1):
+            folder = "/".join(parts[:depth])
+            kind = self.kinds.get(folder)
+            if kind is None:
+                self._note(folder, "d")
+            elif kind != "d":
+                raise self._hostile("a member would be written through a link or a file", path)
+
+    def _note(self, path: str, kind: str) -> None:
+        folded = path.casefold() if path.isascii() else unicodedata.normalize("NFC", path).casefold()
+        other = self.folded.setdefault(folded, path)
+        if other != path:
+            raise self._hostile("it holds names that differ in case only", f"{other} and {path}")
+        self.kinds[path] = kind
+
+    def _hard_link(self, path: str, member: tarfile.TarInfo) -> None:
+        target = self._path(member.linkname)
+        if self.kinds.get(target) != "f":
+            raise self._hostile("a hard link leads to what is no file in it", f"{member.name} -> {member.linkname}")
+        self._enter(path, "f")
+        if self._wanted(path):
+            if not self._wanted(target):
+                raise SourceError(f"{path} is a hard link to {target}, which is not to be unpacked")
+            self._folder(path.rpartition("/")[0])
+            os.link(f"{self.dest}/{target}", f"{self.dest}/{path}", follow_symlinks=False)
+
+    def _wanted(self, path: str) -> bool:
+        return self.only is None or path.partition("/")[0] in self.only
+
+    def _folder(self, path: str) -> None:
+        if path:
+            os.makedirs(f"{self.dest}/{path}", exist_ok=True)
+
+    def _write(self, tar: tarfile.TarFile, member: tarfile.TarInfo, path: str) -> None:
+        content = tar.extractfile(member)
+        assert content is not None  # noqa: S101 - a regular file has content
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        target = f"{self.dest}/{path}"
+        try:
+            descriptor = os.open(target, flags, 0o600)
+        except FileNotFoundError:
+            self._folder(path.rpartition("/")[0])
+            descriptor = os.open(target, flags, 0o600)
+        try:
+            left = member.size
+            while left:
+                chunk = content.read(min(left, CHUNK))
+                if not chunk:
+                    raise SourceError(f"{self.archive.name} ends in the middle of {path}", fix="fetch it again")
+                left -= len(chunk)
+                view = memoryview(chunk)
+                while view:
+                    view = view[os.write(descriptor, view) :]
+            # Owner, setuid and times are the archive's own affair; what counts is whether it can be run.
+            os.fchmod(descriptor, 0o755 if member.mode & 0o111 else 0o644)
+            os.utime(descriptor, (settings.EPOCH, settings.EPOCH))
+        finally:
+            os.close(descriptor)
+
+    def _drain(self, stream: IO[bytes]) -> None:
+        """Read to the end, so that the decompressor checks its own sums."""
+        left = _LIMIT_TRAILER
+        while chunk := stream.read(CHUNK):
+            left -= len(chunk)
+            if left < 0:
+                raise self._hostile("much follows its end mark", f"more than {_LIMIT_TRAILER} bytes")
+
+    def _hostile(self, what: str, why: str) -> HostileInputError:
+        return HostileInputError(f"{self.archive.name}: {what}", why=why[:300], fix="do not use this source")
+
+
+@contextlib.contextmanager
+def _decompressed(archive: Path) -> Iterator[IO[bytes]]:
+    with archive.open("rb") as plain:
+        magic = plain.read(6)
+        plain.seek(0)
+        for mark, argv, fallback in _DECOMPRESSORS:
+            if magic.startswith(mark):
+                break
+        else:
+            yield plain
+            return
+    if shutil.which(argv[0]) or fallback is None:
+        with output([*argv, "--", archive.absolute()]) as stream:
+            yield stream
+    else:
+        with cast("IO[bytes]", fallback(archive, "rb")) as stream:
+            yield stream

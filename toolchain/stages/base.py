@@ -1,0 +1,236 @@
+"""The base: an operating system with compilers, made from the machine's own package mirrors or from a local image."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from toolchain import process
+from toolchain.bases import BaseRecipe, base_recipe
+from toolchain.digest import sha256_bytes, sha256_json, write_atomically
+from toolchain.errors import BuildError, SourceError, UnreachableError, UnsupportedError
+from toolchain.oci.layout import Layout
+from toolchain.oci.reference import LayoutRef, parse
+from toolchain.process import CommandError
+from toolchain.recipe import Recipe, digests
+from toolchain.settings import EPOCH, Cache, Request
+from toolchain.stages.stage import Built, Planned, Shop, common_inputs
+
+# Runs inside the new root before its package lists go: name, version, architecture, SHA-256 of all that is installed.
+_LIST_PACKAGES = (
+    "dpkg-query -W -f '${Package}:${Architecture}=${Version}\\n' | sed 's/:all=/=/'"
+    " | xargs apt-cache show --no-all-versions 2>/dev/null"
+    " | grep -E '^(Package|Version|Architecture|SHA256):|^$'"
+)
+
+
+@dataclass(frozen=True)
+class BaseStage:
+    """`debian13` and its like. The resolved package list is the base's digest, so a base not yet resolved has none."""
+
+    name: str = "base"
+
+    def plan(self, request: Request, below: Mapping[str, Planned]) -> Planned:
+        """See `Stage.plan`."""
+        if request.base.startswith("oci:"):
+            return _plan_local(request)
+        recipe = base_recipe(request.base, request.arch[0])
+        lock = read_lock(request.cache, recipe, request.arch[0])
+        inputs: dict[str, Any] | None = None
+        if lock is not None:
+            inputs = {**common_inputs(self.name, request), "base": recipe.name, "packages": sha256_json(lock)}
+        return Planned(name=self.name, image=f"toolchain-base-{recipe.name}", inputs=inputs)
+
+    def build(self, planned: Planned, below: Mapping[str, Built], shop: Shop) -> Built:
+        """See `Stage.build`."""
+        request = shop.request
+        if request.base.startswith("oci:"):
+            return _take_local(planned, shop)
+        recipe = base_recipe(request.base, request.arch[0])
+        if recipe.kind == "containerfile":
+            return _from_containerfile(self, planned, recipe, shop)
+        work = shop.work()
+        tar, packages = work / "rootfs.tar", work / "packages"
+        shop.step("packages")
+        _mmdebstrap(recipe, tar, packages, shop)
+        lock = {"recipe": _recipe_digest(recipe), "packages": _parse_packages(packages.read_text())}
+        shop.step("layer")
+        # From here on the base has a digest, and the stages above it too.
+        resolved = Planned(
+            name=planned.name,
+            image=planned.image,
+            inputs={**common_inputs(self.name, request), "base": recipe.name, "packages": sha256_json(lock)},
+        )
+        built = shop.finish(
+            resolved,
+            tar=tar,
+            facts={"packages": len(lock["packages"])},
+            normalise=False,
+            compress=False,
+            labels={"org.opencontainers.image.title": f"base {recipe.name}"},
+        )
+        write_atomically(lock_path(shop.cache, recipe, request.arch[0]), json.dumps(lock, indent=1).encode())
+        tar.unlink(missing_ok=True)
+        return built
+
+
+def lock_path(cache: Cache, recipe: BaseRecipe, arch: str) -> Path:
+    """Where the resolved package list of a base lies."""
+    return cache.records / f"base-{recipe.name}-{arch}.lock.json"
+
+
+def read_lock(cache: Cache, recipe: BaseRecipe, arch: str) -> dict[str, Any] | None:
+    """The resolved package list, or None if this recipe was never resolved here."""
+    path = lock_path(cache, recipe, arch)
+    try:
+        lock: dict[str, Any] = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return lock if lock.get("recipe") == _recipe_digest(recipe) else None
+
+
+def _recipe_digest(recipe: BaseRecipe) -> str:
+    return sha256_json(recipe.as_inputs())
+
+
+def _parse_packages(text: str) -> list[dict[str, str]]:
+    keys = {"Package": "name", "Version": "version", "Architecture": "architecture", "SHA256": "sha256"}
+    rows: list[dict[str, str]] = []
+    for block in text.split("\n\n"):
+        row = {}
+        for line in block.splitlines():
+            key, _, value = line.partition(": ")
+            if key in keys:
+                row[keys[key]] = value.strip()
+        if row:
+            rows.append(row)
+    if not rows:
+        raise BuildError("the base's package list is empty", why="apt-cache in the new root named no package")
+    return sorted(rows, key=lambda row: (row["name"], row.get("architecture", "")))
+
+
+def _mmdebstrap(recipe: BaseRecipe, tar: Path, packages: Path, shop: Shop) -> None:
+    from toolchain.sources.distro import apt_mirrors  # noqa: PLC0415 - asks apt, which plan must not
+
+    if shop.request.offline:
+        raise UnreachableError(
+            f"base {recipe.name} is not in the cache and --offline forbids to make it",
+            fix="run `toolchain build base` once with a network, or give --base oci:DIR",
+        )
+    mirrors = apt_mirrors()
+    main = next((mirror for mirror in mirrors if not mirror.security), None)
+    if main is None:
+        raise SourceError(
+            "apt has no package mirror configured", fix="add one to /etc/apt/sources.list and apt-get update"
+        )
+    lines = [
+        f"deb [signed-by={main.keyring}] {main.site} {recipe.suite} main"
+        if main.keyring
+        else f"deb {main.site} {recipe.suite} main"
+    ]
+    hooks = [f'chroot "$1" sh -c {shlex.quote(_LIST_PACKAGES)} > {shlex.quote(str(packages))}']
+    for link, target in recipe.links.items():
+        where = f'"$1"{shlex.quote(link)}'
+        hooks.append(f"mkdir -p $(dirname {where}) && ln -sfn {shlex.quote(target)} {where}")
+    # Nothing of this machine stays in the image: neither its mirror nor its name.
+    of_here = ("sources.list", "sources.list.d/*", "hostname", "resolv.conf")
+    hooks.append("rm -f " + " ".join(f'"$1"/etc/{"apt/" if name.startswith("sources") else ""}{name}' for name in of_here))
+    hooks.append(': > "$1"/etc/machine-id')
+    # fmt: off
+    argv = [
+        "mmdebstrap", "--mode=auto", f"--variant={recipe.variant}",
+        f"--include={','.join(recipe.packages)}",
+        *(f"--customize-hook={hook}" for hook in hooks),
+        "--format=tar", recipe.suite, str(tar), *lines,
+    ]
+    # fmt: on
+    process.which("mmdebstrap")
+    try:
+        process.run(
+            process.contained(argv, network=True),
+            env={"SOURCE_DATE_EPOCH": str(EPOCH), "TMPDIR": str(shop.cache.work)},
+            log=shop.log,
+            on_line=shop.on_line,
+        )
+    except CommandError as error:
+        raise BuildError(
+            f"mmdebstrap could not make base {recipe.name}",
+            why=error.why,
+            fix="check that the mirror serves this suite (`toolchain doctor`), then run the command again",
+        ) from error
+
+
+def _from_containerfile(stage: BaseStage, planned: Planned, recipe: BaseRecipe, shop: Shop) -> Built:
+    """A base whose distribution brings its own image; it is pinned by digest and needs its registry."""
+    if shop.request.offline:
+        raise UnreachableError(f"base {recipe.name} needs its registry and --offline forbids that")
+    tree = shop.build(
+        Recipe(name=f"base-{recipe.name}", containerfile=recipe.containerfile, base=recipe.image, network=True)
+    )
+    listing = tree / "toolchain-packages"
+    lock = {"recipe": _recipe_digest(recipe), "packages": sorted(listing.read_text().split())}
+    listing.unlink()
+    resolved = Planned(
+        name=planned.name,
+        image=planned.image,
+        inputs={**common_inputs(stage.name, shop.request), "base": recipe.name, "packages": sha256_json(lock)},
+    )
+    built = shop.finish(resolved, tree=tree, facts={"packages": len(lock["packages"])}, normalise=False, compress=False)
+    write_atomically(lock_path(shop.cache, recipe, shop.request.arch[0]), json.dumps(lock, indent=1).encode())
+    return built
+
+
+def _local_manifest(request: Request) -> tuple[Layout, Mapping[str, Any]]:
+    target = parse(request.base)
+    assert isinstance(target, LayoutRef)  # noqa: S101 - the caller looked at the prefix
+    layout = Layout(target.path)
+    found = layout.resolve(target.tag or "latest")
+    for descriptor in layout.walk(found):
+        if "manifest.v1" in descriptor.media_type:
+            manifest = json.loads(layout.blob(descriptor.digest).read_bytes())
+            config = json.loads(layout.blob(manifest["config"]["digest"]).read_bytes())
+            if config.get("architecture") == request.arch[0]:
+                return layout, {"digest": descriptor.digest, "manifest": manifest}
+    raise UnsupportedError(f"{request.base} holds no image for {request.arch[0]}")
+
+
+def base_label(request: Request) -> str:
+    """How the base is called in image names: its recipe, or for a local image the start of its digest."""
+    if request.base.startswith("oci:"):
+        return "local" + str(_local_manifest(request)[1]["digest"]).removeprefix("sha256:")[:8]
+    return base_recipe(request.base, request.arch[0]).name
+
+
+def _plan_local(request: Request) -> Planned:
+    _, found = _local_manifest(request)
+    return Planned(
+        name="base",
+        image=f"toolchain-base-{base_label(request)}",
+        inputs={**common_inputs("base", request), "image": found["digest"]},
+    )
+
+
+def _take_local(planned: Planned, shop: Shop) -> Built:
+    """Copy a user's image into the local layout; its blobs keep their digests."""
+    layout, found = _local_manifest(shop.request)
+    own = Layout(shop.cache.images)
+    own.ensure()
+    manifest = found["manifest"]
+    for part in (manifest["config"], *manifest["layers"]):
+        own.put_file(layout.blob(part["digest"]), digest=part["digest"])
+    content = layout.blob(found["digest"]).read_bytes()
+    if sha256_bytes(content) != found["digest"]:
+        raise SourceError(f"{shop.request.base} is damaged", why=f"its manifest is not {found['digest']}")
+    own.put_bytes(content, media_type=manifest["mediaType"])
+    digest = planned.input_digest
+    assert digest is not None  # noqa: S101 - a local image is always locked
+    return Built(planned=planned, input_digest=digest, manifest=found["digest"], layers=tuple(manifest["layers"]))
+
+
+def recipe_files() -> dict[str, str]:
+    """The files a base depends on, with digests."""
+    return digests("containerfiles/base")

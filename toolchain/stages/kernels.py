@@ -1,0 +1,126 @@
+"""FlashAttention kernels of a source tree, compiled to code objects inside the Triton image."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from subprocess import Popen
+from typing import Any
+
+from toolchain import recipe
+from toolchain.kernels.campaign import run_campaign
+from toolchain.kernels.executors import LocalExecutor
+from toolchain.kernels.ledger import Ledger
+from toolchain.kernels.rules import load_rules
+from toolchain.recipe import Mount, digests
+from toolchain.settings import Request
+from toolchain.sources.resolve import locate, parse_source_spec, require
+from toolchain.sources.tree import Source
+from toolchain.stages.base import base_label
+from toolchain.stages.stage import Built, Planned, Shop, common_inputs, source_inputs
+from toolchain.stages.triton import SITE
+
+DEFAULT_GPUS = ("gfx1100", "gfx942")
+# Where the image holds its code objects.
+PREFIX = "/usr/lib64/flash-attn-kernels"
+_RULES = "aotriton/flash-attn.toml"
+
+
+@dataclass(frozen=True)
+class KernelsStage:
+    """AMD's FlashAttention Triton kernels out of the flash-attn sdist."""
+
+    name: str = "kernels"
+
+    def plan(self, request: Request, below: Mapping[str, Planned]) -> Planned:
+        """See `Stage.plan`."""
+        source = sdist_source(request)
+        sources = source_inputs([source], request.patches)
+        under = below["triton"].input_digest
+        gpus = request.gpus or DEFAULT_GPUS
+        part = [f"select {request.select}"] if request.select else []
+        part += [f"limit {request.limit}"] if request.limit is not None else []
+        inputs: dict[str, Any] | None = None
+        if sources is not None and under is not None:
+            inputs = {
+                **common_inputs(self.name, request),
+                "triton": under,
+                "sources": sources,
+                "recipe": digests(_RULES, "aotriton/worker.py", "aotriton/standin"),
+                "gpus": list(gpus),
+                "select": request.select,
+                "limit": request.limit,
+                "keep_going": request.keep_going,
+            }
+        stem = "flash-attn-kernels-partial" if part else "flash-attn-kernels"
+        return Planned(
+            name=self.name,
+            image=f"{stem}-{source.ref.rpartition('==')[2]}-{base_label(request)}",
+            inputs=inputs,
+            sources=(source,),
+            binaries=below["triton"].binaries,
+            partial=", ".join(part),
+        )
+
+    def build(self, planned: Planned, below: Mapping[str, Built], shop: Shop) -> Built:
+        """See `Stage.build`."""
+        request = shop.request
+        shop.step("source")
+        source = shop.fetch(planned.sources[0])
+        assert source.path is not None  # noqa: S101 - fetch gives it
+        require(source.path, "flash_attn/flash_attn_triton_amd")
+        gpus = request.gpus or DEFAULT_GPUS
+        top = recipe.root()
+        rules = load_rules(top / _RULES, source.path, gpus, select=request.select, limit=request.limit)
+        work = shop.work()
+        tree = work / "tree"
+        out = tree / PREFIX.lstrip("/")
+        out.mkdir(parents=True, exist_ok=True)
+        image = shop.image(below["triton"])
+        mounts = [
+            Mount(source.path, "/src/kernels", read_only=True),
+            Mount(top / "aotriton", "/recipe/aotriton", read_only=True),
+            Mount(out, "/out", read_only=False),
+        ]
+        env = {"PYTHONPATH": f"{SITE}:/recipe/aotriton/standin:/src/kernels", "HOME": "/tmp"}  # noqa: S108 - in the container
+
+        def start() -> AbstractContextManager[Popen[str]]:
+            return shop.worker(image, ["python3", "/recipe/aotriton/worker.py"], mounts=mounts, env=env)
+
+        shop.step("compile")
+        with Ledger(work / "ledger.sqlite") as ledger:
+            result = run_campaign(
+                rules,
+                LocalExecutor(start, workers=shop.jobs("kernel"), timeout=request.kernel_timeout),
+                ledger,
+                out,
+                worker_tree="/src/kernels",
+                worker_out="/out",
+                keep_going=request.keep_going,
+                on_count=lambda done, total, label: shop.on_line(f"@count {done}/{total} {label}"),
+            )
+        licence = next((p for p in (source.path / "LICENSE", source.path / "LICENSE.txt") if p.is_file()), None)
+        if licence is not None:
+            (out / "LICENSE").write_bytes(licence.read_bytes())
+        shop.step("layer")
+        return shop.finish(
+            planned,
+            tree=tree,
+            facts={"kernels": result.counts(), "by_kernel": result.rows(), "gpus": list(gpus), "prefix": PREFIX},
+            labels={
+                "org.opencontainers.image.title": planned.image,
+                "org.opencontainers.image.licenses": "BSD-3-Clause",
+                "toolchain.binaries": ",".join(planned.binaries),
+                "toolchain.kernels": json.dumps(result.counts(), sort_keys=True),
+                **({"toolchain.partial": planned.partial} if planned.partial else {}),
+            },
+        )
+
+
+def sdist_source(request: Request) -> Source:
+    """The pinned sdist, without any network."""
+    text = request.sources.get("flash-attn", "pypi:flash-attn")
+    return locate("flash-attn", parse_source_spec(text), cache=request.cache, offline=request.offline)

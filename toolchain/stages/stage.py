@@ -1,0 +1,175 @@
+"""What a stage is: inputs with one digest, one build, one image. It knows no engine: a `Shop` works for it."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from toolchain.contract import Runner
+from toolchain.digest import sha256_file, sha256_json
+from toolchain.oci.layer import compressor_id
+from toolchain.recipe import Mount, Recipe
+from toolchain.settings import EPOCH, FORMAT, Cache, Request
+from toolchain.sources.tree import Source
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """A stage as `plan` shows it, without any work done.
+
+    Args:
+        inputs: everything that makes the output what it is, JSON-able; None where something is not locked yet.
+        binaries: prebuilt things it lets in, by the names of `--allow-binary`.
+        partial: what is left out, for people; empty for a whole.
+    """
+
+    name: str
+    image: str
+    inputs: Mapping[str, Any] | None
+    sources: tuple[Source, ...] = ()
+    binaries: tuple[str, ...] = ()
+    partial: str = ""
+
+    @property
+    def input_digest(self) -> str | None:
+        """SHA-256 of the canonical inputs, or None while one of them is not locked."""
+        return None if self.inputs is None else sha256_json(dict(self.inputs))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Built:
+    """A finished stage.
+
+    Args:
+        manifest: digest of the image's manifest in the local layout.
+        layers: descriptors of the layers, as in the manifest, lowest first.
+        facts: sizes, seconds, counts: what the report shows. Not an input.
+    """
+
+    planned: Planned
+    input_digest: str
+    manifest: str
+    layers: tuple[Mapping[str, Any], ...]
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    reused: bool = False
+
+
+class Shop(Protocol):
+    """What the pipeline offers a stage while it builds."""
+
+    @property
+    def request(self) -> Request:
+        """What the user asked for."""
+
+    @property
+    def cache(self) -> Cache:
+        """The tool's folder."""
+
+    @property
+    def log(self) -> Path:
+        """The full log of this stage."""
+
+    def work(self) -> Path:
+        """A folder for this stage's unfinished work; the same one after a kill."""
+
+    def fetch(self, source: Source) -> Source:
+        """The source with its path in the store."""
+
+    def build(self, recipe: Recipe) -> Path:
+        """Run a containerised build; the folder with its output tree."""
+
+    def image(self, built: Built) -> str:
+        """A finished stage's image, as the engine can run it."""
+
+    @property
+    def runner(self) -> Runner:
+        """Runs commands in fresh containers."""
+
+    def worker(
+        self, image: str, argv: Sequence[str], *, mounts: Sequence[Mount], env: Mapping[str, str]
+    ) -> AbstractContextManager[subprocess.Popen[str]]:
+        """A long-lived process in a container, with pipes."""
+
+    def jobs(self, kind: Literal["compile", "link", "kernel"]) -> int:
+        """How many at once: what the user asked for, or what cores and memory allow."""
+
+    def require_disk(self, count: int) -> None:
+        """Refuse with `ResourceError` when fewer than `count` bytes are free where the work lies."""
+
+    def step(self, name: str) -> None:
+        """Tell the user what happens now."""
+
+    def on_line(self, line: str) -> None:
+        """A progress line, as in-image scripts print them."""
+
+    def finish(
+        self,
+        planned: Planned,
+        *,
+        tree: Path | None = None,
+        tar: Path | None = None,
+        normalise: bool = True,
+        under: Built | None = None,
+        compress: bool = True,
+        facts: Mapping[str, Any],
+        labels: Mapping[str, str] | None = None,
+        check: Callable[[str], Mapping[str, Any]] | None = None,
+        check_on: Built | None = None,
+    ) -> Built:
+        """Write the layer and the image, check the candidate, then record it. Before that nothing has a final name.
+
+        Args:
+            tree: the folder whose content is the layer; or `tar`, a root file system.
+            normalise: see `oci.layer.write_layer`.
+            under: the stage whose layers lie below this one in the image; none for an image of one layer.
+            compress: whether the layer is stored compressed; what only engines on this machine read need not be.
+            check: called with the engine's name of `check_on` + layer; what it returns joins the facts.
+        """
+
+
+class Stage(Protocol):
+    """One floor of the house."""
+
+    @property
+    def name(self) -> str:
+        """As in `plan`."""
+
+    def plan(self, request: Request, below: Mapping[str, Planned]) -> Planned:
+        """What would be built. Reads files only; no network, no engine."""
+
+    def build(self, planned: Planned, below: Mapping[str, Built], shop: Shop) -> Built:
+        """Build it."""
+
+
+def common_inputs(name: str, request: Request) -> dict[str, Any]:
+    """What counts for every stage: name, format of our layers, time stamp, architecture, compressor."""
+    return {
+        "stage": name,
+        "format": FORMAT,
+        "epoch": EPOCH,
+        "arch": request.arch[0],
+        "compressor": compressor_id("gzip" if request.compression == "gzip" else "zstd"),
+    }
+
+
+def locked(*digests: str | None) -> bool:
+    """Whether every one of these is known."""
+    return all(digest is not None for digest in digests)
+
+
+def source_inputs(sources: Sequence[Source], patches: Mapping[str, Sequence[Path]]) -> list[dict[str, Any]] | None:
+    """The sources as inputs, patches included; None when one has no digest yet."""
+    if not locked(*(source.digest for source in sources)):
+        return None
+    return [
+        {
+            "name": source.name,
+            "digest": source.digest,
+            "patches": [sha256_file(p) for p in patches.get(source.name, ())],
+        }
+        for source in sorted(sources, key=lambda s: s.name)
+    ]

@@ -1,0 +1,101 @@
+"""Triton in an image: base + wheel. The wheel is a prebuilt one here, so it must be allowed by name."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from toolchain.errors import HostileInputError, PolicyError, UnsupportedError
+from toolchain.settings import Request
+from toolchain.sources.resolve import locate, parse_source_spec
+from toolchain.sources.tree import Source
+from toolchain.stages.base import base_label
+from toolchain.stages.stage import Built, Planned, Shop, common_inputs, source_inputs
+
+BINARY = "triton-wheel"
+# Apart from the distribution's own site-packages; in-image programs get it by PYTHONPATH.
+SITE = "/usr/lib/toolchain/triton"
+_LIMIT_BYTES = 4_000_000_000
+
+
+@dataclass(frozen=True)
+class TritonWheelStage:
+    """A wheel from the Python index, by SHA-256. Building it from source is another stage."""
+
+    name: str = "triton"
+
+    def plan(self, request: Request, below: Mapping[str, Planned]) -> Planned:
+        """See `Stage.plan`."""
+        source = wheel_source(request)
+        under = below["base"].input_digest
+        sources = source_inputs([source], {})
+        inputs: dict[str, Any] | None = None
+        if sources is not None and under is not None:
+            inputs = {**common_inputs(self.name, request), "base": under, "sources": sources, "site": SITE}
+        return Planned(
+            name=self.name,
+            image=f"triton-wheel-{source.ref.rpartition('==')[2]}-{base_label(request)}",
+            inputs=inputs,
+            sources=(source,),
+            binaries=(BINARY,),
+        )
+
+    def build(self, planned: Planned, below: Mapping[str, Built], shop: Shop) -> Built:
+        """See `Stage.build`."""
+        if BINARY not in shop.request.allow_binary:
+            raise PolicyError(
+                f"{planned.sources[0].ref} is a prebuilt wheel, and only sources enter by default",
+                why="it holds an LLVM, ptxas and bitcode that were not built here",
+                fix=f"allow it by name with --allow-binary {BINARY}, or build Triton from a checkout",
+            )
+        shop.step("source")
+        wheel = shop.fetch(planned.sources[0])
+        assert wheel.path is not None  # noqa: S101 - fetch gives it
+        tree = shop.work() / "tree"
+        unzip(wheel.path, tree / SITE.lstrip("/"))
+        shop.step("layer")
+        return shop.finish(
+            planned,
+            tree=tree,
+            under=below["base"],
+            compress=False,
+            facts={"wheel_bytes": wheel.path.stat().st_size},
+            labels={"org.opencontainers.image.title": planned.image, "toolchain.binaries": BINARY},
+        )
+
+
+def wheel_source(request: Request) -> Source:
+    """The pinned wheel, without any network."""
+    spec = parse_source_spec(request.sources.get("triton", "pypi:triton"))
+    if spec.kind != "pypi":
+        raise UnsupportedError(
+            "Triton from source is not built by this version",
+            why="only the wheel that the Python index has is put into an image so far",
+            fix="leave --source triton=... out",
+        )
+    return locate("triton", spec, cache=request.cache, offline=request.offline)
+
+
+def unzip(wheel: Path, into: Path) -> None:
+    """Unpack a wheel; names that leave the folder are refused.
+
+    Raises:
+        HostileInputError: a name is absolute or has `..`, or the content is larger than any wheel.
+    """
+    into.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(wheel) as archive:
+        total = 0
+        for member in archive.infolist():
+            parts = Path(member.filename).parts
+            total += member.file_size
+            if member.filename.startswith("/") or ".." in parts or "\\" in member.filename:
+                raise HostileInputError(f"{wheel.name} holds the name {member.filename!r}", fix="get the wheel anew")
+            if total > _LIMIT_BYTES:
+                raise HostileInputError(f"{wheel.name} unpacks to more than {_LIMIT_BYTES} bytes")
+            path = Path(archive.extract(member, into))
+            # Wheels keep the x bit in the upper half; zipfile does not restore it.
+            if not member.is_dir() and (member.external_attr >> 16) & 0o111:
+                path.chmod(0o755)
