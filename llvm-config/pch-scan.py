@@ -61,7 +61,7 @@ def main(arguments: list[str]) -> None:
     where: dict[str, Path | None] = {}
     for line in Path(arguments[0]).read_text().splitlines():
         if line and not reaches(Path(line), folders, known, where):
-            print(line)  # noqa: T201 - CMake reads it
+            print(line)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal
 
-Kind = Literal["status", "reset", "lose-answer", "truncate", "flip", "digest"]
+Kind = Literal["status", "reset", "lose-answer", "truncate", "flip", "digest", "header"]
 _HOP = {"connection", "transfer-encoding", "keep-alive", "te", "upgrade"}
 
 
@@ -27,7 +27,7 @@ class Fault:
         kind: `status` answers `status` without asking the registry; `reset` breaks the connection after `after` bytes
             of the request's body went through; `lose-answer` does so after the registry took all of it; `truncate`
             breaks off the answer after `after` bytes, `flip` changes one bit there; `digest` lies in
-            Docker-Content-Digest.
+            Docker-Content-Digest, `header` adds `headers` to the answer.
         method: pattern of the verb.
         path: pattern of the path.
         times: how often, -1 always.
@@ -101,9 +101,9 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
         """Quiet."""
 
-    def _break(self) -> None:
-        # Linger 0: the peer gets a reset, not an orderly end.
-        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    def _break(self, *, orderly: bool = False) -> None:
+        if not orderly:  # linger 0: the peer gets a reset, and loses what it has not read yet
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.close_connection = True
         with contextlib.suppress(OSError):
             self.rfile.close()
@@ -151,7 +151,6 @@ class _Handler(BaseHTTPRequestHandler):
             return True
         self._drain()
         realm = f'Bearer realm="http://{proxy.host}/token",service="test",scope="repository:x:pull,push"'
-        # The body repeats what was sent: a careless client would show it.
         self._answer(401, said.encode(), {"WWW-Authenticate": realm})
         return False
 
@@ -166,7 +165,10 @@ class _Handler(BaseHTTPRequestHandler):
         if fault is not None and fault.kind == "status":
             seen.status = fault.status
             self._drain()
-            self._answer(fault.status, b'{"errors":[{"code":"TEST","message":"as asked"}]}', fault.headers)
+            # A careless server repeats what it was sent; nobody may show that.
+            said = f"as asked, {self.headers.get('Authorization', '')}"
+            body = json.dumps({"errors": [{"code": "TEST", "message": said}]}).encode()
+            self._answer(fault.status, body, fault.headers)
             return
         upstream = http.client.HTTPConnection(proxy.upstream, timeout=30)
         try:
@@ -199,6 +201,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._break()
             return
         self.send_response(got.status)
+        for name, value in fault.headers.items() if fault is not None and fault.kind == "header" else ():
+            self.send_header(name, value)
         for name, value in got.getheaders():
             if name.lower() not in _HOP | {"date", "server"}:
                 lie = fault is not None and fault.kind == "digest" and name.lower() == "docker-content-digest"
@@ -211,7 +215,7 @@ class _Handler(BaseHTTPRequestHandler):
                 if fault.kind == "truncate":
                     self.wfile.write(part[:at])
                     self.wfile.flush()
-                    self._break()
+                    self._break(orderly=True)
                     return
                 part = part[:at] + bytes([part[at] ^ 1]) + part[at + 1 :]
             self.wfile.write(part)

@@ -19,7 +19,8 @@ from toolchain import console, recipe
 from toolchain.digest import write_atomically
 from toolchain.errors import LockHeldError, ToolchainError, UnsupportedError
 from toolchain.oci.image import ImageSpec, LayerBlob, add_layer, read_layers, standard_annotations, write_image
-from toolchain.oci.layer import Compression, compress as compress_layer, normalise_tar, write_layer
+from toolchain.oci.layer import Compression, normalise_tar, write_layer
+from toolchain.oci.layer import compress as compress_layer
 from toolchain.oci.layout import Layout
 from toolchain.recipe import Mount, Recipe
 from toolchain.settings import EPOCH, Cache, Request

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from toolchain.digest import sha256_file
 from toolchain.errors import ConfigError
+from toolchain.process import Result
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +36,57 @@ class Recipe:
     cache_key: str = ""
     network: bool = False
     steps: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Mount:
+    """A folder or file of this machine inside a container.
+
+    Args:
+        source: where it lies here.
+        target: absolute path inside.
+        read_only: whether the container may not write to it.
+    """
+
+    source: Path
+    target: str
+    read_only: bool = True
+
+    def arguments(self) -> list[str]:
+        """The option for `buildah run`, `docker run` and `podman run`.
+
+        Raises:
+            ConfigError: the path holds both characters that the two forms of the option reserve.
+        """
+        source = os.fspath(self.source.absolute())
+        if ":" not in source + self.target:
+            return ["--volume", f"{source}:{self.target}:{'ro' if self.read_only else 'rw'}"]
+        if "," in source + self.target:
+            raise ConfigError(
+                f"{source} cannot be mounted", why="no engine takes a path with a colon and a comma", fix="move it"
+            )
+        return ["--mount", f"type=bind,source={source},target={self.target}" + (",ro" if self.read_only else "")]
+
+
+class Runner(Protocol):
+    """What runs a command in a fresh container: buildah, or docker and podman."""
+
+    def run(
+        self,
+        image: str,
+        argv: Sequence[str],
+        *,
+        mounts: Sequence[Mount] = (),
+        env: Mapping[str, str] | None = None,
+        network: bool = False,
+        log: Path | None = None,
+        on_line: Callable[[str], None] | None = None,
+        workdir: str | None = None,
+        capture: bool = False,
+        check: bool = True,
+        timeout: float | None = None,
+    ) -> Result:
+        """Run `argv` in a container of `image`; the container is removed whatever happens."""
 
 
 def root() -> Path:

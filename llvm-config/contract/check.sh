@@ -31,14 +31,17 @@ while [ $# -gt 1 ]; do
   esac
   shift
 done
-[ $# = 1 ] && [ -n "$1" ] || usage
+case ${1:-} in '' | -*) usage ;; esac
 prefix=$1
 here=$(cd "$(dirname "$0")" && pwd) || exit 2
 LIBRARIES=${LIBRARIES:-} LLD=${LLD:-OFF} FILECHECK=${FILECHECK:-ON} CLANG=${CLANG:-OFF} DYLIB=${DYLIB:-forbid}
 FORBIDDEN=${FORBIDDEN:-/build:/src/llvm}
 jobs=${JOBS:-$(nproc 2>/dev/null || echo 1)}
 libraries=$LIBRARIES
-if [ "$LLD" = ON ]; then libraries="$libraries;lldCommon;lldELF"; fi
+for name in lldCommon lldELF; do
+  case ";$libraries;" in *";$name;"*) continue ;; esac
+  if [ "$LLD" = ON ]; then libraries="$libraries;$name"; fi
+done
 
 work=$(mktemp -d "${TMPDIR:-/tmp}/contract.XXXXXX") || exit 2
 trap 'rm -rf "$work"' EXIT
@@ -130,8 +133,9 @@ clang() {
   detail="$tool does not run"
   "$tool" --version || return 1
   detail="it does not compile device code to LLVM IR"
-  "$tool" --target=nvptx64-nvidia-cuda -march=sm_90 -nostdlibinc -ffreestanding -O1 -S -emit-llvm \
-    "$here/device.cpp" -o "$work/device.ll" || return 1
+  # Without CUDA the driver leaves the PTX version at one that is too old for sm_90.
+  "$tool" --target=nvptx64-nvidia-cuda -march=sm_90 -Xclang -target-feature -Xclang +ptx80 \
+    -nostdlibinc -ffreestanding -O1 -S -emit-llvm "$here/device.cpp" -o "$work/device.ll" || return 1
   grep -q 'target triple = "nvptx64' "$work/device.ll" && grep -q '@contract_sum' "$work/device.ll" || return 1
   detail="device code to LLVM IR"
 }

@@ -11,9 +11,9 @@ from tests import tiny_image
 from tests.dockerd_fixture import dockerd
 from toolchain.engine.container import DockerRunner
 from toolchain.engine.isolation import SCRIPT
-from toolchain.engine.storage import Mount
 from toolchain.errors import EngineError
 from toolchain.process import CommandError
+from toolchain.recipe import Mount
 
 pytestmark = pytest.mark.engine
 

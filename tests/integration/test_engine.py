@@ -19,10 +19,10 @@ import pytest
 
 from tests import tiny_image
 from toolchain.engine import isolation
-from toolchain.engine.buildah import Buildah, Mount
+from toolchain.engine.buildah import Buildah
 from toolchain.errors import BuildError, EngineError
 from toolchain.process import CommandError
-from toolchain.recipe import Recipe
+from toolchain.recipe import Mount, Recipe
 from toolchain.settings import Cache
 
 pytestmark = pytest.mark.engine
@@ -158,8 +158,8 @@ def test_a_build_that_sees_a_network_is_refused(here: Here, monkeypatch: pytest.
         pytest.skip("this machine has no network interface besides loopback")
     honest = here.buildah.command
 
-    def careless(*words: str, network: bool = False, driver: str | None = None) -> list[str]:
-        return honest(*words, network=True, driver=driver)
+    def careless(*words: str, network: bool = False, pipes: Path | None = None) -> list[str]:
+        return honest(*words, network=True, pipes=pipes)
 
     monkeypatch.setattr(here.buildah, "command", careless)
     with pytest.raises(EngineError, match="not isolated"):
@@ -188,6 +188,18 @@ def test_run(here: Here) -> None:
     with pytest.raises(EngineError, match="buildah from failed"):
         here.buildah.run("localhost/there/is:none", ["/bin/sh"])
     assert here.leftovers() == []
+
+
+def test_no_last_word_is_lost(here: Here) -> None:
+    # buildah's own relay under chroot isolation ends with the command and drops what is still in its pipes.
+    script = 'n=0; while [ $n -lt 6000 ]; do n=$((n+1)); echo "line $n"; done; echo "the reason" >&2; exit 3'
+    for _ in range(3):
+        lines: list[str] = []
+        argv = ["/bin/sh", "-c", script]
+        result = here.buildah.run(here.image, argv, capture=True, check=False, on_line=lines.append)
+        assert result.returncode == 3
+        assert result.stdout.splitlines() == [f"line {number}" for number in range(1, 6001)]
+        assert "the reason" in lines
 
 
 def test_two_workers_at_once(here: Here) -> None:

@@ -114,7 +114,7 @@ def python() -> str:
     probe = subprocess.run([named, "-c", "import triton"], capture_output=True, text=True, check=False)
     if probe.returncode != 0:
         pytest.skip(
-            f"MISSING: {named} has no Triton; install the extra [triton] or name another Python in TOOLCHAIN_TEST_PYTHON"
+            f"MISSING: {named} has no Triton; install the extra [triton] or name a Python in TOOLCHAIN_TEST_PYTHON"
         )
     return named
 

@@ -15,7 +15,7 @@ from toolchain.digest import sha256_bytes, sha256_file
 from toolchain.errors import BuildError, ConfigError, HostileInputError, SourceError
 from toolchain.oci import tar
 from toolchain.oci.archive import write_tar_gz
-from toolchain.oci.deflate import BLOCK, GzipSink
+from toolchain.oci.deflate import BLOCK, MEMORY, GzipSink
 from toolchain.oci.layer import HashedFile, compress, compressor_id, normalise_tar, write_layer
 
 EPOCH = 1767225600
@@ -110,6 +110,18 @@ def test_links_stay_as_they_are_and_are_not_followed(tmp_path: Path) -> None:
         assert got.getnames() == ["dir", "out", "real", "real/file"]
         assert got.getmember("dir").linkname == "real"
         assert got.getmember("out").linkname == "/etc/" + "x" * 150
+
+
+@pytest.mark.parametrize("length", [98, 99, 100, 101, 102, 155, 255])
+def test_names_of_every_length_around_the_limits_of_tar(tmp_path: Path, length: int) -> None:
+    tree = tmp_path / "t"
+    (tree / ("d" * length)).mkdir(parents=True)
+    (tree / ("f" * length)).write_text("x")
+    (tree / "link").symlink_to("l" * length)
+    write_layer(tree, tmp_path / "t.tar", epoch=EPOCH)
+    with tarfile.open(tmp_path / "t.tar") as got:
+        assert got.getnames() == ["d" * length, "f" * length, "link"]
+        assert got.getmember("link").linkname == "l" * length
 
 
 def test_names_that_are_not_utf8(tmp_path: Path) -> None:
@@ -255,7 +267,7 @@ def test_normalise_tar_refuses_what_is_no_tar_or_ends_early(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("size", [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 12345])
 def test_gzip_is_one_stream_alike_for_any_number_of_threads(size: int) -> None:
-    content = random.Random(size).randbytes(size // 2) + b"abcd" * ((size + 1) // 8)
+    content = (random.Random(size).randbytes(size // 2) + b"abcd" * (size // 8 + 1))[:size]
     outs = []
     for threads, step in ((1, 1 << 20), (3, 77_777)):
         out = io.BytesIO()
@@ -265,6 +277,9 @@ def test_gzip_is_one_stream_alike_for_any_number_of_threads(size: int) -> None:
         outs.append(out.getvalue())
     assert outs[0] == outs[1]
     assert gzip.decompress(outs[0]) == content
+    if size <= BLOCK:
+        plain = zlib.compressobj(9, zlib.DEFLATED, -15, MEMORY)
+        assert outs[0][10:-8] == plain.compress(content) + plain.flush()
     one = zlib.decompressobj(31)
     assert one.decompress(outs[0]) == content
     assert one.eof

@@ -11,8 +11,12 @@ from typing import Annotated
 import typer
 
 from toolchain import __version__, console
-from toolchain.cli import build_cmd, doctor_cmd, image_cmd, pins_cmd, plan_cmd
+from toolchain.cli.build_cmd import build, kernels_run, kernels_status
+from toolchain.cli.doctor_cmd import doctor
+from toolchain.cli.image_cmd import inspect, publish, verify
 from toolchain.cli.options import handled
+from toolchain.cli.pins_cmd import pins
+from toolchain.cli.plan_cmd import fetch, plan
 from toolchain.errors import ToolchainError
 from toolchain.settings import read_file
 
@@ -58,16 +62,16 @@ def app_verbs() -> list[str]:
     return [info.name or "" for info in app.registered_commands]
 
 
-app.command("doctor")(handled(doctor_cmd.doctor))
-app.command("pins")(handled(pins_cmd.pins))
-app.command("plan")(handled(plan_cmd.plan))
-app.command("fetch")(handled(plan_cmd.fetch))
-app.command("build")(handled(build_cmd.build))
-app.command("publish")(handled(image_cmd.publish))
-app.command("verify")(handled(image_cmd.verify))
-app.command("inspect")(handled(image_cmd.inspect))
-kernels.command("run")(handled(build_cmd.kernels_run))
-kernels.command("status")(handled(build_cmd.kernels_status))
+app.command("doctor")(handled(doctor))
+app.command("pins")(handled(pins))
+app.command("plan")(handled(plan))
+app.command("fetch")(handled(fetch))
+app.command("build")(handled(build))
+app.command("publish")(handled(publish))
+app.command("verify")(handled(verify))
+app.command("inspect")(handled(inspect))
+kernels.command("run")(handled(kernels_run))
+kernels.command("status")(handled(kernels_status))
 app.add_typer(kernels, name="kernels")
 
 

@@ -16,10 +16,11 @@ from pathlib import Path
 
 from toolchain import process
 from toolchain.engine import isolation as isolating
-from toolchain.engine.storage import Mount, Storage, remove_tree, single_layout
+from toolchain.engine import relay
+from toolchain.engine.storage import Storage, remove_tree, single_layout
 from toolchain.errors import BuildError, EngineError
 from toolchain.process import Result
-from toolchain.recipe import Recipe
+from toolchain.recipe import Mount, Recipe
 from toolchain.settings import Cache
 
 LOG = logging.getLogger(__name__)
@@ -31,12 +32,20 @@ _PROGRESS = ("@ninja ", "@count ", "@step ")
 _NOISE = re.compile(r"^(subprocess exited with status \d+|Error: building at STEP .*|time=\".*)$")
 
 
-def render(recipe: Recipe, text: str) -> str:
-    """The Containerfile that is built: the tree cache keyed, and without network the probe put in."""
+def render(recipe: Recipe, text: str, *, relayed: bool = False) -> str:
+    """The Containerfile that is built: the tree cache keyed, and before the first RUN of each stage what is needed.
+
+    Args:
+        recipe: what is built.
+        text: its Containerfile.
+        relayed: whether RUN writes to pipes (see `engine.relay`); a Containerfile with a SHELL of its own does not.
+    """
     if recipe.cache_key:
         tree = re.escape(f"toolchain-{recipe.name}-tree")
         text = re.sub(rf"(?<=id=){tree}(?=[,\s]|$)", f"toolchain-{recipe.name}-tree-{recipe.cache_key}", text)
-    return text if recipe.network else isolating.prove_offline(text)
+    shell = [relay.SHELL] if relayed and not re.search(r"(?im)^\s*SHELL\s", text) else []
+    proof = [] if recipe.network else [isolating.PROOF]
+    return isolating.before_first_run(text, [*shell, *proof])
 
 
 class Buildah(Storage):
@@ -119,12 +128,12 @@ class Buildah(Storage):
             EngineError: the engine does not work, or the build sees a network it must not have.
         """
         source = root / recipe.containerfile
+        mode = isolation or self.isolation
         try:
-            text = render(recipe, source.read_text(encoding="utf-8"))
+            text = render(recipe, source.read_text(encoding="utf-8"), relayed=mode == "chroot")
         except OSError as error:
             raise EngineError(f"cannot read {source}", why=str(error.strerror), fix="reinstall toolchain") from error
         witness = isolating.Witness(on_line)
-        mode = isolation or self.isolation
         out.parent.mkdir(parents=True, exist_ok=True)
         with self.invocation("build") as folder:
             partial = out.with_name(f".{out.name}.{folder.name}.partial")
@@ -136,7 +145,10 @@ class Buildah(Storage):
             words += [*isolating.arguments(mode), "--file", f'"{quoted}"']
             words += ["--iidfile", os.fspath(folder / "image"), "--output", f"type=local,dest={partial.name}"]
             words += self._inputs(recipe)
-            argv = self.command(*words, os.fspath(root.absolute()), network=recipe.network)
+            pipes = relay.make(folder) if mode == "chroot" else None
+            if pipes is not None:
+                words += ["--format", "docker", *relay.options(pipes)]
+            argv = self.command(*words, os.fspath(root.absolute()), network=recipe.network, pipes=pipes)
             try:
                 # The export's path is relative to here: the option has no way to quote a comma.
                 process.run(argv, cwd=out.parent, env=self.environment(), log=log, on_line=witness.line)
@@ -162,6 +174,7 @@ class Buildah(Storage):
 
     def _keep(self, partial: Path, out: Path) -> None:
         partial.chmod(0o755)
+        relay.sweep(partial)
         if out.exists():
             old = partial.with_name(f"{partial.name}.old")
             out.rename(old)
@@ -209,10 +222,9 @@ class Buildah(Storage):
             CommandError: `check` is set and the command failed.
             EngineError: there is no such image.
         """
-        with self.container(image) as name:
-            words = self._run_words(name, argv, mounts=mounts, env=env, workdir=workdir)
+        with self._prepared(image, argv, mounts=mounts, env=env, workdir=workdir, network=network) as command:
             return process.run(
-                self.command(*words, network=network),
+                command,
                 env=self.environment(),
                 check=check,
                 capture=capture,
@@ -234,41 +246,48 @@ class Buildah(Storage):
     ) -> Iterator[subprocess.Popen[str]]:
         """A long-lived process in a container of its own, without network, to talk to over its stdin and stdout.
 
-        Its standard error goes to `log` (or the debug log). At the end of the block its stdin is closed; what has not
-        ended two seconds later is killed with everything below it. Any number may run at once, from any thread that
-        outlives the block.
+        Its standard error goes to `log`; without one the caller must read it, as kernels.executors does to keep its
+        last lines. At the end of the block its stdin is closed; what has not ended two seconds later is killed with
+        everything below it. Any number may run at once, from any thread that outlives the block.
 
         Raises:
             EngineError: there is no such image.
         """
-        with self.container(image) as name:
-            words = self._run_words(name, argv, mounts=mounts, env=env, workdir=workdir)
-            with process.piped(self.command(*words), env=self.environment()) as child:
+        with (
+            self._prepared(image, argv, mounts=mounts, env=env, workdir=workdir) as command,
+            process.piped(command, env=self.environment()) as child,
+        ):
+            reader = None
+            if log is not None:
                 reader = threading.Thread(target=_drain, args=(child, log), daemon=True)
                 reader.start()
-                try:
-                    yield child
-                finally:
-                    _end(child)
+            try:
+                yield child
+            finally:
+                _end(child)
+                if reader is not None:
                     reader.join(5)
 
-    def _run_words(
+    @contextlib.contextmanager
+    def _prepared(
         self,
-        container: str,
+        image: str,
         argv: Sequence[str],
         *,
         mounts: Sequence[Mount],
         env: Mapping[str, str] | None,
         workdir: str | None,
-    ) -> list[str]:
-        words = ["run", *isolating.arguments(self.isolation)]
-        for mount in mounts:
-            words += mount.arguments()
+        network: bool = False,
+    ) -> Iterator[list[str]]:
+        """The command line that runs `argv` in a container which lives as long as the block."""
+        options = [word for mount in mounts for word in mount.arguments()]
         for name, value in sorted((env or {}).items()):
-            words += ["--env", f"{name}={value}"]
+            options += ["--env", f"{name}={value}"]
         if workdir is not None:
-            words += ["--workingdir", workdir]
-        return [*words, "--", container, *argv]
+            options += ["--workingdir", workdir]
+        mode = self.isolation
+        with self.container(image) as container, self.invocation("run") as folder:
+            yield isolating.run_command(self, folder, mode, container, argv, options=options, network=network)
 
     def cache_dir(self, name: str, key: str) -> Path:
         """Where the tree cache of the recipe `name` with the cache key `key` lies, whether it exists yet or not."""
@@ -308,19 +327,13 @@ def _build_error(recipe: Recipe, error: process.CommandError) -> BuildError:
     return BuildError(what, why="\n".join(lines[-process.TAIL_LINES :]))
 
 
-def _drain(child: subprocess.Popen[str], log: Path | None) -> None:
+def _drain(child: subprocess.Popen[str], log: Path) -> None:
     assert child.stderr is not None  # noqa: S101
-    with contextlib.ExitStack() as stack:
-        sink = None
-        if log is not None:
-            log.parent.mkdir(parents=True, exist_ok=True)
-            sink = stack.enter_context(log.open("a", encoding="utf-8", errors="replace"))
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("a", encoding="utf-8", errors="replace") as sink:
         for line in child.stderr:
-            if sink is not None:
-                sink.write(line)
-                sink.flush()
-            else:
-                LOG.debug("worker: %s", line.rstrip("\n"))
+            sink.write(line)
+            sink.flush()
 
 
 def _end(child: subprocess.Popen[str]) -> None:

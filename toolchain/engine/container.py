@@ -17,9 +17,10 @@ from python_on_whales import DockerClient
 from python_on_whales.exceptions import DockerException
 
 from toolchain import process
-from toolchain.engine.storage import Mount, process_identity, single_layout
+from toolchain.engine.storage import process_identity, single_layout
 from toolchain.errors import EngineError
 from toolchain.process import CommandError, Result
+from toolchain.recipe import Mount
 
 LOG = logging.getLogger(__name__)
 

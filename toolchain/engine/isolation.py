@@ -8,12 +8,13 @@ import os
 import platform
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from toolchain import process
 from toolchain.digest import canonical, write_atomically
+from toolchain.engine import relay
 from toolchain.engine.storage import Storage, remove_tree
 from toolchain.errors import EngineError
 
@@ -26,6 +27,8 @@ SCRIPT = (
     'head=0; n=0; while IFS= read -r line; do case "$line" in *"|"*) head=1 ;; *" lo:"* | lo:*) ;; *:*) n=$((n+1)) ;; '
     f'esac; done </proc/net/dev; test "$head" -eq 1 || n=unknown; echo "{_WORD} $n"; test "$n" = 0'
 )
+# Before the first RUN of a stage: the build itself proves that it has no network.
+PROOF = f"RUN {SCRIPT}"
 _ANSWER = re.compile(rf"^{_WORD} (\d+|unknown)$")
 _RUN = re.compile(r"^\s*RUN\s", re.IGNORECASE)
 _FROM = re.compile(r"^\s*FROM\s", re.IGNORECASE)
@@ -67,8 +70,8 @@ def arguments(mode: str) -> list[str]:
     return ["--isolation", mode] + ([] if mode == "chroot" else ["--network", "host"])
 
 
-def prove_offline(containerfile: str) -> str:
-    """`containerfile` with the probe before the first RUN of each stage, so that the build itself proves it."""
+def before_first_run(containerfile: str, instructions: Sequence[str]) -> str:
+    """`containerfile` with `instructions` before the first RUN of each stage."""
     lines: list[str] = []
     pending = False
     continued = False
@@ -77,7 +80,7 @@ def prove_offline(containerfile: str) -> str:
             if _FROM.match(line):
                 pending = True
             elif pending and _RUN.match(line):
-                lines.append(f"RUN {SCRIPT}")
+                lines += instructions
                 pending = False
         # A comment inside a continued instruction does not end it.
         if not (continued and line.lstrip().startswith("#")):
@@ -186,10 +189,29 @@ def require_none(number: int) -> int:
 
 
 def _interfaces(storage: Storage, container: str, mode: str) -> tuple[int | None, str]:
-    argv = storage.command("run", *arguments(mode), "--", container, "/bin/sh", "-c", SCRIPT)
-    result = process.run(argv, env=storage.environment(), capture=True, check=False, timeout=60)
+    with storage.invocation("run") as folder:
+        argv = run_command(storage, folder, mode, container, ["/bin/sh", "-c", SCRIPT])
+        result = process.run(argv, env=storage.environment(), capture=True, check=False, timeout=60)
     numbers = [number for line in result.stdout.splitlines() if (number := answer(line)) is not None]
     return (numbers[0] if numbers else None), " ".join(result.tail[-3:])
+
+
+def run_command(
+    storage: Storage,
+    folder: Path,
+    mode: str,
+    container: str,
+    argv: Sequence[str],
+    *,
+    options: Sequence[str] = (),
+    network: bool = False,
+) -> list[str]:
+    """The command line that runs `argv` in a working container, contained; `folder` is the invocation's."""
+    if mode != "chroot":
+        return storage.command("run", *arguments(mode), *options, "--", container, *argv, network=network)
+    pipes = relay.make(folder)
+    words = ["run", *arguments(mode), *options, *relay.options(pipes), "--", container, *relay.inside(argv)]
+    return storage.command(*words, network=network, pipes=pipes)
 
 
 class Witness:

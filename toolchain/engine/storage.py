@@ -15,13 +15,13 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 from toolchain import process
 from toolchain.digest import write_atomically
+from toolchain.engine import relay
 from toolchain.errors import EngineError
 from toolchain.settings import Cache
 
@@ -30,36 +30,6 @@ LOG = logging.getLogger(__name__)
 INSTALL = "apt-get install buildah"
 _NUMBER = itertools.count()
 _LEFT_BY_BUILDAH = re.compile(r"buildah\d+")
-
-
-@dataclass(frozen=True)
-class Mount:
-    """A folder or file of this machine inside a container.
-
-    Args:
-        source: where it lies here.
-        target: absolute path inside.
-        read_only: whether the container may not write to it.
-    """
-
-    source: Path
-    target: str
-    read_only: bool = True
-
-    def arguments(self) -> list[str]:
-        """The option for `buildah run`, `docker run` and `podman run`.
-
-        Raises:
-            EngineError: the path holds both characters that the two forms of the option reserve.
-        """
-        source = os.fspath(self.source.absolute())
-        if ":" not in source + self.target:
-            return ["--volume", f"{source}:{self.target}:{'ro' if self.read_only else 'rw'}"]
-        if "," in source + self.target:
-            raise EngineError(
-                f"{source} cannot be mounted", why="no engine takes a path with a colon and a comma", fix="move it"
-            )
-        return ["--mount", f"type=bind,source={source},target={self.target}" + (",ro" if self.read_only else "")]
 
 
 def process_identity(pid: int) -> str | None:
@@ -98,8 +68,20 @@ class Storage:
         """The folders of the invocations at work."""
         return self.cache.engine / "live"
 
-    def command(self, *words: str | os.PathLike[str], network: bool = False, driver: str | None = None) -> list[str]:
+    def command(
+        self,
+        *words: str | os.PathLike[str],
+        network: bool = False,
+        driver: str | None = None,
+        pipes: Path | None = None,
+    ) -> list[str]:
         """A buildah command line, contained.
+
+        Args:
+            words: what follows buildah's own options.
+            network: whether it may reach out.
+            driver: instead of the storage driver that works here.
+            pipes: what its container writes to (see `engine.relay`).
 
         Raises:
             EngineError: buildah is not installed, or cannot work in this folder.
@@ -115,7 +97,7 @@ class Storage:
             folder.mkdir(parents=True, exist_ok=True)
         argv = ["buildah", "--root", os.fspath(self.root.absolute()), "--runroot", os.fspath(self.runroot.absolute())]
         argv += ["--storage-driver", driver or self.driver, *(os.fspath(word) for word in words)]
-        return process.contained(argv, network=network)
+        return process.contained(argv if pipes is None else relay.outside(argv, pipes), network=network)
 
     def environment(self) -> dict[str, str]:
         """What every buildah process gets: its cache mounts lie below TMPDIR."""

@@ -12,7 +12,7 @@ from urllib.parse import unquote, urljoin, urlsplit
 import requests
 import urllib3
 
-from toolchain.digest import CHUNK, sha256_file
+from toolchain.digest import sha256_file
 from toolchain.errors import DigestError, SourceError, ToolchainError, UnreachableError
 from toolchain.sources.lock import held
 from toolchain.sources.reach import check_http_url, refuse_offline, session, without_query
@@ -23,6 +23,7 @@ ATTEMPTS = 5  # connections for one file, each going on where the last one broke
 BACKOFF = 2.0  # seconds before the second connection, doubled for each further one
 _TIMEOUT = (15, 60)
 _REDIRECTS = 8
+_PIECE = 1 << 16  # what a broken connection may cost: the piece it was in
 _BROKEN = (requests.RequestException, urllib3.exceptions.HTTPError, ConnectionError, TimeoutError)
 
 
@@ -145,7 +146,7 @@ class _Download:
                 raise requests.ConnectionError(f"the connection ended after {done} of {total} bytes")
 
     def _copy(self, answer: requests.Response, sink: IO[bytes], done: int, total: int | None) -> int:
-        for chunk in answer.iter_content(CHUNK):
+        for chunk in answer.iter_content(_PIECE):
             done += len(chunk)
             if done > self.limit:
                 raise self._too_large(done)

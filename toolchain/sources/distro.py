@@ -116,7 +116,7 @@ def fetch_distro(source: Source, store: Store, *, cache: Cache, offline: bool) -
     row = _row(package, version)
     with held(cache.locks / "apt.lock", what="reading the distribution's source index"):
         found, path = _Apt(cache.root / "apt").fetch(
-            package, version, source.digest, row.suites if row is not None else ("sid",), store
+            package, version, source.digest, row.suites if row is not None else ("security", "main", "sid"), store
         )
     _note(found, cache)
     return replace(source, ref=f"distro:{package}={found.version}", digest=f"sha256:{found.sha256}"), path
@@ -220,6 +220,21 @@ def _stanzas(text: str) -> Iterable[dict[str, str]]:
             yield stanza
 
 
+def _groups(mirrors: Sequence[Mirror], hints: Sequence[str]) -> list[list[Mirror]]:
+    """Which indexes to read one after the other until a package is found, the hinted ones first: a main index is large.
+
+    Args:
+        hints: `security` and `main` mean the machine's own suites, any other name a suite of its main archive.
+    """
+    own = {
+        "security": [mirror for mirror in mirrors if mirror.security],
+        "main": [mirror for mirror in mirrors if not mirror.security],
+    }
+    order = [*hints, *(name for name in own if name not in hints)]
+    groups = [own[name] if name in own else [replace(mirrors[0], suite=name)] for name in order]
+    return [group for group in groups if group]
+
+
 class _Apt:
     """apt with source indexes of its own, apart from the system's; the system's mirrors, keys and proxies serve it."""
 
@@ -234,6 +249,8 @@ class _Apt:
             *("-o", "APT::Get::List-Cleanup=true"),
             *("-o", "Acquire::Languages=none"),
             *("-o", "Acquire::Retries=3"),
+            # An index that did not arrive is an error, not a warning.
+            *("-o", "APT::Update::Error-Mode=any"),
             # The cache may lie where apt's own user cannot go.
             *("-o", "APT::Sandbox::User=root"),
             *("-o", "APT::Update::Post-Invoke-Success="),
@@ -242,27 +259,20 @@ class _Apt:
     def fetch(
         self, package: str, version: str, digest: str | None, extra_suites: Sequence[str], store: Store
     ) -> tuple[Package, Path]:
-        """The tarball, from the machine's suites, else from the extra ones: an index may name what its pool lost."""
-        mirrors = apt_mirrors()
+        """The tarball, from the first suite that has it: an index may name what its pool lost."""
         seen: list[str] = []
         failed: ToolchainError | None = None
-        for extra in ((), tuple(extra_suites)) if extra_suites else ((),):
-            self._update(mirrors, extra)
-            for found in self._versions(package):
-                if found.version not in seen:
-                    seen.append(found.version)
-                if version not in ("", found.version):
-                    continue
-                if digest not in (None, f"sha256:{found.sha256}"):
-                    raise DigestError(
-                        f"the Sources index disagrees about {package}={found.version}",
-                        why=f"expected {digest}, the index says sha256:{found.sha256}",
-                        fix="the package changed under one version: check which is right before you trust either",
-                    )
-                try:
-                    return found, self._download(self._uri(found), found, store)
-                except SourceError as error:
-                    failed = error
+        for group in _groups(apt_mirrors(), extra_suites):
+            try:
+                self._update(group)
+                for found in self._versions(package):
+                    if found.version not in seen:
+                        seen.append(found.version)
+                    if version in ("", found.version):
+                        _agree(found, digest)
+                        return found, self._download(self._uri(found), found, store)
+            except (SourceError, UnreachableError) as error:
+                failed = error
         if failed is not None:
             raise failed
         raise SourceError(
@@ -271,18 +281,15 @@ class _Apt:
             fix="name another version, or give the archive itself as URL#sha256=DIGEST",
         )
 
-    def _update(self, mirrors: Sequence[Mirror], extra_suites: Sequence[str]) -> None:
+    def _update(self, mirrors: Sequence[Mirror]) -> None:
         folder = self.root / "sources"
         shutil.rmtree(folder, ignore_errors=True)
         for path in (folder, self.root / "lists" / "partial", self.root / "cache" / "archives" / "partial"):
             path.mkdir(parents=True, exist_ok=True)
-        main = mirrors[0]
-        wanted = list(mirrors)
-        wanted += [replace(main, suite=suite) for suite in extra_suites if suite not in {m.suite for m in mirrors}]
         stanzas = [
             f"Types: deb-src\nURIs: {mirror.site}\nSuites: {mirror.suite}\nComponents: {' '.join(mirror.components)}\n"
             + (f"Signed-By: {mirror.keyring}\n" if mirror.keyring else "")
-            for mirror in wanted
+            for mirror in mirrors
         ]
         write_atomically(folder / "mirrors.sources", "\n".join(stanzas).encode())
         try:
@@ -362,6 +369,16 @@ class _Apt:
             capture=True,
             env={**network_environment(), "DEBIAN_FRONTEND": "noninteractive"},
         ).stdout
+
+
+def _agree(found: Package, digest: str | None) -> None:
+    """Refuse an index that names another digest than the one that is known."""
+    if digest not in (None, f"sha256:{found.sha256}"):
+        raise DigestError(
+            f"the Sources index disagrees about {found.name}={found.version}",
+            why=f"expected {digest}, the index says sha256:{found.sha256}",
+            fix="the package changed under one version: check which is right before you trust either",
+        )
 
 
 def _worst(error: CommandError) -> str:

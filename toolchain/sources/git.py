@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -53,7 +52,8 @@ def fetch_git(repository_url: str, sha: str, store: Store, *, offline: bool, onl
     def unpack(dest: Path) -> None:
         refuse_offline(f"commit {sha[:12]} of {repository_url}", offline=offline)
         with tempfile.TemporaryDirectory(prefix="git-", dir=_scratch(store)) as name:
-            _export(repository_url, sha, Path(name), dest, protocol, only)
+            env = _environment(Path(name), protocol)
+            _export(repository_url, sha, dest, env=env, only=only)
         check_links(dest)
 
     part = ",".join(only) if only is not None else ""
@@ -86,8 +86,8 @@ def _protocol(url: str) -> str:
     )
 
 
-def _export(url: str, sha: str, scratch: Path, dest: Path, protocol: str, only: Sequence[str] | None) -> None:
-    env = {
+def _environment(scratch: Path, protocol: str) -> dict[str, str]:
+    return {
         **network_environment(),
         "GIT_CONFIG_GLOBAL": os.devnull,
         "GIT_CONFIG_NOSYSTEM": "1",
@@ -98,11 +98,15 @@ def _export(url: str, sha: str, scratch: Path, dest: Path, protocol: str, only: 
         "GIT_INDEX_FILE": os.fspath(scratch / "index"),
         "GIT_SSH_COMMAND": "ssh -oBatchMode=yes -oConnectTimeout=30",
     }
+
+
+def _export(url: str, sha: str, dest: Path, *, env: Mapping[str, str], only: Sequence[str] | None) -> None:
     # fmt: off
     fixed = [
         "-c", "protocol.version=2", "-c", "fetch.fsckObjects=true", "-c", "core.protectHFS=true",
         "-c", "core.protectNTFS=true", "-c", "core.hooksPath=/dev/null", "-c", "core.autocrlf=false",
-        "-c", "core.symlinks=true", "-c", "core.bare=false", "-c", "safe.directory=*", "-c", "gc.auto=0", "-c", "advice.detachedHead=false",
+        "-c", "core.symlinks=true", "-c", "core.bare=false",
+        "-c", "safe.directory=*", "-c", "gc.auto=0", "-c", "advice.detachedHead=false",
         "-c", "http.lowSpeedLimit=1000", "-c", "http.lowSpeedTime=60",
     ]
     # fmt: on
@@ -131,8 +135,6 @@ def _export(url: str, sha: str, scratch: Path, dest: Path, protocol: str, only: 
         git(f"--work-tree={dest}", "checkout", "--quiet", sha, "--", *wanted)
     except CommandError as error:
         raise SourceError(f"the tree of {sha[:12]} cannot be written", why=error.why) from error
-    finally:
-        shutil.rmtree(scratch / "repository", ignore_errors=True)
 
 
 def _fetch_error(url: str, sha: str, error: CommandError) -> ToolchainError:

@@ -99,19 +99,17 @@ _GIT_HEADER = re.compile(rb"^diff --git (?P<both>[^\n]+)", re.MULTILINE)
 
 
 def _names(content: bytes) -> list[str]:
-    """Every path that a patch names, its first component (`a/`, `b/`) taken away."""
+    """Every path that a patch names, as it stands there (`a/sub/file`)."""
     found = []
     for match in _HEADER.finditer(content):
         raw = match["file"] if match["file"] is not None else match["moved"]
         name = _unquote(raw.strip())
         if name == "/dev/null":
             continue
-        if match["file"] is not None and not name.startswith("/"):
-            name = name.partition("/")[2] or name
         found.append(name)
     for match in _GIT_HEADER.finditer(content):
-        found += [_unquote(word).partition("/")[2] for word in re.findall(rb'"(?:[^"\\]|\\.)*"|\S+', match["both"])]
-    return [name for name in found if name]
+        found += [_unquote(word) for word in re.findall(rb'"(?:[^"\\]|\\.)*"|\S+', match["both"])]
+    return found
 
 
 def _unquote(raw: bytes) -> str:

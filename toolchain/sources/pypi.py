@@ -80,8 +80,8 @@ def known_pypi(name: str, project: str, version: str) -> Source:
 def fetch_pypi(name: str, version: str, filename: str, sha256: str, store: Store, *, offline: bool) -> Path:
     """A wheel or sdist in the store.
 
-    Wheels come through `pip download`. pip would run an sdist's own code to read its metadata, so of an sdist only the
-    index page is asked for its address.
+    Wheels come through `pip download`. pip would run an sdist's own code to read its metadata, so for an sdist only
+    the index page is asked, for its address.
 
     Args:
         sha256: with or without `sha256:` before it.
@@ -112,7 +112,8 @@ def _wheel(name: str, version: str, filename: str, digest: str, store: Store) ->
         # fmt: off
         argv = [
             "download", "--quiet", "--no-deps", "--no-input", "--disable-pip-version-check", "--only-binary=:all:",
-            f"--implementation={match['python'][:2]}", f"--python-version={match['python'][2:]}", f"--abi={match['abi']}",
+            f"--implementation={match['python'][:2]}",
+            f"--python-version={match['python'][2:]}", f"--abi={match['abi']}",
             *(f"--platform={platform}" for platform in match["platform"].split(".")),
             f"--dest={folder}", f"{name}=={version}",
         ]

@@ -18,6 +18,7 @@ _NETWORK = (
     *(name for stem in ("http_proxy", "https_proxy", "all_proxy", "no_proxy") for name in (stem, stem.upper())),
     *("SSL_CERT_FILE", "SSL_CERT_DIR", "CURL_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "GIT_SSL_CAINFO", "SSH_AUTH_SOCK"),
 )
+RETRY_BACKOFF = 1.0  # seconds before the second try, doubled for each further one
 # Names of query parameters that give access to whoever reads them.
 _SECRET = re.compile(r"token|secret|signature|password|credential|^sig$|^key$|api.?key", re.IGNORECASE)
 
@@ -104,7 +105,7 @@ def session() -> requests.Session:
     """A session that tries again when a server is busy or a connection fails, and follows no redirect by itself."""
     retry = Retry(
         total=4,
-        backoff_factor=1.0,
+        backoff_factor=RETRY_BACKOFF,
         backoff_max=20.0,
         status_forcelist=(429, 500, 502, 503, 504),
         allowed_methods=("GET", "HEAD"),

@@ -46,7 +46,7 @@ class SourceSpec:
 
 
 def parse_source_spec(text: str) -> SourceSpec:
-    """Read `PATH`, `URL@COMMIT`, `URL@SHA256`, `URL#sha256=DIGEST`, `distro:PACKAGE[=VERSION]`, `pypi:PROJECT[==VERSION]`.
+    """Read a source as users write it: a path, URL@COMMIT, URL#sha256=DIGEST, distro:PACKAGE[=VERSION] or pypi:PROJECT.
 
     Raises:
         SourceError: it is none of these, or a URL without a commit or digest.

@@ -61,7 +61,7 @@ class Store:
             shutil.rmtree(home, ignore_errors=True)
             staging.mkdir(parents=True)
             target = staging / name
-            os.replace(path, target)
+            path.replace(target)
             target.chmod(0o644)
             _flush(target)
             staging.rename(home)

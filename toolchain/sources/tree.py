@@ -33,7 +33,7 @@ class Source:
         name: what the stages call it, e.g. `llvm`.
         kind: what brings it.
         ref: for people and records, e.g. `distro:llvm-toolchain-22=22.1.8`; holds no mirror's host.
-        repository: where it comes from, in the words of its kind: a git URL, an archive's URL, `debian`, `pypi`, a path.
+        repository: where it comes from, in the words of its kind: a git or archive URL, `debian`, `pypi`, `local`.
         digest: `sha256:<hex>`, or `git:<40 hex>@<repository>`; None when only a fetch can tell.
         path: the tree or file in the store; None before the fetch.
         locked: whether the digest was promised before the bytes came.
@@ -94,7 +94,7 @@ def scan_tree(path: Path, stat_cache: Path | None = None, *, trust_cache: bool =
                 continue
             count += 1
             if kind == "l":
-                lines.append((os.fsencode(rel), b"l" + os.fsencode(os.readlink(entry.path))))
+                lines.append((os.fsencode(rel), b"l" + os.fsencode(_target(entry))))
                 continue
             info = entry.stat(follow_symlinks=False)
             total += info.st_size
@@ -123,7 +123,7 @@ def scan_tree(path: Path, stat_cache: Path | None = None, *, trust_cache: bool =
 
 def _walk(top: Path) -> Iterator[tuple[str, str, os.DirEntry[str]]]:
     """Every file (`f`), link (`l`) and empty folder (`d`) below `top`, by its path from there, in no order."""
-    todo = [("", os.fspath(top), None)]  # type: list[tuple[str, str, os.DirEntry[str] | None]]
+    todo: list[tuple[str, str, os.DirEntry[str] | None]] = [("", os.fspath(top), None)]
     while todo:
         prefix, folder, self_entry = todo.pop()
         empty = True
@@ -146,6 +146,10 @@ def _walk(top: Path) -> Iterator[tuple[str, str, os.DirEntry[str]]]:
                     )
         if empty and self_entry is not None:
             yield prefix[:-1], "d", self_entry
+
+
+def _target(entry: os.DirEntry[str]) -> str:
+    return os.readlink(entry.path)  # noqa: PTH115 - str, as entries are
 
 
 def _hash_file(path: str) -> str:
@@ -196,13 +200,10 @@ def normalise(tree: Path) -> None:
             if stat.S_ISLNK(info.st_mode):
                 os.utime(path, stamp, follow_symlinks=False)
                 continue
-            if stat.S_ISDIR(info.st_mode):
-                mode = 0o755
-            else:
-                mode = 0o755 if info.st_mode & 0o111 else 0o644
+            mode = 0o755 if stat.S_ISDIR(info.st_mode) or info.st_mode & 0o111 else 0o644
             # Untouched where it is right already: a change of ctime would make the stat cache forget the file.
             if stat.S_IMODE(info.st_mode) != mode:
-                os.chmod(path, mode)
+                os.chmod(path, mode)  # noqa: PTH101 - a Path for each of a hundred thousand files costs seconds
             if info.st_mtime_ns != settings.EPOCH * 10**9:
                 os.utime(path, stamp)
     tree.chmod(0o755)
@@ -215,7 +216,7 @@ def check_links(tree: Path) -> None:
     Raises:
         HostileInputError: there is one; the message names it.
     """
-    links = {rel: os.readlink(entry.path) for rel, kind, entry in _walk(tree) if kind == "l"}
+    links = {rel: _target(entry) for rel, kind, entry in _walk(tree) if kind == "l"}
     check_link_map(links, what=str(tree))
 
 

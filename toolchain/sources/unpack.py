@@ -11,7 +11,7 @@ import os
 import shutil
 import tarfile
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, Self, cast
 
@@ -27,7 +27,7 @@ _LIMIT_HEADER = 1 << 20  # extended headers and long names are read whole into m
 _LIMIT_TRAILER = 64 << 20  # what may follow the end mark: padding
 _WINDOW = 1 << 16  # tarfile's stream copies what is left of its window at every header
 _LONG = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
-_DECOMPRESSORS = (
+_DECOMPRESSORS: tuple[tuple[bytes, tuple[str, ...], Callable[[Path], Any] | None], ...] = (
     # magic, program, what Python offers when the program is missing
     (b"\xfd7zXZ\x00", ("xz", "-dc", "-T0", "--memlimit-decompress=2GiB"), lzma.open),
     (b"\x1f\x8b", ("gzip", "-dc"), gzip.open),
@@ -64,7 +64,7 @@ def unpack_tar(
     dest.mkdir(parents=True, exist_ok=True)
     done = False
     try:
-        _Unpacker(archive, dest, strip, only, limit_bytes, limit_files).run()
+        _Unpacker(archive, dest, strip=strip, only=only, limit_bytes=limit_bytes, limit_files=limit_files).run()
         done = True
     except CommandError as error:
         raise SourceError(
@@ -97,7 +97,14 @@ class _Unpacker:
     """One archive on its way into one folder."""
 
     def __init__(
-        self, archive: Path, dest: Path, strip: int, only: Sequence[str] | None, limit_bytes: int, limit_files: int
+        self,
+        archive: Path,
+        dest: Path,
+        *,
+        strip: int,
+        only: Sequence[str] | None,
+        limit_bytes: int,
+        limit_files: int,
     ) -> None:
         self.archive = archive
         self.dest = os.fspath(dest)
@@ -135,7 +142,7 @@ class _Unpacker:
         for path, target in self.links.items():
             if self._wanted(path):
                 self._folder(path.rpartition("/")[0])
-                os.symlink(target, f"{self.dest}/{path}")
+                Path(self.dest, path).symlink_to(target)
 
     def _member_class(self) -> type[tarfile.TarInfo]:
         outer = self
@@ -242,7 +249,7 @@ class _Unpacker:
 
     def _folder(self, path: str) -> None:
         if path:
-            os.makedirs(f"{self.dest}/{path}", exist_ok=True)
+            Path(self.dest, path).mkdir(parents=True, exist_ok=True)
 
     def _write(self, tar: tarfile.TarFile, member: tarfile.TarInfo, path: str) -> None:
         content = tar.extractfile(member)
@@ -287,15 +294,14 @@ def _decompressed(archive: Path) -> Iterator[IO[bytes]]:
     with archive.open("rb") as plain:
         magic = plain.read(6)
         plain.seek(0)
-        for mark, argv, fallback in _DECOMPRESSORS:
-            if magic.startswith(mark):
-                break
-        else:
+        found = next((row for row in _DECOMPRESSORS if magic.startswith(row[0])), None)
+        if found is None:
             yield plain
             return
-    if shutil.which(argv[0]) or fallback is None:
+    _, argv, fallback = found
+    if fallback is None or shutil.which(argv[0]):
         with output([*argv, "--", archive.absolute()]) as stream:
             yield stream
     else:
-        with cast("IO[bytes]", fallback(archive, "rb")) as stream:
+        with fallback(archive) as stream:
             yield stream

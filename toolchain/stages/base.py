@@ -138,7 +138,9 @@ def _mmdebstrap(recipe: BaseRecipe, tar: Path, packages: Path, shop: Shop) -> No
         hooks.append(f"mkdir -p $(dirname {where}) && ln -sfn {shlex.quote(target)} {where}")
     # Nothing of this machine stays in the image: neither its mirror nor its name.
     of_here = ("sources.list", "sources.list.d/*", "hostname", "resolv.conf")
-    hooks.append("rm -f " + " ".join(f'"$1"/etc/{"apt/" if name.startswith("sources") else ""}{name}' for name in of_here))
+    hooks.append(
+        "rm -f " + " ".join(f'"$1"/etc/{"apt/" if name.startswith("sources") else ""}{name}' for name in of_here)
+    )
     hooks.append(': > "$1"/etc/machine-id')
     # fmt: off
     argv = [

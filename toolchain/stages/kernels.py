@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
 from subprocess import Popen
 from typing import Any
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from toolchain.components import Needs, needs_for
-from toolchain.contract import check_layer
 from toolchain.errors import UnsupportedError
 from toolchain.pins import LlvmPin, aotriton_release, triton_release
 from toolchain.recipe import Recipe, digests
@@ -105,6 +104,8 @@ class LlvmStage:
         )
 
         def check(image: str) -> Mapping[str, Any]:
+            from toolchain.contract import check_layer  # noqa: PLC0415 - only after hours of compiling
+
             shop.step("contract")
             return {"contract": check_layer(shop.runner, image, prefix, needs, log=shop.log).as_json()}
 

@@ -9,10 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from toolchain.contract import Runner
 from toolchain.digest import sha256_file, sha256_json
 from toolchain.oci.layer import compressor_id
-from toolchain.recipe import Mount, Recipe
+from toolchain.recipe import Mount, Recipe, Runner
 from toolchain.settings import EPOCH, FORMAT, Cache, Request
 from toolchain.sources.tree import Source
 

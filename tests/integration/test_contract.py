@@ -1,0 +1,189 @@
+"""The contract check on real LLVMs: the distribution's, and a layer of our own.
+
+Each runs in one container: the whole check, which must pass, then one run for each library and tool with only that one
+taken away, each of which must fail and say what is missing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from toolchain import pipeline
+from toolchain.components import Needs, needs_for
+from toolchain.contract import check_layer, check_names
+from toolchain.engine.buildah import Buildah
+from toolchain.process import Result
+from toolchain.recipe import Mount
+from toolchain.settings import Cache, default_cache
+
+UNPREPARED = 90
+PACKAGES = "libmlir-19-dev mlir-19-tools liblld-19-dev llvm-19-dev llvm-19-tools"
+INSTALL = f"""
+{{ apt-get update && apt-get install -y --no-install-recommends {PACKAGES}; }} >/tmp/apt 2>&1 || {{
+  tail -n 3 /tmp/apt
+  exit {UNPREPARED}
+}}
+"""
+# "$@" is the check as the tool starts it; its last word is the prefix. The cases work on a tree of symbolic links.
+CASES = """
+"$@" || exit $?
+for prefix; do :; done
+say() { echo "@case $1 $2 $(tail -n 1 /tmp/said)"; }
+run() { name=$1; shift; sh /contract/check.sh --quick "$@" >/tmp/said 2>/tmp/errors; say "$name" $?; }
+cp -rs "$prefix" /tmp/farm
+run untouched --until paths /tmp/farm
+for file in $TAKEN; do
+  mv "/tmp/farm/$file" /tmp/taken
+  run "$file" --until configure /tmp/farm
+  mv /tmp/taken "/tmp/farm/$file"
+done
+run restored --until paths /tmp/farm
+"""
+# What the packages allow on top: they are ours to break.
+BREAK = """
+FORBIDDEN=/build run leak --until paths "$prefix"
+DYLIB=forbid run dynamic --until static "$prefix"
+LIBRARIES='MLIRIR;MLIRNoSuchThing' LLD=OFF run unknown --until configure "$prefix"
+mv "$prefix/lib/libMLIRReduceLib.a" /tmp/taken
+LIBRARIES= run cmake --until configure "$prefix"
+"""
+
+
+class Prepared:
+    """Runs the check in a container after `before`, and `after` behind it."""
+
+    def __init__(self, engine: Buildah, *, before: str = "", after: str, mounts: Sequence[Mount] = ()) -> None:
+        self.engine = engine
+        self.script = before + after
+        self.mounts = tuple(mounts)
+        self.network = bool(before)
+        self.cases: dict[str, tuple[int, str]] = {}
+
+    def run(
+        self,
+        image: str,
+        argv: Sequence[str],
+        *,
+        mounts: Sequence[Mount] = (),
+        env: Mapping[str, str] | None = None,
+        network: bool = False,
+        log: Path | None = None,
+        on_line: Callable[[str], None] | None = None,
+        workdir: str | None = None,
+        capture: bool = False,
+        check: bool = True,
+        timeout: float | None = None,
+    ) -> Result:
+        def each(line: str) -> None:
+            if line.startswith("@case "):
+                _, name, code, last = line.split(" ", 3)
+                self.cases[name] = (int(code), last.removeprefix("@contract "))
+            elif on_line is not None:
+                on_line(line)
+
+        result = self.engine.run(
+            image,
+            ["sh", "-c", self.script, "sh", *argv],
+            mounts=[*mounts, *self.mounts],
+            env=env,
+            network=network or self.network,
+            log=log,
+            on_line=each,
+            workdir=workdir,
+            capture=capture,
+            check=check,
+            timeout=timeout,
+        )
+        if result.returncode == UNPREPARED:
+            pytest.skip(f"NO LLVM PACKAGES TO CHECK: apt-get install {PACKAGES} failed: {result.tail[-3:]}")
+        return result
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Buildah, str]]:
+    """An engine, and the base image in it: TOOLCHAIN_TEST_BASE (an OCI layout), else what `build base` left."""
+    for program in ("buildah", "unshare"):
+        if shutil.which(program) is None:
+            pytest.skip(f"{program} is not installed: apt-get install {program}")
+    if named := os.environ.get("TOOLCHAIN_TEST_BASE"):
+        engine = Buildah(Cache(tmp_path_factory.mktemp("contract") / "cache"))
+        layout = Path(named.removeprefix("oci:"))
+        yield engine, engine.ensure_image("base", layout, _only_manifest(layout))
+        engine.destroy()
+        return
+    cache = Cache(default_cache())
+    found = pipeline.find_image(cache, "toolchain-base-debian13")
+    if not found:
+        pytest.skip("NO BASE IMAGE: run `toolchain build base`, or name an OCI layout by TOOLCHAIN_TEST_BASE")
+    engine = Buildah(cache)
+    yield engine, engine.ensure_image("base-debian13", cache.images, found[0]["manifest"])
+
+
+def _only_manifest(layout: Path) -> str:
+    content, digest = json.loads((layout / "index.json").read_text()), ""
+    while "manifests" in content:
+        (entry,) = content["manifests"]
+        digest = str(entry["digest"])
+        content = json.loads((layout / "blobs" / digest.replace(":", "/")).read_text())
+    return digest
+
+
+def taken(needs: Needs) -> dict[str, str]:
+    """The check that must fail, by the file that is taken away."""
+    libraries = {f"lib/lib{name}.a": "libraries" for name in sorted({*needs.libtriton, *needs.bin_tools})}
+    return libraries | {f"bin/{tool}": tool for tool in needs.tools}
+
+
+def show_each_missing_part_is_found(runner: Prepared, needs: Needs) -> None:
+    assert runner.cases["untouched"][0] == 0, "without this the others prove nothing"
+    assert runner.cases["restored"][0] == 0
+    for file, check in taken(needs).items():
+        code, last = runner.cases[file]
+        assert code == 1, file
+        assert last.startswith(f"{check} fail"), (file, last)
+        assert Path(file).name.removeprefix("lib").removesuffix(".a") in last
+
+
+@pytest.mark.engine
+def test_the_distributions_llvm(base: tuple[Buildah, str], tmp_path: Path) -> None:
+    engine, image = base
+    needs = dataclasses.replace(
+        needs_for("3.2"), lld=True, filecheck=True, clang=True, tools=("mlir-tblgen", "FileCheck", "clang++")
+    )
+    # It is made for other ends: it has a dylib, and its files name the folder it was built in.
+    env = {"DYLIB": "allow", "FORBIDDEN": "/no/such/folder", "TAKEN": " ".join(taken(needs))}
+    runner = Prepared(engine, before=INSTALL, after=CASES + BREAK)
+    report = check_layer(runner, image, "/usr/lib/llvm-19", needs, log=tmp_path / "log", env=env)
+    assert [check.name for check in report.checks] == list(check_names(needs))
+    details = {check.name: check.detail for check in report.checks}
+    assert details["configure"].startswith("LLVM 19.")
+    assert "machine 224 0, processor 76" in details["amdgpu"]
+    assert "type 3 0" in details["lld"]
+    assert details["ptx"] == ".target sm_90"
+    show_each_missing_part_is_found(runner, needs)
+    for name, check in (("leak", "paths"), ("dynamic", "static"), ("unknown", "libraries"), ("cmake", "configure")):
+        code, last = runner.cases[name]
+        assert (code, last.split(" ")[:2]) == (1, [check, "fail"]), (name, last)
+
+
+@pytest.mark.full
+def test_a_layer_of_our_own(base: tuple[Buildah, str], tmp_path: Path) -> None:
+    named = os.environ.get("TOOLCHAIN_TEST_LLVM_LAYER")
+    if not named:
+        pytest.skip("NO LLVM LAYER: name the root of an unpacked one by TOOLCHAIN_TEST_LLVM_LAYER")
+    engine, image = base
+    (prefix,) = Path(named).glob("usr/lib64/llvm-triton-*")
+    inside = f"/usr/lib64/{prefix.name}"
+    # TOOLCHAIN_TEST_TRITON: which Triton it was built for.
+    needs = needs_for(os.environ.get("TOOLCHAIN_TEST_TRITON"))
+    runner = Prepared(engine, after=CASES, mounts=[Mount(prefix, inside)])
+    env = {"TAKEN": " ".join(taken(needs))}
+    check_layer(runner, image, inside, needs, log=tmp_path / "log", env=env)
+    show_each_missing_part_is_found(runner, needs)

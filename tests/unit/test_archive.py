@@ -1,0 +1,242 @@
+"""Downloads from a server on loopback that misbehaves on purpose."""
+
+from __future__ import annotations
+
+import http.server
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from toolchain.digest import sha256_bytes
+from toolchain.errors import DigestError, SourceError, UnreachableError
+from toolchain.sources import archive, reach
+from toolchain.sources.archive import fetch_archive
+from toolchain.sources.store import Store
+
+CONTENT = bytes(range(256)) * 2000
+DIGEST = sha256_bytes(CONTENT)
+
+
+@dataclass
+class Server:
+    """What the server does next, and what it was asked."""
+
+    port: int = 0
+    mode: str = "good"
+    asked: list[tuple[str, str | None]] = field(default_factory=list)
+
+    def url(self, path: str = "/a%20b.tar.xz") -> str:
+        return f"http://127.0.0.1:{self.port}{path}"
+
+
+def _handler(server: Server) -> type[http.server.BaseHTTPRequestHandler]:
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def log_message(self, *_args: object) -> None:
+            return
+
+        def answer(
+            self, status: int, body: bytes, headers: dict[str, str] | None = None, length: int | None = None
+        ) -> None:
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body) if length is None else length))
+            for name, value in (headers or {}).items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def do_GET(self) -> None:  # noqa: PLR0912 - one case for each misbehaviour
+            wanted = self.headers.get("Range")
+            server.asked.append((self.path, wanted))
+            start = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted else 0
+            ranged = {"Content-Range": f"bytes {start}-{len(CONTENT) - 1}/{len(CONTENT)}"} if wanted else {}
+            match server.mode:
+                case "cut":  # every connection gives a third, then breaks
+                    part = CONTENT[start : start + len(CONTENT) // 3 + 1]
+                    self.answer(206 if wanted else 200, part, ranged, len(CONTENT) - start)
+                    self.close_connection = True
+                case "cut, no ranges":
+                    done = len(server.asked) > 1
+                    self.answer(200, CONTENT if done else CONTENT[:100], length=len(CONTENT))
+                    self.close_connection = True
+                case "stops":
+                    self.answer(200, CONTENT[:100], length=len(CONTENT))
+                    self.close_connection = True
+                case "page":
+                    self.answer(200, b"<!DOCTYPE html><title>Please log in</title>", {"Content-Type": "text/html"})
+                case "wrong range":
+                    self.answer(206 if wanted else 200, CONTENT, {"Content-Range": "bytes 0-9/10"} if wanted else {})
+                case "no such range" if wanted:
+                    self.answer(416, b"")
+                case "missing":
+                    self.answer(404, b"")
+                case "busy":
+                    self.answer(503, b"")
+                case "busy once" if len(server.asked) == 1:
+                    self.answer(429, b"", {"Retry-After": "0"})
+                case "redirect" if self.path != "/there":
+                    self.answer(302, b"", {"Location": "/there"})
+                case "redirect to http":
+                    self.answer(302, b"", {"Location": "http://example.test/x"})
+                case "redirect round":
+                    self.answer(302, b"", {"Location": self.path})
+                case _:
+                    self.answer(206 if wanted else 200, CONTENT[start:], ranged)
+
+    return Handler
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setattr(archive, "BACKOFF", 0.01)
+    for name in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    state = Server()
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _handler(state)) as running:
+        state.port = running.server_address[1]
+        thread = threading.Thread(target=running.serve_forever, args=(0.05,))
+        thread.start()
+        yield state
+        running.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "st ore")
+
+
+def leftovers(store: Store) -> list[Path]:
+    return list(store.partial.iterdir()) if store.partial.exists() else []
+
+
+def test_good(server: Server, store: Store) -> None:
+    seen: list[tuple[int, int | None]] = []
+    path = fetch_archive(server.url(), DIGEST, store, offline=False, on_bytes=lambda *now: seen.append(now))
+    assert path.name == "a b.tar.xz"
+    assert path.read_bytes() == CONTENT
+    assert seen[-1] == (len(CONTENT), len(CONTENT))
+    assert fetch_archive(server.url(), DIGEST.removeprefix("sha256:").upper(), store, offline=True) == path
+    assert len(server.asked) == 1
+
+
+def test_broken_connections_are_resumed(server: Server, store: Store) -> None:
+    server.mode = "cut"
+    assert fetch_archive(server.url(), DIGEST, store, offline=False).read_bytes() == CONTENT
+    starts = [int(wanted.removeprefix("bytes=").rstrip("-")) for _, wanted in server.asked if wanted]
+    assert len(server.asked) == len(starts) + 1 <= archive.ATTEMPTS
+    assert starts[0] > len(CONTENT) // 3 - 2 * archive._PIECE, "what came before the break was kept"
+    assert starts == sorted(set(starts))
+
+
+def test_a_killed_download_goes_on(server: Server, store: Store) -> None:
+    store.partial.mkdir(parents=True)
+    (store.partial / DIGEST.removeprefix("sha256:")).write_bytes(CONTENT[:1000])
+    assert fetch_archive(server.url(), DIGEST, store, offline=False).read_bytes() == CONTENT
+    assert server.asked[0][1] == "bytes=1000-"
+
+
+@pytest.mark.parametrize("mode", ["cut, no ranges", "wrong range", "no such range"])
+def test_servers_that_cannot_resume(server: Server, store: Store, mode: str) -> None:
+    server.mode = mode
+    store.partial.mkdir(parents=True)
+    (store.partial / DIGEST.removeprefix("sha256:")).write_bytes(CONTENT[:1000])
+    assert fetch_archive(server.url(), DIGEST, store, offline=False).read_bytes() == CONTENT
+
+
+def test_truncated_for_good(server: Server, store: Store) -> None:
+    server.mode = "stops"
+    with pytest.raises(UnreachableError, match="whole"):
+        fetch_archive(server.url(), DIGEST, store, offline=False)
+    assert store.file(DIGEST) is None
+    assert len(server.asked) == archive.ATTEMPTS
+
+
+def test_wrong_digest(server: Server, store: Store) -> None:
+    other = "0" * 64
+    with pytest.raises(DigestError) as caught:
+        fetch_archive(server.url(), other, store, offline=False)
+    assert other in caught.value.why
+    assert DIGEST in caught.value.why
+    assert not leftovers(store)
+
+
+def test_a_page_in_place_of_the_file(server: Server, store: Store) -> None:
+    server.mode = "page"
+    with pytest.raises(DigestError) as caught:
+        fetch_archive(server.url(), DIGEST, store, offline=False)
+    assert "web page titled 'Please log in'" in caught.value.why
+    assert not leftovers(store)
+
+
+def test_missing(server: Server, store: Store) -> None:
+    server.mode = "missing"
+    with pytest.raises(SourceError) as caught:
+        fetch_archive(server.url("/x?a=b"), DIGEST, store, offline=False)
+    assert "404" in caught.value.why
+    assert "a=b" not in str(caught.value)
+
+
+def test_busy_server(server: Server, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.mode = "busy once"
+    assert fetch_archive(server.url(), DIGEST, store, offline=False).exists()
+    server.mode = "busy"
+    monkeypatch.setattr(reach, "RETRY_BACKOFF", 0.0)
+    with pytest.raises(UnreachableError) as caught:
+        fetch_archive(server.url(), "1" * 64, store, offline=False)
+    assert "503" in caught.value.why
+
+
+def test_nobody_there(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archive, "BACKOFF", 0.0)
+    monkeypatch.setattr(reach, "RETRY_BACKOFF", 0.0)
+    with pytest.raises(UnreachableError):
+        fetch_archive("http://127.0.0.1:9/x", DIGEST, store, offline=False)
+
+
+def test_redirects(server: Server, store: Store) -> None:
+    server.mode = "redirect"
+    assert fetch_archive(server.url(), DIGEST, store, offline=False).exists()
+    for mode in ("redirect to http", "redirect round"):
+        server.mode = mode
+        with pytest.raises(SourceError):
+            fetch_archive(server.url(), "2" * 64, store, offline=False)
+
+
+def test_too_large(server: Server, store: Store) -> None:
+    with pytest.raises(SourceError, match="too large"):
+        fetch_archive(server.url(), DIGEST, store, offline=False, limit_bytes=1000)
+    assert not leftovers(store)
+
+
+def test_offline(server: Server, store: Store) -> None:
+    with pytest.raises(UnreachableError, match="offline"):
+        fetch_archive(server.url(), DIGEST, store, offline=True)
+    assert not server.asked
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://example.test/x",
+        "ftp://example.test/x",
+        "file:///etc/passwd",
+        "https://",
+        "https://user:hunter2@example.test/x",
+        "https://hunter2@example.test/x",
+        "https://example.test/x?X-Amz-Signature=hunter2",
+        "https://exa mple.test/x",
+        "http://127.0.0.1.example.test/x",
+    ],
+)
+def test_refused_urls(store: Store, url: str) -> None:
+    with pytest.raises(SourceError) as caught:
+        fetch_archive(url, DIGEST, store, offline=False)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_https_never_leads_to_plain_http() -> None:
+    with pytest.raises(SourceError):
+        reach.check_http_url("http://127.0.0.1/x", plain_allowed=False)

@@ -1,0 +1,78 @@
+"""The Containerfile that is built, from the one that people read."""
+
+from __future__ import annotations
+
+import pytest
+
+from toolchain.engine import isolation, relay
+from toolchain.engine.buildah import render
+from toolchain.engine.isolation import PROOF
+from toolchain.errors import EngineError
+from toolchain.recipe import Recipe
+
+CONTAINERFILE = """\
+ARG BASE
+FROM ${BASE} AS build
+ARG X
+RUN --mount=type=cache,id=toolchain-llvm-tree,target=/build \\
+    # RUN in a comment
+    --mount=type=cache,id=toolchain-llvm-tree-not,target=/other \\
+    --mount=type=cache,id=toolchain-ccache,target=/ccache \\
+    RUN=1 sh build.sh
+RUN true
+FROM build AS second
+run echo lower
+FROM scratch
+COPY --from=build /out/ /
+"""
+
+
+def recipe(**change: object) -> Recipe:
+    values: dict[str, object] = {"name": "llvm", "containerfile": "C", "base": "b", "cache_key": "abc"}
+    return Recipe(**(values | change))  # type: ignore[arg-type]
+
+
+def test_the_tree_cache_alone_gets_the_key() -> None:
+    text = render(recipe(), CONTAINERFILE)
+    assert "id=toolchain-llvm-tree-abc,target=/build" in text
+    assert "id=toolchain-llvm-tree-not,target=/other" in text
+    assert "id=toolchain-ccache,target=/ccache" in text
+    assert "id=toolchain-llvm-tree,target" in render(recipe(cache_key=""), CONTAINERFILE)
+
+
+def test_each_stage_that_runs_something_proves_that_it_is_offline() -> None:
+    lines = render(recipe(cache_key=""), CONTAINERFILE).splitlines()
+    assert [line for line in lines if line != PROOF] == CONTAINERFILE.splitlines(), "nothing else changes"
+    places = [number for number, line in enumerate(lines) if line == PROOF]
+    assert [lines[number + 1].split()[0] for number in places] == ["RUN", "run"]
+    assert PROOF not in render(recipe(network=True), CONTAINERFILE)
+
+
+def test_a_shell_of_its_own_is_kept() -> None:
+    assert render(recipe(), CONTAINERFILE, relayed=True).count(relay.SHELL) == 2
+    own = CONTAINERFILE.replace("ARG X", 'SHELL ["/bin/bash", "-c"]')
+    assert relay.SHELL not in render(recipe(), own, relayed=True)
+
+
+def test_the_probes_answer_is_read() -> None:
+    assert isolation.answer("@interfaces 0") == 0
+    assert isolation.answer("@interfaces 3\n") == 3
+    assert isolation.answer("@interfaces unknown") == -1
+    assert isolation.answer(f"STEP 4/5: RUN {isolation.SCRIPT}") is None
+
+
+def test_a_build_that_ran_something_without_an_answer_is_not_believed() -> None:
+    seen: list[str] = []
+    witness = isolation.Witness(seen.append)
+    witness.line("[1/2] STEP 3/4: RUN true")
+    with pytest.raises(EngineError, match="not isolated"):
+        witness.check(finished=True)
+    witness.line("@interfaces 0")
+    witness.check(finished=True)
+    witness.line("@interfaces 2")
+    with pytest.raises(EngineError, match="2 network interfaces"):
+        witness.check(finished=False)
+    assert seen == ["[1/2] STEP 3/4: RUN true"]
+    copied_only = isolation.Witness(None)
+    copied_only.line("STEP 2/2: COPY a b")
+    copied_only.check(finished=True)

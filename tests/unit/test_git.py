@@ -1,0 +1,163 @@
+"""Trees by commit, from a repository on this disk."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from toolchain.errors import HostileInputError, SourceError, UnreachableError
+from toolchain.sources.git import fetch_git
+from toolchain.sources.store import Store
+
+
+def git(repository: Path, *words: str, stdin: str = "") -> str:
+    env = {
+        "PATH": os.environ["PATH"],
+        "GIT_CONFIG_GLOBAL": os.devnull,
+        "GIT_CONFIG_NOSYSTEM": "1",
+        **{f"GIT_{who}_{what}": "t@example.test" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")},
+    }
+    return subprocess.run(
+        ["git", "-C", repository, *words], check=True, env=env, input=stdin, stdout=subprocess.PIPE, text=True
+    ).stdout.strip()
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    path = tmp_path / "the 'origin'"
+    path.mkdir()
+    git(path, "init", "-q", "-b", "main")
+    (path / "llvm").mkdir()
+    (path / "llvm" / "CMakeLists.txt").write_text("one\n")
+    (path / "docs").mkdir()
+    (path / "docs" / "left-out").write_text("d\n")
+    (path / "run").write_text("#!/bin/sh\n")
+    (path / "run").chmod(0o755)
+    (path / "link").symlink_to("llvm/CMakeLists.txt")
+    # An archive would leave docs/ out; a checkout does not.
+    (path / ".gitattributes").write_text("docs export-ignore\n")
+    git(path, "add", "-A")
+    git(path, "commit", "-q", "-m", "1")
+    return path
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "st ore")
+
+
+@pytest.mark.parametrize("form", ["path", "file"])
+def test_commit(repository: Path, store: Store, form: str) -> None:
+    sha = git(repository, "rev-parse", "HEAD")
+    # The branch moves on; the commit stays what it is.
+    (repository / "run").write_text("moved\n")
+    git(repository, "commit", "-qam", "2")
+    url = str(repository) if form == "path" else f"file://{repository}"
+    tree = fetch_git(url, sha, store, offline=False)
+    assert {path.relative_to(tree).as_posix() for path in tree.rglob("*")} == {
+        ".gitattributes",
+        "docs",
+        "docs/left-out",
+        "link",
+        "llvm",
+        "llvm/CMakeLists.txt",
+        "run",
+    }
+    assert (tree / "run").read_text() == "#!/bin/sh\n"
+    assert os.access(tree / "run", os.X_OK)
+    assert (tree / "link").is_symlink()
+    assert fetch_git(url, sha, store, offline=True) == tree
+    assert not list(store.partial.iterdir())
+
+
+def test_only(repository: Path, store: Store) -> None:
+    sha = git(repository, "rev-parse", "HEAD")
+    tree = fetch_git(str(repository), sha, store, offline=False, only=["llvm", "not-there"])
+    assert [path.name for path in tree.iterdir()] == ["llvm"]
+    with pytest.raises(SourceError, match="holds none"):
+        fetch_git(str(repository), sha, store, offline=False, only=["mlir"])
+
+
+def test_missing_commit(repository: Path, store: Store) -> None:
+    with pytest.raises(SourceError, match="has no commit"):
+        fetch_git(str(repository), "0123456789" * 4, store, offline=False)
+    assert not [path for path in (store.root / "trees").iterdir() if path.is_dir()]
+
+
+def test_missing_repository(tmp_path: Path, store: Store) -> None:
+    with pytest.raises(SourceError, match="no repository"):
+        fetch_git(str(tmp_path / "none"), "a" * 40, store, offline=False)
+
+
+def test_a_blob_is_no_commit(repository: Path, store: Store) -> None:
+    blob = git(repository, "rev-parse", "HEAD:run")
+    with pytest.raises(SourceError):
+        fetch_git(str(repository), blob, store, offline=False)
+
+
+def test_unreachable(store: Store) -> None:
+    with pytest.raises(UnreachableError):
+        fetch_git("http://127.0.0.1:9/r", "a" * 40, store, offline=False)
+
+
+def test_offline(repository: Path, store: Store) -> None:
+    with pytest.raises(UnreachableError, match="offline"):
+        fetch_git(str(repository), git(repository, "rev-parse", "HEAD"), store, offline=True)
+
+
+@pytest.mark.parametrize("sha", ["main", "a" * 39, "A" * 40, "--upload-pack=evil", "a" * 41])
+def test_only_whole_commits(repository: Path, store: Store, sha: str) -> None:
+    with pytest.raises(SourceError, match="no commit"):
+        fetch_git(str(repository), sha, store, offline=False)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "ext::sh -c evil",
+        "git://example.test/r",
+        "http://example.test/r",
+        "--upload-pack=evil",
+        "https://user:hunter2@example.test/r",
+        "https://hunter2@example.test/r",
+    ],
+)
+def test_refused_urls(store: Store, url: str) -> None:
+    with pytest.raises(SourceError) as caught:
+        fetch_git(url, "a" * 40, store, offline=False)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_link_that_leaves_the_tree(repository: Path, store: Store) -> None:
+    (repository / "out").symlink_to("../../etc/passwd")
+    git(repository, "add", "-A")
+    git(repository, "commit", "-qm", "out")
+    with pytest.raises(HostileInputError, match="leads out"):
+        fetch_git(str(repository), git(repository, "rev-parse", "HEAD"), store, offline=False)
+
+
+def test_submodules_are_not_followed(repository: Path, store: Store, tmp_path: Path) -> None:
+    (repository / ".gitmodules").write_text(f'[submodule "s"]\n path = s\n url = file://{tmp_path}/private\n')
+    git(repository, "update-index", "--add", "--cacheinfo", f"160000,{'b' * 40},s")
+    git(repository, "add", ".gitmodules")
+    git(repository, "commit", "-qm", "sub")
+    tree = fetch_git(str(repository), git(repository, "rev-parse", "HEAD"), store, offline=False)
+    assert not list((tree / "s").rglob("*"))
+
+
+def test_hooks_and_config_of_the_user_play_no_part(
+    repository: Path, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / ".gitconfig").write_text(
+        f'[url "{tmp_path}/elsewhere"]\n insteadOf = {repository}\n[core]\n autocrlf = true\n'
+    )
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "other"))
+    sha = git(repository, "rev-parse", "HEAD")
+    tree = fetch_git(str(repository), sha, store, offline=False)
+    assert (tree / "llvm" / "CMakeLists.txt").read_bytes() == b"one\n"

@@ -1,0 +1,138 @@
+"""Patches: they apply to a copy, or they are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from toolchain.errors import PatchError
+from toolchain.sources.patch import apply_patches, check_patch
+from toolchain.sources.tree import tree_digest
+
+GOOD = """A word about it.
+--- a/sub/f
++++ b/sub/f
+@@ -1 +1 @@
+-old
++new
+"""
+NEW = """diff --git a/made here b/made here
+new file mode 100755
+--- /dev/null
++++ b/made here
+@@ -0,0 +1 @@
++x
+"""
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    top = tmp_path / "a tree"
+    (top / "sub").mkdir(parents=True)
+    (top / "sub" / "f").write_text("old\n")
+    (tmp_path / "victim").write_text("old\n")
+    return top
+
+
+def patch(tmp_path: Path, text: str, name: str = "it's one.patch") -> Path:
+    path = tmp_path / name
+    path.write_text(text)
+    return path
+
+
+def test_apply(tmp_path: Path, tree: Path) -> None:
+    before = tree_digest(tree)
+    dest = tmp_path / "dest"
+    apply_patches(tree, [patch(tmp_path, GOOD), patch(tmp_path, NEW, "2")], dest)
+    assert (dest / "sub" / "f").read_text() == "new\n"
+    assert (dest / "made here").stat().st_mode & 0o111
+    assert tree_digest(tree) == before, "the source itself stays what it was"
+
+
+def test_apply_into_an_empty_folder(tmp_path: Path, tree: Path) -> None:
+    dest = tmp_path / "dest"
+    dest.mkdir()
+    apply_patches(tree, [patch(tmp_path, GOOD)], dest)
+    assert (dest / "sub" / "f").read_text() == "new\n"
+
+
+def test_a_repository_around_the_tree_plays_no_part(tmp_path: Path, tree: Path) -> None:
+    (tmp_path / ".git").mkdir()
+    apply_patches(tree, [patch(tmp_path, GOOD)], tmp_path / "dest")
+    assert (tmp_path / "dest" / "sub" / "f").read_text() == "new\n"
+
+
+def test_order_counts(tmp_path: Path, tree: Path) -> None:
+    second = GOOD.replace("-old", "-new").replace("+new", "+newer")
+    one, two = patch(tmp_path, GOOD, "1"), patch(tmp_path, second, "2")
+    apply_patches(tree, [one, two], tmp_path / "dest")
+    assert (tmp_path / "dest" / "sub" / "f").read_text() == "newer\n"
+    with pytest.raises(PatchError, match="2 does not apply"):
+        apply_patches(tree, [two, one], tmp_path / "dest2")
+
+
+def header(name: str, other: str | None = None) -> str:
+    return f"--- {name}\n+++ {other or name}\n@@ -1 +1 @@\n-old\n+new\n"
+
+
+LEAVING = {
+    "dot-dot": header("a/../victim", "b/../victim"),
+    "dot-dot at the start": header("../victim"),
+    "absolute": header("/etc/passwd"),
+    "quoted": header('"a/\\056\\056/victim"'),
+    "git folder": header("a/.git/config", "b/.git/config"),
+    "rename": "diff --git a/sub/f b/../victim\nsimilarity index 100%\nrename from sub/f\nrename to ../victim\n",
+    "copy": "diff --git a/sub/f b/sub/g\nsimilarity index 100%\ncopy from sub/f\ncopy to /tmp/toolchain-victim\n",
+}
+UNFIT = {
+    "empty": "",
+    "words": "nothing here is a patch\n",
+    "other content": GOOD.replace("-old", "-older"),
+    "other file": GOOD.replace("sub/f", "sub/g"),
+    "cut": GOOD[:-5],
+}
+LINK = """diff --git a/l b/l
+new file mode 120000
+--- /dev/null
++++ b/l
+@@ -0,0 +1 @@
++../..
+\\ No newline at end of file
+"""
+THROUGH = """diff --git a/l/victim b/l/victim
+--- a/l/victim
++++ b/l/victim
+@@ -1 +1 @@
+-old
++new
+"""
+
+
+@pytest.mark.parametrize("name", [*LEAVING, *UNFIT])
+def test_refused(tmp_path: Path, tree: Path, name: str) -> None:
+    text = LEAVING.get(name) or UNFIT[name]
+    with pytest.raises(PatchError) as caught:
+        apply_patches(tree, [patch(tmp_path, text)], tmp_path / "dest")
+    if name in LEAVING:
+        assert "leaves its tree" in caught.value.what
+    assert (tmp_path / "victim").read_text() == "old\n"
+
+
+def test_missing(tmp_path: Path) -> None:
+    with pytest.raises(PatchError, match="cannot read"):
+        check_patch(tmp_path / "none")
+
+
+def test_link_out(tmp_path: Path, tree: Path) -> None:
+    with pytest.raises(PatchError, match="leaves the tree"):
+        apply_patches(tree, [patch(tmp_path, LINK)], tmp_path / "dest")
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_write_through_a_link(tmp_path: Path, tree: Path, together: bool) -> None:
+    link = LINK.replace("../..", "..")
+    texts = [link + THROUGH] if together else [link, THROUGH]
+    with pytest.raises(PatchError):
+        apply_patches(tree, [patch(tmp_path, text, f"{n}") for n, text in enumerate(texts)], tmp_path / "dest")
+    assert (tmp_path / "victim").read_text() == "old\n"

@@ -1,0 +1,101 @@
+"""Files of a Python index, from one on loopback."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import http.server
+import importlib.util
+import io
+import os
+import tarfile
+import threading
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from toolchain.digest import sha256_file
+from toolchain.errors import DigestError, SourceError, UnreachableError
+from toolchain.sources.pypi import fetch_pypi
+from toolchain.sources.store import Store
+
+WHEEL = "thing_x-1.0-cp313-cp313-manylinux_2_27_x86_64.manylinux_2_28_x86_64.whl"
+SDIST = "thing_x-1.0.tar.gz"
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    """Serves a folder."""
+
+    def log_message(self, *_args: object) -> None:
+        return
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    if importlib.util.find_spec("pip") is None:
+        pytest.skip("pip is not installed beside this Python: fetching from an index is NOT tested")
+    files = tmp_path / "served" / "files"
+    page = tmp_path / "served" / "simple" / "thing-x" / "index.html"
+    page.parent.mkdir(parents=True)
+    files.mkdir()
+    with zipfile.ZipFile(files / WHEEL, "w") as wheel:
+        info = "thing_x-1.0.dist-info"
+        wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: thing-x\nVersion: 1.0\n")
+        wheel.writestr(f"{info}/WHEEL", f"Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: {WHEEL[12:-4]}\n")
+        wheel.writestr(f"{info}/RECORD", "")
+    # Whoever ran the code of this sdist would leave a trace.
+    evil = f"open({str(tmp_path / 'ran')!r}, 'w')".encode()
+    with tarfile.open(files / SDIST, "w:gz") as tar:
+        member = tarfile.TarInfo("thing_x-1.0/setup.py")
+        member.size = len(evil)
+        tar.addfile(member, io.BytesIO(evil))
+    links = "".join(f'<a class="f" href="../../files/{name}#sha256={"0" * 64}">{name}</a>' for name in (SDIST,))
+    links += f'<a href="../../files/{WHEEL}">{WHEEL}</a>'
+    page.write_text(f"<!DOCTYPE html><html><body>{links}</body></html>")
+    for name in [name for name in os.environ if name.startswith("PIP_") or name.lower().endswith("_proxy")]:
+        monkeypatch.delenv(name)
+    handler = functools.partial(Quiet, directory=str(tmp_path / "served"))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+        monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{server.server_address[1]}/simple")
+        monkeypatch.setenv("PIP_RETRIES", "0")
+        yield files
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize("name", [WHEEL, SDIST])
+def test_fetch(index: Path, tmp_path: Path, name: str) -> None:
+    store = Store(tmp_path / "st ore")
+    digest = sha256_file(index / name)
+    got = fetch_pypi("Thing.X", "1.0", name, digest, store, offline=False)
+    assert got.name == name
+    assert got.read_bytes() == (index / name).read_bytes()
+    assert fetch_pypi("thing-x", "1.0", name, digest, store, offline=True) == got
+    assert not (tmp_path / "ran").exists(), "the sdist's own code must not run"
+
+
+@pytest.mark.parametrize("name", [WHEEL, SDIST])
+def test_wrong_digest(index: Path, tmp_path: Path, name: str) -> None:
+    store = Store(tmp_path / "store")
+    other = hashlib.sha256(b"other").hexdigest()
+    with pytest.raises(DigestError) as caught:
+        fetch_pypi("thing-x", "1.0", name, other, store, offline=False)
+    assert other in caught.value.why
+    assert sha256_file(index / name) in caught.value.why
+    assert store.file(f"sha256:{other}") is None
+
+
+@pytest.mark.parametrize("name", [WHEEL.replace("1.0", "2.0"), SDIST.replace("1.0", "2.0")])
+def test_not_there(index: Path, tmp_path: Path, name: str) -> None:
+    with pytest.raises(SourceError):
+        fetch_pypi("thing-x", "2.0", name, "0" * 64, Store(tmp_path / "store"), offline=False)
+
+
+def test_offline(tmp_path: Path) -> None:
+    with pytest.raises(UnreachableError, match="offline"):
+        fetch_pypi("thing-x", "1.0", WHEEL, "0" * 64, Store(tmp_path / "store"), offline=True)

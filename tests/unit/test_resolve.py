@@ -1,0 +1,222 @@
+"""From the user's words to a source, and to its tree in the store."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from toolchain import settings
+from toolchain.digest import sha256_file
+from toolchain.errors import DigestError, SourceError, UnreachableError
+from toolchain.settings import Cache
+from toolchain.sources.distro import Package, known_packages
+from toolchain.sources.pypi import PypiFile, known_files
+from toolchain.sources.resolve import fetch_source, locate, parse_source_spec
+from toolchain.sources.store import Store
+from toolchain.sources.tree import tree_digest
+
+SHA = "0123456789abcdef0123456789abcdef01234567"
+HEX = hashlib.sha256(b"").hexdigest()
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Cache:
+    return Cache(tmp_path / "the 'cache'")
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    top = tmp_path / "my llvm"
+    (top / "mlir").mkdir(parents=True)
+    (top / "mlir" / "CMakeLists.txt").write_text("old\n")
+    (top / "docs").mkdir()
+    (top / "docs" / "x").write_text("x")
+    (top / ".git").mkdir()
+    (top / ".git" / "HEAD").write_text("x")
+    return top
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "where", "version"),
+    [
+        (f"https://example.test/r.git@{SHA}", "git", "https://example.test/r.git", SHA),
+        (f"ssh://git@example.test/r@{SHA.upper()}", "git", "ssh://git@example.test/r", SHA),
+        (f"file:///a b/r@{SHA}", "git", "file:///a b/r", SHA),
+        (f"https://example.test/a.tar.gz#sha256={HEX}", "archive", "https://example.test/a.tar.gz", f"sha256:{HEX}"),
+        (f"https://example.test/a.tar.gz@{HEX}", "archive", "https://example.test/a.tar.gz", f"sha256:{HEX}"),
+        ("distro:llvm-toolchain-22", "distro", "llvm-toolchain-22", ""),
+        ("distro:llvm-toolchain-22=22.1.8", "distro", "llvm-toolchain-22", "22.1.8"),
+        ("pypi:flash-attn==2.8.3.post2", "pypi", "flash-attn", "2.8.3.post2"),
+        ("/a b/it's", "local", "/a b/it's", ""),
+        ("relative", "local", "relative", ""),
+    ],
+)
+def test_specs(text: str, kind: str, where: str, version: str) -> None:
+    spec = parse_source_spec(text)
+    assert (spec.kind, spec.where, spec.version) == (kind, where, version)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "a\nb",
+        "https://example.test/r",
+        "https://example.test/r@main",
+        f"https://example.test/r@{SHA[:-1]}",
+        f"http://example.test/a.tar#sha256={HEX}",
+        "https://example.test/a.tar#sha256=12",
+        f"https://user:pass@example.test/r@{SHA}",
+        f"git@example.test:r@{SHA}",
+        "distro:../x",
+        "distro:a=$(id)",
+        "pypi:a==1;b",
+    ],
+)
+def test_refused_specs(text: str) -> None:
+    with pytest.raises((SourceError, DigestError)) as caught:
+        parse_source_spec(text)
+    assert "pass@" not in str(caught.value)
+
+
+def test_locate_needs_no_network(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    git = locate("llvm", parse_source_spec(f"https://example.test/r@{SHA}"), cache=cache)
+    assert git.digest == f"git:{SHA}@https://example.test/r"
+    assert git.ref == SHA
+    assert git.locked
+    distro = locate("llvm", parse_source_spec("distro:llvm-toolchain-22"), cache=cache)
+    assert distro.as_plan() == {
+        "name": "llvm",
+        "ref": "distro:llvm-toolchain-22=22.1.8",
+        "repository": "debian",
+        "digest": "sha256:b49b9277aef97616320b2da259e1f8174c65b0ce2fbe2e8629644a97693402fe",
+    }
+    assert distro.locked
+    unknown = locate("llvm", parse_source_spec("distro:llvm-toolchain-17"), cache=cache)
+    assert unknown.digest is None
+    assert not unknown.locked
+    wheel = locate("triton", parse_source_spec("pypi:triton"), cache=cache)
+    assert wheel.ref == "pypi:triton==3.7.1"
+    assert wheel.digest is not None
+    with pytest.raises(SourceError, match="no digest is known"):
+        locate("x", parse_source_spec("pypi:triton==1.0"), cache=cache)
+    assert not cache.root.exists()
+
+
+def test_data() -> None:
+    rows: list[Package | PypiFile] = [*known_packages(), *known_files()]
+    for row in rows:
+        assert len(row.sha256) == 64
+        assert row.size > 0
+        assert row.version in row.file
+        assert row.license
+
+
+def test_local_checkout(checkout: Path, cache: Cache) -> None:
+    source = locate("thing", parse_source_spec(str(checkout)), cache=cache)
+    assert source.kind == "local"
+    assert not source.locked
+    assert source.digest == tree_digest(checkout)
+    assert str(checkout.parent) not in str(source.as_plan()), "records hold no path of this machine"
+    got = fetch_source(source, cache=cache, offline=True)
+    assert got.path is not None
+    assert got.path.is_relative_to(cache.store)
+    assert tree_digest(got.path) == source.digest
+    assert not (got.path / ".git").exists()
+    assert (got.path / "docs" / "x").stat().st_mtime == settings.EPOCH
+    # What is edited later is another source; the old snapshot stays.
+    (checkout / "docs" / "x").write_text("y")
+    again = fetch_source(locate("thing", parse_source_spec(str(checkout)), cache=cache), cache=cache, offline=True)
+    assert again.path != got.path
+    assert (got.path / "docs" / "x").read_text() == "x"
+
+
+def test_edited_between_plan_and_fetch(checkout: Path, cache: Cache) -> None:
+    source = locate("thing", parse_source_spec(str(checkout)), cache=cache)
+    (checkout / "docs" / "x").write_text("y")
+    with pytest.raises(SourceError, match="was changed"):
+        fetch_source(source, cache=cache, offline=True)
+
+
+def test_large_trees_are_taken_in_part(checkout: Path, cache: Cache) -> None:
+    got = fetch_source(locate("llvm", parse_source_spec(str(checkout)), cache=cache), cache=cache, offline=True)
+    assert got.path is not None
+    assert [path.name for path in got.path.iterdir()] == ["mlir"]
+
+
+def test_local_archive_and_file(tmp_path: Path, checkout: Path, cache: Cache) -> None:
+    archive = tmp_path / "a b.tar.gz"
+    with tarfile.open(archive, "w:gz") as tar:
+        tar.add(checkout, "top")
+    got = fetch_source(locate("thing", parse_source_spec(str(archive)), cache=cache), cache=cache, offline=True)
+    assert got.path is not None
+    assert (got.path / "mlir" / "CMakeLists.txt").read_text() == "old\n"
+    assert archive.exists()
+    wheel = tmp_path / "x-1-py3-none-any.whl"
+    wheel.write_bytes(b"w")
+    got = fetch_source(locate("thing", parse_source_spec(str(wheel)), cache=cache), cache=cache, offline=True)
+    assert got.path is not None
+    assert got.path.name == wheel.name
+    assert got.path.is_relative_to(cache.store)
+
+
+def test_patched(tmp_path: Path, checkout: Path, cache: Cache) -> None:
+    patch = tmp_path / "p"
+    patch.write_text("--- a/mlir/CMakeLists.txt\n+++ b/mlir/CMakeLists.txt\n@@ -1 +1 @@\n-old\n+new\n")
+    source = locate("thing", parse_source_spec(str(checkout)), cache=cache)
+    plain = fetch_source(source, cache=cache, offline=True)
+    got = fetch_source(source, cache=cache, offline=True, patches=[patch])
+    assert got.path is not None
+    assert plain.path is not None
+    assert (got.path / "mlir" / "CMakeLists.txt").read_text() == "new\n"
+    assert (plain.path / "mlir" / "CMakeLists.txt").read_text() == "old\n"
+    assert got.digest == plain.digest, "patches count apart"
+
+
+def test_offline_names_what_is_missing(cache: Cache) -> None:
+    for text in (
+        f"https://example.test/r@{SHA}",
+        f"https://example.test/a.tar#sha256={HEX}",
+        "distro:llvm-toolchain-22",
+        "pypi:triton",
+    ):
+        with pytest.raises(UnreachableError, match="offline"):
+            fetch_source(locate("x", parse_source_spec(text), cache=cache), cache=cache, offline=True)
+
+
+def test_stored_files_are_checked_before_use(tmp_path: Path, checkout: Path, cache: Cache) -> None:
+    """A distribution tarball that rotted in the store is not unpacked."""
+    archive = tmp_path / "llvm-toolchain-9_9.orig.tar"
+    with tarfile.open(archive, "w") as tar:
+        tar.add(checkout, "top")
+    digest = sha256_file(archive)
+    store = Store(cache.store)
+    stored = store.add_file(archive, digest)
+    source = dataclasses.replace(
+        locate("thing", parse_source_spec("distro:llvm-toolchain-22"), cache=cache), digest=digest
+    )
+    assert fetch_source(source, cache=cache, offline=True).path is not None
+    with stored.open("ab") as stream:
+        stream.write(b"\0")
+    with pytest.raises(UnreachableError, match="offline"):
+        fetch_source(source, cache=cache, offline=True)
+
+
+def test_git_source(checkout: Path, cache: Cache) -> None:
+    env = {**os.environ, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_AUTHOR_NAME": "t", "GIT_AUTHOR_EMAIL": "t@example.test"}
+    env |= {"GIT_COMMITTER_NAME": "t", "GIT_COMMITTER_EMAIL": "t@example.test"}
+    (checkout / ".git" / "HEAD").unlink()
+    for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "1"]):
+        subprocess.run(["git", "-C", checkout, *words], check=True, env=env)
+    sha = subprocess.run(["git", "-C", checkout, "rev-parse", "HEAD"], check=True, stdout=subprocess.PIPE, text=True)
+    spec = parse_source_spec(f"file://{checkout}@{sha.stdout.strip()}")
+    got = fetch_source(locate("thing", spec, cache=cache), cache=cache, offline=False)
+    assert got.path is not None
+    assert (got.path / "mlir" / "CMakeLists.txt").read_text() == "old\n"

@@ -1,0 +1,173 @@
+"""Digests of trees: what counts, what does not, and when the stat cache may be believed."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from toolchain import settings
+from toolchain.errors import HostileInputError, SourceError
+from toolchain.sources import tree as tree_module
+from toolchain.sources.tree import Source, check_links, normalise, require, scan_tree, tree_digest
+
+
+def make(top: Path) -> Path:
+    (top / "sub dir").mkdir(parents=True)
+    (top / "a").write_text("a")
+    (top / "sub dir" / "it's").write_text("b")
+    (top / "link").symlink_to("sub dir/it's")
+    return top
+
+
+def grow_old() -> None:
+    """Let the files become old enough to be remembered; the fixture below makes that short."""
+    time.sleep(0.05)
+
+
+@pytest.fixture(autouse=True)
+def _short_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tree_module, "_RACY_NS", 20_000_000)
+
+
+def test_place_time_owner_and_git_do_not_count(tmp_path: Path) -> None:
+    one, two = make(tmp_path / "one"), make(tmp_path / "two")
+    (two / ".git").mkdir()
+    (two / ".git" / "HEAD").write_text("x")
+    os.utime(two / "a", (1, 1))
+    (two / "a").chmod(0o600)
+    assert tree_digest(one) == tree_digest(two)
+
+
+@pytest.mark.parametrize("change", ["content", "name", "x", "target", "link for file", "empty folder", "more", "less"])
+def test_everything_else_counts(tmp_path: Path, change: str) -> None:
+    top = make(tmp_path / "t")
+    before = tree_digest(top)
+    match change:
+        case "content":
+            (top / "a").write_text("b")
+        case "name":
+            (top / "a").rename(top / "A")
+        case "x":
+            (top / "a").chmod(0o755)
+        case "target":
+            (top / "link").unlink()
+            (top / "link").symlink_to("a")
+        case "link for file":
+            (top / "a").unlink()
+            (top / "a").symlink_to("a2")
+        case "empty folder":
+            (top / "empty").mkdir()
+        case "more":
+            (top / "z").touch()
+        case _:
+            (top / "a").unlink()
+    assert tree_digest(top) != before
+
+
+def test_names_cannot_run_into_each_other(tmp_path: Path) -> None:
+    for name, content in (("one", {"a": "", "b": ""}), ("two", {"ab": ""})):
+        (tmp_path / name).mkdir()
+        for file, text in content.items():
+            (tmp_path / name / file).write_text(text)
+    assert tree_digest(tmp_path / "one") != tree_digest(tmp_path / "two")
+
+
+def test_stat_cache_saves_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    top, cache = make(tmp_path / "t"), tmp_path / "cache.json"
+    grow_old()
+    first = tree_digest(top, cache)
+    read: list[str] = []
+    real = tree_module._hash_file
+
+    def reading(path: str) -> str:
+        read.append(path)
+        return real(path)
+
+    monkeypatch.setattr(tree_module, "_hash_file", reading)
+    assert tree_digest(top, cache) == first
+    assert read == []
+    assert scan_tree(top, cache, trust_cache=False).digest == first
+    assert len(read) == 2
+    read.clear()
+    (top / "a").write_text("c")
+    assert tree_digest(top, cache) != first
+    assert [Path(path).name for path in read] == ["a"]
+
+
+def test_stat_cache_sees_a_change_behind_its_back(tmp_path: Path) -> None:
+    """Same size and same mtime: the kernel's own change time tells."""
+    top, cache = make(tmp_path / "t"), tmp_path / "cache.json"
+    grow_old()
+    before = (top / "a").stat()
+    first = tree_digest(top, cache)
+    (top / "a").write_text("X")
+    os.utime(top / "a", ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert (top / "a").stat().st_mtime_ns == before.st_mtime_ns
+    assert tree_digest(top, cache) != first
+
+
+def test_young_files_are_not_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tree_module, "_RACY_NS", 3_600_000_000_000)
+    top, cache = make(tmp_path / "t"), tmp_path / "cache.json"
+    tree_digest(top, cache)
+    assert not cache.exists() or json.loads(cache.read_text())["files"] == {}
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 99, "files": {}}', '{"format": 1, "files": []}'])
+def test_a_bad_cache_costs_only_time(tmp_path: Path, text: str) -> None:
+    top, cache = make(tmp_path / "t"), tmp_path / "cache.json"
+    cache.write_text(text)
+    assert tree_digest(top, cache) == tree_digest(top)
+
+
+def test_sockets_are_no_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    top = make(tmp_path / "t")
+    monkeypatch.chdir(top)
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind("s")
+        with pytest.raises(SourceError, match="socket"):
+            tree_digest(top)
+
+
+def test_missing_folder(tmp_path: Path) -> None:
+    with pytest.raises(SourceError):
+        tree_digest(tmp_path / "none")
+
+
+def test_normalise(tmp_path: Path) -> None:
+    top = make(tmp_path / "t")
+    (top / "a").chmod(0o4711)
+    (top / "sub dir").chmod(0o700)
+    normalise(top)
+    modes = {path.name: path.lstat().st_mode & 0o7777 for path in top.rglob("*") if not path.is_symlink()}
+    assert modes == {"a": 0o755, "sub dir": 0o755, "it's": 0o644}
+    assert {path.lstat().st_mtime for path in (top, *top.rglob("*"))} == {settings.EPOCH}
+
+
+def test_check_links(tmp_path: Path) -> None:
+    top = make(tmp_path / "t")
+    (top / "sub dir" / "up").symlink_to("../a")
+    (top / "dangling").symlink_to("not/here")
+    check_links(top)
+    (top / "sub dir" / "out").symlink_to("../../a")
+    with pytest.raises(HostileInputError, match="leads out"):
+        check_links(top)
+
+
+def test_require(tmp_path: Path) -> None:
+    top = make(tmp_path / "t")
+    require(top, "a", "sub dir", what="LLVM")
+    with pytest.raises(SourceError, match=r"lacks mlir/CMakeLists\.txt"):
+        require(top, "a", "mlir/CMakeLists.txt", what="LLVM")
+
+
+def test_as_plan() -> None:
+    source = Source(
+        name="n", kind="git", ref="r", repository="u", digest=None, path=Path("/secret"), locked=True, license="MIT"
+    )
+    assert source.as_plan() == {"name": "n", "ref": "r", "repository": "u", "digest": None}

@@ -1,0 +1,262 @@
+"""Archives from outside: good ones arrive whole, hostile ones leave nothing."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import shutil
+import subprocess
+import tarfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from toolchain import settings
+from toolchain.errors import HostileInputError, SourceError, ToolchainError
+from toolchain.sources import unpack
+from toolchain.sources.unpack import unpack_tar
+
+Entry = tarfile.TarInfo | tuple[tarfile.TarInfo, bytes]
+
+
+def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "", mode: int = 0o644) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname, info.mode = kind, link, mode
+    return info
+
+
+def file(name: str, content: bytes = b"x", mode: int = 0o644) -> Entry:
+    info = member(name, mode=mode)
+    info.size = len(content)
+    return info, content
+
+
+def write(path: Path, entries: Sequence[Entry], fmt: int = tarfile.PAX_FORMAT) -> Path:
+    with tarfile.open(path, "w", format=fmt) as tar:
+        for entry in entries:
+            info, content = entry if isinstance(entry, tuple) else (entry, b"")
+            tar.addfile(info, io.BytesIO(content))
+    return path
+
+
+def names(top: Path) -> set[str]:
+    return {path.relative_to(top).as_posix() for path in top.rglob("*")}
+
+
+GOOD: list[Entry] = [
+    member("t", tarfile.DIRTYPE, mode=0o755),
+    file("t/llvm/a.txt", b"hello"),
+    file("t/llvm/run", b"#!/bin/sh\n", mode=0o4711),
+    file("t/mlir/ü " + "long" * 40, b"m"),
+    member("t/llvm/link", tarfile.SYMTYPE, "../llvm/a.txt"),
+    member("t/llvm/hard", tarfile.LNKTYPE, "t/llvm/a.txt"),
+    file("t/LICENSE.TXT", b"free"),
+]
+
+
+@pytest.mark.parametrize("fmt", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
+def test_good_archive(tmp_path: Path, fmt: int) -> None:
+    dest = tmp_path / "it's here"
+    unpack_tar(write(tmp_path / "a b.tar", GOOD, fmt), dest)
+    assert names(dest) == {
+        "llvm",
+        "llvm/a.txt",
+        "llvm/run",
+        "llvm/link",
+        "llvm/hard",
+        "mlir",
+        "mlir/ü " + "long" * 40,
+        "LICENSE.TXT",
+    }
+    assert (dest / "llvm/hard").read_bytes() == (dest / "llvm/link").read_bytes() == b"hello"
+    run = (dest / "llvm/run").stat()
+    assert run.st_mode & 0o7777 == 0o755, "the setuid bit stays out, the x bit comes in"
+    assert run.st_mtime == settings.EPOCH
+
+
+def test_only_takes_a_part(tmp_path: Path) -> None:
+    unpack_tar(write(tmp_path / "a.tar", GOOD), tmp_path / "d", only=["mlir", "LICENSE.TXT"])
+    assert {path.name for path in (tmp_path / "d").iterdir()} == {"mlir", "LICENSE.TXT"}
+
+
+def _xz(content: bytes) -> bytes:
+    return lzma.compress(content)
+
+
+def _zstd(content: bytes) -> bytes:
+    if shutil.which("zstd") is None:
+        pytest.skip("zstd is not installed, so zstd archives are NOT tested")
+    return subprocess.run(["zstd", "-qc"], input=content, stdout=subprocess.PIPE, check=True).stdout
+
+
+@pytest.mark.parametrize("squeeze", [_xz, gzip.compress, bz2.compress, _zstd])
+def test_compressed(tmp_path: Path, squeeze: Callable[[bytes], bytes]) -> None:
+    plain = write(tmp_path / "a.tar", GOOD).read_bytes()
+    packed = tmp_path / "packed.tar"
+    packed.write_bytes(squeeze(plain))
+    unpack_tar(packed, tmp_path / "d")
+    assert (tmp_path / "d/llvm/a.txt").read_bytes() == b"hello"
+    packed.write_bytes(squeeze(plain)[:-20])
+    with pytest.raises(SourceError):
+        unpack_tar(packed, tmp_path / "e")
+    assert not (tmp_path / "e").exists()
+
+
+@pytest.mark.parametrize("squeeze", [_xz, gzip.compress, bz2.compress])
+def test_without_the_programs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, squeeze: Callable[[bytes], bytes]
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda _name: None)
+    packed = tmp_path / "a.tar.x"
+    packed.write_bytes(squeeze(write(tmp_path / "a.tar", GOOD).read_bytes()))
+    unpack_tar(packed, tmp_path / "d")
+    assert (tmp_path / "d/llvm/a.txt").read_bytes() == b"hello"
+
+
+HOSTILE: dict[str, list[Entry]] = {
+    "dot-dot": [file("t/../../evil")],
+    "dot-dot inside": [file("t/a/../b")],
+    "absolute": [file("/tmp/toolchain-evil")],
+    "link out": [member("t/l", tarfile.SYMTYPE, "../evil")],
+    "link out deep": [member("t/a/b/l", tarfile.SYMTYPE, "../../../evil")],
+    "absolute link": [member("t/l", tarfile.SYMTYPE, "/etc/passwd")],
+    "link then write": [member("t/l", tarfile.SYMTYPE, "."), file("t/l/evil")],
+    "link out then write": [member("t/l", tarfile.SYMTYPE, ".."), file("t/l/evil")],
+    "link replaced": [member("t/l", tarfile.SYMTYPE, "x"), file("t/l")],
+    "file then inside": [file("t/f"), file("t/f/evil")],
+    # Each link alone stays inside; the second leaves through the first.
+    "links in a chain": [
+        member("t/a", tarfile.DIRTYPE),
+        member("t/a/b", tarfile.DIRTYPE),
+        member("t/up", tarfile.SYMTYPE, "a/b/.."),
+        member("t/a/b/c", tarfile.SYMTYPE, "../../up/../../evil"),
+    ],
+    "link circle": [member("t/x", tarfile.SYMTYPE, "y"), member("t/y", tarfile.SYMTYPE, "x")],
+    # The shape of CVE-2025-4517: a path through links that grows longer than realpath looks.
+    "long realpath": [
+        *(member("t/" + "/".join(["d" * 240] * n), tarfile.DIRTYPE) for n in range(1, 17)),
+        member("t/s", tarfile.SYMTYPE, "/".join(["d" * 240] * 16) + "/" + "../" * 17 + "evil"),
+    ],
+    "hard link out": [member("t/h", tarfile.LNKTYPE, "../../etc/passwd")],
+    "hard link absolute": [member("t/h", tarfile.LNKTYPE, "/etc/passwd")],
+    "hard link to nothing": [member("t/h", tarfile.LNKTYPE, "t/none")],
+    "hard link through link": [
+        member("t/l", tarfile.SYMTYPE, "x"),
+        member("t/h", tarfile.LNKTYPE, "t/l"),
+    ],
+    "character device": [member("t/d", tarfile.CHRTYPE)],
+    "block device": [member("t/d", tarfile.BLKTYPE)],
+    "pipe": [member("t/p", tarfile.FIFOTYPE)],
+    "twice": [file("t/f", b"1"), file("t/f", b"2")],
+    "twice in disguise": [file("t/f", b"1"), file("t/./f", b"2")],
+    "case": [file("t/File"), file("t/file")],
+    "case of a folder": [file("t/Dir/a"), file("t/dir/b")],
+    "case in unicode": [file("t/\u00c9"), file("t/e\u0301")],
+    "newline": [file("t/a\nb")],
+    "unknown kind": [member("t/q", b"Q")],
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("prepared", [False, True])
+def test_hostile(tmp_path: Path, name: str, prepared: bool) -> None:
+    archive = write(tmp_path / "a.tar", [file("t/first"), *HOSTILE[name]])
+    dest = tmp_path / "in" / "dest"
+    dest.parent.mkdir()
+    if prepared:
+        dest.mkdir()
+    with pytest.raises(HostileInputError) as caught:
+        unpack_tar(archive, dest)
+    assert caught.value.why or "long" in caught.value.what
+    assert dest.exists() == prepared
+    assert not list(tmp_path.rglob("evil"))
+    assert not list(tmp_path.rglob("first"))
+    assert not Path("/tmp/toolchain-evil").exists()
+
+
+def test_hostile_part_that_is_not_taken(tmp_path: Path) -> None:
+    archive = write(tmp_path / "a.tar", [file("t/llvm/a"), member("t/docs/l", tarfile.SYMTYPE, "../../../x")])
+    with pytest.raises(HostileInputError):
+        unpack_tar(archive, tmp_path / "d", only=["llvm"])
+
+
+def test_bomb(tmp_path: Path) -> None:
+    archive = write(tmp_path / "a.tar", [file(f"t/{n}", b"\0" * 1000) for n in range(20)])
+    unpack_tar(archive, tmp_path / "fits", limit_bytes=20_000, limit_files=20)
+    with pytest.raises(HostileInputError):
+        unpack_tar(archive, tmp_path / "d", limit_bytes=19_999)
+    with pytest.raises(HostileInputError):
+        unpack_tar(archive, tmp_path / "d", limit_files=19)
+    assert not (tmp_path / "d").exists()
+
+
+def test_huge_file_is_refused_by_its_header(tmp_path: Path) -> None:
+    info = member("t/huge")
+    info.size = 10 << 30
+    archive = tmp_path / "a.tar"
+    archive.write_bytes(info.tobuf(tarfile.GNU_FORMAT) + b"\0" * 10240)
+    with pytest.raises(HostileInputError, match="more than is allowed"):
+        unpack_tar(archive, tmp_path / "d", limit_bytes=9 << 30)
+
+
+@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.XGLTYPE])
+def test_huge_header_is_never_read(tmp_path: Path, kind: bytes) -> None:
+    info = member("t/h", kind)
+    info.size = 8 << 30
+    archive = tmp_path / "a.tar"
+    archive.write_bytes(info.tobuf(tarfile.GNU_FORMAT) + b"\0" * 10240)
+    with pytest.raises(HostileInputError, match="impossible size"):
+        unpack_tar(archive, tmp_path / "d")
+
+
+def test_sparse(tmp_path: Path) -> None:
+    holes = tmp_path / "holes"
+    with holes.open("wb") as stream:
+        stream.truncate(1 << 20)
+        stream.seek(1 << 20)
+        stream.write(b"x")
+    for fmt in ("gnu", "pax"):
+        archive = tmp_path / f"{fmt}.tar"
+        subprocess.run(["tar", "-C", tmp_path, f"--format={fmt}", "-Scf", archive, "holes"], check=True)
+        with pytest.raises(HostileInputError, match="sparse"):
+            unpack_tar(archive, tmp_path / "d", strip=0)
+
+
+def test_damage(tmp_path: Path) -> None:
+    whole = write(tmp_path / "a.tar", [file("t/a", b"a" * 600), file("t/b", b"b" * 600)]).read_bytes()
+    second = whole.index(b"t/b\0")
+    cases = {
+        "no tar": b"hello" * 1000,
+        "empty": b"",
+        "cut in content": whole[: second - 600],
+        "cut between members": whole[:second],
+        "garbage for a header": whole[:second] + b"\xff" * 512 + whole[second + 512 :],
+    }
+    for name, content in cases.items():
+        archive = tmp_path / "bad.tar"
+        archive.write_bytes(content)
+        with pytest.raises(SourceError):
+            unpack_tar(archive, tmp_path / "d")
+        assert not (tmp_path / "d").exists(), name
+
+
+def test_trailing_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    archive = write(tmp_path / "a.tar", [file("t/a")])
+    with archive.open("ab") as stream:
+        stream.write(b"\0" * (2 << 20))
+    unpack_tar(archive, tmp_path / "fine")
+    monkeypatch.setattr(unpack, "_LIMIT_TRAILER", 1 << 20)
+    with pytest.raises(HostileInputError, match="end mark"):
+        unpack_tar(archive, tmp_path / "d")
+
+
+def test_full_folder_is_left_alone(tmp_path: Path) -> None:
+    dest = tmp_path / "d"
+    dest.mkdir()
+    (dest / "mine").write_text("x")
+    with pytest.raises(ToolchainError):
+        unpack_tar(write(tmp_path / "a.tar", GOOD), dest)
+    assert names(dest) == {"mine"}

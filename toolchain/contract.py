@@ -1,0 +1,189 @@
+"""The contract check: proves in a container of base + layer that an LLVM layer holds what its Triton needs.
+
+The check itself is `llvm-config/contract/check.sh`, which people can run without the tool; here it is started, read and
+turned into an error that says what to do.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from toolchain import recipe
+from toolchain.components import Needs
+from toolchain.errors import ContractError
+from toolchain.process import CommandError, Result
+from toolchain.recipe import Mount
+
+_LINE = re.compile(r"@contract (?P<name>\S+) (?P<verdict>ok|fail)(?: (?P<detail>.*))?")
+_INSIDE = "/contract"
+_TIMEOUT = 3600.0
+_TARGETS = "give the targets file of this architecture its NVPTX and AMDGPU back and build again"
+# What to do about a check that failed, by its name.
+_FIXES = {
+    "libraries": "build the layer with the components llvm-libraries, mlir-libraries and, for lld, lld-libraries; "
+    "if this LLVM has no such library any more, correct llvm-config/components.toml",
+    "static": "build with LLVM_LINK_LLVM_DYLIB=OFF and BUILD_SHARED_LIBS=OFF, as llvm-config/common.cmake says",
+    "mlir-tblgen": "build the layer with the component mlir-tblgen, on the base that will use it",
+    "FileCheck": "build the layer with the component FileCheck, LLVM_BUILD_UTILS=ON and LLVM_INSTALL_UTILS=ON",
+    "clang++": "build the layer with the project clang and the components clang and clang-resource-headers",
+    "paths": "build with the prefix maps of containerfiles/llvm/build.sh and let no configured file keep its folder",
+    "configure": "the CMake exports and the installed files must be of one install-distribution; the base needs CMake "
+    "3.20 or newer and a C++ compiler",
+    "build-use": "read the log: the headers and libraries of the layer do not fit each other, or LLVM's API moved",
+    "use": "read the log: this LLVM does not lower or compile as it should",
+    "amdgpu": _TARGETS,
+    "lld": "build the layer with the project lld and its libraries",
+    "ptx": _TARGETS,
+    "build-link": "read the log for what is undefined or twice defined: a library is incomplete",
+    "link": "an option or a pass is registered twice or a target is missing: read the log",
+}
+
+
+class Runner(Protocol):
+    """Runs a command in a fresh container of an image; `engine.buildah.Buildah` and `DockerRunner` do."""
+
+    def run(
+        self,
+        image: str,
+        argv: Sequence[str],
+        *,
+        mounts: Sequence[Mount] = (),
+        env: Mapping[str, str] | None = None,
+        network: bool = False,
+        log: Path | None = None,
+        on_line: Callable[[str], None] | None = None,
+        workdir: str | None = None,
+        capture: bool = False,
+        check: bool = True,
+        timeout: float | None = None,
+    ) -> Result:
+        """See `engine.buildah.Buildah.run`."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the check.
+
+    Args:
+        seconds: since the line before it; the first has the container's start in it.
+    """
+
+    name: str
+    ok: bool
+    detail: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class ContractReport:
+    """Every check, in the order in which they ran."""
+
+    checks: tuple[Check, ...]
+
+    @property
+    def seconds(self) -> float:
+        """All of it."""
+        return sum(check.seconds for check in self.checks)
+
+    def as_json(self) -> dict[str, Any]:
+        """The report as a stage's facts and `--json` hold it."""
+        rows = [
+            {"name": check.name, "ok": check.ok, "detail": check.detail, "seconds": round(check.seconds, 1)}
+            for check in self.checks
+        ]
+        return {"seconds": round(self.seconds, 1), "checks": rows}
+
+
+def check_names(needs: Needs) -> tuple[str, ...]:
+    """The checks that a layer for these needs must pass, in order."""
+    asked = {"FileCheck": needs.filecheck, "clang++": needs.clang, "lld": needs.lld}
+    return tuple(name for name in _FIXES if asked.get(name, True))
+
+
+def check_layer(
+    runner: Runner,
+    image: str,
+    prefix: str,
+    needs: Needs,
+    *,
+    log: Path,
+    jobs: int = 0,
+    env: Mapping[str, str] | None = None,
+) -> ContractReport:
+    """Check the LLVM at `prefix` in `image`, without network.
+
+    Args:
+        runner: starts the container.
+        image: base + layer, with a C++ compiler and CMake in it.
+        prefix: absolute path inside.
+        needs: what the Triton at hand names; see `toolchain.components`.
+        log: file that gets every line.
+        jobs: compile jobs; 0 for as many as there are processors.
+        env: further settings of check.sh, which its head lists.
+
+    Raises:
+        ContractError: a check failed, or the check itself did not come to its end.
+        EngineError: the container could not be started.
+    """
+    settings = {
+        "LIBRARIES": ";".join(dict.fromkeys([*needs.libtriton, *needs.bin_tools])),
+        "LLD": "ON" if needs.lld else "OFF",
+        "FILECHECK": "ON" if needs.filecheck else "OFF",
+        "CLANG": "ON" if needs.clang else "OFF",
+        **({"JOBS": str(jobs)} if jobs else {}),
+        **(env or {}),
+    }
+    checks: list[Check] = []
+    last = time.monotonic()
+
+    def on_line(line: str) -> None:
+        nonlocal last
+        if found := _LINE.fullmatch(line.rstrip()):
+            now = time.monotonic()
+            checks.append(Check(found["name"], found["verdict"] == "ok", found["detail"] or "", now - last))
+            last = now
+
+    source = recipe.root() / "llvm-config" / "contract"
+    try:
+        result = runner.run(
+            image,
+            ["sh", f"{_INSIDE}/check.sh", prefix],
+            mounts=[Mount(source, _INSIDE)],
+            env=settings,
+            log=log,
+            on_line=on_line,
+            check=False,
+            timeout=_TIMEOUT,
+        )
+    except CommandError as error:
+        raise _unfinished(prefix, error.returncode, error.tail, log) from error
+    if failed := [check for check in checks if not check.ok]:
+        raise _failed(prefix, failed, log)
+    if result.returncode != 0 or [check.name for check in checks] != list(check_names(needs)):
+        raise _unfinished(prefix, result.returncode, result.tail, log)
+    return ContractReport(tuple(checks))
+
+
+def _failed(prefix: str, failed: Sequence[Check], log: Path) -> ContractError:
+    # What could not run because of another failure is named, but needs no advice of its own.
+    causes = [check for check in failed if not check.detail.startswith("not run")]
+    names = ", ".join(check.name for check in failed)
+    advice = [f"{check.name}: {_FIXES.get(check.name, 'read the log')}" for check in causes]
+    return ContractError(
+        f"the LLVM in {prefix} does not hold what its consumer needs: {names}",
+        why="\n".join(f"{check.name}: {check.detail}" for check in causes),
+        fix="\n".join([*dict.fromkeys(advice), f"full log: {log}"]),
+    )
+
+
+def _unfinished(prefix: str, returncode: int, tail: Sequence[str], log: Path) -> ContractError:
+    return ContractError(
+        f"the contract check of {prefix} did not come to its end (exit code {returncode})",
+        why="\n".join(tail[-10:]),
+        fix=f"see that the image has a shell, CMake and a compiler; full log: {log}",
+    )
