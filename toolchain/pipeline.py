@@ -17,7 +17,7 @@ from filelock import FileLock, Timeout
 
 from toolchain import console, recipe
 from toolchain.digest import write_atomically
-from toolchain.errors import LockHeldError, ToolchainError, UnsupportedError
+from toolchain.errors import LockHeldError, PolicyError, ToolchainError, UnsupportedError
 from toolchain.oci.image import ImageSpec, LayerBlob, add_layer, read_layers, standard_annotations, write_image
 from toolchain.oci.layer import Compression, normalise_tar, write_layer
 from toolchain.oci.layer import compress as compress_layer
@@ -140,6 +140,9 @@ def build(request: Request, goal: str, *, command: Sequence[str] = ()) -> list[B
         ToolchainError: a stage failed; what is finished stays.
     """
     stages = stages_of(goal)
+    # What is wrong with the request must show before the first long step, not behind it.
+    for row in plan(request, goal):
+        _allowed(request, row.planned)
     planned_below: dict[str, Planned] = {}
     built_below: dict[str, Built] = {}
     results: list[Built] = []
@@ -155,6 +158,17 @@ def build(request: Request, goal: str, *, command: Sequence[str] = ()) -> list[B
         built_below[stage.name] = built
         results.append(built)
     return results
+
+
+def _allowed(request: Request, planned: Planned) -> None:
+    """Prebuilt code enters by name alone."""
+    for name in planned.binaries:
+        if name not in request.allow_binary:
+            raise PolicyError(
+                f"{planned.image} needs the prebuilt {name}, and only sources enter by default",
+                why="; ".join(source.ref for source in planned.sources),
+                fix=f"allow it by name: --allow-binary {name}",
+            )
 
 
 def _build_stage(

@@ -18,7 +18,6 @@ from toolchain.cli.options import handled
 from toolchain.cli.pins_cmd import pins
 from toolchain.cli.plan_cmd import fetch, plan
 from toolchain.errors import ToolchainError
-from toolchain.settings import read_file
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -49,6 +48,8 @@ def _main(
     console.setup(verbose)
     chosen = config or (Path("toolchain.toml") if Path("toolchain.toml").is_file() else None)
     if chosen is not None:
+        from toolchain.configfile import read_file  # noqa: PLC0415 - most calls have no file
+
         try:
             values = read_file(chosen)
         except ToolchainError as error:

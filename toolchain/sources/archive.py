@@ -6,11 +6,8 @@ import re
 import time
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, TYPE_CHECKING
 from urllib.parse import unquote, urljoin, urlsplit
-
-import requests
-import urllib3
 
 from toolchain.digest import sha256_file
 from toolchain.errors import DigestError, SourceError, ToolchainError, UnreachableError
@@ -18,13 +15,15 @@ from toolchain.sources.lock import held
 from toolchain.sources.reach import check_http_url, refuse_offline, session, without_query
 from toolchain.sources.store import Store
 
+if TYPE_CHECKING:
+    import requests
+
 LIMIT_BYTES = 20 << 30
 ATTEMPTS = 5  # connections for one file, each going on where the last one broke
 BACKOFF = 2.0  # seconds before the second connection, doubled for each further one
 _TIMEOUT = (15, 60)
 _REDIRECTS = 8
 _PIECE = 1 << 16  # what a broken connection may cost: the piece it was in
-_BROKEN = (requests.RequestException, urllib3.exceptions.HTTPError, ConnectionError, TimeoutError)
 
 
 def fetch_archive(
@@ -74,6 +73,14 @@ def fetch_archive(
         return store.add_file(partial, digest, name=name)
 
 
+def _broken() -> tuple[type[Exception], ...]:
+    # Plans fetch nothing and must be quick, so the HTTP library is loaded when a connection is made.
+    import requests  # noqa: PLC0415
+    import urllib3  # noqa: PLC0415
+
+    return requests.RequestException, urllib3.exceptions.HTTPError, ConnectionError, TimeoutError
+
+
 def check_sha256(text: str) -> str:
     """`sha256:<64 hex>` for a digest with or without its prefix.
 
@@ -112,7 +119,7 @@ class _Download:
                 try:
                     self._once(web)
                     return
-                except _BROKEN as error:
+                except _broken() as error:
                     if attempt == ATTEMPTS:
                         raise self._unreachable(error) from error
                 time.sleep(BACKOFF * 2 ** (attempt - 1))
@@ -126,13 +133,13 @@ class _Download:
             if answer.status_code == 416:
                 # What lies here is as long as the file, or longer; only a new start can tell.
                 self.partial.unlink(missing_ok=True)
-                raise requests.ConnectionError("the server has no such range")
+                raise ConnectionError("the server has no such range")
             if answer.status_code not in {200, 206}:
                 raise self._refused(answer)
             resumed = answer.status_code == 206
             if resumed and not answer.headers.get("Content-Range", "").startswith(f"bytes {at}-"):
                 self.partial.unlink(missing_ok=True)
-                raise requests.ConnectionError("the server sent another range than asked for")
+                raise ConnectionError("the server sent another range than asked for")
             self.content_type = answer.headers.get("Content-Type", "")
             self.etag = tag if not (tag := answer.headers.get("ETag", "")).startswith("W/") else ""
             start = at if resumed else 0
@@ -143,7 +150,7 @@ class _Download:
             with self.partial.open("ab" if resumed else "wb") as sink:
                 done = self._copy(answer, sink, start, total)
             if total is not None and done < total:
-                raise requests.ConnectionError(f"the connection ended after {done} of {total} bytes")
+                raise ConnectionError(f"the connection ended after {done} of {total} bytes")
 
     def _copy(self, answer: requests.Response, sink: IO[bytes], done: int, total: int | None) -> int:
         for chunk in answer.iter_content(_PIECE):

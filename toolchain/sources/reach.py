@@ -5,13 +5,13 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
+from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
-import requests
-from requests.adapters import HTTPAdapter
-from urllib3.util.retry import Retry
-
 from toolchain.errors import SourceError, UnreachableError
+
+if TYPE_CHECKING:
+    import requests
 
 # Proxies, trust stores and the settings of each client that reaches out; no other child gets them.
 _NETWORK = (
@@ -103,6 +103,10 @@ def without_query(url: str) -> str:
 
 def session() -> requests.Session:
     """A session that tries again when a server is busy or a connection fails, and follows no redirect by itself."""
+    import requests  # noqa: PLC0415 - only what connects pays for it
+    from requests.adapters import HTTPAdapter  # noqa: PLC0415
+    from urllib3.util.retry import Retry  # noqa: PLC0415
+
     retry = Retry(
         total=4,
         backoff_factor=RETRY_BACKOFF,

@@ -140,7 +140,7 @@ def _stat_cache(path: Path, cache: Cache) -> Path:
 
 
 @memoize
-def _parts() -> dict[str, tuple[str, ...]]:
+def parts() -> dict[str, tuple[str, ...]]:
     """Of the large monorepos, the folders that are built from; the rest is never unpacked."""
     data = Path(__file__).resolve().parent.parent / "data" / "trees.toml"
     content = tomllib.loads(data.read_text(encoding="utf-8"))
@@ -162,7 +162,7 @@ def fetch_source(source: Source, *, cache: Cache, offline: bool, patches: Sequen
         ToolchainError: see the modules of each kind; PatchError for a patch that does not apply.
     """
     store = Store(cache.store)
-    only = _parts().get(source.name)
+    only = parts().get(source.name)
     part = ",".join(only) if only is not None else ""
     path: Path
     match source.kind:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -151,10 +153,13 @@ def _mmdebstrap(recipe: BaseRecipe, tar: Path, packages: Path, shop: Shop) -> No
     ]
     # fmt: on
     process.which("mmdebstrap")
+    # Its apt cannot handle a root whose path has quotes; the tar goes where we say all the same.
+    plain = re.fullmatch(r"[A-Za-z0-9_./+-]+", str(shop.cache.work)) is not None
+    place = str(shop.cache.work) if plain else tempfile.gettempdir()
     try:
         process.run(
             process.contained(argv, network=True),
-            env={"SOURCE_DATE_EPOCH": str(EPOCH), "TMPDIR": str(shop.cache.work)},
+            env={"SOURCE_DATE_EPOCH": str(EPOCH), "TMPDIR": place},
             log=shop.log,
             on_line=shop.on_line,
         )

@@ -10,10 +10,6 @@ from subprocess import Popen
 from typing import Any
 
 from toolchain import recipe
-from toolchain.kernels.campaign import run_campaign
-from toolchain.kernels.executors import LocalExecutor
-from toolchain.kernels.ledger import Ledger
-from toolchain.kernels.rules import load_rules
 from toolchain.recipe import Mount, digests
 from toolchain.settings import Request
 from toolchain.sources.resolve import locate, parse_source_spec, require
@@ -66,6 +62,11 @@ class KernelsStage:
 
     def build(self, planned: Planned, below: Mapping[str, Built], shop: Shop) -> Built:
         """See `Stage.build`."""
+        from toolchain.kernels.campaign import run_campaign  # noqa: PLC0415 - a plan compiles nothing
+        from toolchain.kernels.executors import LocalExecutor  # noqa: PLC0415
+        from toolchain.kernels.ledger import Ledger  # noqa: PLC0415
+        from toolchain.kernels.rules import load_rules  # noqa: PLC0415
+
         request = shop.request
         shop.step("source")
         source = shop.fetch(planned.sources[0])
@@ -108,7 +109,14 @@ class KernelsStage:
         return shop.finish(
             planned,
             tree=tree,
-            facts={"kernels": result.counts(), "by_kernel": result.rows(), "gpus": list(gpus), "prefix": PREFIX},
+            facts={
+                "kernels": result.counts(),
+                "skipped": result.skipped,
+                "about": result.about,
+                "by_kernel": result.rows(),
+                "gpus": list(gpus),
+                "prefix": PREFIX,
+            },
             labels={
                 "org.opencontainers.image.title": planned.image,
                 "org.opencontainers.image.licenses": "BSD-3-Clause",

@@ -11,7 +11,7 @@ from toolchain.errors import UnsupportedError
 from toolchain.pins import LlvmPin, aotriton_release, triton_release
 from toolchain.recipe import Recipe, digests
 from toolchain.settings import Request
-from toolchain.sources.resolve import locate, parse_source_spec, require
+from toolchain.sources.resolve import locate, parse_source_spec, parts, require
 from toolchain.sources.tree import Source
 from toolchain.stages.base import base_label
 from toolchain.stages.stage import Built, Planned, Shop, common_inputs, source_inputs
@@ -46,6 +46,8 @@ class LlvmStage:
         """See `Stage.plan`."""
         _supported(request)
         source, needs = llvm_source(request), llvm_needs(request)
+        if source.path is not None:  # a checkout, or fetched before: look before the base is made
+            _require(source, needs)
         partial = request.only == TABLEGEN
         sources = source_inputs([source], request.patches)
         under = below["base"].input_digest
@@ -55,6 +57,7 @@ class LlvmStage:
                 **common_inputs(self.name, request),
                 "base": under,
                 "sources": sources,
+                "parts": list(parts()["llvm"]),
                 "recipe": digests(*_RECIPE, f"llvm-config/targets/{request.arch[0]}.cmake"),
                 "prefix": prefix_of(source),
                 "projects": list(needs.projects),
@@ -78,9 +81,7 @@ class LlvmStage:
         shop.step("source")
         source = shop.fetch(planned.sources[0])
         assert source.path is not None  # noqa: S101 - fetch gives it
-        require(
-            source.path, "llvm/CMakeLists.txt", "mlir/CMakeLists.txt", *(f"{p}/CMakeLists.txt" for p in needs.projects)
-        )
+        _require(source, needs)
         prefix = prefix_of(source)
         tree = shop.build(
             Recipe(
@@ -122,6 +123,11 @@ class LlvmStage:
             check=None if partial or not request.contract else check,
             check_on=below["base"],
         )
+
+
+def _require(source: Source, needs: Needs) -> None:
+    assert source.path is not None  # noqa: S101 - the callers look
+    require(source.path, "llvm/CMakeLists.txt", *(f"{project}/CMakeLists.txt" for project in needs.projects))
 
 
 def _supported(request: Request) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from toolchain.errors import HostileInputError, PolicyError, UnsupportedError
+from toolchain.errors import HostileInputError, UnsupportedError
 from toolchain.settings import Request
 from toolchain.sources.resolve import locate, parse_source_spec
 from toolchain.sources.tree import Source
@@ -45,12 +45,6 @@ class TritonWheelStage:
 
     def build(self, planned: Planned, below: Mapping[str, Built], shop: Shop) -> Built:
         """See `Stage.build`."""
-        if BINARY not in shop.request.allow_binary:
-            raise PolicyError(
-                f"{planned.sources[0].ref} is a prebuilt wheel, and only sources enter by default",
-                why="it holds an LLVM, ptxas and bitcode that were not built here",
-                fix=f"allow it by name with --allow-binary {BINARY}, or build Triton from a checkout",
-            )
         shop.step("source")
         wheel = shop.fetch(planned.sources[0])
         assert wheel.path is not None  # noqa: S101 - fetch gives it

@@ -1,0 +1,214 @@
+"""The main job, small and whole: what ./quickstart makes, and what happens to it afterwards."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.integration.conftest import Quickstart, toolchain
+from toolchain.kernels.codeobject import check_object
+from toolchain.oci import descriptor as media
+from toolchain.oci.layout import Layout
+
+pytestmark = pytest.mark.engine
+LLVM = "llvm-triton-tablegen-22.1.8-debian13"
+KERNELS = "flash-attn-kernels-2.8.3.post2-debian13"
+
+
+def layers(layout: Layout, name: str) -> list[Path]:
+    """The layer blobs of the one image behind a tag."""
+    index = layout.resolve(name)
+    assert index.media_type == media.INDEX, "published images are always indexes"
+    return [layout.blob(d.digest) for d in layout.walk(index) if d.media_type == media.LAYER_GZIP]
+
+
+def test_it_says_what_it_made(quickstart: Quickstart) -> None:
+    assert LLVM in quickstart.said.out
+    assert "LLVM version 22.1.8" in quickstart.said.out
+    assert "toolchain build llvm --source llvm=distro:llvm-toolchain-22" in quickstart.said.out
+    assert "stand-in" in quickstart.said.out
+
+
+def test_the_code_objects_are_what_they_must_be(quickstart: Quickstart, tmp_path: Path) -> None:
+    (blob,) = layers(Layout(quickstart.out), KERNELS)
+    with tarfile.open(blob) as tar:
+        tar.extractall(tmp_path, filter="data")
+    (report,) = tmp_path.rglob("report.json")
+    kernels = json.loads(report.read_text())["kernels"]
+    checked: collections.Counter[str] = collections.Counter()
+    functions: dict[str, set[str]] = collections.defaultdict(set)
+    for row in kernels:
+        check_object(report.parent / row["out"], row["target"])
+        checked[row["target"]] += 1
+        functions[row["target"]].add(row["kernel"])
+    assert set(checked) == {"gfx942", "gfx1100"}
+    assert checked.total() >= 24
+    for gpu, names in functions.items():
+        assert len(names) >= 4, gpu
+        assert any("bwd" in name for name in names), gpu
+        assert any("fwd" in name for name in names), gpu
+
+
+def test_the_llvm_layer_is_one_prefix_with_licences(quickstart: Quickstart) -> None:
+    (blob,) = layers(Layout(quickstart.out), LLVM)
+    with tarfile.open(blob) as tar:
+        members = {member.name: member for member in tar}
+    files = sorted(name for name, member in members.items() if member.isfile())
+    assert all(name.startswith("usr/lib64/llvm-triton-22.1.8/") for name in files)
+    assert "usr/lib64/llvm-triton-22.1.8/share/licenses/llvm/LICENSE.TXT" in files
+    assert "usr/lib64/llvm-triton-22.1.8/bin/mlir-tblgen" in files
+    assert {(m.uid, m.gid, m.mtime) for m in members.values()} == {(0, 0, 1767225600)}
+
+
+def test_nothing_changed_means_no_engine_and_no_time(quickstart: Quickstart, tmp_path: Path) -> None:
+    # A PATH without any engine: a build that starts one fails.
+    for program in ("python3", "git", "apt-get", "apt-config", "dpkg"):
+        found = shutil.which(program)
+        if found:
+            (tmp_path / program).symlink_to(found)
+    said = toolchain(
+        "build", "all", *quickstart.options, *quickstart.gpus, *quickstart.allow, "--json",
+        env={"PATH": str(tmp_path)},
+    )  # fmt: skip
+    assert said.code == 0, said.err
+    assert [stage["reused"] for stage in said.json["stages"]] == [True] * 4
+
+
+def test_plan_says_it_is_here(quickstart: Quickstart) -> None:
+    rows = toolchain("plan", "all", *quickstart.options, *quickstart.gpus, "--json").json["stages"]
+    assert [row["name"] for row in rows] == ["base", "llvm", "triton", "kernels"]
+    for row in rows:
+        assert set(row) - {"partial"} == {"name", "image", "input_digest", "reused", "sources", "binaries"}
+        assert row["reused"] is True
+        assert row["input_digest"].startswith("sha256:")
+    assert rows[2]["binaries"] == ["triton-wheel"]
+
+
+def test_a_flipped_bit_is_found(quickstart: Quickstart, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(quickstart.out, copy)
+    assert toolchain("verify", f"oci:{copy}").code == 0
+    (blob,) = layers(Layout(copy), LLVM)
+    content = bytearray(blob.read_bytes())
+    content[len(content) // 2] ^= 1
+    blob.write_bytes(content)
+    said = toolchain("verify", f"oci:{copy}:{LLVM}")
+    assert said.code == 17
+    assert blob.name[:12] in said.err
+
+
+@pytest.mark.registry
+def test_registry_and_copy_from(quickstart: Quickstart, registry_host: str, tmp_path: Path) -> None:
+    dest = f"{registry_host}/some/ns"
+    words = ("publish", dest, *quickstart.options, *quickstart.gpus, "--json")
+    first = toolchain(*words)
+    assert first.code == 0, first.err
+    assert {row["image"] for row in first.json["published"]} == {LLVM, KERNELS}
+    assert sum(row["pushed_bytes"] for row in first.json["published"]) > 1_000_000
+    again = toolchain(*words)
+    assert sum(row["pushed_bytes"] for row in again.json["published"]) == 0
+    assert [row["digest"] for row in again.json["published"]] == [row["digest"] for row in first.json["published"]]
+    assert toolchain("verify", f"{dest}/{LLVM}").code == 0
+
+    # A stranger's Containerfile, built by plain buildah. `latest` is what people write.
+    prefix = "/usr/lib64/llvm-triton-22.1.8"
+    (tmp_path / "Containerfile").write_text(f"FROM scratch\nCOPY --from={dest}/{LLVM}:latest {prefix} {prefix}\n")
+    root, run = tmp_path / "storage", Path("/run") / f"tc-test-{os.getpid()}"
+    buildah = ["buildah", "--root", str(root), "--runroot", str(run), "--storage-driver", "vfs"]
+    try:
+        done = subprocess.run(
+            [*buildah, "build", "--isolation", "chroot", "--tls-verify=false", "--output", "type=local,dest=tree", "."],
+            cwd=tmp_path,
+            env={**os.environ, "TMPDIR": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+    finally:
+        shutil.rmtree(run, ignore_errors=True)
+    tool = tmp_path / f"tree{prefix}/bin/mlir-tblgen"
+    assert (
+        "LLVM version 22.1.8" in subprocess.run([tool, "--version"], capture_output=True, text=True, check=True).stdout
+    )
+
+
+def test_kill_9_and_resume(quickstart: Quickstart) -> None:
+    """A campaign killed in the middle goes on; nothing that was compiled is compiled again."""
+    words = [
+        "build", "kernels", "--gpu", "gfx90a", "--select", "*fwd*", *quickstart.allow, "--jobs", "1",
+    ]  # fmt: skip
+    cache = Path(os.environ.get("TOOLCHAIN_CACHE", Path.home() / ".cache" / "toolchain"))
+    before = set((cache / "work").glob("kernels-*"))
+    for record in (cache / "records").glob("[0-9a-f]*.json"):
+        content = json.loads(record.read_text())
+        if content["stage"] == "kernels" and content["inputs"]["gpus"] == ["gfx90a"]:
+            record.unlink()
+    child = subprocess.Popen(
+        [sys.executable, "-m", "toolchain", *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        objects: list[Path] = []
+        fresh: set[Path] = set()
+        deadline = time.monotonic() + 300
+        while len(objects) < 3:
+            assert child.poll() is None, "it ended before it could be killed"
+            assert time.monotonic() < deadline, "no code object in five minutes"
+            time.sleep(0.2)
+            fresh = set((cache / "work").glob("kernels-*")) - before
+            objects = [path for folder in fresh for path in folder.rglob("*.hsaco")]
+        (work,) = fresh
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+    finally:
+        child.kill()
+    deadline = time.monotonic() + 10
+    while _processes_below(work) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert _processes_below(work) == [], "a child outlived the tool"
+    compiled = {path: path.stat().st_mtime_ns for path in work.rglob("*.hsaco")}
+    status = toolchain("kernels", "status", "--json").json["campaigns"]
+    finished = next(row for row in status if row["campaign"] == work.name)["done"]
+    assert finished >= 2
+
+    resumed = subprocess.Popen(
+        [sys.executable, "-m", "toolchain", *words, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    seen: dict[Path, int] = {}
+    while resumed.poll() is None:
+        for path in compiled:
+            with contextlib.suppress(FileNotFoundError):
+                seen[path] = path.stat().st_mtime_ns
+        time.sleep(0.2)
+    out, err = resumed.communicate()
+    assert resumed.returncode == 0, err
+    stage = json.loads(out)["stages"][-1]
+    assert stage["facts"]["kernels"]["failed"] == 0
+    assert stage["facts"]["skipped"] == finished
+    untouched = [path for path, when in compiled.items() if seen.get(path) == when]
+    assert len(untouched) >= finished, "a finished kernel was compiled again"
+
+
+def _processes_below(work: Path) -> list[str]:
+    """Command lines of living processes that name the work folder."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                words = (entry / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if os.fsencode(work) in words:
+                found.append(words.decode(errors="replace"))
+    return found

@@ -1,0 +1,149 @@
+"""The command line: bad input is told before any work, with its own exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from toolchain import errors
+from toolchain.errors import ToolchainError
+
+TOP = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def clean(tmp_path: Path) -> dict[str, str]:
+    """An environment with an empty cache and none of the tool's variables."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("TOOLCHAIN_")}
+    return {**env, "TOOLCHAIN_CACHE": str(tmp_path / "cache 'with' \"quotes\""), "COLUMNS": "200", "NO_COLOR": "1"}
+
+
+def call(env: dict[str, str], *words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "toolchain", *words],
+        capture_output=True, text=True, env={**env, "PYTHONPATH": str(TOP)}, cwd=cwd, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (("build", "llvm", "--gpu", "gfx9999"), 7, "unknown GPU 'gfx9999'"),
+        (("build", "llvm", "--base", "debian31"), 7, "debian13"),
+        (("build", "llvm", "--aotriton", "0.99b"), 7, "0.99b"),
+        (("build", "llvm", "--triton", "3.9.0"), 7, "second LLVM"),
+        (("build", "llvm", "--triton", "banana"), 4, "banana"),
+        (("build", "llvm", "--aotriton", "0.11.1b"), 4, "--source"),
+        (("build", "nothing"), 7, "nothing"),
+        (("build", "llvm", "--arch", "vax"), 7, "vax"),
+        (("build", "llvm", "--arch", "arm64"), 7, "arm64"),
+        (("build", "llvm", "--source", "llvm"), 3, "NAME=VALUE"),
+        (("build", "llvm", "--source", "gcc=/tmp"), 3, "unknown source 'gcc'"),
+        (("build", "llvm", "--source", "llvm=/no/such/folder"), 5, "/no/such/folder"),
+        (("build", "llvm", "--patch", "llvm=/no/such/file"), 3, "no such file"),
+        (("build", "llvm", "--compression", "rar"), 3, "rar"),
+        (("build", "llvm", "--only", "everything"), 7, "everything"),
+        (("build", "all", "--limit", "0"), 2, "limit"),
+        (("build", "all", "--no-such-flag"), 2, "no-such-flag"),
+        (("publish",), 3, "no destination"),
+        (("publish", "not a reference"), 3, "not a reference"),
+        (("publish", "oci:/tmp/x", "--source", "llvm=distro:llvm-toolchain-22"), 5, "not built yet"),
+        (("verify", "oci:/no/such/folder"), 13, "not an OCI layout"),
+    ],
+)
+def test_bad_input(clean: dict[str, str], words: tuple[str, ...], code: int, says: str, tmp_path: Path) -> None:
+    done = call(clean, *words, cwd=tmp_path)
+    assert done.returncode == code, done.stderr
+    assert says in done.stderr + done.stdout
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+    assert list(tmp_path.iterdir()) == [], "something was written"
+
+
+def test_a_tree_without_mlir(clean: dict[str, str], tmp_path: Path) -> None:
+    tree = tmp_path / "llvm project"
+    (tree / "llvm").mkdir(parents=True)
+    (tree / "llvm" / "CMakeLists.txt").write_text("project(LLVM)\n")
+    done = call(clean, "build", "llvm", "--source", f"llvm={tree}")
+    assert done.returncode == 5
+    assert "mlir/CMakeLists.txt" in done.stderr
+    assert "base:" not in done.stderr, "the base was begun before the source was looked at"
+
+
+def test_an_unknown_key_in_the_file(clean: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "toolchain.toml").write_text('bass = "debian13"\n')
+    done = call(clean, "plan", cwd=tmp_path)
+    assert done.returncode == 3
+    assert "unknown key 'bass'" in done.stderr
+    assert "base" in done.stderr
+
+
+def test_who_wins(clean: dict[str, str], tmp_path: Path) -> None:
+    """Command line over environment over file over default."""
+
+    def image(*words: str, **env: str) -> str:
+        done = call({**clean, **env}, "plan", "base", "--json", *words, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        return str(json.loads(done.stdout)["stages"][0]["image"])
+
+    assert image() == "toolchain-base-debian13"
+    (tmp_path / "toolchain.toml").write_text('base = "ubi9"\n')
+    assert image() == "toolchain-base-ubi9"
+    assert image(TOOLCHAIN_BASE="debian12") == "toolchain-base-debian12"
+    assert image("--base", "almalinux8", TOOLCHAIN_BASE="debian12") == "toolchain-base-almalinux8"
+
+
+def test_plan_of_an_empty_machine_has_no_digests(clean: dict[str, str], tmp_path: Path) -> None:
+    done = call(clean, "plan", "llvm", "--source", "llvm=distro:llvm-toolchain-22", "--json", cwd=tmp_path)
+    base, llvm = json.loads(done.stdout)["stages"]
+    assert base["input_digest"] is None
+    assert llvm["input_digest"] is None
+    assert llvm["reused"] is False
+    assert llvm["image"] == "llvm-triton-22.1.8-debian13"
+    (source,) = llvm["sources"]
+    assert source["digest"] == "sha256:b49b9277aef97616320b2da259e1f8174c65b0ce2fbe2e8629644a97693402fe"
+
+
+@pytest.mark.parametrize(
+    ("words", "image", "repository"),
+    [
+        (("--triton", "3.2"), "llvm-triton-86b69c31-debian13", "https://github.com/llvm/llvm-project"),
+        (("--triton", "3.7.1"), "llvm-triton-1f126a6d-debian13", "https://github.com/triton-lang/llvm-project"),
+        (("--aotriton", "0.8b"), "llvm-triton-bd9145c8-debian13", "https://github.com/llvm/llvm-project"),
+    ],
+)
+def test_names_carry_the_pin(
+    clean: dict[str, str], words: tuple[str, ...], image: str, repository: str, tmp_path: Path
+) -> None:
+    llvm = json.loads(call(clean, "plan", "llvm", "--json", *words, cwd=tmp_path).stdout)["stages"][1]
+    assert llvm["image"] == image
+    assert llvm["sources"][0]["repository"] == repository
+
+
+def test_errors_are_data_too(clean: dict[str, str], tmp_path: Path) -> None:
+    done = call(clean, "plan", "llvm", "--triton", "3.9", "--json", cwd=tmp_path)
+    said = json.loads(done.stdout)
+    assert (said["exit_code"], said["error"]) == (7, "Unsupported")
+    assert said["fix"]
+
+
+def _classes() -> Iterator[type[ToolchainError]]:
+    for value in vars(errors).values():
+        if isinstance(value, type) and issubclass(value, ToolchainError) and value is not ToolchainError:
+            yield value
+
+
+def test_every_class_of_error_has_a_code_of_its_own_and_it_is_documented() -> None:
+    codes = {cls.code: cls for cls in _classes()}
+    assert len(codes) == len(list(_classes()))
+    assert min(codes) >= 3
+    text = (TOP / "docs" / "exit-codes.md").read_text()
+    rows = {int(code): title for code, title in re.findall(r"^\| (\d+) \| ([^|]+?) \|", text, re.MULTILINE)}
+    assert {code: cls.title for code, cls in codes.items()} == {k: v for k, v in rows.items() if 3 <= k < 100}
