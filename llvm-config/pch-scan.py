@@ -20,48 +20,69 @@ MARKER = "llvm/Config/abi-breaking.h"
 _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*["<]([^">]+)[">]', re.MULTILINE)
 
 
-def includes(path: Path, known: dict[Path, list[str]]) -> list[str]:
-    """The names that a file includes."""
-    if path not in known:
-        try:
-            known[path] = [name.decode(errors="replace") for name in _INCLUDE.findall(path.read_bytes())]
-        except OSError:
-            known[path] = []
-    return known[path]
+class Includes:
+    """Who includes whom, from the sources down."""
 
+    def __init__(self, folders: list[Path]) -> None:
+        self._folders = folders
+        self._found: dict[str, Path | None] = {}
+        self._names: dict[Path, set[Path]] = {}
+        self._direct: set[Path] = set()
 
-def reaches(source: Path, folders: list[Path], known: dict[Path, list[str]], where: dict[str, Path | None]) -> bool:
-    """Whether `source` includes the marker, directly or through others."""
-    seen: set[Path] = set()
-    todo = [source]
-    while todo:
-        path = todo.pop()
-        if path in seen:
-            continue
-        seen.add(path)
-        for name in includes(path, known):
-            if name == MARKER:
-                return True
-            beside = path.parent / name
-            if beside.is_file():
-                todo.append(beside)
+    def _resolve(self, name: str, includer: Path) -> Path | None:
+        beside = includer.parent / name
+        if beside.is_file():
+            return beside
+        if name not in self._found:
+            self._found[name] = next((f / name for f in self._folders if (f / name).is_file()), None)
+        return self._found[name]
+
+    def add(self, sources: list[Path]) -> None:
+        """Read the sources and all that they include."""
+        todo = list(sources)
+        while todo:
+            path = todo.pop()
+            if path in self._names:
                 continue
-            if name not in where:
-                where[name] = next((folder / name for folder in folders if (folder / name).is_file()), None)
-            found = where[name]
-            if found is not None:
-                todo.append(found)
-    return False
+            below: set[Path] = set()
+            self._names[path] = below
+            try:
+                content = path.read_bytes()
+            except OSError:
+                continue
+            for raw in _INCLUDE.findall(content):
+                name = raw.decode(errors="replace")
+                if name == MARKER:
+                    self._direct.add(path)
+                elif (found := self._resolve(name, path)) is not None:
+                    below.add(found)
+            todo.extend(below)
+
+    def reaching(self) -> set[Path]:
+        """Every file that includes the marker, directly or through others."""
+        includers: dict[Path, list[Path]] = {}
+        for path, below in self._names.items():
+            for one in below:
+                includers.setdefault(one, []).append(path)
+        seen = set(self._direct)
+        todo = list(seen)
+        while todo:
+            for path in includers.get(todo.pop(), ()):
+                if path not in seen:
+                    seen.add(path)
+                    todo.append(path)
+        return seen
 
 
 def main(arguments: list[str]) -> None:
     """Print the sources to leave out."""
-    folders = [Path(folder) for folder in arguments[1:]]
-    known: dict[Path, list[str]] = {}
-    where: dict[str, Path | None] = {}
-    for line in Path(arguments[0]).read_text().splitlines():
-        if line and not reaches(Path(line), folders, known, where):
-            print(line)
+    sources = [Path(line) for line in Path(arguments[0]).read_text().splitlines() if line]
+    graph = Includes([Path(folder) for folder in arguments[1:]])
+    graph.add(sources)
+    reaching = graph.reaching()
+    for source in sources:
+        if source not in reaching:
+            print(source)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 # Precompiled headers for LLVM, MLIR and lld, without a patch.
 #
 # CMake includes this file right after LLVM's project() call. The work is deferred to the end of the top folder, when
-# every target exists. Each static or object library gets the PCH of its tier:
+# every target exists. Each static or object library, and each table generator, gets the PCH of its tier:
 #
 #   support   no generated header; also serves what the table generators are made of
 #   ir        LLVM IR and analyses; needs the intrinsics
@@ -134,7 +134,8 @@ function(_tpch_apply)
   set(every "")
   foreach(target IN LISTS all)
     get_target_property(type "${target}" TYPE)
-    if(NOT type MATCHES "^(STATIC|OBJECT)_LIBRARY$")
+    # Of programs only the table generators are large enough to gain from it.
+    if(NOT type MATCHES "^(STATIC|OBJECT)_LIBRARY$" AND NOT (type STREQUAL "EXECUTABLE" AND target IN_LIST generators))
       continue()
     endif()
     get_target_property(sources "${target}" SOURCES)
@@ -175,7 +176,7 @@ function(_tpch_apply)
     math(EXPR count "${count} + 1")
   endforeach()
   _tpch_leave_out("${every}")
-  message(STATUS "toolchain: precompiled headers for ${count} libraries")
+  message(STATUS "toolchain: precompiled headers for ${count} targets")
 endfunction()
 
 cmake_language(DEFER DIRECTORY "${CMAKE_SOURCE_DIR}" CALL _tpch_apply)

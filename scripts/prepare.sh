@@ -22,19 +22,22 @@ prepare_system() {
   } >&2
 }
 
-# The tool in a virtual environment of its own, from the lock file; `prepare_venv test` adds what tests need.
+# The tool in a virtual environment of its own, from a lock file; `prepare_venv test` adds what tests need.
 prepare_venv() {
-  wanted="$(cat pyproject.toml requirements.lock) ${1:-}"
-  if [ -x "$toolchain" ] && [ "$(cat "$venv/.prepared" 2>/dev/null)" = "$wanted" ]; then
-    return 0
-  fi
+  kind=${1:-run}
+  # What tests need includes what running needs.
+  for have in "$kind" test; do
+    if [ -x "$toolchain" ] && [ "$(cat "$venv/.prepared" 2>/dev/null)" = "$(cat pyproject.toml "requirements/$have.lock")" ]; then
+      return 0
+    fi
+  done
   python=$(command -v python3)
   "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
     echo "Python 3.11 or newer is needed, $("$python" --version) is here" >&2
     return 1
   }
   [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
-  "$venv/bin/pip" install -q --require-hashes -r requirements.lock >&2
-  "$venv/bin/pip" install -q --no-deps --no-build-isolation -e . >&2
-  printf %s "$wanted" >"$venv/.prepared"
+  "$venv/bin/pip" install -q --disable-pip-version-check --require-hashes -r "requirements/$kind.lock" >&2
+  "$venv/bin/pip" install -q --disable-pip-version-check --no-deps --no-build-isolation -e . >&2
+  cat pyproject.toml "requirements/$kind.lock" >"$venv/.prepared"
 }

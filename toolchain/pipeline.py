@@ -22,6 +22,7 @@ from toolchain.oci.image import ImageSpec, LayerBlob, add_layer, read_layers, st
 from toolchain.oci.layer import Compression, normalise_tar, write_layer
 from toolchain.oci.layer import compress as compress_layer
 from toolchain.oci.layout import Layout
+from toolchain.prefetch import Prefetch
 from toolchain.recipe import Mount, Recipe
 from toolchain.settings import EPOCH, Cache, Request
 from toolchain.sources.resolve import fetch_source
@@ -141,8 +142,11 @@ def build(request: Request, goal: str, *, command: Sequence[str] = ()) -> list[B
     """
     stages = stages_of(goal)
     # What is wrong with the request must show before the first long step, not behind it.
-    for row in plan(request, goal):
+    rows = plan(request, goal)
+    for row in rows:
         _allowed(request, row.planned)
+    wanted = [source for row in rows if row.built is None for source in row.planned.sources]
+    prefetch = Prefetch(wanted, cache=request.cache, offline=request.offline, patches=request.patches)
     planned_below: dict[str, Planned] = {}
     built_below: dict[str, Built] = {}
     results: list[Built] = []
@@ -153,7 +157,9 @@ def build(request: Request, goal: str, *, command: Sequence[str] = ()) -> list[B
             with _stage_lock(request.cache, planned):
                 built = find(request.cache, planned)  # the one we waited for may have made it
                 if built is None:
-                    built = _build_stage(request, stage, planned, built_below, of=(number, len(stages)), again=command)
+                    built = _build_stage(
+                        request, stage, planned, built_below, prefetch, of=(number, len(stages)), again=command
+                    )
         planned_below[stage.name] = built.planned
         built_below[stage.name] = built
         results.append(built)
@@ -176,6 +182,7 @@ def _build_stage(
     stage: Stage,
     planned: Planned,
     below: Mapping[str, Built],
+    prefetch: Prefetch,
     *,
     of: tuple[int, int],
     again: Sequence[str],
@@ -189,7 +196,9 @@ def _build_stage(
     started = time.monotonic()
     try:
         with Progress(stage.name, *of, {}, console.err) as progress:
-            shop = BuildShop(request=request, log=log, progress=progress, stage=f"{stage.name}-{name}")
+            shop = BuildShop(
+                request=request, log=log, progress=progress, stage=f"{stage.name}-{name}", prefetch=prefetch
+            )
             built = stage.build(planned, below, shop)
     except ToolchainError as error:
         command = " ".join(again) or f"toolchain build {stage.name}"
@@ -230,6 +239,7 @@ class BuildShop:
     log: Path
     progress: Progress
     stage: str
+    prefetch: Prefetch
     _engine: Buildah | None = None
     _started: float = field(default_factory=time.monotonic)
 
@@ -260,6 +270,7 @@ class BuildShop:
 
     def fetch(self, source: Source) -> Source:
         """See `Shop`."""
+        self.prefetch.wait(source.name)
         patches = self.request.patches.get(source.name, ())
         return fetch_source(source, cache=self.cache, offline=self.request.offline, patches=patches)
 

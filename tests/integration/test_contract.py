@@ -108,8 +108,10 @@ class Prepared:
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Buildah, str]]:
-    """An engine, and the base image in it: TOOLCHAIN_TEST_BASE (an OCI layout), else what `build base` left."""
+def base(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[tuple[Buildah, str]]:
+    """An engine, and the base image in it: TOOLCHAIN_TEST_BASE (an OCI layout), else what the quickstart made."""
     for program in ("buildah", "unshare"):
         if shutil.which(program) is None:
             pytest.skip(f"{program} is not installed: apt-get install {program}")
@@ -119,10 +121,10 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Buildah, st
         yield engine, engine.ensure_image("base", layout, _only_manifest(layout))
         engine.destroy()
         return
+    request.getfixturevalue("quickstart")
     cache = Cache(default_cache())
     found = pipeline.find_image(cache, "toolchain-base-debian13")
-    if not found:
-        pytest.skip("NO BASE IMAGE: run `toolchain build base`, or name an OCI layout by TOOLCHAIN_TEST_BASE")
+    assert found, "the quickstart made no base"
     engine = Buildah(cache)
     yield engine, engine.ensure_image("base-debian13", cache.images, found[0]["manifest"])
 
