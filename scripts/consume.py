@@ -35,7 +35,7 @@ def main(out: Path) -> None:
         llvm=engine.ensure_image("quickstart-llvm", out, manifest.digest),
         prefix=f"/usr/lib64/llvm-triton-{version}",
     )
-    print(text, file=sys.stderr)  # noqa: T201
+    print(text, file=sys.stderr)
     said: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "Containerfile").write_text(text)
@@ -45,7 +45,7 @@ def main(out: Path) -> None:
     found = [line.strip() for line in said if "LLVM version" in line]
     if not found:
         sys.exit("mlir-tblgen did not say its version:\n" + "\n".join(said[-20:]))
-    print(found[0])  # noqa: T201
+    print(found[0])
     engine.forget_image("localhost/quickstart-consumer")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from toolchain import console
+from toolchain.pipeline import records
 from toolchain.settings import Cache, default_cache
 
 
@@ -18,8 +18,7 @@ def main(seconds: int, out: Path) -> None:
     cache = Cache(default_cache())
     screen = Console(highlight=False)
     table = Table("stage", "image", "unpacked", "blob", "seconds", "steps", title="made")
-    for path in sorted(cache.records.glob("[0-9a-f]*.json"), key=lambda p: p.stat().st_mtime):
-        record = json.loads(path.read_bytes())
+    for record in records(cache):
         facts = record["facts"]
         steps = ", ".join(f"{name} {took:.0f}" for name, took in facts.get("seconds", {}).items())
         table.add_row(
@@ -31,8 +30,8 @@ def main(seconds: int, out: Path) -> None:
             steps,
         )
         for row in facts.get("by_kernel", ()):
-            seconds = f"median {row['median_seconds']} s, at most {row['max_seconds']} s"
-            table.add_row("", f"  {row['kernel']} {row['gpu']}", "", f"{row['done']} objects", "", seconds)
+            times = f"median {row['median_seconds']} s, at most {row['max_seconds']} s"
+            table.add_row("", f"  {row['kernel']} {row['gpu']}", "", f"{row['done']} objects", "", times)
     screen.print(table)
     screen.print(f"published to oci:{out}; this run took {console.duration(seconds)}")
     screen.print(

@@ -116,15 +116,18 @@ def find(cache: Cache, planned: Planned) -> Built | None:
     )
 
 
+def records(cache: Cache) -> list[dict[str, Any]]:
+    """What was finished here, oldest first; each as `BuildShop.finish` wrote it."""
+    found = []
+    for path in sorted(cache.records.glob("*.json"), key=lambda p: p.stat().st_mtime):
+        with contextlib.suppress(OSError, ValueError):
+            found.append(json.loads(path.read_bytes()))
+    return found
+
+
 def find_image(cache: Cache, name: str) -> list[dict[str, Any]]:
     """The records of all finished images called `name`, newest first."""
-    found = []
-    for path in sorted(cache.records.glob("[0-9a-f]*.json"), key=lambda p: p.stat().st_mtime, reverse=True):
-        with contextlib.suppress(OSError, ValueError):
-            record = json.loads(path.read_bytes())
-            if record.get("image") == name:
-                found.append(record)
-    return found
+    return [record for record in reversed(records(cache)) if record["image"] == name]
 
 
 def _record_path(cache: Cache, input_digest: str) -> Path:

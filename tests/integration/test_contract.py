@@ -108,9 +108,7 @@ class Prepared:
 
 
 @pytest.fixture(scope="module")
-def base(
-    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
-) -> Iterator[tuple[Buildah, str]]:
+def base(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[tuple[Buildah, str]]:
     """An engine, and the base image in it: TOOLCHAIN_TEST_BASE (an OCI layout), else what the quickstart made."""
     for program in ("buildah", "unshare"):
         if shutil.which(program) is None:

@@ -138,10 +138,17 @@ def test_registry_and_copy_from(quickstart: Quickstart, registry_host: str, tmp_
         assert done.returncode == 0, done.stderr
     finally:
         shutil.rmtree(run, ignore_errors=True)
-    tool = tmp_path / f"tree{prefix}/bin/mlir-tblgen"
-    assert (
-        "LLVM version 22.1.8" in subprocess.run([tool, "--version"], capture_output=True, text=True, check=True).stdout
-    )
+    # It is made for the base and does not run here; that it runs there is what the quickstart shows.
+    copied = {p.relative_to(tmp_path / "tree").as_posix() for p in (tmp_path / "tree").rglob("*") if p.is_file()}
+    (blob,) = layers(Layout(quickstart.out), LLVM)
+    with tarfile.open(blob) as tar:
+        for member in tar:
+            if member.isfile():
+                copied.remove(member.name)
+                content = tar.extractfile(member)
+                assert content is not None
+                assert content.read() == (tmp_path / "tree" / member.name).read_bytes()
+    assert copied == set()
 
 
 def test_kill_9_and_resume(quickstart: Quickstart) -> None:
@@ -151,7 +158,7 @@ def test_kill_9_and_resume(quickstart: Quickstart) -> None:
     ]  # fmt: skip
     cache = Path(os.environ.get("TOOLCHAIN_CACHE", Path.home() / ".cache" / "toolchain"))
     before = set((cache / "work").glob("kernels-*"))
-    for record in (cache / "records").glob("[0-9a-f]*.json"):
+    for record in (cache / "records").glob("*.json"):
         content = json.loads(record.read_text())
         if content["stage"] == "kernels" and content["inputs"]["gpus"] == ["gfx90a"]:
             record.unlink()

@@ -82,7 +82,7 @@ class BaseStage:
 
 def lock_path(cache: Cache, recipe: BaseRecipe, arch: str) -> Path:
     """Where the resolved package list of a base lies."""
-    return cache.records / f"base-{recipe.name}-{arch}.lock.json"
+    return cache.root / "locked" / f"base-{recipe.name}-{arch}.json"
 
 
 def read_lock(cache: Cache, recipe: BaseRecipe, arch: str) -> dict[str, Any] | None:
