@@ -1,0 +1,30 @@
+"""Shell scripts are checked like all other code."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+TOP = Path(__file__).resolve().parents[2]
+
+
+def tracked() -> list[Path]:
+    """Every file of the repository."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=TOP, capture_output=True, text=True, check=False)
+    if listed.returncode != 0:
+        pytest.skip("NOT A GIT CHECKOUT: what the repository holds is not checked")
+    return [TOP / name for name in listed.stdout.split("\0") if name and (TOP / name).is_file()]
+
+
+def test_shell_scripts_are_clean() -> None:
+    if shutil.which("shellcheck") is None:
+        pytest.skip("SHELLCHECK IS NOT INSTALLED: no shell script is checked (apt-get install shellcheck)")
+    scripts = [p for p in tracked() if p.suffix == ".sh" or p.read_bytes()[:9] == b"#!/bin/sh"]
+    assert len(scripts) >= 5
+    done = subprocess.run(
+        ["shellcheck", "-x", "-S", "warning", *scripts], cwd=TOP, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout
