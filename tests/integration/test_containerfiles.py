@@ -300,3 +300,18 @@ def test_llvm_layer_on_a_stand_in_base(
     assert f"-DCMAKE_INSTALL_PREFIX={PREFIX}" in words
     assert "-DLLVM_ENABLE_PROJECTS=mlir;lld" in words
     assert "/recipe/llvm-config/common.cmake" in words
+
+
+def test_another_prefix_is_another_configuration(engine: Engine, tmp_path: Path) -> None:
+    """Without the tool every build shares one tree; it must not keep what an earlier build asked for."""
+    base = engine.image("workshop-again", workshop(tmp_path / "base", "gcc", "g++"))
+    source = llvm_source(tmp_path / "llvm")
+    for prefix in ("/usr/lib64/llvm-triton-aaaaaaaa", "/usr/lib64/llvm-triton-bbbbbbbb"):
+        out = tmp_path / prefix[-8:]
+        engine.build(
+            "containerfiles/llvm/Containerfile",
+            *("--build-context", f"llvm={source}", "--build-arg", f"BASE={base}"),
+            *("--build-arg", f"PREFIX={prefix}", "--output", f"type=local,dest={out}"),
+        )
+        asked = (out / prefix.lstrip("/") / "lib/asked").read_text().splitlines()
+        assert f"-DCMAKE_INSTALL_PREFIX={prefix}" in asked
