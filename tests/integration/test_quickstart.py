@@ -158,10 +158,7 @@ def test_kill_9_and_resume(quickstart: Quickstart) -> None:
     ]  # fmt: skip
     cache = Path(os.environ.get("TOOLCHAIN_CACHE", Path.home() / ".cache" / "toolchain"))
     before = set((cache / "work").glob("kernels-*"))
-    for record in (cache / "records").glob("*.json"):
-        content = json.loads(record.read_text())
-        if content["stage"] == "kernels" and content["inputs"]["gpus"] == ["gfx90a"]:
-            record.unlink()
+    _forget(cache, "gfx90a")
     child = subprocess.Popen(
         [sys.executable, "-m", "toolchain", *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
@@ -205,6 +202,36 @@ def test_kill_9_and_resume(quickstart: Quickstart) -> None:
     assert stage["facts"]["skipped"] == finished
     untouched = [path for path, when in compiled.items() if seen.get(path) == when]
     assert len(untouched) >= finished, "a finished kernel was compiled again"
+
+
+def test_two_at_once(quickstart: Quickstart) -> None:
+    """The second waits, says for whom, and builds nothing."""
+    words = [
+        "build", "kernels", "--gpu", "gfx950", "--select", "_bwd_preprocess*", *quickstart.allow, "--json",
+    ]  # fmt: skip
+    cache = Path(os.environ.get("TOOLCHAIN_CACHE", Path.home() / ".cache" / "toolchain"))
+    _forget(cache, "gfx950")
+    both = [
+        subprocess.Popen(
+            [sys.executable, "-m", "toolchain", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for _ in range(2)
+    ]
+    said = [child.communicate() for child in both]
+    assert [child.returncode for child in both] == [0, 0], said
+    reused = [json.loads(out)["stages"][-1]["reused"] for out, _ in said]
+    assert sorted(reused) == [False, True]
+    waited = said[reused.index(True)][1]
+    builder = both[reused.index(False)].pid
+    assert f"waiting for pid {builder}" in waited
+
+
+def _forget(cache: Path, gpu: str) -> None:
+    """Remove the records of campaigns for one GPU."""
+    for record in (cache / "records").glob("*.json"):
+        content = json.loads(record.read_text())
+        if content["stage"] == "kernels" and content["inputs"]["gpus"] == [gpu]:
+            record.unlink()
 
 
 def _processes_below(work: Path) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -155,11 +156,14 @@ def _mmdebstrap(recipe: BaseRecipe, tar: Path, packages: Path, shop: Shop) -> No
     process.which("mmdebstrap")
     # Its apt cannot handle a root whose path has quotes; the tar goes where we say all the same.
     plain = re.fullmatch(r"[A-Za-z0-9_./+-]+", str(shop.cache.work)) is not None
-    place = str(shop.cache.work) if plain else tempfile.gettempdir()
+    place = shop.cache.work / "mmdebstrap" if plain else Path(tempfile.mkdtemp(prefix="toolchain-"))
+    # A killed run leaves a whole root file system behind; the stage's lock says that nobody is in it.
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir(parents=True)
     try:
         process.run(
             process.contained(argv, network=True),
-            env={"SOURCE_DATE_EPOCH": str(EPOCH), "TMPDIR": place},
+            env={"SOURCE_DATE_EPOCH": str(EPOCH), "TMPDIR": str(place)},
             log=shop.log,
             on_line=shop.on_line,
         )
@@ -169,6 +173,8 @@ def _mmdebstrap(recipe: BaseRecipe, tar: Path, packages: Path, shop: Shop) -> No
             why=error.why,
             fix="check that the mirror serves this suite (`toolchain doctor`), then run the command again",
         ) from error
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
 
 
 def _from_containerfile(stage: BaseStage, planned: Planned, recipe: BaseRecipe, shop: Shop) -> Built:
