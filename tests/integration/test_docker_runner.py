@@ -48,7 +48,8 @@ def test_runs_with_mounts_environment_and_exit_code(runner: DockerRunner, image:
         on_line=lines.append,
         log=tmp_path / "log",
     )
-    assert result.returncode == 2, "the mount is read-only"
+    # 1 from busybox, 2 from dash
+    assert result.returncode in {1, 2}, "the mount is read-only"
     assert result.stdout == "from the host\na 'b'\n"
     assert "loud" in lines
     assert "from the host" in (tmp_path / "log").read_text()

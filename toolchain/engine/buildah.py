@@ -151,7 +151,7 @@ class Buildah(Storage):
             argv = self.command(*words, os.fspath(root.absolute()), network=recipe.network, pipes=pipes)
             try:
                 # The export's path is relative to here: the option has no way to quote a comma.
-                process.run(argv, cwd=out.parent, env=self.environment(), log=log, on_line=witness.line)
+                self.attempt(argv, cwd=out.parent, log=log, on_line=witness.line)
                 witness.check(finished=not recipe.network)
                 self._keep(partial, out)
             except process.CommandError as error:
@@ -223,9 +223,8 @@ class Buildah(Storage):
             EngineError: there is no such image.
         """
         with self._prepared(image, argv, mounts=mounts, env=env, workdir=workdir, network=network) as command:
-            return process.run(
+            return self.attempt(
                 command,
-                env=self.environment(),
                 check=check,
                 capture=capture,
                 log=log,

@@ -14,8 +14,10 @@ import logging
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -29,6 +31,8 @@ LOG = logging.getLogger(__name__)
 
 INSTALL = "apt-get install buildah"
 _NUMBER = itertools.count()
+_STARTS = 4
+_NOT_STARTED = "sealing memfd copy"
 _LEFT_BY_BUILDAH = re.compile(r"buildah\d+")
 
 
@@ -103,6 +107,26 @@ class Storage:
         """What every buildah process gets: its cache mounts lie below TMPDIR."""
         return {"TMPDIR": os.fspath(self.cache.work.absolute())}
 
+    def attempt(self, argv: Sequence[str], *, check: bool = True, **more: Any) -> process.Result:
+        """`process.run` of a buildah command line, again where buildah did not even start.
+
+        buildah begins by copying itself to sealed memory, which the kernel now and then refuses with EBUSY (seen once
+        in some hundred calls on a busy machine). Nothing has run by then.
+
+        Raises:
+            CommandError: `check` is set and it failed.
+        """
+        for _ in range(_STARTS - 1):
+            result = process.run(argv, check=False, env=self.environment(), **more)
+            if result.returncode == 0 or not any(_NOT_STARTED in line for line in result.tail):
+                break
+            time.sleep(0.5)
+        else:
+            result = process.run(argv, check=False, env=self.environment(), **more)
+        if check and result.returncode != 0:
+            raise process.CommandError(argv, result.returncode, result.tail)
+        return result
+
     def call(
         self,
         *words: str | os.PathLike[str],
@@ -116,9 +140,7 @@ class Storage:
             EngineError: it failed.
         """
         try:
-            return process.run(
-                self.command(*words), cwd=cwd, env=self.environment(), capture=True, check=check, timeout=timeout
-            )
+            return self.attempt(self.command(*words), cwd=cwd, capture=True, check=check, timeout=timeout)
         except process.CommandError as error:
             raise EngineError(f"buildah {os.fspath(words[0])} failed", why=error.why, fix=error.fix) from error
 
