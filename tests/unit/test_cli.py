@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -11,8 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import typer
 
 from toolchain import errors
+from toolchain.cli.options import handled
 from toolchain.errors import ToolchainError
 
 TOP = Path(__file__).resolve().parents[2]
@@ -132,6 +135,28 @@ def test_errors_are_data_too(clean: dict[str, str], tmp_path: Path) -> None:
     said = json.loads(done.stdout)
     assert (said["exit_code"], said["error"]) == (7, "Unsupported")
     assert said["fix"]
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_full_disk_has_its_own_code(wrapped: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    def verb() -> None:
+        full = OSError(errno.ENOSPC, "No space left on device", "/some/file")
+        if wrapped:
+            raise errors.RegistryError("cannot store a blob") from full
+        raise full
+
+    with pytest.raises(typer.Exit) as caught:
+        handled(verb)()
+    assert caught.value.exit_code == 9
+    assert "the disk is full" in capsys.readouterr().err
+
+
+def test_other_errors_of_the_system_are_bugs() -> None:
+    def verb() -> None:
+        raise PermissionError(errno.EACCES, "no")
+
+    with pytest.raises(PermissionError):
+        handled(verb)()
 
 
 def _classes() -> Iterator[type[ToolchainError]]:

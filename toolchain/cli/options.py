@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Annotated, Any, ParamSpec, TypeVar
 import typer
 
 from toolchain import console
-from toolchain.errors import ConfigError, ToolchainError, UnsupportedError
+from toolchain.errors import ConfigError, ResourceError, ToolchainError, UnsupportedError
 from toolchain.settings import Cache, Request, default_cache
 
 P = ParamSpec("P")
@@ -93,23 +94,24 @@ def handled(command: Callable[P, R]) -> Callable[P, R]:
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return command(*args, **kwargs)
-        except ToolchainError as error:
-            console.failure(error, as_json=bool(kwargs.get("json_") or kwargs.get("json")))
-            raise typer.Exit(error.code) from error
-        except OSError as error:
-            if error.errno not in (28, 122):  # ENOSPC, EDQUOT
+        except (ToolchainError, OSError) as error:
+            told = _full_disk(error) or error
+            if not isinstance(told, ToolchainError):
                 raise
-            from toolchain.errors import ResourceError  # noqa: PLC0415
-
-            full = ResourceError(
-                "the disk is full",
-                why=f"{error.strerror}: {error.filename or 'while writing'}",
-                fix="free room and run it again",
-            )
-            console.failure(full, as_json=bool(kwargs.get("json_")))
-            raise typer.Exit(full.code) from error
+            console.failure(told, as_json=bool(kwargs.get("json_") or kwargs.get("json")))
+            raise typer.Exit(told.code) from error
 
     return wrapper
+
+
+def _full_disk(error: BaseException | None) -> ResourceError | None:
+    """A full disk is told as what it is, whichever part of the tool met it."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:
+            where = f": {error.filename}" if error.filename else ""
+            return ResourceError("the disk is full", why=f"{error.strerror}{where}", fix="free room and run it again")
+        error = error.__cause__
+    return None
 
 
 def _pairs(values: list[str] | None, option: str) -> list[tuple[str, str]]:
