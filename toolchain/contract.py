@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from toolchain import recipe
 from toolchain.components import Needs
 from toolchain.errors import ContractError
-from toolchain.process import CommandError, Result
-from toolchain.recipe import Mount
+from toolchain.process import CommandError
+from toolchain.recipe import Mount, Runner
 
 _LINE = re.compile(r"@contract (?P<name>\S+) (?P<verdict>ok|fail)(?: (?P<detail>.*))?")
 _INSIDE = "/contract"
@@ -42,27 +42,6 @@ _FIXES = {
     "build-link": "read the log for what is undefined or twice defined: a library is incomplete",
     "link": "an option or a pass is registered twice or a target is missing: read the log",
 }
-
-
-class Runner(Protocol):
-    """Runs a command in a fresh container of an image; `engine.buildah.Buildah` and `DockerRunner` do."""
-
-    def run(
-        self,
-        image: str,
-        argv: Sequence[str],
-        *,
-        mounts: Sequence[Mount] = (),
-        env: Mapping[str, str] | None = None,
-        network: bool = False,
-        log: Path | None = None,
-        on_line: Callable[[str], None] | None = None,
-        workdir: str | None = None,
-        capture: bool = False,
-        check: bool = True,
-        timeout: float | None = None,
-    ) -> Result:
-        """See `engine.buildah.Buildah.run`."""
 
 
 @dataclass(frozen=True)
