@@ -30,6 +30,7 @@ class Needs:
         libtriton: libraries that Triton names for its Python module, without `lib` and `.a`, sorted.
         bin_tools: libraries that Triton names for the programs it always builds, alike.
         clang, lld, filecheck: whether those are among the above.
+        keep, drop: globs; libraries of the tree that match `keep` and not `drop` are kept beside those named here.
     """
 
     projects: tuple[str, ...]
@@ -40,6 +41,13 @@ class Needs:
     clang: bool
     lld: bool
     filecheck: bool
+    keep: tuple[str, ...] = ()
+    drop: tuple[str, ...] = ()
+
+    @property
+    def roots(self) -> tuple[str, ...]:
+        """All libraries that Triton names, sorted; the layer holds these and what they reach."""
+        return tuple(sorted({*self.libtriton, *self.bin_tools}))
 
 
 def needs_for(version: str | None, arch: str = "amd64") -> Needs:
@@ -145,6 +153,8 @@ def _assemble(data: dict[str, Any], rows: list[dict[str, Any]], arch: str) -> Ne
         clang="clang" in features,
         lld="lld" in features,
         filecheck="filecheck" in features,
+        keep=tuple(data["libraries"]["keep"]),
+        drop=tuple(data["libraries"]["drop"]),
     )
 
 

@@ -4,6 +4,8 @@
 #   ARCH        amd64, arm64 (llvm-config/targets/)
 #   PROJECTS    LLVM_ENABLE_PROJECTS
 #   COMPONENTS  LLVM_DISTRIBUTION_COMPONENTS
+#   ROOTS       libraries a consumer names, with `;` between them: then only what they reach is built, in place of the
+#               `*-libraries` components; KEEP_LIBRARIES and DROP_LIBRARIES are globs (llvm-config/closure.py)
 #   GOAL        `distribution`, or the ninja targets of a partial layer
 #   JOBS, LINK_JOBS
 # Reads /src/llvm and /recipe, keeps its tree in /build and the compiler cache in /ccache, writes /out.
@@ -15,6 +17,8 @@ export LANG=C.UTF-8 LC_ALL=C.UTF-8 TZ=UTC HOME=/build/home
 export NINJA_STATUS='@ninja %f/%t %r %e@ '
 export CCACHE_DIR=/ccache CCACHE_COMPILERCHECK=content CCACHE_NOHASHDIR=1 CCACHE_MAXSIZE="${CCACHE_MAXSIZE:-20G}"
 # pch_defines and time_macros: what ccache asks for before it caches files that use a precompiled header.
+# Ninja asks for dependency files anyway: with them ccache need not preprocess what it has not seen.
+export CCACHE_DEPEND=1
 export CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime
 
 test -f /src/llvm/mlir/CMakeLists.txt || {
@@ -33,7 +37,8 @@ echo "@step configure"
 # Everything that shapes the configuration. A tree of another one is configured anew; its objects come from ccache.
 # The file that names LLVM's version lies elsewhere before LLVM 19; what is missing does not count.
 stamp=$(
-  printf '%s\n' "${INPUT_DIGEST:-}" "$PREFIX" "$ARCH" "$PROJECTS" "$COMPONENTS" "${PCH:-ON}" "${CMAKE_EXTRA:-}"
+  printf '%s\n' "${INPUT_DIGEST:-}" "$PREFIX" "$ARCH" "$PROJECTS" "$COMPONENTS" "${PCH:-ON}" "${CMAKE_EXTRA:-}" \
+    "${ROOTS:-}" "${KEEP_LIBRARIES:-}" "${DROP_LIBRARIES:-}"
   "$cxx" --version
   sha256sum /src/llvm/cmake/Modules/LLVMVersion.cmake /src/llvm/llvm/CMakeLists.txt /recipe/llvm-config/*.cmake 2>/dev/null || :
 )
@@ -50,6 +55,16 @@ if [ ! -f /build/build.ninja ] || [ "$(cat /build/toolchain-stamp 2>/dev/null)" 
     -DCMAKE_C_FLAGS="$flags" -DCMAKE_CXX_FLAGS="$flags" -DCMAKE_ASM_FLAGS="$flags" \
     -DTOOLCHAIN_PCH="${PCH:-ON}" \
     -DLLVM_PARALLEL_LINK_JOBS="${LINK_JOBS:-1}" ${CMAKE_EXTRA:-}
+  if [ -n "${ROOTS:-}" ]; then
+    # The packages that this configuration wrote know what each library links; the second one, which takes seconds,
+    # leaves out what nothing reaches.
+    # shellcheck disable=SC2046  # the roots are words
+    reached=$(
+      python3 /recipe/llvm-config/closure.py /build "${KEEP_LIBRARIES:-}" "${DROP_LIBRARIES:-}" $(echo "$ROOTS" | tr ';' ' ')
+    )
+    others=$(echo "$COMPONENTS" | tr ';' '\n' | grep -v -e '-libraries$' | tr '\n' ';')
+    cmake -DLLVM_DISTRIBUTION_COMPONENTS="$others$reached" /build
+  fi
   printf '%s\n' "$stamp" >/build/toolchain-stamp
 fi
 
@@ -61,6 +76,12 @@ echo "@step install"
 rm -rf /out
 if [ "$GOAL" = distribution ]; then
   DESTDIR=/out ninja -C /build install-distribution-stripped
+  # CMake strips programs, not archives. What goes: names of local symbols and address-significance tables, which no
+  # link needs; every global symbol and every relocation stays.
+  if command -v llvm-objcopy >/dev/null; then
+    find "/out$PREFIX/lib" -name '*.a' -exec \
+      llvm-objcopy --enable-deterministic-archives --strip-unneeded --remove-section=.llvm_addrsig --remove-section=.comment {} ';'
+  fi
 else
   mkdir -p "/out$PREFIX/bin"
   for tool in $GOAL; do install -s -m 0755 "/build/bin/$tool" "/out$PREFIX/bin/$tool"; done

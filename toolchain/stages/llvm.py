@@ -26,6 +26,7 @@ _DISK_TABLEGEN = 5_000_000_000
 # What shapes the layer. The contract check does not: it may grow without a rebuild.
 _RECIPE = (
     "containerfiles/llvm",
+    "llvm-config/closure.py",
     "llvm-config/common.cmake",
     "llvm-config/pch.cmake",
     "llvm-config/pch-headers.cmake",
@@ -62,6 +63,7 @@ class LlvmStage:
                 "prefix": prefix_of(source),
                 "projects": list(needs.projects),
                 "components": [] if partial else list(needs.components),
+                "libraries": {} if partial else {"roots": needs.roots, "keep": needs.keep, "drop": needs.drop},
                 "goal": _TABLEGEN_GOAL if partial else "distribution",
             }
         stem = "llvm-triton-tablegen" if partial else "llvm-triton"
@@ -93,6 +95,7 @@ class LlvmStage:
                     "ARCH": request.arch[0],
                     "PROJECTS": ";".join(needs.projects),
                     "COMPONENTS": ";".join(needs.components),
+                    **({} if partial else _libraries(needs)),
                     "GOAL": _TABLEGEN_GOAL if partial else "distribution",
                     "JOBS": str(shop.jobs("compile")),
                     "LINK_JOBS": str(shop.jobs("link")),
@@ -123,6 +126,14 @@ class LlvmStage:
             check=None if partial or not request.contract else check,
             check_on=below["base"],
         )
+
+
+def _libraries(needs: Needs) -> dict[str, str]:
+    return {
+        "ROOTS": ";".join(needs.roots),
+        "KEEP_LIBRARIES": ",".join(needs.keep),
+        "DROP_LIBRARIES": ",".join(needs.drop),
+    }
 
 
 def _require(source: Source, needs: Needs) -> None:

@@ -1,0 +1,68 @@
+"""Prints the libraries of an LLVM build tree that a consumer can reach, one LLVM_DISTRIBUTION_COMPONENTS name each.
+
+    closure.py BUILD KEEP DROP ROOT...
+
+Reads the CMake packages that configuring wrote below BUILD/lib/cmake: they name every library and what it links.
+KEEP and DROP are globs with commas between them: libraries that match KEEP and not DROP are roots too. What nothing
+reaches is then neither compiled nor installed. Exit code 3 when a ROOT is no library of this tree.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+import sys
+from pathlib import Path
+
+_LIBRARY = re.compile(r"add_library\((\S+) (?:STATIC|SHARED|INTERFACE|OBJECT|MODULE) IMPORTED\)")
+_PROPERTIES = re.compile(r"set_target_properties\((\S+) PROPERTIES(.*?)\n\)", re.DOTALL)
+_LINKS = re.compile(r'INTERFACE_LINK_LIBRARIES "([^"]*)"')
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+
+
+def libraries(build: Path) -> dict[str, set[str]]:
+    """Every library of the tree with the words of its link interface; words that are no library do not matter."""
+    found: dict[str, set[str]] = {}
+    for file in sorted((build / "lib" / "cmake").glob("*/*.cmake")):
+        text = file.read_text(encoding="utf-8", errors="replace")
+        for name in _LIBRARY.findall(text):
+            found.setdefault(name, set())
+        for name, properties in _PROPERTIES.findall(text):
+            links = _LINKS.search(properties)
+            if name in found and links:
+                found[name] |= set(_NAME.findall(links[1]))
+    return found
+
+
+def closure(known: dict[str, set[str]], roots: set[str]) -> set[str]:
+    """The roots and all that they link, however far down."""
+    seen: set[str] = set()
+    left = list(roots)
+    while left:
+        name = left.pop()
+        if name not in seen:
+            seen.add(name)
+            left += [word for word in known[name] if word in known]
+    return seen
+
+
+def main(arguments: list[str]) -> int:
+    """Run as a program."""
+    if len(arguments) < 3:
+        print(__doc__, file=sys.stderr)
+        return 2
+    build, keep, drop = Path(arguments[0]), arguments[1].split(","), arguments[2].split(",")
+    known = libraries(build)
+    roots = set(arguments[3:])
+    if lacking := sorted(roots - set(known)):
+        print(f"toolchain: this LLVM has no library {', '.join(lacking)}", file=sys.stderr)
+        return 3
+    for name in known:
+        if any(fnmatch.fnmatchcase(name, k) for k in keep) and not any(fnmatch.fnmatchcase(name, d) for d in drop):
+            roots.add(name)
+    print(";".join(sorted(closure(known, roots))))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

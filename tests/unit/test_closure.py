@@ -1,0 +1,71 @@
+"""llvm-config/closure.py: which libraries a consumer of LLVM reaches."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parents[2] / "llvm-config" / "closure.py"
+
+
+@pytest.fixture
+def build(tmp_path: Path) -> Path:
+    """A build tree with two packages, as CMake writes them."""
+
+    def library(name: str, *links: str) -> str:
+        text = f"# Create imported target {name}\nadd_library({name} STATIC IMPORTED)\n\n"
+        if links:
+            joined = ";".join(links)
+            text += f'set_target_properties({name} PROPERTIES\n  INTERFACE_LINK_LIBRARIES "{joined}"\n)\n'
+        return text
+
+    llvm, mlir = tmp_path / "lib/cmake/llvm", tmp_path / "lib/cmake/mlir"
+    llvm.mkdir(parents=True)
+    mlir.mkdir()
+    (llvm / "LLVMExports.cmake").write_text(
+        library("LLVMDemangle")
+        + library("LLVMSupport", "LLVMDemangle", "\\$<LINK_ONLY:rt>", "\\$<LINK_ONLY:dl>", "m")
+        + library("LLVMCore", "LLVMSupport")
+        + library("LLVMOrcJIT", "LLVMCore")
+        + library("LLVMLoopA", "LLVMLoopB")
+        + library("LLVMLoopB", "LLVMLoopA")
+    )
+    (mlir / "MLIRTargets.cmake").write_text(
+        library("MLIRSupport", "LLVMSupport")
+        + library("MLIRIR", "\\$<LINK_ONLY:MLIRSupport>")
+        + library("MLIRCAPIIR", "MLIRIR")
+    )
+    return tmp_path
+
+
+def closure(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, SCRIPT, *words], capture_output=True, text=True, check=False)
+
+
+def test_what_the_roots_reach_through_both_packages_and_no_more(build: Path) -> None:
+    said = closure(build, "", "", "MLIRIR")
+    assert said.returncode == 0, said.stderr
+    assert said.stdout.strip() == "LLVMDemangle;LLVMSupport;MLIRIR;MLIRSupport"
+
+
+def test_globs_keep_and_drop(build: Path) -> None:
+    kept = closure(build, "MLIR*", "MLIRCAPI*", "LLVMCore").stdout.strip().split(";")
+    assert kept == ["LLVMCore", "LLVMDemangle", "LLVMSupport", "MLIRIR", "MLIRSupport"]
+
+
+def test_a_dropped_library_stays_when_a_root_reaches_it(build: Path) -> None:
+    assert "MLIRIR" in closure(build, "MLIR*", "MLIRI*", "MLIRCAPIIR").stdout
+
+
+def test_libraries_that_link_each_other_end(build: Path) -> None:
+    assert closure(build, "", "", "LLVMLoopA").stdout.strip() == "LLVMLoopA;LLVMLoopB"
+
+
+def test_a_root_that_the_tree_lacks_is_told_by_name(build: Path) -> None:
+    said = closure(build, "", "", "MLIRIR", "MLIRRegisterAllPasses")
+    assert said.returncode == 3
+    assert "MLIRRegisterAllPasses" in said.stderr
+    assert not said.stdout
