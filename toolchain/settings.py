@@ -69,6 +69,8 @@ class Request:
         sources: overrides by source name: a path, `URL@SHA` or `distro:PACKAGE`.
         patches: patch files by source name, in order.
         gpus: LLVM names (`gfx942`), sorted.
+        allow_binary, drop_binary: prebuilt things that may come in, and those that are left out, by name or path.
+        pythons: versions (`3.13`) to build wheels for; empty for the base's own.
         jobs: compile jobs, 0 for as many as cores and memory allow.
     """
 
@@ -85,6 +87,8 @@ class Request:
     keep_going: bool = False
     kernel_timeout: float | None = None
     allow_binary: tuple[str, ...] = ()
+    drop_binary: tuple[str, ...] = ()
+    pythons: tuple[str, ...] = ()
     only: str = "distribution"
     jobs: int = 0
     offline: bool = False

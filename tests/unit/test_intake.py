@@ -1,0 +1,75 @@
+"""stages.intake: every binary of a source is allowed, dropped or replaced, or the build stops with the list."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from toolchain.errors import PolicyError
+from toolchain.settings import Cache, Request
+from toolchain.stages.intake import choices, names_allowed, take_in
+
+BITCODE = b"BC\xc0\xde" + bytes(40)
+AMD = "third_party/amd/backend/lib"
+NVIDIA = "third_party/nvidia/backend/lib/libdevice.10.bc"
+
+
+@pytest.fixture
+def triton(tmp_path: Path) -> Path:
+    for name in (f"{AMD}/ocml.bc", f"{AMD}/ockl.bc", NVIDIA):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(BITCODE)
+    (tmp_path / "setup.py").write_text("print()\n")
+    return tmp_path
+
+
+def request(tmp_path: Path, *, allow: tuple[str, ...] = (), drop: tuple[str, ...] = ()) -> Request:
+    return Request(cache=Cache(tmp_path / "cache"), allow_binary=allow, drop_binary=drop)
+
+
+def test_what_nothing_accounts_for_stops_the_build_with_its_name(triton: Path, tmp_path: Path) -> None:
+    with pytest.raises(PolicyError) as caught:
+        take_in("triton", triton, request(tmp_path))
+    assert "1 prebuilt file" in caught.value.what
+    assert NVIDIA in caught.value.why
+    assert "--allow-binary libdevice" in caught.value.fix
+    assert caught.value.code == 15
+
+
+def test_allowed_by_name_and_replaced_by_default(triton: Path, tmp_path: Path) -> None:
+    intake, findings = take_in("triton", triton, request(tmp_path, allow=("libdevice",)))
+    assert [one.path for one in intake.allowed] == [NVIDIA]
+    assert sorted(intake.replaced) == [f"{AMD}/ockl.bc", f"{AMD}/ocml.bc"]
+    assert {row["path"]: row["fate"].split()[0] for row in intake.rows(findings)} == {
+        f"{AMD}/ockl.bc": "replaced",
+        f"{AMD}/ocml.bc": "replaced",
+        NVIDIA: "let",
+    }
+
+
+def test_an_allowed_file_is_not_replaced(triton: Path, tmp_path: Path) -> None:
+    intake, _ = take_in("triton", triton, request(tmp_path, allow=("ocml",), drop=("libdevice",)))
+    assert sorted(intake.replaced) == [f"{AMD}/ockl.bc"]
+    assert intake.dropped == (NVIDIA,)
+
+
+def test_an_unknown_file_goes_by_its_path(triton: Path, tmp_path: Path) -> None:
+    (triton / "kernel.co").write_bytes(b"\x7fELF" + bytes(40))
+    with pytest.raises(PolicyError, match="2 prebuilt files"):
+        take_in("triton", triton, request(tmp_path))
+    intake, _ = take_in("triton", triton, request(tmp_path, drop=("libdevice",), allow=("kernel.co",)))
+    assert [one.path for one in intake.allowed] == ["kernel.co"]
+
+
+def test_the_names_count_for_their_own_source_alone(triton: Path, tmp_path: Path) -> None:
+    with pytest.raises(PolicyError, match="3 prebuilt files"):
+        take_in("aotriton", triton, request(tmp_path, allow=("libdevice", "ocml", "ockl")))
+
+
+def test_the_policy_is_an_input(tmp_path: Path) -> None:
+    plain, allowed = request(tmp_path), request(tmp_path, allow=("libdevice", "triton-wheel"))
+    assert choices("triton", plain) != choices("triton", allowed)
+    assert names_allowed("triton", allowed) == ("libdevice",)
+    assert names_allowed("aotriton", allowed) == ()

@@ -1,0 +1,97 @@
+"""sources.scan: binaries found by content, whatever they are called and however they are wrapped."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from toolchain.digest import sha256_file
+from toolchain.errors import SourceError
+from toolchain.sources.scan import scan
+
+ELF = b"\x7fELF\x02\x01\x01" + bytes(60)
+BITCODE = b"BC\xc0\xde" + bytes(60)
+
+
+def tar_of(**members: bytes) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        for name, content in members.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            tar.addfile(entry, io.BytesIO(content))
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (ELF, "ELF"),
+        (BITCODE, "LLVM bitcode"),
+        (b"\xde\xc0\x17\x0b" + bytes(20), "LLVM bitcode"),
+        (b"!<arch>\nfoo", "static library"),
+        (b"\x50\xed\x55\xba" + bytes(20), "CUDA fat binary"),
+        (b"__CLANG_OFFLOAD_BUNDLE__" + bytes(8), "offload bundle"),
+        (b"MZ\x90\x00\x03", "PE"),
+        (b"\x00asm\x01", "WebAssembly"),
+    ],
+)
+def test_by_content_under_a_harmless_name(tmp_path: Path, content: bytes, what: str) -> None:
+    (tmp_path / "deep").mkdir()
+    path = tmp_path / "deep" / "notes.txt"
+    path.write_bytes(content)
+    (found,) = scan(tmp_path)
+    assert (found.path, found.what, found.sha256) == ("deep/notes.txt", what, sha256_file(path))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"#!/bin/sh\n", b"MZ is how this text begins, with no NUL in it", b"BC is no bitcode", b"PK not a zip"],
+)
+def test_text_is_no_binary(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "kernel.co").write_bytes(content)
+    assert scan(tmp_path) == ()
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress])
+def test_inside_a_compressed_tar(tmp_path: Path, pack: object) -> None:
+    assert callable(pack)
+    (tmp_path / "data.bin").write_bytes(pack(tar_of(**{"a/readme": b"text", "a/ocml": BITCODE})))
+    (found,) = scan(tmp_path)
+    assert (found.path, found.what, found.file) == ("data.bin!a/ocml", "LLVM bitcode", "data.bin")
+
+
+def test_inside_a_zip_inside_a_zip(tmp_path: Path) -> None:
+    inner = io.BytesIO()
+    with zipfile.ZipFile(inner, "w") as archive:
+        archive.writestr("k.hsaco", ELF)
+    with zipfile.ZipFile(tmp_path / "outer", "w") as archive:
+        archive.writestr("x/inner", inner.getvalue())
+        archive.writestr("x/text", b"nothing")
+    (found,) = scan(tmp_path)
+    assert found.path == "outer!x/inner!k.hsaco"
+
+
+def test_a_database_in_a_tar_xz_is_fine(tmp_path: Path) -> None:
+    (tmp_path / "tuning.sqlite3.tar.xz").write_bytes(lzma.compress(tar_of(db=b"SQLite format 3\0" + bytes(100))))
+    assert scan(tmp_path) == ()
+
+
+def test_a_container_that_cannot_be_read_is_not_waved_through(tmp_path: Path) -> None:
+    (tmp_path / "broken.gz").write_bytes(gzip.compress(tar_of(a=ELF))[:60])
+    with pytest.raises(SourceError, match=r"broken\.gz cannot be looked into"):
+        scan(tmp_path)
+
+
+def test_git_and_links_do_not_count(tmp_path: Path) -> None:
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".git" / "pack").write_bytes(ELF)
+    (tmp_path / "link").symlink_to("/bin/sh")
+    assert scan(tmp_path) == ()

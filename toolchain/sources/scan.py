@@ -1,0 +1,163 @@
+"""Machine code and bitcode in a source tree, found by content: nothing prebuilt slips in under another name."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import os
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, cast
+
+from toolchain.digest import sha256_file
+from toolchain.errors import SourceError
+
+# The first bytes of what a compiler, assembler, linker or archiver writes.
+MAGIC = {
+    b"\x7fELF": "ELF",
+    b"BC\xc0\xde": "LLVM bitcode",
+    b"\xde\xc0\x17\x0b": "LLVM bitcode",
+    b"!<arch>\n": "static library",
+    b"!<thin>\n": "static library",
+    b"\x50\xed\x55\xba": "CUDA fat binary",
+    b"__CLANG_OFFLOAD_BUNDLE__": "offload bundle",
+    b"CCOB": "offload bundle",
+    b"MZ": "PE",
+    b"\xcf\xfa\xed\xfe": "Mach-O",
+    b"\xce\xfa\xed\xfe": "Mach-O",
+    b"\xca\xfe\xba\xbe": "Mach-O or Java class",
+    b"\x00asm": "WebAssembly",
+    b"ML\xefR": "MLIR bytecode",
+    b"AKS2": "AOTriton kernel archive",
+}
+_DEPTH = 3
+# Of a container inside the tree at most this much is looked at, so that a bomb cannot hold a build up.
+_LIMIT = 4 << 30
+
+
+@dataclass(frozen=True, order=True)
+class Finding:
+    """A file that somebody's compiler made.
+
+    Args:
+        path: below the tree, with `/`; inside a container `CONTAINER!MEMBER`.
+        what: its kind, for people.
+        sha256: of the file in the tree that it is, or is inside of: `sha256:…`.
+        size: bytes of that file.
+    """
+
+    path: str
+    what: str
+    sha256: str
+    size: int
+
+    @property
+    def file(self) -> str:
+        """The file of the tree that holds it."""
+        return self.path.partition("!")[0]
+
+    def as_json(self) -> dict[str, str | int]:
+        """For records."""
+        return {"path": self.path, "what": self.what, "sha256": self.sha256, "size": self.size}
+
+
+def scan(tree: Path) -> tuple[Finding, ...]:
+    """All binaries of a tree, sorted by path; tar, zip, gzip, bzip2 and xz files are looked into.
+
+    Args:
+        tree: a folder, or a single file.
+
+    Raises:
+        SourceError: a container that cannot be read, and so not be told to be harmless.
+    """
+    found: list[Finding] = []
+    for path in [tree] if tree.is_file() else sorted(_files(tree)):
+        name = path.name if path == tree else path.relative_to(tree).as_posix()
+        hits = list(_look(path))
+        if hits:
+            digest, size = sha256_file(path), path.stat().st_size
+            found += [Finding(name + inside, what, digest, size) for inside, what in hits]
+    return tuple(sorted(found))
+
+
+def _files(tree: Path) -> Iterator[Path]:
+    for folder, folders, names in os.walk(tree):
+        folders[:] = sorted(name for name in folders if name != ".git")
+        for name in names:
+            path = Path(folder, name)
+            if path.is_file() and not path.is_symlink():
+                yield path
+
+
+def _look(path: Path) -> Iterator[tuple[str, str]]:
+    with path.open("rb") as stream:
+        try:
+            yield from _inside(stream, "", _DEPTH)
+        except (OSError, EOFError, tarfile.TarError, zipfile.BadZipFile, lzma.LZMAError, zlib.error) as error:
+            raise SourceError(
+                f"{path} cannot be looked into", why=f"{type(error).__name__}: {error}", fix="leave it out by a patch"
+            ) from error
+
+
+def _kind(head: bytes) -> str:
+    for magic, what in MAGIC.items():
+        if head.startswith(magic) and (magic != b"MZ" or b"\0" in head):
+            return what
+    return ""
+
+
+def _inside(stream: IO[bytes], where: str, depth: int) -> Iterator[tuple[str, str]]:
+    """What a stream is, or what it holds as a container."""
+    head = stream.read(512)
+    stream.seek(0)
+    if what := _kind(head):
+        yield where, what
+    elif depth == 0:
+        return
+    elif head.startswith(b"PK\x03\x04"):
+        with zipfile.ZipFile(stream) as archive:
+            for member in archive.infolist():
+                if not member.is_dir():
+                    with archive.open(member) as content:
+                        yield from _inside(_held(content), f"{where}!{member.filename}", depth - 1)
+    elif opened := _unpacked(head, stream):
+        with opened:
+            yield from _inside(_held(opened), where, depth - 1)
+    elif head[257:262] == b"ustar":
+        with tarfile.open(fileobj=stream, mode="r:") as tar:
+            for entry in tar:
+                file = tar.extractfile(entry) if entry.isfile() else None
+                if file is not None:
+                    with file:
+                        yield from _inside(_held(file), f"{where}!{entry.name}", depth - 1)
+
+
+def _unpacked(head: bytes, stream: IO[bytes]) -> IO[bytes] | None:
+    if head.startswith(b"\x1f\x8b"):
+        return cast("IO[bytes]", gzip.open(stream))
+    if head.startswith(b"\xfd7zXZ\x00"):
+        return lzma.open(stream)
+    if head.startswith(b"BZh"):
+        return bz2.open(stream)
+    return None
+
+
+def _held(stream: IO[bytes]) -> IO[bytes]:
+    """Content that can be read twice: its start is enough, unless it is a container itself."""
+    head = stream.read(512)
+    if _kind(head) or not _is_container(head):
+        return io.BytesIO(head)
+    rest = stream.read(_LIMIT)
+    if len(rest) == _LIMIT:
+        raise OSError("it unpacks to more than this looks at")
+    return io.BytesIO(head + rest)
+
+
+def _is_container(head: bytes) -> bool:
+    return head.startswith((b"PK\x03\x04", b"\x1f\x8b", b"\xfd7zXZ\x00", b"BZh")) or head[257:262] == b"ustar"

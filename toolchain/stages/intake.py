@@ -1,0 +1,119 @@
+"""What is let into a build: each source tree is scanned by content, and every binary in it has to be accounted for."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache as memoize
+from pathlib import Path
+from typing import Any
+
+from toolchain.errors import PolicyError
+from toolchain.settings import Request
+from toolchain.sources.scan import Finding, scan
+
+_LISTED = 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Known:
+    """A row of data/prebuilt.toml."""
+
+    source: str
+    name: str
+    path: str
+    why: str
+    replace: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Intake:
+    """What became of the binaries of one source.
+
+    Args:
+        allowed: let in by name.
+        dropped: files left out of the build.
+        replaced: absolute glob of the base's file by the file it takes the place of.
+    """
+
+    allowed: tuple[Finding, ...] = ()
+    dropped: tuple[str, ...] = ()
+    replaced: Mapping[str, str]
+
+    def rows(self, findings: Sequence[Finding]) -> list[dict[str, Any]]:
+        """Every finding with what became of it, for records."""
+        return [{**finding.as_json(), "fate": self._fate(finding)} for finding in findings]
+
+    def _fate(self, finding: Finding) -> str:
+        if finding.file in self.replaced:
+            return f"replaced by the base's {self.replaced[finding.file]}"
+        return "dropped" if finding.file in self.dropped else "let in by --allow-binary"
+
+
+@memoize
+def known_files() -> tuple[Known, ...]:
+    """The rows of data/prebuilt.toml."""
+    path = Path(__file__).resolve().parent.parent / "data" / "prebuilt.toml"
+    return tuple(Known(**row) for row in tomllib.loads(path.read_text(encoding="utf-8"))["file"])
+
+
+def names_allowed(source: str, request: Request) -> tuple[str, ...]:
+    """Of the binaries that the data names for a source, those the user lets in; sorted. Reads no tree."""
+    known = {row.name for row in known_files() if row.source == source}
+    return tuple(sorted(known & set(request.allow_binary)))
+
+
+def choices(source: str, request: Request) -> dict[str, Any]:
+    """What the user's policy says for a source, as an input of the stage that builds it."""
+    return {
+        "allow": [name for name in sorted(set(request.allow_binary)) if name != "triton-wheel"],
+        "drop": sorted(set(request.drop_binary)),
+        "replace": {row.path: row.replace for row in known_files() if row.source == source and row.replace},
+    }
+
+
+def take_in(source: str, tree: Path, request: Request) -> tuple[Intake, tuple[Finding, ...]]:
+    """Scan a tree and decide on each binary in it.
+
+    Returns:
+        The decision and all findings, sorted.
+
+    Raises:
+        PolicyError: with the list of those that nothing accounts for.
+    """
+    rows = {row.path: row for row in known_files() if row.source == source}
+    findings = scan(tree)
+    allowed: list[Finding] = []
+    dropped: set[str] = set()
+    replaced: dict[str, str] = {}
+    unknown: list[Finding] = []
+    for finding in findings:
+        row = rows.get(finding.file)
+        names = {finding.file} | ({row.name} if row else set())
+        if names & set(request.allow_binary):
+            allowed.append(finding)
+        elif names & set(request.drop_binary):
+            dropped.add(finding.file)
+        elif row is not None and row.replace:
+            replaced[finding.file] = row.replace
+        else:
+            unknown.append(finding)
+    if unknown:
+        raise PolicyError(
+            f"the source {source} holds {len(unknown)} prebuilt file{'s' if len(unknown) > 1 else ''}",
+            why="\n".join(_told(finding, rows.get(finding.file)) for finding in unknown[:_LISTED])
+            + (f"\n… and {len(unknown) - _LISTED} more" if len(unknown) > _LISTED else ""),
+            fix=" ".join(f"--allow-binary {_name(f, rows)}" for f in unknown[:3])
+            + " lets them in by name; --drop-binary leaves them out",
+        )
+    return Intake(allowed=tuple(allowed), dropped=tuple(sorted(dropped)), replaced=replaced), findings
+
+
+def _name(finding: Finding, rows: Mapping[str, Known]) -> str:
+    row = rows.get(finding.file)
+    return row.name if row else finding.file
+
+
+def _told(finding: Finding, row: Known | None) -> str:
+    return f"{finding.path}: {finding.what}, {finding.size} bytes" + (f" ({row.why})" if row else "")
