@@ -1,17 +1,14 @@
-"""What leaves the cache: images to a layout or a registry, and LLVM as a plain archive."""
+"""What leaves the cache as images, to a layout or a registry."""
 
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from toolchain.errors import PolicyError, SourceError
 from toolchain.oci import descriptor as media
-from toolchain.oci.archive import write_tar_gz
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.image import LayerBlob, platform_of, read_layers, standard_annotations, write_index
 from toolchain.oci.layer import Layer, compress
@@ -20,11 +17,7 @@ from toolchain.oci.publish import Published, publish
 from toolchain.oci.reference import LayoutRef, RegistryRef, Target
 from toolchain.pipeline import PlanRow, plan
 from toolchain.settings import EPOCH, Cache, Request
-from toolchain.sources.unpack import unpack_tar
 from toolchain.stages.stage import Built
-
-# As upstream names its archives: llvm-<id>-<os>-<arch>.
-_ARCH = {"amd64": "x64", "arm64": "arm64"}
 
 
 @dataclass(frozen=True)
@@ -66,7 +59,7 @@ def deliver(request: Request, goal: str, dest: Target) -> list[Delivered]:
 
 
 def _published(goal: str) -> tuple[str, ...]:
-    return ("llvm", "kernels") if goal == "all" else (goal,)
+    return ("llvm", "kernels", "aotriton") if goal == "all" else (goal,)
 
 
 def _deliver(cache: Cache, row: PlanRow, dest: Target) -> Delivered:
@@ -113,22 +106,3 @@ def _compressed(cache: Cache, layout: Layout, built: Built) -> Descriptor:
     value = json.loads(layout.read(manifest))
     value["layers"] = [layer.descriptor.plain.as_json() for layer in packed]
     return replace(layout.put_json(value, media.MANIFEST), platform=platform)
-
-
-def write_archive(request: Request, built: Built, folder: Path) -> Path:
-    """Write the LLVM layer as `llvm-<id>-<base>-<arch>.tar.gz` with one top folder, as upstream's archives have.
-
-    Returns:
-        The archive.
-    """
-    layout = Layout(request.cache.images)
-    layer = layout.children(layout.resolve(built.manifest))[1]
-    prefix = str(built.facts["prefix"]).lstrip("/")
-    stem = built.planned.image.replace("llvm-triton-", "llvm-", 1)
-    out = folder / f"{stem}-{_ARCH[request.arch[0]]}.tar.gz"
-    request.cache.work.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=request.cache.work, prefix="archive-") as scratch:
-        tree = Path(scratch) / "tree"
-        unpack_tar(layout.blob(layer.digest), tree, strip=0)
-        write_tar_gz(tree / prefix, out, top=out.name.removesuffix(".tar.gz"), epoch=EPOCH)
-    return out

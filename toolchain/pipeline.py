@@ -27,11 +27,13 @@ from toolchain.recipe import Mount, Recipe
 from toolchain.settings import EPOCH, Cache, Request
 from toolchain.sources.resolve import fetch_source
 from toolchain.sources.tree import Source
+from toolchain.stages.aotriton import AotritonStage
 from toolchain.stages.base import BaseStage
 from toolchain.stages.kernels import KernelsStage
 from toolchain.stages.llvm import LlvmStage
 from toolchain.stages.stage import Built, Planned, Stage
 from toolchain.stages.triton import TritonWheelStage
+from toolchain.stages.triton_source import TritonSourceStage, from_source
 
 if TYPE_CHECKING:
     import subprocess
@@ -40,13 +42,7 @@ if TYPE_CHECKING:
     from toolchain.engine.buildah import Buildah
     from toolchain.engine.progress import Progress
 
-GOALS: Mapping[str, tuple[Stage, ...]] = {
-    "base": (BaseStage(),),
-    "llvm": (BaseStage(), LlvmStage()),
-    "triton": (BaseStage(), TritonWheelStage()),
-    "kernels": (BaseStage(), TritonWheelStage(), KernelsStage()),
-    "all": (BaseStage(), LlvmStage(), TritonWheelStage(), KernelsStage()),
-}
+GOALS = ("base", "llvm", "triton", "kernels", "aotriton", "all")
 
 
 @dataclass(frozen=True)
@@ -71,22 +67,37 @@ class PlanRow:
         return row
 
 
-def stages_of(goal: str) -> tuple[Stage, ...]:
+def stages_of(goal: str, request: Request) -> tuple[Stage, ...]:
     """The stages that `goal` needs, lowest first.
+
+    Triton from source rests on the LLVM layer, a wheel from the index does not. `all` is everything that the request
+    names sources for: AOTriton where a release or a source of it is given, else the FlashAttention kernels.
 
     Raises:
         UnsupportedError: no such stage.
     """
     if goal not in GOALS:
         raise UnsupportedError(f"no such stage: {goal!r}", fix=f"one of {', '.join(GOALS)}")
-    return GOALS[goal]
+    if goal == "base":
+        return (BaseStage(),)
+    if goal == "llvm":
+        return (BaseStage(), LlvmStage())
+    built = from_source(request)
+    triton: Stage = TritonSourceStage() if built else TritonWheelStage()
+    llvm: tuple[Stage, ...] = (LlvmStage(),) if built or goal == "all" else ()
+    top: tuple[Stage, ...] = ()
+    if goal == "aotriton" or (goal == "all" and (request.aotriton or "aotriton" in request.sources)):
+        top = (AotritonStage(),)
+    elif goal in {"kernels", "all"}:
+        top = (KernelsStage(),)
+    return (BaseStage(), *llvm, triton, *top)
 
 
 def plan(request: Request, goal: str) -> list[PlanRow]:
     """What `build` would do. Reads files only: no network, no engine."""
     rows: list[PlanRow] = []
     below: dict[str, Planned] = {}
-    for stage in stages_of(goal):
+    for stage in stages_of(goal, request):
         planned = stage.plan(request, below)
         below[stage.name] = planned
         rows.append(PlanRow(planned, find(request.cache, planned)))
@@ -143,7 +154,7 @@ def build(request: Request, goal: str, *, command: Sequence[str] = ()) -> list[B
     Raises:
         ToolchainError: a stage failed; what is finished stays.
     """
-    stages = stages_of(goal)
+    stages = stages_of(goal, request)
     # What is wrong with the request must show before the first long step, not behind it.
     rows = plan(request, goal)
     for row in rows:
@@ -332,6 +343,8 @@ class BuildShop:
         check_on: Built | None = None,
     ) -> Built:
         """See `Shop`."""
+        from toolchain.evidence import run_facts  # noqa: PLC0415 - a no-op build leaves no record
+
         layout = Layout(self.cache.images).ensure()
         self.step("layer")
         raw = self.work() / "layer.tar"
@@ -376,7 +389,7 @@ class BuildShop:
             "image": planned.image,
             "input_digest": digest,
             "inputs": planned.inputs,
-            "sources": [source.as_plan() for source in planned.sources],
+            **run_facts(self.request, planned, facts["total_seconds"]),
             "binaries": list(planned.binaries),
             "partial": planned.partial,
             "arch": self.request.arch[0],

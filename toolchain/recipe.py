@@ -21,6 +21,7 @@ class Recipe:
         name: for people, e.g. `llvm`.
         containerfile: path below the recipe root.
         base: key of the base image (see `engine.buildah.Buildah.ensure_image`), given to the build as `BASE`.
+        images: further images by build argument, keys as in `base`.
         args: further build arguments.
         contexts: named read-only trees, each a `--build-context`.
         cache_key: replaces the id of the tree cache (`toolchain-<name>-tree`), so that a killed build finds its tree.
@@ -31,6 +32,7 @@ class Recipe:
     name: str
     containerfile: str
     base: str
+    images: Mapping[str, str] = field(default_factory=dict)
     args: Mapping[str, str] = field(default_factory=dict)
     contexts: Mapping[str, Path] = field(default_factory=dict)
     cache_key: str = ""

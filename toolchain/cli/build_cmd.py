@@ -11,17 +11,17 @@ import typer
 
 from toolchain import console
 from toolchain.cli import options as o
-from toolchain.errors import ConfigError
+from toolchain.errors import KernelError
 from toolchain.pipeline import build as build_stages
 from toolchain.settings import Request
 from toolchain.stages.stage import Built
 
-GoalArg = Annotated[str, typer.Argument(help="base, llvm, triton, kernels or all.")]
+GoalArg = Annotated[str, typer.Argument(help="base, llvm, triton, kernels, aotriton or all.")]
 ContractOpt = Annotated[
     bool, typer.Option("--contract/--no-contract", help="Prove that the layer serves Triton before it counts.")
 ]
 ArchiveOpt = Annotated[
-    Path | None, typer.Option("--archive", help="Also write LLVM as a plain .tar.gz into this folder.")
+    Path | None, typer.Option("--archive", help="Also write plain files into this folder: archives and wheels.")
 ]
 
 
@@ -39,6 +39,8 @@ def build(
     keep_going: o.KeepGoingOpt = False,
     kernel_timeout: o.KernelTimeoutOpt = None,
     allow_binary: o.AllowBinaryOpt = None,
+    drop_binary: o.DropBinaryOpt = None,
+    python: o.PythonOpt = None,
     only: o.OnlyOpt = "distribution",
     jobs: o.JobsOpt = 0,
     offline: o.OfflineOpt = False,
@@ -51,13 +53,15 @@ def build(
     """Build a stage and all below it. What is already here is not built again."""
     request = o.make_request(
         cache=cache, base=base, arch=arch, source=source, patch=patch, gpu=gpu, allow_binary=allow_binary,
-        compression=compression, triton=triton, aotriton=aotriton, select=select, limit=limit, keep_going=keep_going,
+        drop_binary=drop_binary, python=python, compression=compression, triton=triton, aotriton=aotriton,
+        select=select, limit=limit, keep_going=keep_going,
         kernel_timeout=kernel_timeout, only=only, jobs=jobs, offline=offline, contract=contract, json=json_,
     )  # fmt: skip
     built = build_stages(request, stage, command=_command())
     if archive is not None:
         _archive(request, built, archive)
     _show(built, json_)
+    _tell_known_bad(built)
 
 
 def kernels_run(
@@ -81,7 +85,9 @@ def kernels_run(
         select=select, limit=limit, keep_going=keep_going, kernel_timeout=kernel_timeout, jobs=jobs, offline=offline,
         json=json_,
     )  # fmt: skip
-    _show(build_stages(request, "kernels", command=_command()), json_)
+    built = build_stages(request, "kernels", command=_command())
+    _show(built, json_)
+    _tell_known_bad(built)
 
 
 def kernels_status(cache: o.CacheOpt = None, json_: o.JsonOpt = False) -> None:
@@ -106,14 +112,23 @@ def _command() -> list[str]:
 
 
 def _archive(request: Request, built: list[Built], folder: Path) -> None:
-    from toolchain.delivery import write_archive  # noqa: PLC0415
+    from toolchain.archives import write_archives  # noqa: PLC0415
 
-    llvm = next((one for one in built if one.planned.name == "llvm"), None)
-    if llvm is None:
-        raise ConfigError("--archive is for LLVM", fix="use it with `build llvm` or `build all`")
-    folder.mkdir(parents=True, exist_ok=True)
-    path = write_archive(request, llvm, folder)
-    console.note(f"archive: {path} ({console.size(path.stat().st_size)})")
+    for path in write_archives(request, built, folder):
+        console.note(f"archive: {path} ({console.size(path.stat().st_size)})")
+
+
+def _tell_known_bad(built: list[Built]) -> None:
+    """Kernels that --keep-going marked as known bad show in the exit code: what was made is not what was planned."""
+    for one in built:
+        counts = one.facts.get("kernels") or {}
+        bad = int(counts.get("failed", 0)) + int(counts.get("timed_out", 0))
+        if bad:
+            raise KernelError(
+                f"{bad} kernels of {one.planned.image} did not compile and are marked as known bad",
+                why="\n".join(one.facts.get("known_bad", ())[:20]),
+                fix="the image is there, and says so; without --keep-going this fails the build",
+            )
 
 
 def _show(built: list[Built], as_json: bool) -> None:

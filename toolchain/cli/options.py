@@ -70,6 +70,19 @@ AllowBinaryOpt = Annotated[
         "--allow-binary", envvar="TOOLCHAIN_ALLOW_BINARY", help="Let a prebuilt thing in by name.", metavar="NAME"
     ),
 ]
+DropBinaryOpt = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--drop-binary",
+        envvar="TOOLCHAIN_DROP_BINARY",
+        help="Leave a prebuilt file of a source out, by name or path.",
+        metavar="NAME",
+    ),
+]
+PythonOpt = Annotated[
+    str | None,
+    typer.Option("--python", envvar="TOOLCHAIN_PYTHON", help="Python versions of Triton's wheels, as 3.13,3.12."),
+]
 OnlyOpt = Annotated[
     str,
     typer.Option("--only", envvar="TOOLCHAIN_ONLY", help="A part of LLVM: `tablegen` for the table generators alone."),
@@ -133,6 +146,8 @@ def make_request(
     patch: list[str] | None = None,
     gpu: str | None = None,
     allow_binary: list[str] | None = None,
+    drop_binary: list[str] | None = None,
+    python: str | None = None,
     compression: str = "gzip",
     **rest: Any,
 ) -> Request:
@@ -170,6 +185,8 @@ def make_request(
         patches=patches,
         gpus=parse_gpus(gpu) if gpu else (),
         allow_binary=tuple(allow_binary or ()),
+        drop_binary=tuple(drop_binary or ()),
+        pythons=tuple(part.strip() for part in (python or "").split(",") if part.strip()),
         compression=compression,
         **rest,
     )

@@ -12,7 +12,7 @@ from toolchain import console
 from toolchain.cli import options as o
 from toolchain.pipeline import plan as plan_stages
 
-StageArg = Annotated[str, typer.Argument(help="base, llvm, triton, kernels or all.")]
+StageArg = Annotated[str, typer.Argument(help="base, llvm, triton, kernels, aotriton or all.")]
 
 
 def plan(
@@ -26,6 +26,9 @@ def plan(
     gpu: o.GpuOpt = None,
     select: o.SelectOpt = None,
     limit: o.LimitOpt = None,
+    allow_binary: o.AllowBinaryOpt = None,
+    drop_binary: o.DropBinaryOpt = None,
+    python: o.PythonOpt = None,
     only: o.OnlyOpt = "distribution",
     compression: o.CompressionOpt = "gzip",
     cache: o.CacheOpt = None,
@@ -34,7 +37,8 @@ def plan(
     """Show what would be built and what is already here. No network, no engine."""
     request = o.make_request(
         cache=cache, base=base, arch=arch, source=source, patch=patch, gpu=gpu, compression=compression,
-        triton=triton, aotriton=aotriton, select=select, limit=limit, only=only, json=json_,
+        triton=triton, aotriton=aotriton, select=select, limit=limit, only=only,
+        allow_binary=allow_binary, drop_binary=drop_binary, python=python, json=json_,
     )  # fmt: skip
     rows = plan_stages(request, stage)
     if json_:

@@ -163,8 +163,8 @@ class Buildah(Storage):
 
     def _inputs(self, recipe: Recipe) -> list[str]:
         arguments = dict(recipe.args)
-        if recipe.base:
-            arguments["BASE"] = self._references.get(recipe.base, recipe.base)
+        for name, key in {**recipe.images, **({"BASE": recipe.base} if recipe.base else {})}.items():
+            arguments[name] = self._references.get(key, key)
         words = [word for name, value in sorted(arguments.items()) for word in ("--build-arg", f"{name}={value}")]
         for name, path in sorted(recipe.contexts.items()):
             if not path.is_dir():

@@ -1,0 +1,85 @@
+#!/bin/sh
+# Builds AOTriton's library in NOIMAGE mode and has upstream's generator plan the kernels. Called by the Containerfile
+# beside it; comes in by environment:
+#   PREFIX           where the library will lie
+#   GPUS             as gfx942, with spaces between
+#   SHA1, TREE_SHA1  what the library says it was made of, 40 hex digits each
+#   DROP             files of the source that must not be built in, with `;` between
+#   JOBS
+# Reads /src/aotriton and /wheels, keeps its tree in /build, writes /out:
+#   prefix/  the installed library, below PREFIX
+#   plan/    the generator's Bare.* files and manifests, and the tuning databases; paths in them begin with /build/plan
+#   python/  the generator and packers with all they import
+#   hip-version
+set -eu
+umask 022
+export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+export LANG=C.UTF-8 LC_ALL=C.UTF-8 TZ=UTC HOME=/build/home SOURCE_DATE_EPOCH="${SOURCE_DATE_EPOCH:-1767225600}"
+export PIP_NO_INDEX=1 PIP_FIND_LINKS=/wheels PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONDONTWRITEBYTECODE=1 PYTHONHASHSEED=0
+export NINJA_STATUS='@ninja %f/%t %r %e@ '
+export CCACHE_DIR=/ccache CCACHE_COMPILERCHECK=content CCACHE_NOHASHDIR=1 CCACHE_MAXSIZE="${CCACHE_MAXSIZE:-20G}"
+export CCACHE_DEPEND=1 CCACHE_SLOPPINESS=time_macros,include_file_mtime,include_file_ctime
+# Where the distribution has HIP; upstream looks into /opt/rocm otherwise.
+export ROCM_PATH="${ROCM_PATH:-/usr}"
+export AOTRITON_CI_SUPPLIED_SHA1="$SHA1" AOTRITON_GIT_TREESHA1="${TREE_SHA1:-$SHA1}"
+mkdir -p "$HOME"
+
+echo "@step configure"
+if [ "$(cat /build/toolchain-stamp 2>/dev/null)" != "${INPUT_DIGEST:-}" ] || [ ! -d /build/src ]; then
+  rm -rf /build/src /build/runtime /build/plan /build/toolchain-stamp
+  # Upstream's build installs its generator from the source folder, which writes there.
+  cp -a /src/aotriton /build/src
+  (
+    IFS=';'
+    for file in ${DROP:-}; do rm -f "/build/src/$file"; done
+  )
+  targets=$(echo "$GPUS" | tr ' ' ';')
+  flags='-ffile-prefix-map=/build/src=. -ffile-prefix-map=/build=.'
+  cmake -G Ninja -S /build/src -B /build/runtime \
+    -DCMAKE_BUILD_TYPE=Release -DCMAKE_INSTALL_PREFIX="$PREFIX" \
+    -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ \
+    -DCMAKE_C_FLAGS="$flags" -DCMAKE_CXX_FLAGS="$flags" \
+    -DCMAKE_SHARED_LINKER_FLAGS="-fuse-ld=lld -Wl,--build-id=sha1" \
+    -DCMAKE_POLICY_VERSION_MINIMUM=3.5 \
+    -DAOTRITON_NOIMAGE_MODE=ON -DAOTRITON_NO_PYTHON=ON -DAOTRITON_TARGET_ARCH="$targets"
+  printf '%s' "${INPUT_DIGEST:-}" >/build/toolchain-stamp
+fi
+
+echo "@step plan"
+venv=/build/runtime/venv
+if [ ! -f /build/plan/Bare.flatzip ]; then
+  rm -rf /build/plan /build/plan.partial
+  mkdir -p /build/plan.partial
+  # The NOIMAGE configuration has composed the tuning databases; the signature needs them beside the plan.
+  for database in /build/runtime/v3src/*/database; do
+    family=$(basename "$(dirname "$database")")
+    mkdir -p "/build/plan.partial/$family"
+    cp -a "$database" "/build/plan.partial/$family/database"
+  done
+  mv /build/plan.partial /build/plan
+  rm -f /build/plan/Bare.*
+  # shellcheck disable=SC2086  # one word a GPU
+  gpus=$(cd /build/src && VIRTUAL_ENV=$venv "$venv/bin/python" -m aotriton.gpu_targets --target_arch $GPUS --target_gpus)
+  (
+    cd /build/src
+    # shellcheck disable=SC2046,SC2086
+    VIRTUAL_ENV=$venv AOTRITON_ENABLE_FP32=1 "$venv/bin/python" -X utf8 -m aotriton.generate \
+      --target_gpus $(echo "$gpus" | tr ';' ' ') --build_dir /build/plan --root_dir /build/src
+  )
+fi
+
+echo "@step compile"
+ninja -C /build/runtime ${JOBS:+-j"$JOBS"} aotriton_v2
+echo "@step install"
+rm -rf /out
+mkdir -p /out/prefix /out/plan
+DESTDIR=/out/prefix ninja -C /build/runtime install/strip
+for licence in /build/src/LICENSE*; do
+  if [ -f "$licence" ]; then install -D -m 0644 "$licence" "/out/prefix$PREFIX/share/licenses/aotriton/$(basename "$licence")"; fi
+done
+(cd /build/plan && find . \( -name '*.nsv' -o -name '*.sqlite3' -o -maxdepth 1 -name '*.compile' -o -maxdepth 1 -name '*.cluster' -o -maxdepth 1 -name '*.flatzip' \) -exec cp --parents '{}' /out/plan ';')
+cp -a "$("$venv/bin/python" -c 'import site; print(site.getsitepackages()[0])')" /out/python
+find /out/python -name __pycache__ -prune -exec rm -rf '{}' +
+sed -n 's/^set(PACKAGE_VERSION "\([0-9.]*\).*/\1/p' "$ROCM_PATH"/lib/*/cmake/hip/hip-config-version.cmake "$ROCM_PATH"/lib/cmake/hip/hip-config-version.cmake 2>/dev/null | head -n 1 >/out/hip-version
+cp /build/runtime/.ninja_log /out/ninja.log
+echo "@step done"

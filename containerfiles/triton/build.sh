@@ -1,0 +1,100 @@
+#!/bin/sh
+# Builds Triton's wheel inside base + LLVM layer. Called by the Containerfile beside it; comes in by environment:
+#   PREFIX     where the LLVM layer lies
+#   PYTHONS    versions as 3.13, with spaces between; empty for the base's own
+#   DROP       files of the source that must not be built in, with `;` between
+#   REPLACE    `file=glob` with `;` between: the file of the source gives way to the base's, named by an absolute glob
+#   CXXFLAGS   further flags of the C++ compiler
+#   LIT        ON runs upstream's own lit tests afterwards; what fails there is recorded and fails nothing
+#   JOBS, LINK_JOBS
+# Reads /src/triton, /wheels and /recipe, keeps its tree in /build, writes /out: wheel/, auditwheel.txt, lit-*.xml.
+set -eu
+umask 022
+export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+export LANG=C.UTF-8 LC_ALL=C.UTF-8 TZ=UTC HOME=/build/home SOURCE_DATE_EPOCH="${SOURCE_DATE_EPOCH:-1767225600}"
+export PIP_NO_INDEX=1 PIP_FIND_LINKS=/wheels PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONDONTWRITEBYTECODE=1 PYTHONHASHSEED=0
+export NINJA_STATUS='@ninja %f/%t %r %e@ '
+export CCACHE_DIR=/ccache CCACHE_COMPILERCHECK=content CCACHE_NOHASHDIR=1 CCACHE_MAXSIZE="${CCACHE_MAXSIZE:-20G}"
+export CCACHE_DEPEND=1 CCACHE_SLOPPINESS=time_macros,include_file_mtime,include_file_ctime
+mkdir -p "$HOME"
+
+echo "@step configure"
+# Triton's build writes links and generated files beside its sources, so it works on a copy; times are kept, and with
+# them ninja's idea of what is done.
+if [ "$(cat /build/toolchain-stamp 2>/dev/null)" != "${INPUT_DIGEST:-}" ] || [ ! -d /build/src ]; then
+  rm -rf /build/src /build/cmake-* /build/toolchain-stamp
+  cp -a /src/triton /build/src
+  (
+    IFS=';'
+    for file in ${DROP:-}; do rm -f "/build/src/$file"; done
+    for pair in ${REPLACE:-}; do
+      file=${pair%%=*}
+      found=
+      unset IFS
+      # shellcheck disable=SC2086  # a glob
+      for candidate in ${pair#*=}; do [ -f "$candidate" ] && found=$candidate; done
+      IFS=';'
+      if [ -z "$found" ]; then
+        echo "toolchain: the base has nothing to put in place of $file (looked for ${pair#*=})" >&2
+        exit 43
+      fi
+      cp --remove-destination "$found" "/build/src/$file"
+      echo "replaced $file by the base's $found"
+    done
+  )
+  printf '%s' "${INPUT_DIGEST:-}" >/build/toolchain-stamp
+fi
+if command -v clang >/dev/null && command -v ld.lld >/dev/null; then
+  export TRITON_BUILD_WITH_CLANG_LLD=1
+  linker='-fuse-ld=lld '
+else
+  linker=
+fi
+
+export LLVM_SYSPATH="$PREFIX" TRITON_OFFLINE_BUILD=1 TRITON_BUILD_PROTON=OFF TRITON_HOME=/build/home
+export TRITON_BUILD_WITH_CCACHE=ON TRITON_PARALLEL_LINK_JOBS="${LINK_JOBS:-1}" MAX_JOBS="${JOBS:-$(nproc)}"
+# Deprecations come from LLVM's headers where LLVM is not exactly the pin; -Werror stays for everything else.
+flags="-ffile-prefix-map=/build/src=. -ffile-prefix-map=/build=. -Wno-error=deprecated-declarations ${CXXFLAGS:-}"
+link="${linker}-Wl,-s -Wl,--gc-sections -Wl,--build-id=sha1"
+
+rm -rf /out
+mkdir -p /out/wheel
+for version in ${PYTHONS:-$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')}; do
+  if ! command -v "python$version" >/dev/null; then
+    echo "toolchain: the base has no python$version" >&2
+    exit 42
+  fi
+  venv=/build/venv-$version
+  "python$version" -m venv --clear "$venv"
+  "$venv/bin/python" -m pip install --quiet setuptools wheel pybind11 auditwheel lit
+  export TRITON_BUILD_DIR="/build/cmake-$version"
+  # Triton's own build type has assertions and debug information; the last -D wins.
+  export TRITON_APPEND_CMAKE_ARGS="-DCMAKE_BUILD_TYPE=Release '-DCMAKE_CXX_FLAGS=$flags' \
+    -DMLIR_DIR=$PREFIX/lib/cmake/mlir -DLLVM_DIR=$PREFIX/lib/cmake/llvm -DLLD_DIR=$PREFIX/lib/cmake/lld \
+    '-DCMAKE_SHARED_LINKER_FLAGS=$link' '-DCMAKE_EXE_LINKER_FLAGS=$link' '-DCMAKE_MODULE_LINKER_FLAGS=$link'"
+  echo "@step compile"
+  (
+    cd /build/src
+    PATH="$venv/bin:$PATH" "$venv/bin/python" setup.py bdist_wheel --dist-dir "/build/dist-$version"
+  )
+  # An LLVM that the base has for itself must not have been found in place of the layer's.
+  for package in LLVM MLIR LLD; do
+    where=$(sed -n "s/^${package}_DIR:[A-Z]*=//p" "$TRITON_BUILD_DIR/CMakeCache.txt")
+    case "$where" in
+    "$PREFIX"/* | '') ;;
+    *)
+      echo "toolchain: Triton was configured with the $package in $where, not the layer's" >&2
+      exit 44
+      ;;
+    esac
+  done
+  wheel=$(echo "/build/dist-$version"/*.whl)
+  "$venv/bin/python" -m auditwheel show "$wheel" | tee -a /out/auditwheel.txt
+  cp "$wheel" /out/wheel/
+  cp "$TRITON_BUILD_DIR/.ninja_log" "/out/ninja-$version.log"
+  if [ "${LIT:-ON}" = ON ]; then
+    echo "@step lit"
+    "$venv/bin/lit" --quiet -j"$MAX_JOBS" --xunit-xml-output "/out/lit-$version.xml" "$TRITON_BUILD_DIR/test" || :
+  fi
+done
+echo "@step done"

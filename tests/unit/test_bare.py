@@ -1,0 +1,231 @@
+"""kernels.bare and kernels.aks2: AOTriton's plan read, in whole clusters, and its archives read back."""
+
+from __future__ import annotations
+
+import lzma
+import struct
+import zipfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from toolchain.errors import ContractError, KernelError, SourceError, UnsupportedError
+from toolchain.kernels.aks2 import read_aks2, read_archive
+from toolchain.kernels.bare import Archive, Cluster, parse_signature, read_plan
+from toolchain.stages.aotriton_images import check_images, packed
+
+BUILD, SOURCE = "/b/plan", "/b/src"
+SIGNATURE = "*fp16:16, 0, u64:8, u64:1, i32, 32, False, 0.5"
+
+
+def tree_of(path: Path) -> Path:
+    kernels = path / "modules/flash/kernel"
+    kernels.mkdir(parents=True)
+    (kernels / "fwd.py").write_text(
+        "import nothing_that_exists\n@triton.jit\ndef attn(Q, B, sq, one, n, BLOCK: tl.constexpr, FLAG, p):\n    pass\n"
+    )
+    return path
+
+
+def plan_of(path: Path, clusters: dict[str, Sequence[str]], *, gpu: str = "gfx942", extra: str = "") -> Path:
+    """A generator's folder with one object a name."""
+    images = path / f"aotriton.images/amd-{gpu}/flash"
+    images.mkdir(parents=True)
+    lines, rows, zipped = [], [], []
+    for number, (cluster, objects) in enumerate(sorted(clusters.items())):
+        manifest = path / f"aks2/amd-{gpu}/flash/attn/{cluster}.nsv"
+        manifest.parent.mkdir(parents=True, exist_ok=True)
+        manifest.write_text("".join(f"{BUILD}/flash/{one}.hsaco\0;;{one};;\0\n" for one in objects))
+        rows.append(";".join([f"amd-{gpu}", "flash", "attn", cluster, *(f"{BUILD}/flash/{o}.hsaco" for o in objects)]))
+        zipped.append((f"{BUILD}/aks2/amd-{gpu}/flash/attn/{cluster}.aks2", f"F{number}"))
+        for one in objects:
+            stages = sum(map(ord, one))
+            fields = [
+                "default", "/venv/python", f"{BUILD}/flash/{one}.hsaco", f"{SOURCE}/modules/flash/kernel/fwd.py",
+                "attn", "4", str(stages), "2", gpu, SIGNATURE,
+            ]  # fmt: skip
+            line = ";".join(fields)
+            if line not in lines:
+                lines.append(line)
+    (path / "Bare.compile").write_text("\n".join(lines) + "\n" + extra)
+    (path / "Bare.cluster").write_text("\n".join(rows) + "\n")
+    (images / "attn.nsv").write_text("".join(f"{a}\0{b}\0\n" for a, b in zipped))
+    (path / "Bare.flatzip").write_text(";".join([f"amd-{gpu}", "flash", "attn", *(a for a, _ in zipped)]) + "\n")
+    return path
+
+
+def test_a_rule_as_upstream_reads_the_line(tmp_path: Path) -> None:
+    plan = read_plan(plan_of(tmp_path / "p", {"c1": ["a"]}), tree_of(tmp_path / "t"), build=BUILD, source=SOURCE)
+    (rule,) = plan.rules
+    assert rule.out == "flash/a.hsaco"
+    assert (rule.source, rule.root) == ("modules/flash/kernel/fwd.py", "modules/flash/kernel")
+    assert dict(rule.signature) == {
+        "Q": "*fp16:16", "B": "constexpr", "sq": "u64:8", "one": "constexpr", "n": "i32", "BLOCK": "constexpr",
+        "FLAG": "constexpr", "p": "constexpr",
+    }  # fmt: skip
+    assert dict(rule.constexprs) == {"B": 0, "one": 1, "BLOCK": 32, "FLAG": False, "p": 0.5}
+    assert isinstance(dict(rule.constexprs)["FLAG"], bool)
+    assert (rule.num_warps, rule.waves_per_eu, rule.target) == (4, 2, "gfx942")
+    assert plan.clusters[0].objects == (("flash/a.hsaco", ";;a;;"),)
+    assert plan.archives[0].members == (("aks2/amd-gfx942/flash/attn/c1.aks2", "F0"),)
+
+
+def test_a_part_takes_whole_clusters(tmp_path: Path) -> None:
+    folder = plan_of(tmp_path / "p", {"c1": ["a", "b"], "c2": ["c", "d"], "c3": ["e"]})
+    plan = read_plan(folder, tree_of(tmp_path / "t"), build=BUILD, source=SOURCE)
+    rules, clusters = plan.part(limit=3)
+    assert {rule.out for rule in rules.rules} == {f"flash/{one}.hsaco" for one in "abcd"}
+    assert [one.name.rpartition("/")[2] for one in clusters] == ["c1", "c2"]
+    assert rules.partial
+    (archive,) = packed(plan, clusters)
+    assert [name for _, name in archive.members] == ["F0", "F1"]
+    whole, everything = plan.part()
+    assert not whole.partial
+    assert len(everything) == 3
+
+
+def test_clusters_that_share_an_object_come_together(tmp_path: Path) -> None:
+    folder = plan_of(tmp_path / "p", {"c1": ["a", "b"], "c2": ["b", "d"], "c3": ["e"]})
+    plan = read_plan(folder, tree_of(tmp_path / "t"), build=BUILD, source=SOURCE)
+    rules, clusters = plan.part(limit=1)
+    assert {rule.out for rule in rules.rules} == {"flash/a.hsaco", "flash/b.hsaco", "flash/d.hsaco"}
+    assert len(clusters) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("*fp16", "1 arguments for a kernel with 2"),
+        ("*fp16:32, i32", "has the hint '32'"),
+        ("*fp16:x, i32", "has the hint 'x'"),
+        ("*fp16:True, i32", "has the hint 'True'"),
+    ],
+)
+def test_a_signature_of_another_form_is_refused(text: str, error: str) -> None:
+    with pytest.raises(SourceError, match=error):
+        parse_signature(text, ("Q", "n"), where="here")
+
+
+@pytest.mark.parametrize(
+    ("extra", "error"),
+    [
+        ("default;python;x\n", "3 fields, 10 or more expected"),
+        (f"d;p;/elsewhere/x.hsaco;{SOURCE}/modules/flash/kernel/fwd.py;attn;1;1;1;gfx942;i32\n", "does not lie in"),
+        (f"d;p;{BUILD}/x.hsaco;{SOURCE}/modules/flash/kernel/fwd.py;other;1;1;1;gfx942;i32\n", "no function other"),
+        (f"d;p;{BUILD}/x.hsaco;{SOURCE}/gone.py;attn;1;1;1;gfx942;i32\n", "cannot read the kernel source"),
+        (f"d;p;{BUILD}/x.hsaco;{SOURCE}/modules/flash/kernel/fwd.py;attn;a;1;1;gfx942;{SIGNATURE}\n", "no numbers"),
+    ],
+)
+def test_a_plan_of_another_form_is_refused(tmp_path: Path, extra: str, error: str) -> None:
+    folder = plan_of(tmp_path / "p", {"c1": ["a"]}, extra=extra)
+    with pytest.raises(SourceError, match=error):
+        read_plan(folder, tree_of(tmp_path / "t"), build=BUILD, source=SOURCE)
+
+
+def test_an_unknown_gpu_is_refused(tmp_path: Path) -> None:
+    folder = plan_of(tmp_path / "p", {"c1": ["a"]}, gpu="gfx906")
+    with pytest.raises(UnsupportedError, match="gfx906"):
+        read_plan(folder, tree_of(tmp_path / "t"), build=BUILD, source=SOURCE)
+
+
+def test_one_object_planned_twice_differently_is_refused(tmp_path: Path) -> None:
+    extra = f"d;p;{BUILD}/flash/a.hsaco;{SOURCE}/modules/flash/kernel/fwd.py;attn;8;1;1;gfx942;{SIGNATURE}\n"
+    with pytest.raises(SourceError, match="twice, differently"):
+        read_plan(
+            plan_of(tmp_path / "p", {"c1": ["a"]}, extra=extra), tree_of(tmp_path / "t"), build=BUILD, source=SOURCE
+        )
+
+
+def test_one_rule_under_two_names_is_refused(tmp_path: Path) -> None:
+    # "a" and "a" again under another path: the same launch values, the same content.
+    stages = ord("a")
+    extra = f"d;p;{BUILD}/flash/z.hsaco;{SOURCE}/modules/flash/kernel/fwd.py;attn;4;{stages};2;gfx942;{SIGNATURE}\n"
+    with pytest.raises(KernelError, match="one and the same rule"):
+        read_plan(
+            plan_of(tmp_path / "p", {"c1": ["a"]}, extra=extra), tree_of(tmp_path / "t"), build=BUILD, source=SOURCE
+        )
+
+
+def aks2(*kernels: tuple[str, bytes]) -> bytes:
+    """An .aks2 file, written by its form alone."""
+    directory, blobs, offset = b"", b"", 0
+    for name, content in kernels:
+        raw = name.encode() + b"\0"
+        directory += struct.pack("<IIIII", 1024, 256, offset, len(content), len(raw)) + raw
+        blobs += content
+        offset += len(content)
+    head = struct.pack("<III", len(directory) + len(blobs), len(kernels), len(directory))
+    return b"AKS2" + head + lzma.compress(directory + blobs)
+
+
+def test_aks2_is_read() -> None:
+    good, bad = read_aks2(aks2((";;a;;", b"\x7fELF object"), (";;b;;", b"")))
+    assert (good.name, good.shared, good.threads, good.content) == (";;a;;", 1024, 256, b"\x7fELF object")
+    assert bad.content == b""
+
+
+@pytest.mark.parametrize(
+    ("damage", "error"),
+    [
+        (lambda data: b"AKS1" + data[4:], "not an AKS2 file"),
+        (lambda data: data[:4] + struct.pack("<I", 7) + data[8:], "impossible sizes|another size"),
+        (lambda data: data[:8] + struct.pack("<I", 9) + data[12:], "directory|outside"),
+        (lambda data: data[:30], "another size|does not unpack"),
+        (lambda data: data[:40] + b"\xff" * 8 + data[48:], "does not unpack|another size|outside|directory"),
+    ],
+)
+def test_damaged_aks2_is_told(damage: Callable[[bytes], bytes], error: str) -> None:
+    with pytest.raises(KernelError, match=error):
+        read_aks2(damage(aks2(("a", b"x" * 100), ("b", b"y" * 50))))
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> tuple[Path, list[Cluster], list[Archive]]:
+    (tmp_path / "flash").mkdir()
+    (tmp_path / "flash/a.hsaco").write_bytes(b"object a")
+    (tmp_path / "flash/b.hsaco").write_bytes(b"")
+    cluster = Cluster("aks2/x/c1.aks2", "aks2/x/c1.nsv", (("flash/a.hsaco", "A"), ("flash/b.hsaco", "B")))
+    archive = Archive("aotriton.images/attn.zip", "aotriton.images/attn.nsv", (("aks2/x/c1.aks2", "F"),))
+    (tmp_path / "aotriton.images").mkdir()
+    write_zip(tmp_path, ("F", aks2(("A", b"object a"), ("B", b""))))
+    return tmp_path, [cluster], [archive]
+
+
+def write_zip(build: Path, *entries: tuple[str, bytes]) -> None:
+    with zipfile.ZipFile(build / "aotriton.images/attn.zip", "w") as archive:
+        for name, content in entries:
+            archive.writestr(name, content)
+
+
+def test_images_that_hold_what_was_compiled_pass(images: tuple[Path, list[Cluster], list[Archive]]) -> None:
+    build, clusters, archives = images
+    check_images(build, clusters, archives, {"flash/a.hsaco": "sha"})
+    assert [name for name, _ in read_archive(build / archives[0].path)] == ["F"]
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        [("F", aks2(("A", b"object x"), ("B", b"")))],
+        [("F", aks2(("A", b"object a")))],
+        [("F", aks2(("B", b""), ("A", b"object a")))],
+        [("G", aks2(("A", b"object a"), ("B", b"")))],
+        [("F", aks2(("A", b""), ("B", b"")))],
+    ],
+)
+def test_images_that_hold_something_else_are_refused(
+    images: tuple[Path, list[Cluster], list[Archive]], entries: list[tuple[str, bytes]]
+) -> None:
+    build, clusters, archives = images
+    write_zip(build, *entries)
+    with pytest.raises(ContractError):
+        check_images(build, clusters, archives, {"flash/a.hsaco": "sha"})
+
+
+def test_an_empty_object_that_counts_as_compiled_is_refused(
+    images: tuple[Path, list[Cluster], list[Archive]],
+) -> None:
+    build, clusters, archives = images
+    with pytest.raises(ContractError, match="B is not what was compiled"):
+        check_images(build, clusters, archives, {"flash/a.hsaco": "sha", "flash/b.hsaco": "sha"})

@@ -1,0 +1,115 @@
+"""stages.triton_source: which Triton is meant, what its build left, and what the plan says of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from toolchain.errors import BuildError, PinError, SourceError, UnsupportedError
+from toolchain.pipeline import plan, stages_of
+from toolchain.settings import Cache, Request
+from toolchain.stages.aotriton import aotriton_source, commit_of
+from toolchain.stages.triton_source import from_source, lit_totals, ninja_seconds, triton_source
+
+COMMIT = "d8da7c998c75c88691e0ec157fcfd92b49d7060a"
+
+
+@pytest.fixture
+def request_(tmp_path: Path) -> Request:
+    return Request(cache=Cache(tmp_path / "cache"))
+
+
+def test_a_wheel_of_the_index_is_no_source(request_: Request) -> None:
+    assert not from_source(request_)
+    assert not from_source(replace(request_, sources={"triton": "pypi:triton"}))
+    assert from_source(replace(request_, sources={"triton": "/a/checkout"}))
+    assert from_source(replace(request_, triton=COMMIT))
+    assert from_source(replace(request_, aotriton="0.10b"))
+    assert not from_source(replace(request_, triton="3.7.1"))
+
+
+def test_a_commit_comes_from_upstream_and_a_release_of_aotriton_from_amds_fork(request_: Request) -> None:
+    source = triton_source(replace(request_, triton=COMMIT))
+    assert (source.repository, source.ref) == ("https://github.com/triton-lang/triton", COMMIT)
+    source = triton_source(replace(request_, aotriton="0.10b"))
+    assert source.ref == "4280ed1150881bab98c4ecb3e5becb1b3c70fabe"
+    with pytest.raises(PinError, match="no commit of Triton"):
+        triton_source(request_)
+
+
+def test_the_stages_follow_from_where_triton_comes(request_: Request) -> None:
+    def names(goal: str, request: Request) -> list[str]:
+        return [stage.name for stage in stages_of(goal, request)]
+
+    built = replace(request_, sources={"triton": "/a/checkout"})
+    assert names("triton", request_) == ["base", "triton"]
+    assert names("triton", built) == ["base", "llvm", "triton"]
+    assert names("all", request_) == ["base", "llvm", "triton", "kernels"]
+    assert names("all", replace(built, aotriton="0.10b")) == ["base", "llvm", "triton", "aotriton"]
+    assert names("aotriton", built) == ["base", "llvm", "triton", "aotriton"]
+    with pytest.raises(UnsupportedError, match="no such stage"):
+        stages_of("wheel", request_)
+
+
+def test_plan_shows_sources_wheels_and_what_is_let_in(tmp_path: Path, request_: Request) -> None:
+    checkout = tmp_path / "triton"
+    for folder in ("third_party/amd", "third_party/nvidia"):
+        (checkout / folder).mkdir(parents=True)
+        (checkout / folder / "x").write_text("x")
+    for name in ("setup.py", "CMakeLists.txt"):
+        (checkout / name).write_text("#\n")
+    asked = replace(request_, sources={"triton": str(checkout)}, allow_binary=("libdevice",))
+    row = plan(asked, "triton")[-1].planned
+    assert row.image.startswith("triton-tree")
+    assert row.image.endswith("-debian13")
+    assert row.binaries == ("libdevice",)
+    assert {"triton", "wheel-setuptools", "wheel-pybind11", "wheel-auditwheel"} <= {s.name for s in row.sources}
+    (checkout / "setup.py").unlink()
+    with pytest.raises(SourceError, match=r"setup\.py"):
+        plan(asked, "triton")
+
+
+def test_a_python_that_is_none_is_refused(tmp_path: Path, request_: Request) -> None:
+    with pytest.raises(PinError, match="no Python version"):
+        plan(replace(request_, sources={"triton": str(tmp_path)}, pythons=("cp313",)), "triton")
+
+
+def test_lit_totals(tmp_path: Path) -> None:
+    report = tmp_path / "lit.xml"
+    report.write_text(
+        '<testsuites><testsuite name="TRITON" tests="4" failures="1" skipped="1">'
+        '<testcase classname="TRITON.a" name="one.mlir" time="0.1"/>'
+        '<testcase classname="TRITON.a" name="two.mlir"><failure>why</failure></testcase>'
+        '<testcase classname="TRITON.b" name="three.mlir"><skipped message="llc"/></testcase>'
+        '<testcase classname="TRITON.b" name="four.mlir"/>'
+        "</testsuite></testsuites>"
+    )
+    assert lit_totals(report) == {
+        "tests": 4, "passed": 2, "failed": 1, "skipped": 1, "failures": ["TRITON.a/two.mlir"]
+    }  # fmt: skip
+    report.write_text("no xml")
+    with pytest.raises(BuildError):
+        lit_totals(report)
+
+
+def test_ninja_seconds(tmp_path: Path) -> None:
+    log = tmp_path / "ninja.log"
+    log.write_text(
+        "# ninja log v6\n0\t1500\t0\tlib/a.cpp.o\tff\n1000\t3000\t0\tlib/libtriton.so\tff\n0\t250\t0\tx.inc\tff\n"
+    )
+    assert ninja_seconds(log) == {"compile": 1.5, "link": 2.0, "other": 0.2}
+
+
+def test_aotriton_names_itself(request_: Request, tmp_path: Path) -> None:
+    source = aotriton_source(replace(request_, aotriton="0.10b"))
+    assert commit_of(source) == "6fca155f4deeb8d9529326f7b69f350aeeb93477"
+    (tmp_path / "checkout").mkdir()
+    (tmp_path / "checkout" / "f").write_text("f")
+    local = aotriton_source(replace(request_, sources={"aotriton": str(tmp_path / "checkout")}))
+    assert len(commit_of(local)) == 40
+    with pytest.raises(PinError, match="no AOTriton"):
+        aotriton_source(request_)
+    with pytest.raises(UnsupportedError, match="hipStreamGetDevice"):
+        aotriton_source(replace(request_, aotriton="0.10b", base="debian12"))

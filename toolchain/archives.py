@@ -1,0 +1,113 @@
+"""What leaves the cache as plain files, named as upstream names them: archives of LLVM and AOTriton, Triton's wheel."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from toolchain.errors import ConfigError, SourceError
+from toolchain.oci.archive import write_tar_gz
+from toolchain.oci.layout import Layout
+from toolchain.settings import EPOCH, Cache, Request
+from toolchain.sources.unpack import unpack_tar
+from toolchain.stages.stage import Built
+from toolchain.stages.wheels import in_store, place
+
+# llvm-<id>-<os>-<arch>
+_ARCH = {"amd64": "x64", "arm64": "arm64"}
+_MACHINE = {"amd64": "x86_64", "arm64": "aarch64"}
+
+
+def write_archives(request: Request, built: list[Built], folder: Path) -> list[Path]:
+    """Write every stage that has a plain form.
+
+    Returns:
+        The files, in the order of the stages.
+
+    Raises:
+        ConfigError: none of them has one.
+    """
+    forms = {"llvm": _llvm, "triton": _wheels, "aotriton": _aotriton}
+    wanted = [(forms[one.planned.name], one) for one in built if one.planned.name in forms]
+    if not wanted:
+        raise ConfigError("--archive is for LLVM, Triton and AOTriton", fix="use it with `build llvm` and above")
+    folder.mkdir(parents=True, exist_ok=True)
+    request.cache.work.mkdir(parents=True, exist_ok=True)
+    return [path for write, one in wanted for path in write(request, one, folder)]
+
+
+@contextlib.contextmanager
+def _tree(cache: Cache, built: Built) -> Iterator[Path]:
+    """The stage's own top layer, unpacked."""
+    layout = Layout(cache.images)
+    layer = layout.children(layout.resolve(built.manifest))[-1]
+    with tempfile.TemporaryDirectory(dir=cache.work, prefix="archive-") as scratch:
+        tree = Path(scratch) / "tree"
+        unpack_tar(layout.blob(layer.digest), tree, strip=0)
+        yield tree
+
+
+def _llvm(request: Request, built: Built, folder: Path) -> list[Path]:
+    """`llvm-<id>-<base>-<arch>.tar.gz` with one top folder."""
+    stem = built.planned.image.replace("llvm-triton-", "llvm-", 1)
+    out = folder / f"{stem}-{_ARCH[request.arch[0]]}.tar.gz"
+    with _tree(request.cache, built) as tree:
+        prefix = tree / str(built.facts["prefix"]).lstrip("/")
+        write_tar_gz(prefix, out, top=out.name.removesuffix(".tar.gz"), epoch=EPOCH)
+    return [out]
+
+
+def _wheels(request: Request, built: Built, folder: Path) -> list[Path]:
+    """The wheels under their own names. A wheel that came from the index is not written: nothing here made it."""
+    written = []
+    for wheel in built.facts.get("wheels", ()):
+        kept = in_store(request.cache, wheel["digest"])
+        if kept is None:
+            raise SourceError(
+                f"{wheel['file']} is no longer in the store", fix="delete the record of this stage and build it again"
+            )
+        out = folder / wheel["file"]
+        out.unlink(missing_ok=True)
+        place(kept, out)
+        written.append(out)
+    return written
+
+
+def _aotriton(request: Request, built: Built, folder: Path) -> list[Path]:
+    """The library as `aotriton-<git12>-<base>_<machine>-hip<minor>-shared.tar.gz`, and one archive for each image pack.
+
+    The platform is the base that it was built on, never a manylinux that nobody checked. A part, and images with
+    kernels that are known bad, say so in their names.
+    """
+    facts = built.facts
+    short = str(facts["sha1"])[:12]
+    hip = ".".join(str(facts["hip"]).split(".")[:2]) or "unknown"
+    base = built.planned.image.rpartition("-")[2]
+    runtime = folder / f"aotriton-{short}-{base}_{_MACHINE[request.arch[0]]}-hip{hip}-shared.tar.gz"
+    counts = facts["kernels"]
+    bad = int(counts["failed"]) + int(counts["timed_out"])
+    kind = "images" + ("-partial" if "partial" in built.planned.image else "") + (f"-knownbad{bad}" if bad else "")
+    written = [runtime]
+    with _tree(request.cache, built) as tree:
+        prefix = tree / str(facts["prefix"]).lstrip("/")
+        write_tar_gz(prefix, runtime, top="aotriton", epoch=EPOCH, exclude=("lib/aotriton.images",))
+        for pack in facts["packs"]:
+            out = folder / f"aotriton-{short}-{kind}-{pack}.tar.gz"
+            others = tuple(
+                f"lib/aotriton.images/{one.name}"
+                for one in sorted((prefix / "lib/aotriton.images").iterdir())
+                if one.name != pack
+            )
+            write_tar_gz(prefix, out, top="aotriton", epoch=EPOCH, exclude=(*_all_but_images(prefix), *others))
+            written.append(out)
+    return written
+
+
+def _all_but_images(prefix: Path) -> tuple[str, ...]:
+    beside = [one.name for one in prefix.iterdir() if one.name != "lib"]
+    return (
+        *sorted(beside),
+        *sorted(f"lib/{one.name}" for one in (prefix / "lib").iterdir() if one.name != "aotriton.images"),
+    )

@@ -1,0 +1,83 @@
+"""AOTriton's kernel archives, read back: .zip of .aks2, each an LZMA stream of a directory and code objects."""
+
+from __future__ import annotations
+
+import lzma
+import struct
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from toolchain.errors import KernelError
+
+MAGIC = b"AKS2"
+_HEADER = struct.Struct("<III")  # unpacked bytes, kernels, bytes of the directory
+_ENTRY = struct.Struct("<IIIII")  # shared memory, threads of a block, offset, size, bytes of the name with its NUL
+_LIMIT = 4 << 30
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One entry: a code object, or an empty one, which the loader takes for known bad.
+
+    Args:
+        shared: bytes of shared memory.
+        threads: threads of a block.
+    """
+
+    name: str
+    shared: int
+    threads: int
+    content: bytes
+
+
+def read_aks2(data: bytes) -> tuple[Kernel, ...]:
+    """The entries of an .aks2 file, in its order.
+
+    Raises:
+        KernelError: it is damaged.
+    """
+    if data[:4] != MAGIC or len(data) < 16:
+        raise KernelError("not an AKS2 file", why=f"it begins with {data[:4]!r}")
+    total, count, directory = _HEADER.unpack_from(data, 4)
+    if total > _LIMIT or directory > total:
+        raise KernelError("an AKS2 file with impossible sizes", why=f"{total} bytes, directory {directory}")
+    unpack = lzma.LZMADecompressor()
+    try:
+        content = unpack.decompress(data[16:], max_length=total + 1)
+    except lzma.LZMAError as error:
+        raise KernelError("an AKS2 file that does not unpack", why=str(error)) from error
+    if len(content) != total:
+        raise KernelError("an AKS2 file of another size than it says", why=f"{len(content)} bytes instead of {total}")
+    found = []
+    place = 0
+    for _ in range(count):
+        try:
+            shared, threads, offset, size, length = _ENTRY.unpack_from(content, place)
+        except struct.error as error:
+            raise KernelError("an AKS2 file whose directory ends early", why=str(error)) from error
+        place += _ENTRY.size
+        name = content[place : place + length].rstrip(b"\0").decode("utf-8")
+        place += length
+        start = directory + offset
+        if start + size > total:
+            raise KernelError("an AKS2 file whose entry lies outside", why=name)
+        found.append(Kernel(name, shared, threads, content[start : start + size]))
+    if place != directory:
+        raise KernelError("an AKS2 file whose directory has another size than it says", why=f"{place}, {directory}")
+    return tuple(found)
+
+
+def read_archive(path: Path) -> Iterator[tuple[str, tuple[Kernel, ...]]]:
+    """Each .aks2 of a .zip with its entries.
+
+    Raises:
+        KernelError: the archive or one of its files is damaged.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for name in archive.namelist():
+                yield name, read_aks2(archive.read(name))
+    except zipfile.BadZipFile as error:
+        raise KernelError(f"{path.name} is no whole .zip", why=str(error)) from error

@@ -1,0 +1,246 @@
+"""AOTriton's own plan of what to compile, read: its generator writes rules, clusters and archives as `Bare.*` files.
+
+`Bare.compile` has one line a code object: venv, Python, object, source, kernel, warps, stages, waves per EU, GPU and
+signature, with `;` between. `Bare.cluster` has one line for each .aks2 file, `Bare.flatzip` one for each .zip; the
+manifests (`.nsv`) beside them say under which names things go in. Paths are those of the build that wrote them.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache as memoize
+from pathlib import Path, PurePosixPath
+
+from toolchain.errors import KernelError, SourceError
+from toolchain.kernels.codeobject import check_gpu
+from toolchain.kernels.rules import Rule, RuleSet, Value, cut
+
+COMPILE, CLUSTER, FLATZIP, AFFINE = "Bare.compile", "Bare.cluster", "Bare.flatzip", "Affine.cluster"
+_FIELDS = 10
+_HINTS = (1, 8, 16)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """One .aks2 file: the code objects that the loader takes as one.
+
+    Args:
+        path: of the .aks2, below the build folder.
+        manifest: its .nsv, alike.
+        objects: (code object below the build folder, name inside), in order.
+    """
+
+    path: str
+    manifest: str
+    objects: tuple[tuple[str, str], ...]
+
+    @property
+    def name(self) -> str:
+        """`amd-gfx942/flash/attn_fwd/<sha256>`."""
+        return self.path.removeprefix("aks2/").removesuffix(".aks2")
+
+
+@dataclass(frozen=True)
+class Archive:
+    """One .zip of .aks2 files, one for each GPU pack and kernel: (.aks2 below the build folder, name inside)."""
+
+    path: str
+    manifest: str
+    members: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class BarePlan:
+    """All that the generator plans."""
+
+    rules: tuple[Rule, ...]
+    clusters: tuple[Cluster, ...]
+    archives: tuple[Archive, ...]
+    affine: tuple[str, ...]
+
+    def part(self, *, select: str | None = None, limit: int | None = None) -> tuple[RuleSet, tuple[Cluster, ...]]:
+        """Rules in whole clusters, and the clusters that they make whole; see `rules.cut`."""
+        chosen = cut(self.rules, select=select, limit=limit)
+        there = {rule.out for rule in chosen.rules}
+        whole = tuple(one for one in self.clusters if all(path in there for path, _ in one.objects))
+        return chosen, whole
+
+
+def read_plan(folder: Path, tree: Path, *, build: str, source: str) -> BarePlan:
+    """Read what the generator wrote.
+
+    Args:
+        folder: the generator's build folder, as it lies here.
+        tree: the AOTriton source; its kernels are parsed for the names of their arguments, never imported.
+        build: the build folder as the generator saw it, e.g. `/build/v3src`.
+        source: the source as it saw it.
+
+    Raises:
+        SourceError: a file is missing or of another form.
+        UnsupportedError: a GPU whose code objects cannot be checked.
+    """
+    clusters = tuple(_cluster(folder, fields, build) for fields in _lines(folder / CLUSTER, 5))
+    group = _groups(clusters)
+    rules: dict[str, Rule] = {}
+    for fields in _lines(folder / COMPILE, _FIELDS):
+        rule = _rule(fields, tree, build=build, source=source, groups=group)
+        known = rules.setdefault(rule.out, rule)
+        if known != rule:
+            raise SourceError(f"AOTriton's generator plans {rule.out} twice, differently")
+    archives = tuple(_archive(folder, fields, build) for fields in _lines(folder / FLATZIP, 4))
+    affine = tuple(";".join(fields[:3]) for fields in _lines(folder / AFFINE, 3)) if (folder / AFFINE).exists() else ()
+    return BarePlan(_distinct(rules.values()), clusters, archives, affine)
+
+
+def _lines(path: Path, least: int) -> Iterable[list[str]]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise SourceError(f"AOTriton's generator left no {path.name}", why=str(error.strerror)) from error
+    for number, line in enumerate(text.splitlines(), 1):
+        fields = line.split(";")
+        if len(fields) < least:
+            raise SourceError(
+                f"{path.name}:{number} has {len(fields)} fields, {least} or more expected", why=line[:200]
+            )
+        yield fields
+
+
+def _below(path: str, top: str) -> str:
+    try:
+        return PurePosixPath(path).relative_to(top).as_posix()
+    except ValueError:
+        raise SourceError(f"AOTriton's generator names {path}, which does not lie in {top}") from None
+
+
+def _manifest(path: Path, build: str) -> tuple[tuple[str, str], ...]:
+    rows = [line.split("\0") for line in path.read_text(encoding="utf-8").splitlines()]
+    return tuple((_below(row[0], build), row[1]) for row in rows if len(row) > 1 and row[0])
+
+
+def _cluster(folder: Path, fields: Sequence[str], build: str) -> Cluster:
+    arch, family, kernel, name = fields[:4]
+    stem = f"aks2/{arch}/{family}/{kernel}/{name}"
+    return Cluster(f"{stem}.aks2", f"{stem}.nsv", _manifest(folder / f"{stem}.nsv", build))
+
+
+def _archive(folder: Path, fields: Sequence[str], build: str) -> Archive:
+    stem = "aotriton.images/" + "/".join(fields[:3])
+    return Archive(f"{stem}.zip", f"{stem}.nsv", _manifest(folder / f"{stem}.nsv", build))
+
+
+def _groups(clusters: Iterable[Cluster]) -> dict[str, str]:
+    """A group's name by code object: clusters that share one belong to one group, so that a part takes both."""
+    parent: dict[str, str] = {}
+
+    def top(name: str) -> str:
+        while parent.setdefault(name, name) != name:
+            parent[name] = parent[parent[name]]
+            name = parent[name]
+        return name
+
+    owner: dict[str, str] = {}
+    for cluster in clusters:
+        for path, _ in cluster.objects:
+            first = owner.setdefault(path, cluster.name)
+            a, b = top(first), top(cluster.name)
+            if a != b:
+                parent[max(a, b)] = min(a, b)
+    return {path: top(name) for path, name in owner.items()}
+
+
+def _rule(fields: Sequence[str], tree: Path, *, build: str, source: str, groups: Mapping[str, str]) -> Rule:
+    _, _, target_path, kernel_file, kernel, warps, stages, waves, gpu = fields[:9]
+    signature = ";".join(fields[9:])
+    check_gpu(gpu)
+    out, file = _below(target_path, build), _below(kernel_file, source)
+    names = _argument_names(tree / file, kernel)
+    kinds, constants = parse_signature(signature, names, where=out)
+    try:
+        launch = (int(warps), int(stages), int(waves))
+    except ValueError:
+        raise SourceError(f"{COMPILE}: {out} has launch values that are no numbers", why=";".join(fields)) from None
+    return Rule(
+        source=file,
+        root=str(PurePosixPath(file).parent),
+        kernel=kernel,
+        signature=kinds,
+        constexprs=constants,
+        target=gpu,
+        num_warps=launch[0],
+        num_stages=launch[1],
+        waves_per_eu=launch[2],
+        out=out,
+        cluster=groups.get(out, f"alone/{out}"),
+        direction="backward" if "bwd" in kernel else "forward",
+    )
+
+
+def parse_signature(
+    text: str, names: Sequence[str], *, where: str
+) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[str, Value], ...]]:
+    """A positional signature as (argument, type) in order and (argument, constant) sorted.
+
+    A number, True or False is a constant; anything else is a type, with `:16` or `:8` behind it where the value is a
+    multiple of that, and `:1` where it is known to be 1, which makes it a constant too.
+
+    Raises:
+        SourceError: another number of arguments than the kernel has, or an unknown hint.
+    """
+    parts = [part.strip(" ") for part in text.split(",")]
+    if len(parts) != len(names):
+        raise SourceError(f"{where}: {len(parts)} arguments for a kernel with {len(names)}", why=text[:300])
+    kinds: list[tuple[str, str]] = []
+    constants: dict[str, Value] = {}
+    for name, part in zip(names, parts, strict=True):
+        value = _constant(part)
+        kind, mark, hint = part.partition(":")
+        if value is None and mark:
+            number = _constant(hint)
+            if number not in _HINTS or isinstance(number, bool):
+                raise SourceError(f"{where}: {name} has the hint {hint!r}", why=f"known: {_HINTS}")
+            if number == 1:
+                value = 1
+        if value is not None:
+            constants[name] = value
+            kinds.append((name, "constexpr"))
+        else:
+            kinds.append((name, part if mark else kind))
+    return tuple(kinds), tuple(sorted(constants.items()))
+
+
+def _constant(text: str) -> int | float | bool | None:
+    for convert in (int, float):
+        try:
+            return convert(text)
+        except ValueError:
+            continue
+    return {"True": True, "False": False}.get(text)
+
+
+@memoize
+def _argument_names(path: Path, kernel: str) -> tuple[str, ...]:
+    try:
+        module = ast.parse(path.read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, UnicodeDecodeError) as error:
+        raise SourceError(f"cannot read the kernel source {path}", why=str(error)) from error
+    for node in module.body:
+        if isinstance(node, ast.FunctionDef) and node.name == kernel:
+            return tuple(argument.arg for argument in [*node.args.posonlyargs, *node.args.args])
+    raise SourceError(f"{path} has no function {kernel}")
+
+
+def _distinct(rules: Iterable[Rule]) -> tuple[Rule, ...]:
+    """The rules, sorted by output; the ledger knows a rule by its id, so no two may have one.
+
+    Raises:
+        KernelError: two outputs would be the same object.
+    """
+    found = sorted(rules, key=lambda rule: rule.out)
+    seen: dict[str, str] = {}
+    for rule in found:
+        if (other := seen.setdefault(rule.id, rule.out)) != rule.out:
+            raise KernelError(f"{rule.out} and {other} are one and the same rule")
+    return tuple(found)

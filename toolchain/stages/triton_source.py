@@ -1,0 +1,239 @@
+"""Triton from source on the LLVM layer: the wheel as a file, and an image base + wheel."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import xml.etree.ElementTree as ET
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from toolchain.components import check_prefix
+from toolchain.digest import sha256_file
+from toolchain.errors import BuildError, PinError, SourceError
+from toolchain.pins import aotriton_release
+from toolchain.recipe import Recipe, digests
+from toolchain.settings import Request
+from toolchain.sources.resolve import locate, parse_source_spec, require
+from toolchain.sources.store import Store
+from toolchain.sources.tree import Source
+from toolchain.stages.base import base_label
+from toolchain.stages.intake import choices, names_allowed, take_in
+from toolchain.stages.llvm import llvm_needs
+from toolchain.stages.stage import Built, Planned, Shop, common_inputs, source_inputs
+from toolchain.stages.triton import SITE, unzip
+from toolchain.stages.wheels import TRITON, wheel_folder, wheel_sources
+
+UPSTREAM = "https://github.com/triton-lang/triton"
+AMD_FORK = "https://github.com/ROCm/triton"
+# The copy of the source, its build tree and the wheel unpacked, measured.
+_DISK = 6_000_000_000
+_WEIGHTS = {"configure": 30.0, "compile": 1800.0, "lit": 200.0}
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_PYTHON = re.compile(r"3\.\d{1,2}")
+
+
+@dataclass(frozen=True)
+class TritonSourceStage:
+    """See `Stage`."""
+
+    name: str = "triton"
+
+    def plan(self, request: Request, below: Mapping[str, Planned]) -> Planned:
+        """See `Stage.plan`."""
+        for version in request.pythons:
+            if not _PYTHON.fullmatch(version):
+                raise PinError(f"{version!r} is no Python version", fix="give e.g. --python 3.13")
+        source = triton_source(request)
+        if source.path is not None:
+            _require(source)
+        wheels = wheel_sources(TRITON)
+        sources = source_inputs([source, *wheels], request.patches)
+        base, llvm = below["base"].input_digest, below["llvm"].input_digest
+        inputs: dict[str, Any] | None = None
+        if sources is not None and base is not None and llvm is not None:
+            inputs = {
+                **common_inputs(self.name, request),
+                "base": base,
+                "llvm": llvm,
+                "sources": sources,
+                "recipe": digests("containerfiles/triton"),
+                "pythons": list(request.pythons),
+                "binaries": choices("triton", request),
+                "lit": request.contract,
+                "site": SITE,
+            }
+        return Planned(
+            name=self.name,
+            image=f"triton-{_label(source)}-{base_label(request)}",
+            inputs=inputs,
+            sources=(source, *wheels),
+            binaries=names_allowed("triton", request),
+        )
+
+    def build(self, planned: Planned, below: Mapping[str, Built], shop: Shop) -> Built:
+        """See `Stage.build`."""
+        request, prefix = shop.request, str(below["llvm"].facts["prefix"])
+        shop.require_disk(_DISK)
+        shop.step("source")
+        source = shop.fetch(planned.sources[0])
+        assert source.path is not None  # noqa: S101 - fetch gives it
+        _require(source)
+        intake, findings = take_in("triton", source.path, request)
+        llvm = shop.image(below["llvm"])
+        out = shop.build(
+            Recipe(
+                name="triton",
+                containerfile="containerfiles/triton/Containerfile",
+                base=shop.image(below["base"]),
+                images={"LLVM": llvm},
+                args={
+                    "PREFIX": prefix,
+                    "PYTHONS": " ".join(request.pythons),
+                    "DROP": ";".join(intake.dropped),
+                    "REPLACE": ";".join(f"{path}={glob}" for path, glob in sorted(intake.replaced.items())),
+                    "LIT": "ON" if request.contract else "OFF",
+                    "JOBS": str(shop.jobs("compile")),
+                    "LINK_JOBS": str(shop.jobs("link")),
+                    "INPUT_DIGEST": str(planned.input_digest),
+                },
+                contexts={"triton": source.path, "wheels": wheel_folder(planned.sources[1:], shop)},
+                cache_key=str(planned.input_digest).removeprefix("sha256:")[:12],
+                steps=_WEIGHTS,
+            )
+        )
+        wheels = sorted((out / "wheel").glob("*.whl"))
+        if not wheels:
+            raise BuildError("Triton's build left no wheel", fix="see the log")
+        facts = {
+            "wheels": [_keep(wheel, shop) for wheel in wheels],
+            "auditwheel": (out / "auditwheel.txt").read_text(encoding="utf-8"),
+            "lit": {path.stem.removeprefix("lit-"): lit_totals(path) for path in sorted(out.glob("lit-*.xml"))},
+            "found_binaries": intake.rows(findings),
+            "seconds_by_kind": {path.stem: ninja_seconds(path) for path in sorted(out.glob("ninja-*.log"))},
+        }
+        shop.step("layer")
+        tree = shop.work() / "tree"
+        shutil.rmtree(tree, ignore_errors=True)
+        unzip(wheels[0], tree / SITE.lstrip("/"))
+        return shop.finish(
+            planned,
+            tree=tree,
+            under=below["base"],
+            compress=False,
+            facts=facts,
+            labels={
+                "org.opencontainers.image.title": planned.image,
+                "org.opencontainers.image.revision": source.ref,
+                "org.opencontainers.image.licenses": "MIT",
+                "toolchain.binaries": ",".join(planned.binaries),
+            },
+        )
+
+
+def from_source(request: Request) -> bool:
+    """Whether the request asks for Triton from source: a source that is none of the index, or a commit to fetch."""
+    named = request.sources.get("triton")
+    if named is not None:
+        return not named.startswith("pypi:")
+    return bool(request.aotriton or _COMMIT.fullmatch(request.triton or ""))
+
+
+def triton_source(request: Request) -> Source:
+    """Where Triton's source comes from, without any network.
+
+    Raises:
+        PinError: nothing names a commit.
+    """
+    text = request.sources.get("triton")
+    if text is None and request.aotriton:
+        commit = aotriton_release(request.aotriton).triton
+        if not commit:
+            raise PinError(
+                f"which Triton AOTriton {request.aotriton} carries is not known", fix="give --source triton="
+            )
+        text = f"{AMD_FORK}@{commit}"
+    elif text is None and _COMMIT.fullmatch(request.triton or ""):
+        text = f"{UPSTREAM}@{request.triton}"
+    if text is None:
+        raise PinError(
+            "no commit of Triton is named",
+            fix=f"give --source triton=PATH, triton={UPSTREAM}@COMMIT or --triton COMMIT",
+        )
+    return locate("triton", parse_source_spec(text), cache=request.cache, offline=request.offline)
+
+
+def check_llvm(request: Request, tree: Path, prefix: str) -> None:
+    """Refuse an LLVM layer, unpacked at `tree`, that lacks what this Triton needs.
+
+    Raises:
+        ContractError: with what is missing.
+    """
+    check_prefix(tree / prefix.lstrip("/"), llvm_needs(request), consumer="this Triton")
+
+
+def _require(source: Source) -> None:
+    assert source.path is not None  # noqa: S101 - the callers look
+    if source.path.is_file():
+        raise SourceError(f"{source.ref} is no source tree of Triton", fix="give a folder, a .tar archive or a commit")
+    require(source.path, "setup.py", "CMakeLists.txt", "third_party/amd", "third_party/nvidia")
+
+
+def _label(source: Source) -> str:
+    """8 characters of the commit; a checkout is named by its tree."""
+    if source.kind == "git":
+        return source.ref[:8]
+    return "tree" + (source.digest or "").removeprefix("sha256:")[:8]
+
+
+def _keep(wheel: Path, shop: Shop) -> dict[str, Any]:
+    """Put a wheel into the store, where `--archive` and later stages find it."""
+    digest, size = sha256_file(wheel), wheel.stat().st_size
+    store = Store(shop.cache.store)
+    if store.file(digest) is None:
+        copy = wheel.with_name(f".{wheel.name}.kept")
+        shutil.copyfile(wheel, copy)
+        store.partial.mkdir(parents=True, exist_ok=True)
+        store.add_file(copy, digest, name=wheel.name)
+    return {"file": wheel.name, "digest": digest, "bytes": size}
+
+
+def lit_totals(path: Path) -> dict[str, Any]:
+    """What a lit run's JUnit file says: `{"tests", "passed", "failed", "skipped", "failures": [name…]}`.
+
+    Raises:
+        BuildError: it is no such file.
+    """
+    try:
+        cases = list(ET.parse(path).getroot().iter("testcase"))  # noqa: S314 - written by our own build
+    except ET.ParseError as error:
+        raise BuildError(f"{path.name} is no JUnit file", why=str(error)) from error
+    failures = sorted(
+        f"{case.get('classname', '')}/{case.get('name', '')}"
+        for case in cases
+        if case.find("failure") is not None or case.find("error") is not None
+    )
+    skipped = sum(case.find("skipped") is not None for case in cases)
+    return {
+        "tests": len(cases),
+        "passed": len(cases) - len(failures) - skipped,
+        "failed": len(failures),
+        "skipped": skipped,
+        "failures": failures,
+    }
+
+
+def ninja_seconds(path: Path) -> dict[str, float]:
+    """Seconds of ninja's own log by kind of output: objects, libraries and programs, the rest; summed over jobs."""
+    sums = {"compile": 0.0, "link": 0.0, "other": 0.0}
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        fields = line.split("\t")
+        if len(fields) < 4 or not fields[0].isdigit():
+            continue
+        name = fields[3]
+        linked = name.startswith("bin/") or name.endswith((".so", ".a"))
+        kind = "compile" if name.endswith(".o") else "link" if linked else "other"
+        sums[kind] += (int(fields[1]) - int(fields[0])) / 1000
+    return {kind: round(value, 1) for kind, value in sums.items()}

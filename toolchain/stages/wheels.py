@@ -1,0 +1,54 @@
+"""Wheels that a build imports: locked files of the Python index, laid into one folder for pip's --find-links."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from toolchain.settings import Cache
+from toolchain.sources.pypi import known_pypi, pypi_row
+from toolchain.sources.tree import Source
+from toolchain.stages.stage import Shop
+
+# Triton's build, and what names and tests its result.
+TRITON = ("auditwheel", "lit", "packaging", "pybind11", "pyelftools", "setuptools", "wheel")
+# What AOTriton's requirements.txt names, with what those need.
+AOTRITON = (
+    "filelock", "iniconfig", "numpy", "packaging", "pandas", "pluggy", "pybind11", "python-dateutil", "pyyaml",
+    "setuptools", "tzdata", "wheel",
+)  # fmt: skip
+
+
+def wheel_sources(projects: Sequence[str]) -> tuple[Source, ...]:
+    """The wheels as sources; needs no network."""
+    return tuple(known_pypi(f"wheel-{project}", project, "") for project in projects)
+
+
+def wheel_folder(sources: Sequence[Source], shop: Shop) -> Path:
+    """A folder with the fetched wheels under their own names; made anew each time."""
+    folder = shop.work() / "wheels"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for source in sources:
+        fetched = shop.fetch(source)
+        assert fetched.path is not None  # noqa: S101 - fetch gives it
+        project, _, version = source.ref.removeprefix("pypi:").partition("==")
+        place(fetched.path, folder / pypi_row(project, version).file)
+    return folder
+
+
+def place(file: Path, target: Path) -> None:
+    """Lay a file of the store under another name, without a copy where the file system can."""
+    try:
+        os.link(file, target)
+    except OSError:
+        shutil.copyfile(file, target)
+
+
+def in_store(cache: Cache, digest: str) -> Path | None:
+    """A file that an earlier build put into the store."""
+    from toolchain.sources.store import Store  # noqa: PLC0415 - a plan reads no store
+
+    return Store(cache.store).file(digest)
