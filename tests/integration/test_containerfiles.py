@@ -315,3 +315,81 @@ def test_another_prefix_is_another_configuration(engine: Engine, tmp_path: Path)
         )
         asked = (out / prefix.lstrip("/") / "lib/asked").read_text().splitlines()
         assert f"-DCMAKE_INSTALL_PREFIX={prefix}" in asked
+
+
+# ---- containerfiles/triton and containerfiles/aotriton: up to where the compilers would start
+
+
+@pytest.fixture(scope="module")
+def layer(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A stand-in for the LLVM layer."""
+    tree = tmp_path_factory.mktemp("layer")
+    (tree / PREFIX.lstrip("/") / "lib").mkdir(parents=True)
+    (tree / PREFIX.lstrip("/") / "lib" / "here").write_text("layer\n")
+    return engine.image("stand-in-layer", tree)
+
+
+@pytest.fixture(scope="module")
+def shell(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A base with a shell, a few programs and one bitcode file."""
+    tree = with_programs(tmp_path_factory.mktemp("shell"), "sh", "mkdir", "rm", "cp", "cat", "nproc", "tr", "env")
+    bitcode = tree / "usr/lib/llvm-17/lib/clang/17/amdgcn/bitcode/ocml.bc"
+    bitcode.parent.mkdir(parents=True)
+    bitcode.write_text("the base's own\n")
+    script(tree / "usr/bin/cmake", 'for word in "$@"; do echo "asked $word"; done; exit 7')
+    script(tree / "usr/bin/python3.98", 'cat /build/src/lib/ocml.bc /build/src/lib/gone 2>&1; echo "$PREFIX"; exit 9')
+    return engine.image("shell", tree)
+
+
+def triton(engine: Engine, shell: str, layer: str, tmp_path: Path, *words: str) -> process.Result:
+    source, wheels = tmp_path / "triton source", tmp_path / "wheels"
+    (source / "lib").mkdir(parents=True)
+    (source / "lib/ocml.bc").write_text("prebuilt\n")
+    (source / "lib/gone").write_text("dropped\n")
+    wheels.mkdir()
+    return engine.build(
+        "containerfiles/triton/Containerfile",
+        *("--build-context", f"triton={source}", "--build-context", f"wheels={wheels}"),
+        *("--build-arg", f"BASE={shell}", "--build-arg", f"LLVM={layer}", "--build-arg", f"PREFIX={PREFIX}"),
+        *("--build-arg", f"INPUT_DIGEST={tmp_path.name}", *words),
+        check=False,
+    )
+
+
+def test_triton_for_a_python_that_the_base_lacks(engine: Engine, shell: str, layer: str, tmp_path: Path) -> None:
+    failed = triton(engine, shell, layer, tmp_path, "--build-arg", "PYTHONS=3.99")
+    assert any("toolchain: the base has no python3.99" in line for line in failed.tail)
+    assert any("exit status 42" in line for line in failed.tail)
+
+
+def test_triton_takes_the_bases_bitcode_in_place_of_a_prebuilt_one(
+    engine: Engine, shell: str, layer: str, tmp_path: Path
+) -> None:
+    swap = "REPLACE=lib/ocml.bc=/usr/lib/llvm-*/lib/clang/*/amdgcn/bitcode/ocml.bc"
+    words = ("--build-arg", swap, "--build-arg", "DROP=lib/gone", "--build-arg", "PYTHONS=3.98")
+    failed = triton(engine, shell, layer, tmp_path, *words)
+    assert any("the base's own" in line for line in failed.tail)
+    assert not any("prebuilt" in line for line in failed.tail)
+    assert any("gone: No such file" in line for line in failed.tail)
+    assert (tmp_path / "triton source/lib/ocml.bc").read_text() == "prebuilt\n", "the source itself was changed"
+
+
+def test_triton_on_a_base_without_that_bitcode(engine: Engine, shell: str, layer: str, tmp_path: Path) -> None:
+    failed = triton(engine, shell, layer, tmp_path, "--build-arg", "REPLACE=lib/ocml.bc=/opt/*/ocml.bc")
+    assert any("toolchain: the base has nothing to put in place of lib/ocml.bc" in line for line in failed.tail)
+    assert any("exit status 43" in line for line in failed.tail)
+
+
+def test_aotriton_is_asked_for_its_library_alone(engine: Engine, shell: str, tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    (tmp_path / "wheels").mkdir()
+    failed = engine.build(
+        "containerfiles/aotriton/Containerfile",
+        *("--build-context", f"aotriton={tmp_path / 'source'}", "--build-context", f"wheels={tmp_path / 'wheels'}"),
+        *("--build-arg", f"BASE={shell}", "--build-arg", "GPUS=gfx942 gfx1100", "--build-arg", f"SHA1={'a' * 40}"),
+        *("--build-arg", f"INPUT_DIGEST={tmp_path.name}"),
+        check=False,
+    )
+    asked = {line.removeprefix("asked ") for line in failed.tail if line.startswith("asked ")}
+    assert {"-DAOTRITON_NOIMAGE_MODE=ON", "-DAOTRITON_NO_PYTHON=ON", "-DAOTRITON_TARGET_ARCH=gfx942;gfx1100"} <= asked
+    assert any("exit status 7" in line for line in failed.tail)

@@ -17,7 +17,7 @@ from toolchain.oci.layout import Layout
 from toolchain.oci.reference import LayoutRef, parse
 
 DestArg = Annotated[str | None, typer.Argument(help="oci:DIR or REGISTRY/NS.", show_default=False)]
-StageOpt = Annotated[str, typer.Option("--stage", help="base, llvm, triton, kernels or all.")]
+StageOpt = Annotated[str, typer.Option("--stage", help="base, llvm, triton, kernels, aotriton or all.")]
 RefArg = Annotated[str, typer.Argument(help="oci:DIR[:TAG] or REGISTRY/NS/NAME[:TAG|@DIGEST].")]
 
 
@@ -35,6 +35,10 @@ def publish(
     select: o.SelectOpt = None,
     limit: o.LimitOpt = None,
     keep_going: o.KeepGoingOpt = False,
+    kernel_timeout: o.KernelTimeoutOpt = None,
+    allow_binary: o.AllowBinaryOpt = None,
+    drop_binary: o.DropBinaryOpt = None,
+    python: o.PythonOpt = None,
     only: o.OnlyOpt = "distribution",
     compression: o.CompressionOpt = "gzip",
     cache: o.CacheOpt = None,
@@ -48,7 +52,8 @@ def publish(
         raise ConfigError("no destination", fix="toolchain publish oci:DIR, or REGISTRY/NS")
     request = o.make_request(
         cache=cache, base=base, arch=arch, source=source, patch=patch, gpu=gpu, compression=compression,
-        triton=triton, aotriton=aotriton, select=select, limit=limit, keep_going=keep_going, only=only, json=json_,
+        triton=triton, aotriton=aotriton, select=select, limit=limit, keep_going=keep_going, only=only,
+        kernel_timeout=kernel_timeout, allow_binary=allow_binary, drop_binary=drop_binary, python=python, json=json_,
     )  # fmt: skip
     done = deliver(request, stage, parse(where))
     if json_:

@@ -67,6 +67,7 @@ def fetch(
     patch: o.PatchOpt = None,
     triton: o.TritonOpt = None,
     aotriton: o.AotritonOpt = None,
+    only: o.OnlyOpt = "distribution",
     offline: o.OfflineOpt = False,
     cache: o.CacheOpt = None,
     json_: o.JsonOpt = False,
@@ -81,6 +82,7 @@ def fetch(
         patch=patch,
         triton=triton,
         aotriton=aotriton,
+        only=only,
         offline=offline,
         json=json_,
     )
