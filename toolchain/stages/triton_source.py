@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import xml.etree.ElementTree as ET
@@ -10,11 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from toolchain import recipe
 from toolchain.components import check_prefix
 from toolchain.digest import sha256_file
-from toolchain.errors import BuildError, PinError, SourceError
+from toolchain.errors import BuildError, ContractError, PinError, SourceError
 from toolchain.pins import aotriton_release
-from toolchain.recipe import Recipe, digests
+from toolchain.recipe import Mount, Recipe, digests
 from toolchain.settings import Request
 from toolchain.sources.resolve import locate, parse_source_spec, require
 from toolchain.sources.store import Store
@@ -28,6 +30,8 @@ from toolchain.stages.wheels import TRITON, wheel_folder, wheel_sources
 
 UPSTREAM = "https://github.com/triton-lang/triton"
 AMD_FORK = "https://github.com/ROCm/triton"
+# Of each family of AMD's one; a Triton that compiles for these compiles for their siblings.
+CONTRACT_GPUS = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1151")
 # The copy of the source, its build tree and the wheel unpacked, measured.
 _DISK = 6_000_000_000
 _WEIGHTS = {"configure": 30.0, "compile": 1800.0, "lit": 200.0}
@@ -130,7 +134,39 @@ class TritonSourceStage:
                 "org.opencontainers.image.licenses": "MIT",
                 "toolchain.binaries": ",".join(planned.binaries),
             },
+            check=(lambda image: {"contract": check_compiles(shop, image)}) if request.contract else None,
+            check_on=below["base"],
         )
+
+
+def check_compiles(shop: Shop, image: str) -> dict[str, Any]:
+    """Compile a kernel for every GPU in a fresh container of the image, without a GPU.
+
+    Raises:
+        ContractError: a GPU has no code object, or sm_90 no PTX although libdevice is there.
+    """
+    shop.step("contract")
+    done = shop.runner.run(
+        image,
+        ["python3", "/recipe/aotriton/triton_contract.py", *CONTRACT_GPUS],
+        mounts=[Mount(recipe.root() / "aotriton", "/recipe/aotriton", read_only=True)],
+        env={"PYTHONPATH": SITE, "HOME": "/tmp"},  # noqa: S108 - in the container
+        log=shop.log,
+        capture=True,
+        check=False,
+    )
+    last = (done.stdout.strip().splitlines() or [""])[-1]
+    try:
+        found: dict[str, Any] = json.loads(last)
+    except ValueError:
+        raise ContractError("Triton does not start in its image", why="\n".join(done.tail[-40:])) from None
+    if done.returncode != 0 or found["failed"]:
+        raise ContractError(
+            "this Triton does not compile for " + ", ".join(sorted(found["failed"])),
+            why="\n".join(f"{gpu}: {why}" for gpu, why in sorted(found["failed"].items())),
+            fix="see the log; it may not fit the LLVM it was built with",
+        )
+    return found
 
 
 def from_source(request: Request) -> bool:
