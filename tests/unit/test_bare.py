@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import lzma
+import re
 import struct
 import zipfile
 from collections.abc import Callable, Sequence
@@ -13,7 +14,8 @@ import pytest
 from toolchain.errors import ContractError, KernelError, SourceError, UnsupportedError
 from toolchain.kernels.aks2 import read_aks2, read_archive
 from toolchain.kernels.bare import Archive, Cluster, parse_signature, read_plan
-from toolchain.stages.aotriton_images import check_images, packed
+from toolchain.kernels.ledger import Entry
+from toolchain.stages.aotriton_images import check_images, compare, packed, upstream_arguments
 
 BUILD, SOURCE = "/b/plan", "/b/src"
 SIGNATURE = "*fp16:16, 0, u64:8, u64:1, i32, 32, False, 0.5"
@@ -229,3 +231,44 @@ def test_an_empty_object_that_counts_as_compiled_is_refused(
     build, clusters, archives = images
     with pytest.raises(ContractError, match="B is not what was compiled"):
         check_images(build, clusters, archives, {"flash/a.hsaco": "sha", "flash/b.hsaco": "sha"})
+
+
+def entry(out: str, status: str, sha256: str = "") -> Entry:
+    return Entry(
+        id=out, kernel="attn", target="gfx942", out=out, cluster="c", status=status, reason="boom", sha256=sha256
+    )
+
+
+def answer(sha256: str = "") -> dict[str, object]:
+    return {"sha256": sha256, "size": len(sha256)}
+
+
+def test_upstreams_script_is_given_the_signature_it_wrote(tmp_path: Path) -> None:
+    plan = read_plan(plan_of(tmp_path / "p", {"c1": ["a"]}), tree_of(tmp_path / "t"), build=BUILD, source=SOURCE)
+    arguments = upstream_arguments(plan.rules[0])
+    # What is known to be 1 is a constant to both.
+    assert arguments[-1] == SIGNATURE.replace("u64:1", "1")
+    assert arguments[0] == "/build/src/modules/flash/kernel/fwd.py"
+    assert parse_signature(arguments[-1], [name for name, _ in plan.rules[0].signature], where="") == (
+        plan.rules[0].signature,
+        plan.rules[0].constexprs,
+    )
+
+
+def test_the_same_bytes_and_the_same_failures_pass() -> None:
+    found = compare([entry("a", "done", "ff")], [entry("b", "failed")], {"a": answer("ff"), "b": answer()})
+    assert found == {"sampled": 1, "equal": 1, "failures": 1, "alike": 1}
+
+
+@pytest.mark.parametrize(
+    ("answers", "told"),
+    [
+        ({"a": answer("ee"), "b": answer()}, "a: ff here, ee by upstream"),
+        ({"a": answer(), "b": answer()}, "a: ff here, nothing by upstream"),
+        ({"a": answer("ff"), "b": answer("dd")}, r"b failed here \(boom\)"),
+    ],
+)
+def test_other_bytes_and_a_failure_of_our_own_are_told(answers: dict[str, dict[str, object]], told: str) -> None:
+    with pytest.raises(ContractError) as caught:
+        compare([entry("a", "done", "ff")], [entry("b", "failed")], answers)
+    assert re.search(told, caught.value.why)

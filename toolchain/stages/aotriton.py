@@ -96,6 +96,10 @@ class AotritonStage:
         images = KernelImages(build, source.path, shop.image(below["triton"]), shop)
         shop.step("kernels")
         result = images.compile(rules)
+        against: Mapping[str, Any] = {}
+        if request.contract:
+            shop.step("compare")
+            against = images.against_upstream(rules, result)
         shop.step("pack")
         packs = images.pack(plan, clusters, python=built / "python", sha1=sha1, gpus=gpus)
         images.check(plan, clusters, result)
@@ -120,6 +124,7 @@ class AotritonStage:
                 "bitcode": _bitcode(result),
                 "found_binaries": intake.rows(findings),
                 "packs": list(packs),
+                "against_upstream": dict(against),
             },
             labels={
                 "org.opencontainers.image.title": planned.image,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -16,8 +17,8 @@ from toolchain.kernels.aks2 import read_archive
 from toolchain.kernels.bare import Archive, BarePlan, Cluster
 from toolchain.kernels.campaign import CampaignResult, run_campaign
 from toolchain.kernels.executors import LocalExecutor
-from toolchain.kernels.ledger import Ledger
-from toolchain.kernels.rules import RuleSet
+from toolchain.kernels.ledger import TIMEOUT, Entry, Ledger
+from toolchain.kernels.rules import Rule, RuleSet
 from toolchain.recipe import Mount
 from toolchain.stages.stage import Shop
 from toolchain.stages.triton import SITE
@@ -26,6 +27,8 @@ from toolchain.stages.triton import SITE
 PLAN, SOURCE = "/build/plan", "/build/src"
 # Settings of upstream's own kernel command lines.
 ENVIRONMENT = {"TRITON_F32_DEFAULT": "ieee"}
+# Results that are compiled a second time by upstream's own script.
+SAMPLE = 20
 
 
 @dataclass(frozen=True)
@@ -109,9 +112,85 @@ class KernelImages:
         )
         return tuple(sorted({one.path.split("/")[1] for one in archives}))
 
+    def against_upstream(self, rules: RuleSet, result: CampaignResult, *, sample: int = SAMPLE) -> dict[str, Any]:
+        """Compile a sample, and everything that failed, once more by upstream's own command line.
+
+        Returns:
+            `{"sampled", "equal", "failures", "alike"}`, counts.
+
+        Raises:
+            ContractError: a sampled object has other bytes, or a rule that failed here compiles there.
+        """
+        by_id = {rule.id: rule for rule in rules.rules}
+        # Chosen by the content of the campaign, so that the same campaign is checked the same way again.
+        chosen = random.Random(rules.digest).sample(result.done, min(sample, len(result.done)))  # noqa: S311
+        bad = (*result.failed, *result.timed_out)
+        minutes = (self.shop.request.kernel_timeout or 0) / 60
+        job = {
+            "script": f"{SOURCE}/python/compile.py",
+            "jobs": self.shop.jobs("kernel"),
+            "rules": [
+                {
+                    "id": entry.id,
+                    "arguments": upstream_arguments(by_id[entry.id]),
+                    "timeout": minutes if entry.status == TIMEOUT else 0,
+                }
+                for entry in (*chosen, *bad)
+            ],
+        }
+        path = self.shop.work() / "upstream.json"
+        path.write_text(json.dumps(job), encoding="utf-8")
+        done = self.shop.runner.run(
+            self.image,
+            ["python3", "/recipe/aotriton/upstream.py", "/job.json"],
+            mounts=[
+                Mount(self.source, SOURCE, read_only=True),
+                Mount(recipe.root() / "aotriton", "/recipe/aotriton", read_only=True),
+                Mount(path, "/job.json", read_only=True),
+            ],
+            env={"PYTHONPATH": SITE, "PYTHONDONTWRITEBYTECODE": "1", "HOME": "/tmp"},  # noqa: S108
+            log=self.shop.log,
+            capture=True,
+        )
+        answers = {row["id"]: row for row in map(json.loads, done.stdout.strip().splitlines())}
+        return compare(chosen, bad, answers)
+
     def check(self, plan: BarePlan, clusters: Sequence[Cluster], result: CampaignResult) -> None:
         """See `check_images`."""
         check_images(self.build, clusters, packed(plan, clusters), result.objects)
+
+
+def upstream_arguments(rule: Rule) -> list[str]:
+    """The arguments of upstream's compile.py for a rule, but for the output."""
+    constants = dict(rule.constexprs)
+    signature = ", ".join(str(constants[name]) if kind == "constexpr" else kind for name, kind in rule.signature)
+    return [
+        f"{SOURCE}/{rule.source}", "--kernel_name", rule.kernel, "-g", "1,1,1",
+        "--num_warps", str(rule.num_warps), "--num_stages", str(rule.num_stages),
+        "--waves_per_eu", str(rule.waves_per_eu), "--target", rule.target, "--signature", signature,
+    ]  # fmt: skip
+
+
+def compare(chosen: Sequence[Entry], bad: Sequence[Entry], answers: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Entries of the campaign with what upstream's script said of the same rules; see `against_upstream`."""
+    differing = [
+        f"{entry.out}: {entry.sha256[:16]} here, {str(answers[entry.id]['sha256'])[:16] or 'nothing'} by upstream's"
+        for entry in chosen
+        if answers[entry.id]["sha256"] != entry.sha256
+    ]
+    unlike = [
+        f"{entry.out} {entry.status} here ({entry.reason.splitlines()[0][:200] if entry.reason else 'no reason'})"
+        for entry in bad
+        if answers[entry.id]["size"]
+    ]
+    if differing or unlike:
+        raise ContractError(
+            f"{len(differing)} of {len(chosen)} sampled kernels differ from what AOTriton's own script makes, and "
+            f"{len(unlike)} of {len(bad)} failures do not fail there",
+            why="\n".join([*differing, *unlike][:20]),
+            fix="report this with the log; --no-contract skips the comparison",
+        )
+    return {"sampled": len(chosen), "equal": len(chosen), "failures": len(bad), "alike": len(bad)}
 
 
 def packed(plan: BarePlan, clusters: Sequence[Cluster]) -> list[Archive]:

@@ -1,0 +1,67 @@
+"""Compiles rules by AOTriton's own command line, one process each, inside the Triton image.
+
+    upstream.py JOB
+
+JOB is a JSON file: `{"script": PATH, "jobs": N, "rules": [{"id", "arguments": [...], "timeout": minutes or 0}]}`.
+For each rule one JSON line: `{"id", "code", "status", "sha256", "size", "reason"}`: the exit code, the `compile_status`
+of the JSON it wrote, the object's digest and size, and the last lines it said. Standard library alone.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+# As in upstream's build, and without line information as in ours: it would hold the folder of the sources.
+ENVIRONMENT = {"TRITON_F32_DEFAULT": "ieee", "TRITON_STORE_BINARY_ONLY": "1", "TRITON_DISABLE_LINE_INFO": "1"}
+
+
+def compile_one(script: str, rule: dict[str, Any]) -> dict[str, Any]:
+    """Run the script for one rule in a folder of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "object.hsaco"
+        done = subprocess.run(
+            [sys.executable, script, *rule["arguments"], "-o", str(out), "--timeout", str(rule["timeout"])],
+            env={**os.environ, **ENVIRONMENT, "TRITON_CACHE_DIR": f"{folder}/cache"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            check=False,
+        )
+        code = out.read_bytes() if out.is_file() else b""
+        try:
+            status = json.loads(out.with_suffix(".json").read_text(encoding="utf-8"))["compile_status"]
+        except (OSError, ValueError, KeyError):
+            status = ""
+        return {
+            "id": rule["id"],
+            "code": done.returncode,
+            "status": status,
+            "sha256": hashlib.sha256(code).hexdigest() if code else "",
+            "size": len(code),
+            "reason": "\n".join(done.stdout.strip().splitlines()[-5:])[:2000],
+        }
+
+
+def main(arguments: list[str]) -> int:
+    """Run as a program."""
+    if len(arguments) != 1:
+        print(__doc__, file=sys.stderr)
+        return 2
+    job = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
+    with concurrent.futures.ThreadPoolExecutor(job["jobs"]) as pool:
+        for result in pool.map(lambda rule: compile_one(job["script"], rule), job["rules"]):
+            print(json.dumps(result), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
