@@ -11,8 +11,10 @@ from toolchain.errors import BuildError, PinError, SourceError, UnsupportedError
 from toolchain.pipeline import plan, stages_of
 from toolchain.settings import Cache, Request
 from toolchain.stages.aotriton import aotriton_source, commit_of
+from toolchain.stages.llvm import llvm_pin, llvm_source
 from toolchain.stages.triton_source import from_source, lit_totals, ninja_seconds, triton_source
 
+PIN = "0729a74e66aeeb7a9839d80bfd64fc49b2e69f52"
 COMMIT = "d8da7c998c75c88691e0ec157fcfd92b49d7060a"
 
 
@@ -60,6 +62,7 @@ def test_plan_shows_sources_wheels_and_what_is_let_in(tmp_path: Path, request_: 
         (checkout / folder / "x").write_text("x")
     for name in ("setup.py", "CMakeLists.txt"):
         (checkout / name).write_text("#\n")
+    (checkout / "llvm-hash.txt").write_text(PIN)
     asked = replace(request_, sources={"triton": str(checkout)}, allow_binary=("libdevice",))
     row = plan(asked, "triton")[-1].planned
     assert row.image.startswith("triton-tree")
@@ -72,6 +75,7 @@ def test_plan_shows_sources_wheels_and_what_is_let_in(tmp_path: Path, request_: 
 
 
 def test_a_python_that_is_none_is_refused(tmp_path: Path, request_: Request) -> None:
+    (tmp_path / "llvm-hash.txt").write_text(PIN)
     with pytest.raises(PinError, match="no Python version"):
         plan(replace(request_, sources={"triton": str(tmp_path)}, pythons=("cp313",)), "triton")
 
@@ -113,3 +117,13 @@ def test_aotriton_names_itself(request_: Request, tmp_path: Path) -> None:
         aotriton_source(request_)
     with pytest.raises(UnsupportedError, match="hipStreamGetDevice"):
         aotriton_source(replace(request_, aotriton="0.10b", base="debian12"))
+
+
+def test_a_triton_checkout_pins_its_llvm(tmp_path: Path, request_: Request) -> None:
+    (tmp_path / "cmake").mkdir()
+    (tmp_path / "cmake" / "llvm-hash.txt").write_text(PIN)
+    asked = replace(request_, sources={"triton": str(tmp_path)})
+    assert llvm_pin(asked).commit == PIN
+    assert plan(replace(asked, sources={}), "llvm")[-1].planned.sources[0].ref != PIN
+    assert llvm_source(asked).ref == PIN
+    assert llvm_pin(replace(request_, sources={"triton": "pypi:triton"})).commit != PIN

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from toolchain.components import Needs, needs_for
 from toolchain.errors import UnsupportedError
-from toolchain.pins import LlvmPin, aotriton_release, triton_release
+from toolchain.pins import LlvmPin, aotriton_release, read_pin, triton_release
 from toolchain.recipe import Recipe, digests
 from toolchain.settings import Request
 from toolchain.sources.resolve import locate, parse_source_spec, parts, require
@@ -162,7 +163,10 @@ def triton_of(request: Request) -> str | None:
 
 
 def llvm_pin(request: Request) -> LlvmPin:
-    """The commit to build when no source is named."""
+    """The commit to build when no source is named: what a Triton checkout pins, else what the data knows."""
+    named = request.sources.get("triton", "")
+    if named and "://" not in named and not named.startswith("pypi:"):
+        return read_pin(Path(named).expanduser())
     if request.aotriton:
         return aotriton_release(request.aotriton).pin
     return triton_release(triton_of(request) or DEFAULT_TRITON).pin
