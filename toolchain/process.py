@@ -249,15 +249,20 @@ def kill_group(child: subprocess.Popen[Any]) -> None:
             return
 
 
+# What is built must not learn this machine's name.
+_NAMED = 'echo toolchain >/proc/sys/kernel/hostname 2>/dev/null || :; exec "$@"'
+
+
 def contained(argv: Sequence[str], *, network: bool) -> list[str]:
-    """`argv` inside a PID namespace of its own, and without a network unless asked.
+    """`argv` inside a PID namespace of its own, under a host name that is the same everywhere, without a network unless
+    asked.
 
     When the wrapper dies, by kill -9 of this tool too, the kernel ends the namespace and every process in it. That the
     network is really gone is not promised here: engine.isolation proves it inside the build.
     """
-    flags = ["--pid", "--fork", "--kill-child", "--mount-proc"]
+    flags = ["--pid", "--fork", "--kill-child", "--mount-proc", "--uts"]
     if not network:
         flags.append("--net")
     if os.geteuid() != 0:
         flags.append("--map-root-user")
-    return ["unshare", *flags, "--", *argv]
+    return ["unshare", *flags, "--", "sh", "-c", _NAMED, "sh", *argv]

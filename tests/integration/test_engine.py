@@ -290,3 +290,12 @@ def _descendants(pid: int) -> set[int]:
         for child in (task / "children").read_text().split():
             found |= {int(child), *_descendants(int(child))}
     return found
+
+
+def test_neither_builds_nor_runs_learn_this_machines_name(here: Here) -> None:
+    asked = here.buildah.run(here.image, ["sh", "-c", "read name </proc/sys/kernel/hostname; echo $name"], capture=True)
+    assert asked.stdout.strip() == "toolchain"
+    text = "ARG BASE\nFROM ${BASE} AS build\nRUN read name </proc/sys/kernel/hostname; echo $name >/out\n"
+    (here.top / "recipes" / "Named").write_text(text + "FROM scratch\nCOPY --from=build /out /made/out\n")
+    assert here.build("named", containerfile="Named", contexts={}).read_text().strip() == "toolchain"
+    assert platform.node() != "toolchain"

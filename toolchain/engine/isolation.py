@@ -65,9 +65,9 @@ def arguments(mode: str) -> list[str]:
     """Options of `buildah run` and `buildah build` for an isolation mode.
 
     The network namespace is the wrapper's (see `process.contained`), so that no mode needs a bridge; chroot isolation
-    refuses the option and shares it anyway.
+    refuses the option and shares it anyway. The host name is the wrapper's too: buildah would invent one each time.
     """
-    return ["--isolation", mode] + ([] if mode == "chroot" else ["--network", "host"])
+    return ["--isolation", mode, "--uts", "host"] + ([] if mode == "chroot" else ["--network", "host"])
 
 
 def before_first_run(containerfile: str, instructions: Sequence[str]) -> str:
