@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import threading
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -47,7 +48,8 @@ def sha256_file(path: Path | os.PathLike[str]) -> str:
 def write_atomically(path: Path, content: bytes, *, mode: int = 0o644) -> None:
     """Write `content` under a partial name, flush it to disk, then give it its final name."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    # Two threads may write the same file; two processes in containers may have the same number.
+    partial = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.partial")
     try:
         with partial.open("wb") as stream:
             stream.write(content)

@@ -59,6 +59,7 @@ class Buildah(Storage):
     def __init__(self, cache: Cache, *, mode: str | None = None) -> None:
         super().__init__(cache)
         self._mode = mode
+        self._probing = threading.Lock()
         self._references: dict[str, str] = {}
 
     @property
@@ -68,9 +69,11 @@ class Buildah(Storage):
         Raises:
             EngineError: none works.
         """
-        if self._mode is None:
-            self._mode = isolating.probe(self).mode
-        return self._mode
+        # Workers start from several threads at once; the first one tries, the others wait for its answer.
+        with self._probing:
+            if self._mode is None:
+                self._mode = isolating.probe(self).mode
+            return self._mode
 
     def ensure_image(self, key: str, layout: Path, digest: str) -> str:
         """Make an image of an OCI layout available to builds; does nothing when it is.
