@@ -22,6 +22,8 @@ from toolchain.sources.pypi import fetch_pypi
 from toolchain.sources.store import Store
 
 WHEEL = "thing_x-1.0-cp313-cp313-manylinux_2_27_x86_64.manylinux_2_28_x86_64.whl"
+PURE = "thing_x-1.0-py3-none-any.whl"
+OLD = "thing_x-0.9-py2.py3-none-any.whl"
 SDIST = "thing_x-1.0.tar.gz"
 
 
@@ -40,11 +42,14 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     page = tmp_path / "served" / "simple" / "thing-x" / "index.html"
     page.parent.mkdir(parents=True)
     files.mkdir()
-    with zipfile.ZipFile(files / WHEEL, "w") as wheel:
-        info = "thing_x-1.0.dist-info"
-        wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: thing-x\nVersion: 1.0\n")
-        wheel.writestr(f"{info}/WHEEL", f"Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: {WHEEL[12:-4]}\n")
-        wheel.writestr(f"{info}/RECORD", "")
+    for name in (WHEEL, PURE, OLD):
+        with zipfile.ZipFile(files / name, "w") as wheel:
+            version = name.split("-")[1]
+            info = f"thing_x-{version}.dist-info"
+            about = f"Metadata-Version: 2.1\nName: thing-x\nVersion: {version}\nRequires-Python: >=3.10\n"
+            wheel.writestr(f"{info}/METADATA", about)
+            wheel.writestr(f"{info}/WHEEL", f"Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: {name[12:-4]}\n")
+            wheel.writestr(f"{info}/RECORD", "")
     # Whoever ran the code of this sdist would leave a trace.
     evil = f"open({str(tmp_path / 'ran')!r}, 'w')".encode()
     with tarfile.open(files / SDIST, "w:gz") as tar:
@@ -52,7 +57,8 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         member.size = len(evil)
         tar.addfile(member, io.BytesIO(evil))
     links = "".join(f'<a class="f" href="../../files/{name}#sha256={"0" * 64}">{name}</a>' for name in (SDIST,))
-    links += f'<a href="../../files/{WHEEL}">{WHEEL}</a>'
+    needs = 'data-requires-python="&gt;=3.10"'
+    links += "".join(f'<a {needs} href="../../files/{name}">{name}</a>' for name in (WHEEL, PURE, OLD))
     page.write_text(f"<!DOCTYPE html><html><body>{links}</body></html>")
     for name in [name for name in os.environ if name.startswith("PIP_") or name.lower().endswith("_proxy")]:
         monkeypatch.delenv(name)
@@ -68,14 +74,15 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         thread.join()
 
 
-@pytest.mark.parametrize("name", [WHEEL, SDIST])
+@pytest.mark.parametrize("name", [WHEEL, PURE, OLD, SDIST])
 def test_fetch(index: Path, tmp_path: Path, name: str) -> None:
     store = Store(tmp_path / "st ore")
     digest = sha256_file(index / name)
-    got = fetch_pypi("Thing.X", "1.0", name, digest, store, offline=False)
+    version = name.split("-")[1].removesuffix(".tar.gz")
+    got = fetch_pypi("Thing.X", version, name, digest, store, offline=False)
     assert got.name == name
     assert got.read_bytes() == (index / name).read_bytes()
-    assert fetch_pypi("thing-x", "1.0", name, digest, store, offline=True) == got
+    assert fetch_pypi("thing-x", version, name, digest, store, offline=True) == got
     assert not (tmp_path / "ran").exists(), "the sdist's own code must not run"
 
 

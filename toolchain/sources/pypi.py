@@ -21,7 +21,9 @@ from toolchain.sources.reach import check_http_url, network_environment, refuse_
 from toolchain.sources.store import Store
 from toolchain.sources.tree import Source
 
-_WHEEL = re.compile(r"-(?P<python>[a-z]{2}\d+)-(?P<abi>[^-]+)-(?P<platform>[^-]+)\.whl$")
+_WHEEL = re.compile(r"-(?P<python>[a-z]{2}\d+(\.[a-z]{2}\d+)*)-(?P<abi>[^-]+)-(?P<platform>[^-]+)\.whl$")
+# A wheel for any Python 3 still says from which one on, and pip takes a bare 3 for 3.0.
+_ANY_PYTHON = "3.13"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,13 +109,14 @@ def _wheel(name: str, version: str, filename: str, digest: str, store: Store) ->
     match = _WHEEL.search(filename)
     if match is None:
         raise SourceError(f"{filename} is not named as a wheel")
+    python = match["python"].rpartition(".")[2]
     store.partial.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="pip-", dir=store.partial) as folder:
         # fmt: off
         argv = [
             "download", "--quiet", "--no-deps", "--no-input", "--disable-pip-version-check", "--only-binary=:all:",
-            f"--implementation={match['python'][:2]}",
-            f"--python-version={match['python'][2:]}", f"--abi={match['abi']}",
+            f"--implementation={python[:2]}",
+            f"--python-version={python[2:] if len(python) > 3 else _ANY_PYTHON}", f"--abi={match['abi']}",
             *(f"--platform={platform}" for platform in match["platform"].split(".")),
             f"--dest={folder}", f"{name}=={version}",
         ]
