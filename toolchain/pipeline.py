@@ -110,7 +110,7 @@ def find(cache: Cache, planned: Planned) -> Built | None:
     if digest is None:
         return None
     try:
-        record = json.loads(_record_path(cache, digest).read_bytes())
+        record = json.loads(record_path(cache, digest).read_bytes())
         layout = Layout(cache.images)
         for part in (record["manifest"], *(layer["digest"] for layer in record["layers"])):
             if not layout.has(part):
@@ -141,7 +141,8 @@ def find_image(cache: Cache, name: str) -> list[dict[str, Any]]:
     return [record for record in reversed(records(cache)) if record["image"] == name]
 
 
-def _record_path(cache: Cache, input_digest: str) -> Path:
+def record_path(cache: Cache, input_digest: str) -> Path:
+    """Where the record of a finished stage lies."""
     return cache.records / f"{input_digest.removeprefix('sha256:')}.json"
 
 
@@ -399,7 +400,7 @@ class BuildShop:
         }
         # The tag keeps the blobs from the garbage collector; the record is what makes the result count. So it is last.
         layout.tag(layout.resolve(manifest), f"{planned.image}.{digest.removeprefix('sha256:')[:12]}")
-        write_atomically(_record_path(self.cache, digest), json.dumps(record, indent=1).encode())
+        write_atomically(record_path(self.cache, digest), json.dumps(record, indent=1).encode())
         self._tidy(planned)
         return Built(planned=planned, input_digest=digest, manifest=manifest, layers=layers, facts=facts)
 

@@ -246,3 +246,48 @@ def _processes_below(work: Path) -> list[str]:
             if os.fsencode(work) in words:
                 found.append(words.decode(errors="replace"))
     return found
+
+
+def test_four_kernels_come_out_the_same_with_everything_flipped(quickstart: Quickstart, tmp_path: Path) -> None:
+    """Another folder, cold caches, other jobs, umask, home, time zone, language, host name and a clock that is off."""
+    words = ("--stage", "kernels", *quickstart.options, "--gpu", "gfx942", "--limit", "4", *quickstart.allow)
+    first = toolchain("build", "kernels", *words[2:], "--json")
+    assert first.code == 0, first.err
+    if shutil.which("faketime") is None:
+        pytest.skip("NO FAKETIME: the clock cannot be flipped (apt-get install faketime)")
+    home = tmp_path / "another home"
+    home.mkdir()
+    cache = os.environ.get("TOOLCHAIN_CACHE") or str(Path.home() / ".cache" / "toolchain")
+    named = 'echo elsewhere >/proc/sys/kernel/hostname; umask 077; exec "$@"'
+    done = subprocess.run(
+        [
+            *("unshare", "--uts", "sh", "-c", named, "sh", "faketime", "+400 days"),
+            *(sys.executable, "-m", "toolchain", "reproduce", *words, "--jobs", "1", "--json"),
+        ],
+        capture_output=True,
+        text=True,
+        env={
+            **os.environ,
+            "HOME": str(home),
+            "TZ": "Pacific/Chatham",
+            "LANG": "tr_TR.UTF-8",
+            "LC_ALL": "C",
+            "TOOLCHAIN_CACHE": cache,
+        },
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["equal"]
+    assert found["diff_ids"][0] == found["diff_ids"][1] == first.json["stages"][-1]["facts"]["diff_id"]
+    assert found["blobs"][0] == found["blobs"][1]
+    assert found["differing"] == []
+
+
+def test_reproduce_with_other_options_is_refused(quickstart: Quickstart) -> None:
+    said = toolchain(
+        "reproduce", f"oci:{quickstart.out}:{KERNELS}", "--stage", "kernels", *quickstart.options, *quickstart.allow,
+        "--gpu", "gfx90a",
+    )  # fmt: skip
+    assert said.code == 7
+    assert "other inputs" in said.err

@@ -1,0 +1,146 @@
+"""archives: what leaves the cache as plain files, and what their names say."""
+
+from __future__ import annotations
+
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from toolchain.archives import write_archives
+from toolchain.digest import sha256_file
+from toolchain.errors import ConfigError, SourceError
+from toolchain.oci.image import ImageSpec, add_layer, write_image
+from toolchain.oci.layer import compress, write_layer
+from toolchain.oci.layout import Layout
+from toolchain.settings import EPOCH, Cache, Request
+from toolchain.sources.store import Store
+from toolchain.stages.stage import Built, Planned
+
+SHA1 = "30ae96716b3e7a1bf0d7892ce3b8288244f8ebec"
+GOOD = {"done": 9, "failed": 0, "timed_out": 0}
+
+
+@pytest.fixture
+def request_(tmp_path: Path) -> Request:
+    return Request(cache=Cache(tmp_path / "cache"))
+
+
+def built(request: Request, name: str, image: str, files: Mapping[str, str], facts: Mapping[str, Any]) -> Built:
+    """A finished stage with one layer."""
+    tree = request.cache.root / "made" / name
+    for path, text in files.items():
+        (tree / path).parent.mkdir(parents=True, exist_ok=True)
+        (tree / path).write_text(text)
+    layout = Layout(request.cache.images).ensure()
+    blob = compress(write_layer(tree, request.cache.root / "raw.tar", epoch=EPOCH), request.cache.root / "blob")
+    layer = add_layer(layout, blob)
+    manifest = write_image(layout, ImageSpec(arch="amd64", layers=(layer,), epoch=EPOCH))
+    planned = Planned(name=name, image=image, inputs={})
+    return Built(
+        planned=planned,
+        input_digest="sha256:0",
+        manifest=manifest.digest,
+        layers=(layer.descriptor.as_json(),),
+        facts=facts,
+    )
+
+
+def members(path: Path) -> set[str]:
+    with tarfile.open(path) as tar:
+        return {one.name for one in tar if one.isfile()}
+
+
+def aotriton(request: Request, image: str, kernels: Mapping[str, int]) -> Built:
+    top = "usr/lib64/aotriton-30ae9671"
+    files = {
+        f"{top}/lib/libaotriton_v2.so": "so",
+        f"{top}/include/aotriton/config.h": "h",
+        f"{top}/lib/cmake/aotriton/aotriton-config.cmake": "c",
+        f"{top}/lib/aotriton.images/amd-gfx942/flash/attn_fwd.zip": "zip",
+        f"{top}/lib/aotriton.images/amd-gfx942/__signature__": "{}",
+        f"{top}/lib/aotriton.images/amd-gfx110x/flash/attn_fwd.zip": "zip",
+    }
+    facts = {
+        "prefix": f"/{top}",
+        "sha1": SHA1,
+        "hip": "5.7.31921",
+        "kernels": kernels,
+        "packs": ["amd-gfx110x", "amd-gfx942"],
+    }
+    return built(request, "aotriton", image, files, facts)
+
+
+def test_llvm_is_named_as_upstream_names_it(request_: Request, tmp_path: Path) -> None:
+    prefix = "/usr/lib64/llvm-triton-10dc3a8e"
+    one = built(
+        request_, "llvm", "llvm-triton-10dc3a8e-debian13", {f"{prefix[1:]}/bin/FileCheck": "x"}, {"prefix": prefix}
+    )
+    (path,) = write_archives(request_, [one], tmp_path / "out dir")
+    assert path.name == "llvm-10dc3a8e-debian13-x64.tar.gz"
+    assert members(path) == {"llvm-10dc3a8e-debian13-x64/bin/FileCheck"}
+
+
+def test_aotriton_is_its_library_and_one_archive_a_pack(request_: Request, tmp_path: Path) -> None:
+    paths = write_archives(request_, [aotriton(request_, "aotriton-30ae9671-debian13", GOOD)], tmp_path)
+    assert [path.name for path in paths] == [
+        "aotriton-30ae96716b3e-debian13_x86_64-hip5.7-shared.tar.gz",
+        "aotriton-30ae96716b3e-images-amd-gfx110x.tar.gz",
+        "aotriton-30ae96716b3e-images-amd-gfx942.tar.gz",
+    ]
+    assert members(paths[0]) == {
+        "aotriton/lib/libaotriton_v2.so",
+        "aotriton/include/aotriton/config.h",
+        "aotriton/lib/cmake/aotriton/aotriton-config.cmake",
+    }
+    assert members(paths[2]) == {
+        "aotriton/lib/aotriton.images/amd-gfx942/flash/attn_fwd.zip",
+        "aotriton/lib/aotriton.images/amd-gfx942/__signature__",
+    }
+
+
+@pytest.mark.parametrize(
+    ("image", "kernels", "name"),
+    [
+        ("aotriton-partial-30ae9671-debian13", GOOD, "aotriton-30ae96716b3e-images-partial-amd-gfx942.tar.gz"),
+        (
+            "aotriton-30ae9671-debian13",
+            {"done": 7, "failed": 1, "timed_out": 1},
+            "aotriton-30ae96716b3e-images-knownbad2-amd-gfx942.tar.gz",
+        ),
+        (
+            "aotriton-partial-30ae9671-debian13",
+            {"done": 7, "failed": 2, "timed_out": 0},
+            "aotriton-30ae96716b3e-images-partial-knownbad2-amd-gfx942.tar.gz",
+        ),
+    ],
+)
+def test_a_part_and_known_bad_kernels_show_in_the_name(
+    request_: Request, tmp_path: Path, image: str, kernels: Mapping[str, int], name: str
+) -> None:
+    assert write_archives(request_, [aotriton(request_, image, kernels)], tmp_path)[2].name == name
+
+
+def test_a_wheel_of_our_own_is_written_and_one_of_the_index_is_not(request_: Request, tmp_path: Path) -> None:
+    wheel = tmp_path / "triton-3.6.0-cp313-cp313-linux_x86_64.whl"
+    wheel.write_bytes(b"wheel")
+    digest = sha256_file(wheel)
+    store = Store(request_.cache.store)
+    store.partial.mkdir(parents=True)
+    facts = {"wheels": [{"file": wheel.name, "digest": digest, "bytes": 5}]}
+    one = built(request_, "triton", "triton-d8da7c99-debian13", {"usr/lib/x": "x"}, facts)
+    with pytest.raises(SourceError, match="no longer in the store"):
+        write_archives(request_, [one], tmp_path / "out")
+    store.add_file(wheel, digest, name=wheel.name)
+    (path,) = write_archives(request_, [one], tmp_path / "out")
+    assert (path.name, path.read_bytes()) == (wheel.name, b"wheel")
+    of_index = built(request_, "triton", "triton-wheel-3.7.1-debian13", {"usr/lib/x": "x"}, {"wheel_bytes": 5})
+    assert write_archives(request_, [of_index], tmp_path / "out") == []
+
+
+def test_a_base_has_no_plain_form(request_: Request, tmp_path: Path) -> None:
+    base = built(request_, "base", "toolchain-base-debian13", {"etc/x": "x"}, {})
+    with pytest.raises(ConfigError, match="--archive is for"):
+        write_archives(request_, [base], tmp_path)

@@ -1,0 +1,86 @@
+"""trust.difference: where two layers differ, file by file and byte by byte."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import random
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from toolchain.oci import descriptor as media
+from toolchain.trust.difference import Blob, differences, explain, first_difference
+
+
+def layer(path: Path, members: dict[str, bytes | str], *, pack: bool = False) -> Blob:
+    """A layer; text is the target of a link."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        for name, content in members.items():
+            entry = tarfile.TarInfo(name)
+            if isinstance(content, str):
+                entry.type, entry.linkname = tarfile.SYMTYPE, content
+                tar.addfile(entry)
+            else:
+                entry.size = len(content)
+                tar.addfile(entry, io.BytesIO(content))
+    path.write_bytes(gzip.compress(out.getvalue()) if pack else out.getvalue())
+    return Blob(path, media.LAYER_GZIP if pack else media.LAYER)
+
+
+def test_the_same_files_are_the_same_however_they_are_packed(tmp_path: Path) -> None:
+    members = {"usr/lib/a": b"content", "usr/link": "lib/a"}
+    assert differences(layer(tmp_path / "1", members), layer(tmp_path / "2", members, pack=True)) == []
+
+
+def test_each_kind_of_difference_is_named(tmp_path: Path) -> None:
+    one = layer(
+        tmp_path / "1",
+        {"same": b"x", "gone": b"g", "byte": b"0123456789", "longer": b"abc", "link": "here", "turned": b"file"},
+    )
+    two = layer(
+        tmp_path / "2",
+        {"same": b"x", "new": b"n", "byte": b"01234x6789", "longer": b"abcd", "link": "there", "turned": "file"},
+    )
+    found = {one.path: one for one in differences(one, two)}
+    assert {path: one.what for path, one in found.items()} == {
+        "gone": "only in the first",
+        "new": "only in the second",
+        "byte": "content",
+        "longer": "size",
+        "link": "size",
+        "turned": "kind",
+    }
+    assert (found["byte"].offset, found["byte"].first[:2], found["byte"].second[:2]) == (5, "35", "78")
+    assert (found["longer"].offset, found["longer"].first, found["longer"].second) == (3, "", "64")
+    assert (found["link"].first, found["link"].second) == ("here", "there")
+    assert "at byte 5" in str(found["byte"])
+    assert found["byte"].as_json()["offset"] == 5
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 64, 1000])
+def test_the_first_difference_is_the_first(size: int) -> None:
+    chance = random.Random(size)
+    content = chance.randbytes(size)
+    for _ in range(20):
+        spots = sorted(chance.sample(range(size), min(size, 3)))
+        other = bytearray(content)
+        for spot in spots:
+            other[spot] ^= 0xFF
+        assert first_difference(content, bytes(other)) == spots[0]
+    assert first_difference(content, content + b"x") == size
+    assert first_difference(b"", content) == 0
+
+
+def test_diffoscope_is_asked_where_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = layer(tmp_path / "1", {"d/f": b"a\n"}), layer(tmp_path / "2", {"d/f": b"b\n"})
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert explain(one, two, "d/f") == []
+    program = tmp_path / "diffoscope"
+    program.write_text(
+        '#!/bin/sh\nfor last; do :; done\nwhile read -r line; do echo "said $line"; done <"$last"\nexit 1\n'
+    )
+    program.chmod(0o755)
+    assert explain(one, two, "d/f") == ["said b"]

@@ -1,0 +1,104 @@
+"""`reproduce`: build a finished image again, and say whether it came out the same."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from toolchain import console
+from toolchain.cli import options as o
+from toolchain.errors import NotReproducedError, UnsupportedError
+from toolchain.reproduce import Reproduced, reproduce
+
+RefArg = Annotated[
+    str | None,
+    typer.Argument(help="oci:DIR:TAG or REGISTRY/NS/NAME[:TAG]; the one built here otherwise.", show_default=False),
+]
+StageOpt = Annotated[str, typer.Option("--stage", help="llvm, triton, kernels or aotriton.")]
+_LISTED = 20
+
+
+def reproduce_image(
+    ref: RefArg = None,
+    stage: StageOpt = "llvm",
+    base: o.BaseOpt = "debian13",
+    arch: o.ArchOpt = "amd64",
+    source: o.SourceOpt = None,
+    patch: o.PatchOpt = None,
+    triton: o.TritonOpt = None,
+    aotriton: o.AotritonOpt = None,
+    gpu: o.GpuOpt = None,
+    select: o.SelectOpt = None,
+    limit: o.LimitOpt = None,
+    keep_going: o.KeepGoingOpt = False,
+    kernel_timeout: o.KernelTimeoutOpt = None,
+    allow_binary: o.AllowBinaryOpt = None,
+    drop_binary: o.DropBinaryOpt = None,
+    python: o.PythonOpt = None,
+    only: o.OnlyOpt = "distribution",
+    jobs: o.JobsOpt = 0,
+    compression: o.CompressionOpt = "gzip",
+    cache: o.CacheOpt = None,
+    json_: o.JsonOpt = False,
+) -> None:
+    """Build an image again from a clean tree, with the options it was built with, and compare the bytes."""
+    request = o.make_request(
+        cache=cache, base=base, arch=arch, source=source, patch=patch, gpu=gpu, compression=compression,
+        triton=triton, aotriton=aotriton, select=select, limit=limit, keep_going=keep_going, only=only, jobs=jobs,
+        kernel_timeout=kernel_timeout, allow_binary=allow_binary, drop_binary=drop_binary, python=python, json=json_,
+        offline=True,
+    )  # fmt: skip
+    again = [shlex.quote(word) for word in ("toolchain", *sys.argv[1:])]
+    with tempfile.TemporaryDirectory(prefix="toolchain-reproduce-") as scratch:
+        expected = _expected(ref, Path(scratch)) if ref is not None else None
+        found = reproduce(request, stage, expected, command=again)
+    if json_:
+        console.data(found.as_json())
+    else:
+        _tell(found)
+    if not found.equal:
+        raise NotReproducedError(
+            f"{found.image} did not come out the same",
+            why="\n".join(str(one) for one in found.differing[:_LISTED]) or "the files are the same, their headers not",
+            fix="compare the tools that built both; with diffoscope installed the first difference is explained",
+        )
+
+
+def _expected(ref: str, scratch: Path) -> dict[str, Any]:
+    """The image to compare with, as `reproduce.reproduce` takes it; its blobs lie below `scratch` or in its layout."""
+    from toolchain.cli.image_cmd import images_at  # noqa: PLC0415 - the registry client
+    from toolchain.oci.image import diff_ids_of  # noqa: PLC0415
+
+    layout, found = images_at(ref, scratch)
+    if len(found) != 1:
+        raise UnsupportedError(f"{ref} names {len(found)} images", fix="name one: oci:DIR:TAG")
+    (descriptor,) = found.values()
+    manifests = [one for one in layout.walk(descriptor) if "manifest.v1" in one.media_type]
+    if len(manifests) != 1:
+        raise UnsupportedError(f"{ref} holds {len(manifests)} manifests", fix="name one architecture's by its digest")
+    config, *layers = layout.children(manifests[0])
+    content = layout.read_json(config)
+    labels = (content.get("config") or {}).get("Labels") or {}
+    return {
+        "image": ref,
+        "input_digest": labels.get("toolchain.input-digest", ""),
+        "diff_id": diff_ids_of(content)[-1],
+        "blob": layers[-1].digest,
+        "media_type": layers[-1].media_type,
+        "path": layout.blob(layers[-1].digest),
+    }
+
+
+def _tell(found: Reproduced) -> None:
+    if found.equal:
+        same = "the same blob" if found.blobs[0] == found.blobs[1] else "compressed otherwise"
+        console.text(f"{found.image}\tequal\t{found.diff_ids[0]}\t{same}")
+        return
+    console.text(f"{found.image}\tNOT equal\t{found.diff_ids[0]}\t{found.diff_ids[1]}")
+    for line in found.explained:
+        console.note(line)

@@ -1,0 +1,186 @@
+"""Build a finished image again from a clean tree, and compare."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from toolchain import console
+from toolchain.errors import SourceError, UnsupportedError
+from toolchain.oci.image import diff_ids_of
+from toolchain.oci.layout import Layout
+from toolchain.pipeline import PlanRow, build, find, plan, record_path
+from toolchain.settings import Cache, Request
+from toolchain.stages.stage import Built
+from toolchain.trust.difference import Blob, FileDifference, differences, explain
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reproduced:
+    """What came of building a stage a second time.
+
+    Args:
+        diff_ids: of the stage's own layer, uncompressed: the first build's and the second's.
+        blobs: digests of the stored layer, alike; compressor included.
+        differing: files that are not the same; empty when the diff_ids are equal.
+        explained: diffoscope's word on the first of them.
+    """
+
+    image: str
+    input_digest: str
+    diff_ids: tuple[str, str]
+    blobs: tuple[str, str]
+    differing: tuple[FileDifference, ...] = ()
+    explained: tuple[str, ...] = ()
+
+    @property
+    def equal(self) -> bool:
+        """Whether the two layers are the same bytes."""
+        return self.diff_ids[0] == self.diff_ids[1]
+
+    def as_json(self) -> dict[str, Any]:
+        """As `reproduce --json` prints it."""
+        return {
+            "image": self.image,
+            "input_digest": self.input_digest,
+            "equal": self.equal,
+            "diff_ids": list(self.diff_ids),
+            "blobs": list(self.blobs),
+            "differing": [one.as_json() for one in self.differing],
+            "explained": list(self.explained),
+        }
+
+
+def reproduce(
+    request: Request, goal: str, expected: Mapping[str, Any] | None = None, *, command: Sequence[str] = ()
+) -> Reproduced:
+    """Build the topmost stage of `goal` once more, in a cache folder of its own, and compare it with the first time.
+
+    Sources and the stages below are taken as they are: each of them is reproduced by itself. Trees, the compiler
+    cache and everything else that an earlier build left are not there.
+
+    Args:
+        request: as the first build was asked.
+        expected: an image elsewhere to compare with, as `{"input_digest", "diff_id", "blob", "media_type", "path"}`;
+            None for the one in this cache.
+
+    Raises:
+        SourceError: the stage, or one below it, has not been built here.
+        UnsupportedError: these options ask for something else than what `expected` is.
+    """
+    rows = plan(request, goal)
+    top = rows[-1]
+    missing = [row.planned.image for row in rows[:-1] if row.built is None]
+    if missing:
+        raise SourceError(
+            f"not built yet: {', '.join(missing)}",
+            why="a stage is built again on the very stages that it was built on",
+            fix=f"toolchain build {rows[-2].planned.name}, with the same options",
+        )
+    first = expected or _in_cache(request.cache, top)
+    digest = top.planned.input_digest
+    if digest != first["input_digest"]:
+        raise UnsupportedError(
+            f"these options make {top.planned.image} from other inputs than the image was made from",
+            why=f"input digest {digest}, the image says {first['input_digest']}",
+            fix="give the options, sources and version of the tool that it was built with",
+        )
+    with _clean(request.cache, rows[:-1], str(digest)) as cache:
+        again = build(replace(request, cache=cache), goal, command=command)[-1]
+        return _compare(first, again, cache)
+
+
+def _in_cache(cache: Cache, row: PlanRow) -> dict[str, Any]:
+    built = find(cache, row.planned)
+    if built is None:
+        raise SourceError(f"{row.planned.image} is not built here", fix="build it first, or name an image to compare")
+    return _own_layer(built, Layout(cache.images))
+
+
+def _own_layer(built: Built, layout: Layout) -> dict[str, Any]:
+    layer = built.layers[-1]
+    return {
+        "image": built.planned.image,
+        "input_digest": built.input_digest,
+        "diff_id": diff_ids_of(layout.read_json(layout.children(layout.resolve(built.manifest))[0]))[-1],
+        "blob": layer["digest"],
+        "media_type": layer["mediaType"],
+        "path": layout.blob(layer["digest"]),
+    }
+
+
+def _compare(first: Mapping[str, Any], again: Built, cache: Cache) -> Reproduced:
+    second = _own_layer(again, Layout(cache.images))
+    found = Reproduced(
+        image=again.planned.image,
+        input_digest=again.input_digest,
+        diff_ids=(str(first["diff_id"]), str(second["diff_id"])),
+        blobs=(str(first["blob"]), str(second["blob"])),
+    )
+    if found.equal:
+        return found
+    console.note("the layers differ; looking for the first difference")
+    one, two = (Blob(Path(side["path"]), str(side["media_type"])) for side in (first, second))
+    differing = differences(one, two)
+    told = next((file for file in differing if file.what in {"content", "size"}), None)
+    return replace(
+        found,
+        differing=tuple(differing),
+        explained=tuple(explain(one, two, told.path)) if told is not None else (),
+    )
+
+
+@contextmanager
+def _clean(cache: Cache, below: Sequence[PlanRow], digest: str) -> Iterator[Cache]:
+    """A cache folder with the sources and the finished stages below, and nothing else; gone afterwards."""
+    root = cache.root / "reproduce" / digest.removeprefix("sha256:")[:12]
+    cache.locks.mkdir(parents=True, exist_ok=True)
+    with FileLock(cache.locks / f"reproduce-{root.name}.lock"):
+        _remove(root)
+        root.mkdir(parents=True)
+        fresh = Cache(root)
+        # Every entry of the store is checked against its digest when it is taken.
+        fresh.store.symlink_to(cache.store, target_is_directory=True)
+        if (cache.root / "locked").is_dir():
+            shutil.copytree(cache.root / "locked", root / "locked")
+        for row in below:
+            assert row.built is not None  # noqa: S101 - the caller looked
+            _take(cache, fresh, row.built)
+        try:
+            yield fresh
+        finally:
+            _remove(root)
+
+
+def _take(cache: Cache, fresh: Cache, built: Built) -> None:
+    """A finished stage in another cache folder: its blobs, and its record last."""
+    old, new = Layout(cache.images), Layout(fresh.images).ensure()
+    manifest = old.resolve(built.manifest)
+    for part in (*old.children(manifest), manifest):
+        target = fresh.images / "blobs" / "sha256" / part.digest.removeprefix("sha256:")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if not target.exists():
+            try:
+                os.link(old.blob(part.digest), target)
+            except OSError:
+                shutil.copyfile(old.blob(part.digest), target)
+    new.tag(manifest, f"{built.planned.image}.{built.input_digest.removeprefix('sha256:')[:12]}")
+    record = json.loads(record_path(cache, built.input_digest).read_bytes())
+    target = record_path(fresh, built.input_digest)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_bytes(json.dumps(record, indent=1).encode())
+
+
+def _remove(root: Path) -> None:
+    if root.exists():
+        from toolchain.engine.storage import remove_tree  # noqa: PLC0415 - knows how engines protect their folders
+
+        remove_tree(root)

@@ -1,0 +1,124 @@
+"""Where two builds of one layer differ: the files, and in each the first byte."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from toolchain import process
+from toolchain.trust.files import LayerFile, layer_files, read_member
+
+# Of a larger file only its digests are compared; the first difference is then not looked for.
+_LIMIT = 256 << 20
+_AROUND = 16
+_DIFFOSCOPE_LINES = 40
+
+
+@dataclass(frozen=True)
+class FileDifference:
+    """One file that is not the same in both.
+
+    Args:
+        path: from the layer's root.
+        what: `only in the first`, `only in the second`, `kind`, `size` or `content`.
+        offset: of the first byte that differs; None where there is none to name.
+        first, second: some bytes from there on, hex.
+    """
+
+    path: str
+    what: str
+    offset: int | None = None
+    first: str = ""
+    second: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """For `reproduce --json`."""
+        return {
+            "path": self.path,
+            "what": self.what,
+            "offset": self.offset,
+            "first": self.first,
+            "second": self.second,
+        }
+
+    def __str__(self) -> str:
+        at = "" if self.offset is None else f" at byte {self.offset}: {self.first} | {self.second}"
+        return f"{self.path}: {self.what}{at}"
+
+
+@dataclass(frozen=True)
+class Blob:
+    """A layer on this machine."""
+
+    path: Path
+    media_type: str
+
+
+def differences(first: Blob, second: Blob) -> list[FileDifference]:
+    """What differs between two layers, sorted by path; empty when every file and link is the same.
+
+    Owners, times and modes do not show here: layers of this tool have the same ones by construction.
+
+    Raises:
+        UntrustedError: a layer cannot be read.
+    """
+    one = {file.path: file for file in layer_files(first.path, first.media_type)}
+    two = {file.path: file for file in layer_files(second.path, second.media_type)}
+    found = []
+    for path in sorted({*one, *two}):
+        if path not in two:
+            found.append(FileDifference(path, "only in the first"))
+        elif path not in one:
+            found.append(FileDifference(path, "only in the second"))
+        elif (one[path].kind, one[path].sha256) != (two[path].kind, two[path].sha256):
+            found.append(_differing(first, second, one[path], two[path]))
+    return found
+
+
+def _differing(first: Blob, second: Blob, one: LayerFile, two: LayerFile) -> FileDifference:
+    if one.kind != two.kind:
+        return FileDifference(one.path, "kind", None, one.kind, two.kind)
+    what = "content" if one.size == two.size else "size"
+    if one.kind == "link" or max(one.size, two.size) > _LIMIT:
+        return FileDifference(one.path, what, None, one.target, two.target)
+    a = read_member(first.path, first.media_type, one.path, limit=_LIMIT) or b""
+    b = read_member(second.path, second.media_type, two.path, limit=_LIMIT) or b""
+    offset = first_difference(a, b)
+    return FileDifference(
+        one.path, what, offset, a[offset : offset + _AROUND].hex(), b[offset : offset + _AROUND].hex()
+    )
+
+
+def first_difference(a: bytes, b: bytes) -> int:
+    """The offset of the first byte in which two contents differ; the length of the shorter one if it is a prefix."""
+    low, high = 0, min(len(a), len(b))
+    if a[:high] == b[:high]:
+        return high
+    while high - low > 1:  # [0, low) is the same; a difference lies below high
+        middle = (low + high) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def explain(first: Blob, second: Blob, path: str) -> list[str]:
+    """What diffoscope says of one file, at most 40 lines; empty where there is no diffoscope."""
+    program = shutil.which("diffoscope")
+    if program is None:
+        return []
+    with tempfile.TemporaryDirectory(prefix="toolchain-diff-") as folder:
+        files: list[Path] = []
+        for name, blob in (("first", first), ("second", second)):
+            file = Path(folder) / name / Path(path).name
+            file.parent.mkdir()
+            file.write_bytes(read_member(blob.path, blob.media_type, path, limit=_LIMIT) or b"")
+            files.append(file)
+        argv: Sequence[str | Path] = [program, "--no-progress", "--text", "-", "--", *files]
+        done = process.run(argv, capture=True, check=False, timeout=600)
+    return done.stdout.splitlines()[:_DIFFOSCOPE_LINES]
