@@ -77,7 +77,12 @@ DESTDIR=/out/prefix ninja -C /build/runtime install/strip
 for licence in /build/src/LICENSE*; do
   if [ -f "$licence" ]; then install -D -m 0644 "$licence" "/out/prefix$PREFIX/share/licenses/aotriton/$(basename "$licence")"; fi
 done
-(cd /build/plan && find . \( -name '*.nsv' -o -name '*.sqlite3' -o -maxdepth 1 -name '*.compile' -o -maxdepth 1 -name '*.cluster' -o -maxdepth 1 -name '*.flatzip' \) -exec cp --parents '{}' /out/plan ';')
+(
+  cd /build/plan
+  # Of each GPU family's shards the generator has made one file at the top.
+  find . -path ./Bare.shards -prune -o -type f \
+    \( -name '*.nsv' -o -name '*.sqlite3' -o -path './Bare.*' -o -path './Affine.*' \) -exec cp --parents '{}' /out/plan ';'
+)
 cp -a "$("$venv/bin/python" -c 'import site; print(site.getsitepackages()[0])')" /out/python
 find /out/python -name __pycache__ -prune -exec rm -rf '{}' +
 sed -n 's/^set(PACKAGE_VERSION "\([0-9.]*\).*/\1/p' "$ROCM_PATH"/lib/*/cmake/hip/hip-config-version.cmake "$ROCM_PATH"/lib/cmake/hip/hip-config-version.cmake 2>/dev/null | head -n 1 >/out/hip-version
