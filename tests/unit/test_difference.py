@@ -6,6 +6,7 @@ import gzip
 import io
 import random
 import tarfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from toolchain.oci import descriptor as media
 from toolchain.trust.difference import Blob, differences, explain, first_difference
 
 
-def layer(path: Path, members: dict[str, bytes | str], *, pack: bool = False) -> Blob:
+def layer(path: Path, members: Mapping[str, bytes | str], *, pack: bool = False) -> Blob:
     """A layer; text is the target of a link."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as tar:
@@ -31,7 +32,7 @@ def layer(path: Path, members: dict[str, bytes | str], *, pack: bool = False) ->
 
 
 def test_the_same_files_are_the_same_however_they_are_packed(tmp_path: Path) -> None:
-    members = {"usr/lib/a": b"content", "usr/link": "lib/a"}
+    members: dict[str, bytes | str] = {"usr/lib/a": b"content", "usr/link": "lib/a"}
     assert differences(layer(tmp_path / "1", members), layer(tmp_path / "2", members, pack=True)) == []
 
 
