@@ -32,6 +32,7 @@ class _FileModel(BaseModel):
     offline: bool | None = None
     compression: str | None = None
     dest: str | None = None
+    key: str | None = None
     cache: str | None = None
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from toolchain.errors import PolicyError, SourceError
+from toolchain.evidence import AttachedEvidence, attach_evidence, collect, read_record
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.image import LayerBlob, platform_of, read_layers, standard_annotations, write_index
@@ -15,9 +17,11 @@ from toolchain.oci.layer import Layer, compress
 from toolchain.oci.layout import Layout
 from toolchain.oci.publish import Published, publish
 from toolchain.oci.reference import LayoutRef, RegistryRef, Target
+from toolchain.oci.registry import Registry
 from toolchain.pipeline import PlanRow, plan
 from toolchain.settings import EPOCH, Cache, Request
-from toolchain.stages.stage import Built
+from toolchain.stages.stage import Built, Planned
+from toolchain.trust.keys import Signer
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,7 @@ class Delivered:
     pushed_bytes: int
     skipped_bytes: int
     partial: str
+    evidence: AttachedEvidence
 
     def as_json(self) -> dict[str, Any]:
         """A row of `publish --json`."""
@@ -40,11 +45,15 @@ class Delivered:
             "pushed_bytes": self.pushed_bytes,
             "skipped_bytes": self.skipped_bytes,
             "partial": self.partial,
+            "evidence": self.evidence.as_json(),
         }
 
 
-def deliver(request: Request, goal: str, dest: Target) -> list[Delivered]:
+def deliver(request: Request, goal: str, dest: Target, *, signer: Signer | None = None) -> list[Delivered]:
     """Publish the finished images of `goal` (its topmost stage, or all but the base for `all`), each as an index.
+
+    Args:
+        signer: signs SBOM and provenance; without it the SBOM alone is attached (see `evidence.attach_evidence`).
 
     Raises:
         SourceError: one of them is not built yet.
@@ -55,14 +64,14 @@ def deliver(request: Request, goal: str, dest: Target) -> list[Delivered]:
     missing = [row.planned.image for row in wanted if row.built is None]
     if missing:
         raise SourceError(f"not built yet: {', '.join(missing)}", fix=f"toolchain build {goal}, with the same options")
-    return [_deliver(request.cache, row, dest) for row in wanted]
+    return [_deliver(request.cache, row, [one.planned for one in rows], dest, signer) for row in wanted]
 
 
 def _published(goal: str) -> tuple[str, ...]:
     return ("llvm", "kernels", "aotriton") if goal == "all" else (goal,)
 
 
-def _deliver(cache: Cache, row: PlanRow, dest: Target) -> Delivered:
+def _deliver(cache: Cache, row: PlanRow, plan: Sequence[Planned], dest: Target, signer: Signer | None) -> Delivered:
     assert row.built is not None  # noqa: S101 - the caller looked
     planned, built = row.planned, row.built
     unlocked = [source.name for source in planned.sources if not source.locked and source.digest is None]
@@ -78,9 +87,15 @@ def _deliver(cache: Cache, row: PlanRow, dest: Target) -> Delivered:
     else:
         assert isinstance(dest, LayoutRef)  # noqa: S101 - the other kind
         target, tags = LayoutRef(dest.path), (planned.image, f"{planned.image}.{short}")
-    done: Published = publish(layout, index, target, tags)
+    material = collect(cache, read_record(cache, built.input_digest), plan)
+    with contextlib.ExitStack() as stack:
+        registry = stack.enter_context(Registry(target.host)) if isinstance(target, RegistryRef) else None
+        done: Published = publish(layout, index, target, tags, registry=registry)
+        attached = attach_evidence(
+            material, layout, manifest, index, target, signer=signer, registry=registry, scratch=cache.work
+        )
     refs = tuple(str(target.at(tag=tag)) for tag in tags)
-    return Delivered(planned.image, refs, done.digest, done.pushed_bytes, done.skipped_bytes, planned.partial)
+    return Delivered(planned.image, refs, done.digest, done.pushed_bytes, done.skipped_bytes, planned.partial, attached)
 
 
 def _compressed(cache: Cache, layout: Layout, built: Built) -> Descriptor:

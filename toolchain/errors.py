@@ -135,7 +135,7 @@ class PatchError(ToolchainError):
 
 
 class UntrustedError(ToolchainError):
-    """An image whose content, signature or provenance is not what it must be."""
+    """An image whose bytes, signature, provenance or SBOM are not what they must be, or that a policy forbids."""
 
     code = 17
     title = "Untrusted"
@@ -153,3 +153,10 @@ class HostileInputError(ToolchainError):
 
     code = 19
     title = "Hostile input"
+
+
+class NotReproducedError(ToolchainError):
+    """A second build of the same inputs whose bytes are not those of the first."""
+
+    code = 20
+    title = "Not reproduced"

@@ -13,10 +13,11 @@ import typer
 from toolchain import __version__, console
 from toolchain.cli.build_cmd import build, kernels_run, kernels_status
 from toolchain.cli.doctor_cmd import doctor
-from toolchain.cli.image_cmd import inspect, publish, verify
+from toolchain.cli.image_cmd import inspect, keygen, publish, verify
 from toolchain.cli.options import handled
 from toolchain.cli.pins_cmd import pins
 from toolchain.cli.plan_cmd import fetch, plan
+from toolchain.cli.reproduce_cmd import reproduce_image
 from toolchain.errors import ToolchainError
 
 app = typer.Typer(
@@ -70,6 +71,8 @@ app.command("fetch")(handled(fetch))
 app.command("build")(handled(build))
 app.command("publish")(handled(publish))
 app.command("verify")(handled(verify))
+app.command("keygen")(handled(keygen))
+app.command("reproduce")(handled(reproduce_image))
 app.command("inspect")(handled(inspect))
 kernels.command("run")(handled(kernels_run))
 kernels.command("status")(handled(kernels_status))

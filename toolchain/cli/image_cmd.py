@@ -10,14 +10,31 @@ import typer
 
 from toolchain import console
 from toolchain.cli import options as o
-from toolchain.errors import ConfigError, UntrustedError
+from toolchain.errors import ConfigError, DigestError, UntrustedError
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.layout import Layout
 from toolchain.oci.reference import LayoutRef, parse
 
+_WORDS = {"trusted": "trusted", "intact": "intact, not authenticated (no --key)", "untrusted": "NOT ok"}
+_DO_NOT = "do not use it; fetch or build it again"
 DestArg = Annotated[str | None, typer.Argument(help="oci:DIR or REGISTRY/NS.", show_default=False)]
 StageOpt = Annotated[str, typer.Option("--stage", help="base, llvm, triton, kernels, aotriton or all.")]
+KeyOpt = Annotated[
+    Path | None, typer.Option("--key", envvar="TOOLCHAIN_KEY", help="Private key in PEM: signs SBOM and provenance.")
+]
+PublicKeyOpt = Annotated[
+    Path | None, typer.Option("--key", envvar="TOOLCHAIN_KEY", help="Key in PEM whose signature counts.")
+]
+RepoOpt = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--source-repo",
+        envvar="TOOLCHAIN_SOURCE_REPO",
+        help="Every source must come from here; again for each.",
+        metavar="OWNER/NAME|URL",
+    ),
+]
 RefArg = Annotated[str, typer.Argument(help="oci:DIR[:TAG] or REGISTRY/NS/NAME[:TAG|@DIGEST].")]
 
 
@@ -41,11 +58,13 @@ def publish(
     python: o.PythonOpt = None,
     only: o.OnlyOpt = "distribution",
     compression: o.CompressionOpt = "gzip",
+    key: KeyOpt = None,
     cache: o.CacheOpt = None,
     json_: o.JsonOpt = False,
 ) -> None:
-    """Publish finished images, children first, each read back and compared."""
+    """Publish finished images, children first, each read back and compared; then what is inside and how it was made."""
     from toolchain.delivery import deliver  # noqa: PLC0415 - brings the registry client in
+    from toolchain.trust.keys import load_signer  # noqa: PLC0415
 
     where = dest or to
     if not where:
@@ -55,7 +74,11 @@ def publish(
         triton=triton, aotriton=aotriton, select=select, limit=limit, keep_going=keep_going, only=only,
         kernel_timeout=kernel_timeout, allow_binary=allow_binary, drop_binary=drop_binary, python=python, json=json_,
     )  # fmt: skip
-    done = deliver(request, stage, parse(where))
+    target = parse(where)
+    signer = load_signer(key) if key is not None else None
+    done = deliver(request, stage, target, signer=signer)
+    if signer is None:
+        console.note("not signed: the SBOM is attached, a provenance is not (--key FILE; `toolchain keygen` makes one)")
     if json_:
         console.data({"published": [one.as_json() for one in done]})
         return
@@ -64,30 +87,64 @@ def publish(
         console.text(f"{one.refs[0]}\t{one.digest}\t{sent}")
 
 
-def verify(ref: RefArg, json_: o.JsonOpt = False) -> None:
-    """Hash every blob of an image, unpack its layers and compare them with what the image says of itself."""
-    from toolchain.oci.check import verify_layout  # noqa: PLC0415
+def keygen(
+    path: Annotated[Path, typer.Argument(help="Where the private key goes; the public one is FILE.pub.")],
+) -> None:
+    """Make a key for `publish --key`. With TOOLCHAIN_KEY_PASSPHRASE set it is encrypted."""
+    from toolchain.trust.keys import new_key  # noqa: PLC0415
 
+    console.text(f"{path}.pub\t{new_key(path).id}")
+
+
+def verify(
+    ref: RefArg,
+    key: PublicKeyOpt = None,
+    source_repo: RepoOpt = None,
+    policy: Annotated[
+        str | None, typer.Option("--policy", help="`source-only`: nothing prebuilt but what --allow-binary names.")
+    ] = None,
+    allow_binary: o.AllowBinaryOpt = None,
+    max_age: Annotated[float | None, typer.Option("--max-age", min=0, help="Days since the build ended.")] = None,
+    json_: o.JsonOpt = False,
+) -> None:
+    """Say whether an image is what it must be: bytes, signature, provenance, SBOM, policy; the first fault counts."""
+    from toolchain.trust import verify as trust  # noqa: PLC0415 - cryptography and the registry client
+    from toolchain.trust.keys import load_public  # noqa: PLC0415
+    from toolchain.trust.policy import make_policy  # noqa: PLC0415
+
+    demands = make_policy(policy, allow=allow_binary or (), source_repos=source_repo or (), max_age=max_age)
+    if key is None and not demands.empty:
+        raise ConfigError(
+            "without --key nothing can be said about sources, age or policy",
+            why="they stand in statements that count only when signed",
+            fix="give the publisher's public key: --key FILE",
+        )
+    public = load_public(key) if key is not None else None
+    target = parse(ref)
     with tempfile.TemporaryDirectory(prefix="toolchain-verify-") as scratch:
-        layout, found = _have(ref, Path(scratch))
-        rows: list[dict[str, Any]] = []
+        try:
+            layout, found = images_at(ref, Path(scratch))
+        except DigestError as error:
+            raise UntrustedError(f"{ref}: digests: {error.what}", why=error.why, fix=_DO_NOT) from error
+        rows = []
         for name, descriptor in found.items():
-            problems = verify_layout(layout, descriptor)
-            rows.append({"ref": name, "digest": descriptor.digest, "problems": problems})
+            row = trust.verify(target, layout, descriptor, key=public, demands=demands)
+            row.ref = name
+            rows.append(row)
     if json_:
-        console.data({"images": rows, "ok": not any(row["problems"] for row in rows)})
+        console.data({"images": [row.as_json() for row in rows], "ok": not any(row.problems for row in rows)})
     for row in rows:
         if not json_:
-            console.text(f"{row['ref']}\t{row['digest']}\t{'ok' if not row['problems'] else 'NOT ok'}")
-    bad = [row for row in rows if row["problems"]]
-    if bad:
-        raise UntrustedError(f"{bad[0]['ref']}: {bad[0]['problems'][0]}", fix="do not use it; fetch or build it again")
+            console.text(f"{row.ref}\t{row.digest}\t{_WORDS[row.verdict]}")
+    bad = next((row for row in rows if row.problems), None)
+    if bad is not None:
+        raise UntrustedError(f"{bad.ref}: {bad.problems[0]}", fix=_DO_NOT)
 
 
 def inspect(ref: RefArg, json_: o.JsonOpt = False) -> None:
     """Show what an image holds."""
     with tempfile.TemporaryDirectory(prefix="toolchain-inspect-") as scratch:
-        layout, found = _have(ref, Path(scratch))
+        layout, found = images_at(ref, Path(scratch))
         rows = [_describe(layout, name, descriptor) for name, descriptor in found.items()]
     if json_:
         console.data({"images": rows})
@@ -102,7 +159,7 @@ def inspect(ref: RefArg, json_: o.JsonOpt = False) -> None:
                 console.text(f"    layer {layer['digest']}  {console.size(layer['size'])}  {layer['mediaType']}")
 
 
-def _have(ref: str, scratch: Path) -> tuple[Layout, dict[str, Descriptor]]:
+def images_at(ref: str, scratch: Path) -> tuple[Layout, dict[str, Descriptor]]:
     """The layout that holds `ref`, fetched from its registry if it is in one."""
     target = parse(ref)
     if isinstance(target, LayoutRef):

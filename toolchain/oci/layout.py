@@ -223,6 +223,25 @@ class Layout:
 
         self._change(change)
 
+    def add(self, descriptor: Descriptor) -> None:
+        """List `descriptor` without a name: an artifact that is found by its subject. Twice is once.
+
+        Raises:
+            RegistryError: the blob is missing.
+        """
+        self.blob(descriptor.digest)
+        entry = _untagged(descriptor).as_json()
+
+        def change(entries: list[Any]) -> list[Any]:
+            there = any(old.get("digest") == descriptor.digest and not _ref_name(old) for old in entries)
+            return entries if there else [*entries, entry]
+
+        self._change(change)
+
+    def roots(self) -> tuple[Descriptor, ...]:
+        """Everything that index.json lists, with and without a name."""
+        return tuple(_untagged(Descriptor.from_json(entry)) for entry in self._entries()["manifests"])
+
     def untag(self, name: str) -> None:
         """Forget `name`; its blobs stay until `gc`."""
         self._change(lambda entries: [old for old in entries if _ref_name(old) != name])

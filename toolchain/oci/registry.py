@@ -178,8 +178,11 @@ class Registry(Transport):
                     raise self.unreachable(error) from None
                 self.pause(failures)
 
-    def put_manifest(self, repository: str, reference: str, content: bytes, media_type: str) -> None:
+    def put_manifest(self, repository: str, reference: str, content: bytes, media_type: str) -> str:
         """Bring a manifest or index there under a digest or a tag; tried again when it fails, as it does no harm twice.
+
+        Returns:
+            What the registry says that it lists the manifest as a referrer of (OCI-Subject); empty if it says nothing.
 
         Raises:
             RegistryError: refused.
@@ -202,7 +205,7 @@ class Registry(Transport):
                     self.traffic.sent += len(content)
                     said = got.headers.get("Docker-Content-Digest", digest)
                     if got.status_code in {200, 201, 202} and said == digest:
-                        return
+                        return got.headers.get("OCI-Subject", "")
                     problem = self.failed(got, f"{self.host} does not take {repository}:{reference}")
                     asked = got.headers.get("Retry-After")
                     if got.status_code not in TRANSIENT:

@@ -1,0 +1,202 @@
+"""Small images with records, so that evidence can be made of them, told apart from lies and attached in seconds."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+from rich.console import Console
+
+from toolchain.bases import base_recipe
+from toolchain.digest import sha256_json, write_atomically
+from toolchain.engine.progress import Progress
+from toolchain.evidence import bill
+from toolchain.oci.descriptor import Descriptor
+from toolchain.oci.image import ImageSpec, add_layer, standard_annotations, write_image, write_index
+from toolchain.oci.layer import Compression, compress, write_layer
+from toolchain.oci.layout import Layout
+from toolchain.oci.reference import LayoutRef
+from toolchain.oci.referrers import attach, write_artifact
+from toolchain.pipeline import BuildShop
+from toolchain.prefetch import Prefetch
+from toolchain.settings import EPOCH, Cache, Request
+from toolchain.stages.base import BaseStage, _recipe_digest, lock_path
+from toolchain.stages.stage import Built
+from toolchain.trust import attest, dsse
+from toolchain.trust.keys import Signer
+from toolchain.trust.material import Material, Package
+
+LLVM = "https://github.com/llvm/llvm-project"
+COMMIT = "10dc3a8e916d73291269e5e2b82dd22681489aa1"
+FILES = {"usr/lib64/thing/bin/tool": b"program", "usr/lib64/thing/share/text": b"words\n", "usr/lib64/thing/empty": b""}
+FINISHED = float(EPOCH + 3600)
+
+
+def record(**changes: Any) -> dict[str, Any]:
+    """A record as a build of LLVM from git with one patch leaves it."""
+    inputs = {
+        "stage": "llvm",
+        "arch": "amd64",
+        "base": f"sha256:{'b' * 64}",
+        "sources": [{"name": "llvm", "digest": f"git:{COMMIT}@{LLVM}", "patches": [f"sha256:{'c' * 64}"]}],
+        "recipe": {"containerfiles/llvm/build.sh": f"sha256:{'d' * 64}"},
+    }
+    value: dict[str, Any] = {
+        "stage": "llvm",
+        "image": "llvm-triton-10dc3a8e-debian13",
+        "inputs": inputs,
+        "sources": [
+            {
+                "name": "llvm",
+                "ref": COMMIT,
+                "repository": LLVM,
+                "digest": f"git:{COMMIT}@{LLVM}",
+                "kind": "git",
+                "license": "Apache-2.0 WITH LLVM-exception",
+                "locked": True,
+                "patches": [{"name": "fix it.patch", "digest": f"sha256:{'c' * 64}"}],
+            }
+        ],
+        "binaries": [],
+        "partial": "",
+        "arch": "amd64",
+        "request": {"stage": "llvm", "base": "debian13", "arch": ["amd64"]},
+        "started": FINISHED - 60,
+        "finished": FINISHED,
+        "isolation": {"mode": "chroot", "interfaces": 0, "buildah": "1.28.2", "refused": {"oci": "no /root/place"}},
+        "tool": {"version": "0.1.0", "builder": attest.LOCAL_BUILDER},
+        "facts": {},
+        **changes,
+    }
+    value.setdefault("input_digest", sha256_json(value["inputs"]))
+    return value
+
+
+BASE = {
+    "stage": "base",
+    "image": "toolchain-base-debian13",
+    "input_digest": f"sha256:{'b' * 64}",
+    "inputs": {"base": "debian13", "arch": "amd64"},
+    "manifest": f"sha256:{'e' * 64}",
+    "arch": "amd64",
+    "layers": [{"digest": f"sha256:{'9' * 64}"}],
+    "sources": [],
+    "binaries": [],
+}
+PACKAGES = (Package("apt", "3.0.3", "amd64", "deb", "5" * 64), Package("libc6", "2.41-12+deb13u1", "amd64"))
+
+
+def material(**changes: Any) -> Material:
+    """The record with its base."""
+    return Material(record=record(**changes), below=(BASE,), packages=PACKAGES)
+
+
+def ed25519_signer() -> Signer:
+    """A new key."""
+    return Signer(ed25519.Ed25519PrivateKey.generate())
+
+
+def p256_signer() -> Signer:
+    """A new key of the other kind."""
+    return Signer(ec.generate_private_key(ec.SECP256R1()))
+
+
+def small_image(
+    layout: Layout,
+    work: Path,
+    *,
+    files: Mapping[str, bytes] = FILES,
+    label: str | None = None,
+    how: Compression = "gzip",
+    arch: str = "amd64",
+) -> Descriptor:
+    """An image of one layer with the given files and a link."""
+    tree = work / f"tree {len(list(work.iterdir())) if work.exists() else 0}"
+    for name, content in files.items():
+        path = tree / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    (tree / "usr/lib64/thing/link").symlink_to("bin/tool")
+    layer = write_layer(tree, work / f"{tree.name}.tar", epoch=EPOCH)
+    blob = compress(layer, work / f"{tree.name}.blob", how)
+    spec = ImageSpec(
+        arch=arch,
+        layers=(add_layer(layout, blob, created_by="test"),),
+        labels={"toolchain.input-digest": label} if label else {},
+        annotations=standard_annotations(epoch=EPOCH, title="thing"),
+        epoch=EPOCH,
+    )
+    return write_image(layout, spec)
+
+
+@dataclass
+class Stand:
+    """An image in a layout folder, with all that is needed to say true and untrue things about it."""
+
+    layout: Layout
+    work: Path
+    material: Material = field(default_factory=material)
+    signer: Signer = field(default_factory=ed25519_signer)
+
+    def __post_init__(self) -> None:
+        self.work.mkdir(parents=True, exist_ok=True)
+        self.layout.ensure()
+        self.manifest = small_image(self.layout, self.work, label=self.material.record["input_digest"])
+        self.index = write_index(self.layout, [self.manifest])
+        self.layout.tag(self.index, "thing")
+
+    @property
+    def ref(self) -> LayoutRef:
+        """Where it is."""
+        return LayoutRef(self.layout.root)
+
+    def subjects(self) -> list[attest.Resource]:
+        """What its statements are about."""
+        return attest.subjects(self.material.record["image"], [self.manifest.digest, self.index.digest])
+
+    def sbom(self) -> dict[str, Any]:
+        """A true bill of materials, to be changed at will."""
+        return copy.deepcopy(bill(self.material, self.layout, self.manifest))
+
+    def provenance(self) -> dict[str, Any]:
+        """A true provenance, to be changed at will."""
+        return copy.deepcopy(dict(attest.provenance(self.material, self.subjects())))
+
+    def attach(self, content: bytes, media_type: str = dsse.MEDIA_TYPE, *, to: Descriptor | None = None) -> Descriptor:
+        """Attach some bytes to the image."""
+        blob = self.layout.put_bytes(content, media_type)
+        made = write_artifact(self.layout, to or self.manifest, blob, artifact_type=media_type)
+        attach(self.layout, [made], self.ref)
+        return blob
+
+    def say(self, statement: Any, signer: Signer | None = None) -> None:
+        """Sign a statement and attach it."""
+        self.attach(dsse.sign(statement, signer or self.signer).as_bytes())
+
+    def say_all(self, *, sbom: Mapping[str, Any] | None = None, provenance: Any = None) -> None:
+        """Attach both statements, true where nothing else is given."""
+        self.say(attest.sbom_statement(sbom or self.sbom(), self.subjects()))
+        self.say(provenance or self.provenance())
+
+
+def finished_base(cache: Cache, work: Path) -> Built:
+    """A base in the cache as a build leaves it, but with one small file: enough for `publish --stage base`."""
+    request = Request(cache=cache)
+    recipe = base_recipe("debian13", "amd64")
+    rows = [{"name": "apt", "version": "3.0.3", "architecture": "amd64", "sha256": "5" * 64}]
+    lock = {"recipe": _recipe_digest(recipe), "packages": rows}
+    write_atomically(lock_path(cache, recipe, "amd64"), json.dumps(lock).encode())
+    planned = BaseStage().plan(request, {})
+    tree = work / "root fs"
+    (tree / "etc").mkdir(parents=True)
+    (tree / "etc" / "os-release").write_text("ID=debian\n")
+    prefetch = Prefetch([], cache=cache, offline=True, patches={})
+    with Progress("base", 1, 1, {}, Console(file=io.StringIO())) as progress:
+        shop = BuildShop(request=request, log=work / "log", progress=progress, stage="base-test", prefetch=prefetch)
+        return shop.finish(planned, tree=tree, facts={"packages": 1}, compress=False)

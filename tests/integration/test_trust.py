@@ -1,0 +1,236 @@
+"""From `publish --key` to `verify --key`, through a real registry without the referrers API and a fake one with it."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.evidence_fixtures import Stand, ed25519_signer, finished_base
+from tests.fake_registry import fake_registry
+from tests.fault_proxy import Fault, fault_proxy
+from tests.integration.conftest import Said, toolchain
+from tests.registry_fixtures import free_port, running_registry
+from toolchain.digest import sha256_json
+from toolchain.oci.descriptor import Descriptor
+from toolchain.oci.layout import Layout
+from toolchain.oci.publish import publish
+from toolchain.oci.reference import LayoutRef, RegistryRef
+from toolchain.oci.referrers import Attached, attach, fallback_tag, referrers, write_artifact
+from toolchain.oci.registry import Registry
+from toolchain.settings import Cache
+from toolchain.trust.keys import new_key
+
+pytestmark = pytest.mark.registry
+_NUMBERS = itertools.count()
+IMAGE = "toolchain-base-debian13"
+PASSWORD = "hunter2-geheim-91"
+SECRETS = (PASSWORD, base64.b64encode(f"robot:{PASSWORD}".encode()).decode(), "token-number-", "ghs_notToBeSeen42")
+
+
+@pytest.fixture
+def namespace(tmp_path: Path) -> str:
+    """A name that nobody used: the registry lives as long as the whole run."""
+    return f"trust/{abs(hash(str(tmp_path))):x}-{next(_NUMBERS)}"
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path)
+
+
+class Home:
+    """A cache with a finished image, and keys."""
+
+    def __init__(self, folder: Path) -> None:
+        self.cache = Cache(folder / "cache with 'quotes'")
+        self.built = finished_base(self.cache, folder / "work")
+        self.key, self.other = folder / "my key", folder / "other"
+        for key in (self.key, self.other):
+            new_key(key)
+        self.env = {"TOOLCHAIN_CACHE": str(self.cache.root), "DOCKER_CONFIG": str(folder / "docker")}
+
+    def publish(self, dest: str, *words: str | Path, env: dict[str, str] | None = None) -> Said:
+        return toolchain(
+            "-v", "-v", "publish", dest, "--stage", "base", "--json", *words, env={**self.env, **(env or {})}
+        )
+
+    def verify(self, ref: str, *words: str | Path) -> Said:
+        return toolchain("verify", ref, *words, env=self.env)
+
+
+def test_published_and_verified(registry_host: str, namespace: str, home: Home) -> None:
+    done = home.publish(f"{registry_host}/{namespace}", "--key", home.key)
+    assert done.code == 0, done.err
+    (row,) = done.json["published"]
+    assert row["evidence"]["kinds"] == ["sbom", "provenance"]
+    assert row["evidence"]["how"] == "tag", "docker-registry has no referrers API"
+    ref = f"{registry_host}/{namespace}/{IMAGE}"
+    good = home.verify(ref, "--key", f"{home.key}.pub", "--policy", "source-only", "--json")
+    assert good.code == 0, good.err
+    (verdict,) = good.json["images"]
+    assert verdict["verdict"] == "trusted"
+    assert verdict["digest"] == row["digest"]
+    assert home.verify(ref).out.endswith("intact, not authenticated (no --key)\n")
+    by_digest = f"{ref}@{row['digest']}"
+    assert home.verify(by_digest, "--key", f"{home.key}.pub").out.endswith("\ttrusted\n")
+    bad = home.verify(ref, "--key", f"{home.other}.pub")
+    assert bad.code == 17
+    assert "signature: none of" in bad.err
+    # Sent once: the second publish finds all of it.
+    again = home.publish(f"{registry_host}/{namespace}", "--key", home.key)
+    assert again.json["published"][0]["pushed_bytes"] == 0
+    assert again.json["published"][0]["evidence"]["pushed_bytes"] == 0
+    # A second signer adds to the first.
+    assert home.publish(f"{registry_host}/{namespace}", "--key", home.other).code == 0
+    for key in (home.key, home.other):
+        assert home.verify(ref, "--key", f"{key}.pub").code == 0
+
+
+def test_unsigned_is_not_trusted(registry_host: str, namespace: str, home: Home) -> None:
+    done = home.publish(f"{registry_host}/{namespace}")
+    assert done.json["published"][0]["evidence"] | {"pushed_bytes": 0} == {
+        "kinds": ["sbom"], "signed_by": "", "how": "tag", "pushed_bytes": 0,
+    }  # fmt: skip
+    assert "not signed" in done.err
+    ref = f"{registry_host}/{namespace}/{IMAGE}"
+    assert "1 files are as an SBOM lists them" in home.verify(ref, "--json").out
+    bad = home.verify(ref, "--key", f"{home.key}.pub")
+    assert (bad.code, "nothing signed is attached" in bad.err) == (17, True)
+
+
+def test_in_a_layout_folder(tmp_path: Path, home: Home) -> None:
+    out = f"oci:{tmp_path / 'out here'}"
+    assert home.publish(out, "--key", home.key).json["published"][0]["evidence"]["how"] == "layout"
+    good = home.verify(out, "--key", f"{home.key}.pub", "--json")
+    assert good.code == 0, good.err
+    assert {row["verdict"] for row in good.json["images"]} == {"trusted"}
+    assert len(good.json["images"]) == 2, "two names; what is attached is no image of its own"
+    assert toolchain("inspect", out).code == 0
+
+
+def test_with_the_referrers_api(home: Home) -> None:
+    with fake_registry(page=1) as server:
+        done = home.publish(f"{server.host}/ns", "--key", home.key)
+        assert done.json["published"][0]["evidence"]["how"] == "api"
+        assert not [name for name in server.manifests if name.startswith("sha256-")]
+        assert home.verify(f"{server.host}/ns/{IMAGE}", "--key", f"{home.key}.pub").code == 0
+
+
+def test_unreachable_is_neither(home: Home) -> None:
+    said = home.verify(f"127.0.0.1:{free_port()}/ns/x", "--key", f"{home.key}.pub", "--json")
+    assert (said.code, said.json["error"]) == (18, "Unreachable")
+
+
+def test_a_flipped_bit_on_the_way(registry_host: str, namespace: str, home: Home) -> None:
+    home.publish(f"{registry_host}/{namespace}", "--key", home.key)
+    with fault_proxy(registry_host) as proxy:
+        proxy.faults.append(Fault("flip", "GET", "/blobs/", times=-1, after=5))
+        said = home.verify(f"{proxy.host}/{namespace}/{IMAGE}", "--key", f"{home.key}.pub")
+    assert said.code == 17
+    assert "digests:" in said.err
+
+
+def test_demands_need_a_key(home: Home, tmp_path: Path) -> None:
+    said = home.verify(f"oci:{tmp_path}", "--source-repo", "llvm/llvm-project")
+    assert (said.code, "--key" in said.err) == (3, True)
+
+
+def test_a_key_is_made_once(home: Home, tmp_path: Path) -> None:
+    made = toolchain("keygen", tmp_path / "new key")
+    assert made.code == 0
+    assert "PRIVATE" not in made.out + made.err
+    assert toolchain("keygen", tmp_path / "new key").code == 3
+    # A broken key is told before anything is sent.
+    (tmp_path / "broken").write_text("x")
+    with fake_registry() as server:
+        assert home.publish(f"{server.host}/ns", "--key", tmp_path / "broken").code == 3
+        assert server.seen == []
+
+
+def test_no_secret_is_written_anywhere(tmp_path: Path, home: Home) -> None:
+    """Passwords, tokens and passphrases in no output, log, record, SBOM, provenance or image; when it fails, too."""
+    secret = "open-sesame-17"
+    with (
+        running_registry(tmp_path / "registry") as upstream,
+        fault_proxy(upstream, login=f"robot:{PASSWORD}", uses=7) as proxy,
+    ):
+        docker = Path(home.env["DOCKER_CONFIG"])
+        docker.mkdir()
+        login = {"auths": {proxy.host: {"auth": SECRETS[1]}}}
+        (docker / "config.json").write_text(json.dumps(login))
+        env = {
+            "GITHUB_TOKEN": SECRETS[3], "ACTIONS_ID_TOKEN_REQUEST_TOKEN": SECRETS[3], "GITHUB_ACTIONS": "true",
+            "REGISTRY_PASSWORD": PASSWORD, "TOOLCHAIN_KEY_PASSPHRASE": secret,
+        }  # fmt: skip
+        made = toolchain("keygen", tmp_path / "locked", env=env)
+        outputs = [made, home.publish(f"{proxy.host}/ns", "--key", tmp_path / "locked", env=env)]
+        assert outputs[-1].code == 0, outputs[-1].err
+        assert len(proxy.tokens) > 1, "the registry asked for logins"
+        ref = f"{proxy.host}/ns/{IMAGE}"
+        outputs.append(toolchain("-v", "-v", "verify", ref, "--key", tmp_path / "locked.pub", env={**home.env, **env}))
+        assert outputs[-1].code == 0, outputs[-1].err
+        # A registry that repeats what it was sent, in an error.
+        proxy.faults.append(Fault("status", "GET", "/manifests/", times=-1, status=403))
+        outputs.append(toolchain("-v", "-v", "verify", ref, "--json", env={**home.env, **env}))
+        assert outputs[-1].code == 13
+        (docker / "config.json").unlink()
+        outputs.append(home.publish(f"{proxy.host}/other", "--key", tmp_path / "locked", env=env))
+        assert outputs[-1].code == 13
+    written = [path for top in ("registry", home.cache.root.name) for path in (tmp_path / top).rglob("*")]
+    contents = {str(path): path.read_bytes() for path in written if path.is_file()}
+    assert len(contents) > 20
+    assert any(b"in-toto" in content for content in contents.values()), "the search looks at the wrong place"
+    said = {f"output {number}": (one.out + one.err).encode() for number, one in enumerate(outputs)}
+    for where, content in {**contents, **said}.items():
+        for one in (*SECRETS, secret):
+            assert one.encode() not in content, f"{one} stands in {where}"
+    for content in contents.values():
+        if b"payloadType" in content:
+            payload = base64.b64decode(json.loads(content)["payload"])
+            assert not [one for one in (*SECRETS, secret, str(tmp_path)) if one.encode() in payload]
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_publishers_at_once(registry_host: str, namespace: str, tmp_path: Path, count: int) -> None:
+    """Each with something of its own about one image, where the list is an index under a tag: all are listed."""
+    stand = Stand(Layout(tmp_path / "lay out"), tmp_path / "work")
+    ref = RegistryRef(registry_host, namespace)
+    publish(stand.layout, stand.index, ref, ["t"])
+    listed: set[str] = set()
+    for number in range(3):
+        made = []
+        for one in range(count):
+            blob = stand.layout.put_bytes(sha256_json([number, one]).encode(), "text/plain")
+            made.append(write_artifact(stand.layout, stand.manifest, blob, artifact_type="application/x-test"))
+        start = threading.Barrier(count)
+
+        def run(artifact: Descriptor, start: threading.Barrier = start) -> Attached:
+            with Registry(registry_host, login="") as registry:
+                start.wait(60)
+                return attach(stand.layout, [artifact], ref, registry=registry)
+
+        with ThreadPoolExecutor(count) as pool:
+            assert {done.how for done in pool.map(run, made)} == {"tag"}
+        with Registry(registry_host, login="") as registry:
+            listed = {one.digest for one in referrers(ref, stand.manifest.digest, registry=registry)}
+        assert {one.digest for one in made} <= listed
+    assert len(listed) == 3 * count
+
+
+def test_the_fallback_is_there_for_other_tools(registry_host: str, namespace: str, tmp_path: Path) -> None:
+    stand = Stand(Layout(tmp_path / "lay out"), tmp_path / "work", signer=ed25519_signer())
+    stand.say_all()
+    ref = RegistryRef(registry_host, namespace)
+    publish(stand.layout, stand.index, ref, ["t"])
+    found = list(referrers(LayoutRef(stand.layout.root), stand.manifest.digest))
+    with Registry(registry_host, login="") as registry:
+        assert attach(stand.layout, found, ref, registry=registry).how == "tag"
+        assert fallback_tag(stand.manifest.digest) in registry.tags(namespace)
+        index = json.loads(registry.get_manifest(namespace, fallback_tag(stand.manifest.digest))[1])
+    assert {one["artifactType"] for one in index["manifests"]} == {"application/vnd.dsse.envelope.v1+json"}

@@ -1,0 +1,208 @@
+"""Keys, envelopes, provenance."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+import stat
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+
+from tests.evidence_fixtures import BASE, COMMIT, FINISHED, LLVM, ed25519_signer, material, p256_signer
+from toolchain.digest import canonical, sha256_json
+from toolchain.errors import ConfigError, UntrustedError
+from toolchain.trust import attest, dsse
+from toolchain.trust.keys import Signer, load_public, load_signer, new_key
+
+SUBJECT = attest.subjects("thing", [f"sha256:{'1' * 64}", f"sha256:{'2' * 64}"])
+
+
+def test_what_is_signed_is_as_dsse_says() -> None:
+    # The example of the DSSE protocol's own text.
+    assert dsse.pae("http://example.com/HelloWorld", b"hello world") == (
+        b"DSSEv1 29 http://example.com/HelloWorld 11 hello world"
+    )
+
+
+@pytest.mark.parametrize("make", [ed25519_signer, p256_signer])
+def test_signing_and_checking(make: Any) -> None:
+    signer, other = make(), make()
+    envelope = dsse.sign({"b": 1, "a": "ä"}, signer)
+    back = dsse.read(envelope.as_bytes())
+    assert back == envelope
+    assert json.loads(back.payload) == {"a": "ä", "b": 1}
+    assert back.signed_by(signer.public)
+    assert not back.signed_by(other.public)
+    assert not back.signed_by(ed25519_signer().public)
+    changed = dsse.Envelope(back.payload_type, back.payload.replace(b"1", b"2"), back.signatures)
+    assert not changed.signed_by(signer.public)
+    retyped = dsse.Envelope("application/json", back.payload, back.signatures)
+    assert not retyped.signed_by(signer.public)
+    # Whoever claims another's key id gains nothing by it.
+    claimed = dsse.Envelope(back.payload_type, back.payload, ((other.public.id, back.signatures[0][1]),))
+    assert not claimed.signed_by(other.public)
+
+
+def test_the_same_statement_has_the_same_envelope() -> None:
+    for signer in (ed25519_signer(), p256_signer()):
+        once, again = (dsse.sign({"a": 1}, signer).as_bytes() for _ in range(2))
+        assert once == again, "a second publish would attach it again"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b'{"payload":"!","payloadType":"x","signatures":[{"sig":"AA=="}]}',
+        b'{"payload":"AA==","payloadType":"x","signatures":[]}',
+        b'{"payload":"AA==","payloadType":"x","signatures":[{}]}',
+        b'{"payload":"AA==","payloadType":"x","signatures":7}',
+        b"\xff",
+        b"[" * 100_000,
+    ],
+)
+def test_what_is_no_envelope(content: bytes) -> None:
+    with pytest.raises(UntrustedError):
+        dsse.read(content)
+
+
+def test_a_new_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TOOLCHAIN_KEY_PASSPHRASE", raising=False)
+    path = tmp_path / "my 'keys'" / "key"
+    made = new_key(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert load_signer(path).public.id == made.id == load_public(path.with_name("key.pub")).id
+    assert load_public(path).id == made.id, "of a private key its public half"
+    before = path.read_bytes()
+    with pytest.raises(ConfigError, match="is there already"):
+        new_key(path)
+    assert path.read_bytes() == before
+    path.unlink()
+    with pytest.raises(ConfigError, match=r"key\.pub is there already"):
+        new_key(path)
+
+
+def test_a_key_with_a_passphrase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOOLCHAIN_KEY_PASSPHRASE", "open sesame")
+    made = new_key(tmp_path / "key")
+    assert b"ENCRYPTED" in (tmp_path / "key").read_bytes()
+    assert load_signer(tmp_path / "key").public.id == made.id
+    for said in ("wrong", ""):
+        monkeypatch.setenv("TOOLCHAIN_KEY_PASSPHRASE", said)
+        with pytest.raises(ConfigError, match="not a private key that can be used") as caught:
+            load_signer(tmp_path / "key")
+        assert "sesame" not in str(caught.value)
+
+
+def pem(key: Any) -> bytes:
+    return bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+
+
+def test_keys_of_other_kinds(tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    path.write_bytes(pem(ec.generate_private_key(ec.SECP384R1())))
+    with pytest.raises(ConfigError, match="another kind"):
+        load_signer(path)
+    weak = rsa.generate_private_key(65537, 2048).public_key()
+    path.write_bytes(weak.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo))
+    with pytest.raises(ConfigError, match="another kind"):
+        load_public(path)
+    path.write_bytes(p256_signer().public.pem())
+    load_public(path)
+    with pytest.raises(ConfigError, match="not a private key"):
+        load_signer(path)
+    path.write_text("hello")
+    with pytest.raises(ConfigError, match="not a public key"):
+        load_public(path)
+    with pytest.raises(ConfigError, match="cannot read"):
+        load_public(tmp_path / "none")
+
+
+def test_a_private_key_is_not_shown() -> None:
+    signer = ed25519_signer()
+    assert "PrivateKey" not in repr(signer) or "0x" in repr(signer)
+    assert base64.b64encode(signer.key.private_bytes_raw()).decode() not in repr(signer)  # type: ignore[union-attr]
+
+
+def test_openssl_agrees(tmp_path: Path) -> None:
+    """The commands of docs/trust.md: nobody needs this tool to check a signature."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is NOT INSTALLED: that others can check a signature is not tested")
+    for signer, words in ((ed25519_signer(), ["-rawin"]), (p256_signer(), ["-rawin", "-digest", "sha256"])):
+        envelope = json.loads(dsse.sign({"a": 1}, signer).as_bytes())
+        payload = base64.b64decode(envelope["payload"])
+        (tmp_path / "signed").write_bytes(dsse.pae(envelope["payloadType"], payload))
+        (tmp_path / "sig").write_bytes(base64.b64decode(envelope["signatures"][0]["sig"]))
+        (tmp_path / "pub").write_bytes(signer.public.pem())
+        command = [
+            "openssl",
+            "pkeyutl",
+            "-verify",
+            "-pubin",
+            "-inkey",
+            "pub",
+            *words,
+            "-in",
+            "signed",
+            "-sigfile",
+            "sig",
+        ]
+        good = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert good.returncode == 0, good.stderr
+        (tmp_path / "signed").write_bytes(b"something else")
+        assert subprocess.run(command, cwd=tmp_path, capture_output=True, check=False).returncode != 0
+
+
+# Provenance
+
+
+def test_a_provenance_says_it_all() -> None:
+    said = attest.provenance(material(), SUBJECT)
+    assert said["_type"] == "https://in-toto.io/Statement/v1"
+    assert said["predicateType"] == "https://slsa.dev/provenance/v1"
+    assert [one["digest"] for one in said["subject"]] == [{"sha256": "1" * 64}, {"sha256": "2" * 64}]
+    definition, run = said["predicate"]["buildDefinition"], said["predicate"]["runDetails"]
+    inner = definition["internalParameters"]
+    assert inner["inputDigest"] == sha256_json(inner["inputs"])
+    assert inner["recipeDigest"] == sha256_json(inner["inputs"]["recipe"])
+    assert definition["externalParameters"]["base"] == "debian13"
+    source, base = definition["resolvedDependencies"]
+    assert source["digest"] == {"gitCommit": COMMIT}
+    assert source["annotations"]["repository"] == LLVM
+    assert source["annotations"]["patches"] == [{"name": "fix it.patch", "digest": f"sha256:{'c' * 64}"}]
+    assert base["digest"] == {"sha256": BASE["manifest"].removeprefix("sha256:")}  # type: ignore[attr-defined]
+    assert run["metadata"] == {"startedOn": "2026-01-01T00:59:00Z", "finishedOn": "2026-01-01T01:00:00Z"}
+    assert FINISHED == 1767229200
+    probe = run["byproducts"][0]
+    shown = json.loads(base64.b64decode(probe["content"]))
+    assert shown == {"mode": "chroot", "interfaces": 0, "buildah": "1.28.2", "refused": ["oci"]}
+    assert "/root/place" not in canonical(said).decode()
+
+
+def test_a_probe_from_later_is_told_as_such() -> None:
+    known = material(isolation=None)
+    later = type(known)(record=known.record, below=known.below, isolation={"mode": "chroot", "interfaces": 0})
+    assert attest.provenance(known, SUBJECT)["predicate"]["runDetails"]["byproducts"] == []
+    (probe,) = attest.provenance(later, SUBJECT)["predicate"]["runDetails"]["byproducts"]
+    assert probe["annotations"]["recorded"] == "on the machine that published, after the build"
+
+
+def test_a_checkout_has_no_digest_of_a_file() -> None:
+    row = {"name": "llvm", "ref": "local:x", "repository": "local", "digest": f"sha256:{'4' * 64}", "kind": "local"}
+    said = attest.provenance(material(sources=[row]), SUBJECT)
+    assert said["predicate"]["buildDefinition"]["resolvedDependencies"][0]["digest"] == {"toolchainTree": "4" * 64}
+
+
+def test_signer_is_frozen() -> None:
+    with pytest.raises(AttributeError):
+        Signer(ed25519_signer().key).key = None  # type: ignore[misc,assignment]

@@ -1,0 +1,234 @@
+"""Artifacts about an image: in a layout folder, in a registry with the API, in one without."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fake_registry import FakeRegistry, fake_registry
+from toolchain.digest import canonical
+from toolchain.errors import RegistryError, UnreachableError
+from toolchain.oci import descriptor as media
+from toolchain.oci.descriptor import Descriptor
+from toolchain.oci.layout import Layout
+from toolchain.oci.reference import LayoutRef, RegistryRef
+from toolchain.oci.referrers import attach, fallback_tag, referrers, write_artifact
+from toolchain.oci.registry import Registry
+
+KIND = "application/x-test"
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> Layout:
+    return Layout(tmp_path / "lay out").ensure()
+
+
+@pytest.fixture
+def subject(layout: Layout) -> Descriptor:
+    config = layout.put_json({"architecture": "amd64"}, media.CONFIG)
+    value = {"schemaVersion": 2, "mediaType": media.MANIFEST, "config": config.as_json(), "layers": []}
+    return layout.put_json(value, media.MANIFEST)
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("toolchain.oci.referrers.time.sleep", lambda seconds: None)
+
+
+def about(layout: Layout, subject: Descriptor, text: str) -> Descriptor:
+    blob = layout.put_bytes(text.encode(), "text/plain")
+    return write_artifact(layout, subject, blob, artifact_type=KIND, annotations={"says": text})
+
+
+def connection(registry: FakeRegistry, **options: object) -> Registry:
+    return Registry(registry.host, **{"login": "", "backoff": 0.001, "attempts": 2, **options})  # type: ignore[arg-type]
+
+
+def digests(found: tuple[Descriptor, ...]) -> set[str]:
+    return {one.digest for one in found}
+
+
+def test_an_artifact_is_as_oci_says(layout: Layout, subject: Descriptor) -> None:
+    value = layout.read_json(about(layout, subject, "hello"))
+    assert value["subject"] == subject.plain.as_json()
+    assert value["artifactType"] == KIND
+    assert value["config"]["mediaType"] == "application/vnd.oci.empty.v1+json"
+    assert value["config"]["digest"] == "sha256:44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"
+
+
+def test_in_a_layout(layout: Layout, subject: Descriptor, tmp_path: Path) -> None:
+    one, other = about(layout, subject, "one"), about(layout, subject, "other")
+    layout.tag(subject, "image")
+    ref = LayoutRef(layout.root)
+    assert referrers(ref, subject.digest) == ()
+    assert attach(layout, [one, other], ref).new == 2
+    assert attach(layout, [one], ref).new == 0
+    assert digests(referrers(ref, subject.digest)) == {one.digest, other.digest}
+    assert list(layout.refs()) == ["image"], "an artifact has no name and is no image"
+    layout.gc()
+    assert layout.has(one.digest), "listed, so it is not garbage"
+    there = Layout(tmp_path / "there").ensure()
+    with pytest.raises(RegistryError, match="lacks"):
+        attach(layout, [one], LayoutRef(there.root))
+    assert referrers(ref, one.digest) == ()
+
+
+def test_of_several_subjects(layout: Layout, subject: Descriptor) -> None:
+    first = about(layout, subject, "one")
+    with pytest.raises(RegistryError, match="of one image"):
+        attach(layout, [first, about(layout, first, "two")], LayoutRef(layout.root))
+    with pytest.raises(RegistryError, match="of one image"):
+        attach(layout, [subject], LayoutRef(layout.root))
+
+
+@pytest.fixture(params=[1, 1000])
+def with_api(request: pytest.FixtureRequest) -> Iterator[FakeRegistry]:
+    with fake_registry(page=request.param) as registry:
+        yield registry
+
+
+@pytest.fixture
+def without_api() -> Iterator[FakeRegistry]:
+    with fake_registry(api=False) as registry:
+        yield registry
+
+
+def test_with_the_api(with_api: FakeRegistry, layout: Layout, subject: Descriptor) -> None:
+    made = [about(layout, subject, text) for text in "abc"]
+    ref = RegistryRef(with_api.host, "ns/thing")
+    with connection(with_api) as registry:
+        done = attach(layout, made, ref, registry=registry)
+        assert (done.how, done.new) == ("api", 3)
+        assert fallback_tag(subject.digest) not in with_api.manifests
+        found = referrers(ref, subject.digest, registry=registry)
+        assert digests(found) == digests(tuple(made))
+        assert {one.artifact_type for one in found} == {KIND}
+        again = attach(layout, made, ref, registry=registry)
+    assert (again.how, again.new, again.pushed_bytes) == ("none", 0, 0)
+    assert with_api.blobs[layout.children(made[0])[1].digest] == b"a"
+
+
+def test_without_the_api(without_api: FakeRegistry, layout: Layout, subject: Descriptor) -> None:
+    made = [about(layout, subject, text) for text in "ab"]
+    ref = RegistryRef(without_api.host, "ns/thing")
+    with connection(without_api) as registry:
+        assert referrers(ref, subject.digest, registry=registry) == ()
+        assert attach(layout, made[:1], ref, registry=registry).how == "tag"
+        assert attach(layout, made, ref, registry=registry).new == 1
+        assert digests(referrers(ref, subject.digest, registry=registry)) == digests(tuple(made))
+        assert attach(layout, made, ref, registry=registry).pushed_bytes == 0
+    kind, content = without_api.manifests[f"sha256-{subject.digest[7:]}"]
+    index = json.loads(content)
+    assert kind == index["mediaType"] == media.INDEX
+    # The spec: artifact type and annotations are pulled up, so that a reader can choose without opening each.
+    assert index["manifests"][0] == made[0].as_json()
+    assert index["manifests"][0]["artifactType"] == KIND
+    assert index["manifests"][0]["annotations"] == {"says": "a"}
+
+
+def test_a_registry_that_takes_subjects_but_lists_none(layout: Layout, subject: Descriptor) -> None:
+    with fake_registry(blind=True) as server, connection(server) as registry:
+        done = attach(layout, [about(layout, subject, "a")], RegistryRef(server.host, "x"), registry=registry)
+        assert done.how == "tag"
+        assert fallback_tag(subject.digest) in server.manifests
+
+
+def test_what_others_listed_stays(without_api: FakeRegistry, layout: Layout, subject: Descriptor) -> None:
+    foreign = {"mediaType": media.MANIFEST, "digest": f"sha256:{'5' * 64}", "size": 7, "data": "kept", "x": [1]}
+    index = {"schemaVersion": 2, "mediaType": media.INDEX, "manifests": [foreign], "annotations": {"kept": "too"}}
+    without_api.manifests[fallback_tag(subject.digest)] = (media.INDEX, canonical(index))
+    with connection(without_api) as registry:
+        attach(layout, [about(layout, subject, "a")], RegistryRef(without_api.host, "x"), registry=registry)
+    after = json.loads(without_api.manifests[fallback_tag(subject.digest)][1])
+    assert after["manifests"][0] == foreign
+    assert len(after["manifests"]) == 2
+    assert after["annotations"] == {"kept": "too"}
+
+
+def test_an_image_under_that_tag_is_not_written_over(
+    without_api: FakeRegistry, layout: Layout, subject: Descriptor
+) -> None:
+    image = (media.MANIFEST, layout.read(subject))
+    without_api.manifests[fallback_tag(subject.digest)] = image
+    with connection(without_api) as registry, pytest.raises(RegistryError, match="not an index"):
+        attach(layout, [about(layout, subject, "a")], RegistryRef(without_api.host, "x"), registry=registry)
+    assert without_api.manifests[fallback_tag(subject.digest)] == image
+
+
+def test_a_list_that_another_replaced(without_api: FakeRegistry, layout: Layout, subject: Descriptor) -> None:
+    """The other read before we wrote and wrote after: ours is lost, seen to be lost, and added again."""
+    mine, tag = about(layout, subject, "mine"), fallback_tag(subject.digest)
+    other = about(layout, subject, "other").as_json()
+    puts = []
+    real = without_api.lock
+
+    def replaced(name: str) -> None:
+        if name == tag:
+            puts.append(name)
+
+    without_api.before_put = replaced
+    state = {"done": False}
+    answer = Registry.get_manifest
+
+    def meddling(self: Registry, repository: str, reference: str) -> tuple[Descriptor, bytes]:
+        if reference == tag and puts and not state["done"]:
+            state["done"] = True
+            index = {"schemaVersion": 2, "mediaType": media.INDEX, "manifests": [other]}
+            with real:
+                without_api.manifests[tag] = (media.INDEX, canonical(index))
+        return answer(self, repository, reference)
+
+    with pytest.MonkeyPatch.context() as patch, connection(without_api) as registry:
+        patch.setattr(Registry, "get_manifest", meddling)
+        attach(layout, [mine], RegistryRef(without_api.host, "x"), registry=registry)
+    assert len(puts) == 2
+    listed = json.loads(without_api.manifests[tag][1])["manifests"]
+    assert {one["digest"] for one in listed} == {mine.digest, other["digest"]}
+
+
+def test_a_list_that_never_comes_to_rest(without_api: FakeRegistry, layout: Layout, subject: Descriptor) -> None:
+    tag = fallback_tag(subject.digest)
+    answer = Registry.manifest_digest
+
+    def thief(self: Registry, repository: str, reference: str) -> str | None:
+        without_api.manifests.pop(tag, None)
+        return answer(self, repository, reference)
+
+    with pytest.MonkeyPatch.context() as patch, connection(without_api) as registry:
+        patch.setattr(Registry, "manifest_digest", thief)
+        with pytest.raises(RegistryError, match="does not come to rest"):
+            attach(layout, [about(layout, subject, "a")], RegistryRef(without_api.host, "x"), registry=registry)
+
+
+def test_a_list_that_is_refused_at_first(without_api: FakeRegistry, layout: Layout, subject: Descriptor) -> None:
+    made, ref = about(layout, subject, "a"), RegistryRef(without_api.host, "x")
+    without_api.statuses[r"PUT .*/sha256-"] = [503, 429]
+    with connection(without_api) as registry:
+        assert attach(layout, [made], ref, registry=registry).how == "tag"
+    # It is read anew before it is written anew.
+    told = [line.split()[0] for line in without_api.seen if fallback_tag(subject.digest) in line]
+    first = told.index("PUT")
+    assert "HEAD" in told[first + 1 : told.index("PUT", first + 1)]
+    without_api.manifests.clear()
+    without_api.statuses[r"PUT .*/sha256-"] = [403]
+    with connection(without_api) as registry, pytest.raises(RegistryError):
+        attach(layout, [made], ref, registry=registry)
+
+
+@pytest.mark.parametrize("status", [400, 404, 405, 501])
+def test_answers_of_registries_without_the_api(without_api: FakeRegistry, subject: Descriptor, status: int) -> None:
+    without_api.statuses["/referrers/"] = [status]
+    with connection(without_api) as registry:
+        assert referrers(RegistryRef(without_api.host, "x"), subject.digest, registry=registry) == ()
+
+
+def test_no_answer_is_no_empty_list(without_api: FakeRegistry, subject: Descriptor) -> None:
+    """Otherwise whoever breaks the connection could make a signed image look unsigned."""
+    without_api.statuses["/referrers/"] = [500] * 10
+    with connection(without_api) as registry, pytest.raises(RegistryError, match="does not list"):
+        referrers(RegistryRef(without_api.host, "x"), subject.digest, registry=registry)
+    with Registry("127.0.0.1:1", login="", attempts=0) as registry, pytest.raises(UnreachableError):
+        referrers(RegistryRef("127.0.0.1:1", "x"), subject.digest, registry=registry)

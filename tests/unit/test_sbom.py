@@ -1,0 +1,249 @@
+"""The bill of materials: valid, complete, the same each time; and the layer's files as it lists them."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import shutil
+import tarfile
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from packageurl import PackageURL
+
+from tests.evidence_fixtures import BASE, COMMIT, FILES, Stand, material, small_image
+from toolchain.digest import canonical
+from toolchain.errors import UntrustedError
+from toolchain.evidence import bill
+from toolchain.oci import descriptor as media
+from toolchain.oci.layout import Layout
+from toolchain.trust import sbom
+from toolchain.trust.files import layer_files, read_member
+from toolchain.trust.material import Package, origin, parse_dpkg_status, parse_lock
+
+WHEEL = {
+    "name": "triton", "ref": "pypi:triton==3.7.1", "repository": "pypi", "digest": f"sha256:{'7' * 64}",
+    "kind": "pypi", "license": "MIT", "locked": True, "patches": [],
+}  # fmt: skip
+TRITON = {
+    "stage": "triton", "image": "triton-wheel-3.7.1-debian13", "input_digest": f"sha256:{'8' * 64}", "arch": "amd64",
+    "inputs": {"base": BASE["input_digest"]}, "sources": [WHEEL], "binaries": ["triton-wheel"],
+    "manifest": f"sha256:{'6' * 64}", "layers": [{"digest": f"sha256:{'0' * 64}"}],
+}  # fmt: skip
+
+
+def schema() -> Any:
+    """The official schema of SPDX 2.3, which a test dependency carries (it is the SPDX project's text, so not here)."""
+    (path,) = [one for one in metadata.files("lib4sbom") or () if str(one).endswith("spdx/2.3-schema.json")]
+    return json.loads(Path(str(path.locate())).read_text(encoding="utf-8"))
+
+
+@pytest.fixture
+def stand(tmp_path: Path) -> Stand:
+    return Stand(Layout(tmp_path / "lay out"), tmp_path / "work")
+
+
+def check(document: dict[str, Any]) -> None:
+    jsonschema.Draft7Validator(schema()).validate(document)
+    ids = [one["SPDXID"] for one in (*document["packages"], *document["files"])]
+    assert len(ids) == len(set(ids)), "an id is used twice"
+    known = {"SPDXRef-DOCUMENT", *ids}
+    for relation in document["relationships"]:
+        assert {relation["spdxElementId"], relation["relatedSpdxElement"]} <= known
+    for package in document["packages"]:
+        for ref in package.get("externalRefs", ()):
+            text = ref["referenceLocator"]
+            assert PackageURL.from_string(text).to_string() == text, "not a canonical package URL"
+
+
+def by_id(document: dict[str, Any], name: str) -> dict[str, Any]:
+    return next(one for one in document["packages"] if one["SPDXID"] == name)
+
+
+def related(document: dict[str, Any], one: str) -> set[tuple[str, str]]:
+    return {
+        (row["relationshipType"], row["relatedSpdxElement"] if row["spdxElementId"] == one else row["spdxElementId"])
+        for row in document["relationships"]
+        if one in {row["spdxElementId"], row["relatedSpdxElement"]}
+    }
+
+
+def test_it_is_valid_and_lists_everything(stand: Stand) -> None:
+    document = stand.sbom()
+    check(document)
+    files = {one["fileName"]: one for one in document["files"]}
+    assert set(files) == {f"./{name}" for name in FILES} | {"./usr/lib64/thing/link"}
+    tool = files["./usr/lib64/thing/bin/tool"]
+    sums = {one["algorithm"]: one["checksumValue"] for one in tool["checksums"]}
+    assert sums["SHA256"] == hashlib.sha256(b"program").hexdigest()
+    assert tool["comment"] == "7 bytes"
+    assert "bin/tool" in files["./usr/lib64/thing/link"]["comment"]
+    image = by_id(document, sbom.IMAGE)
+    assert image["checksums"][0]["checksumValue"] == stand.manifest.digest.removeprefix("sha256:")
+    assert sbom.described(document)[0] == stand.manifest.digest
+    source = by_id(document, "SPDXRef-Source-llvm-llvm")
+    assert source["externalRefs"][0]["referenceLocator"] == f"pkg:github/llvm/llvm-project@{COMMIT}"
+    assert source["downloadLocation"] == f"git+https://github.com/llvm/llvm-project@{COMMIT}"
+    assert source["licenseDeclared"] == "Apache-2.0 WITH LLVM-exception"
+    patch = by_id(document, "SPDXRef-Source-llvm-llvm-Patch-1")
+    assert (patch["name"], patch["checksums"][0]["checksumValue"]) == ("fix it.patch", "c" * 64)
+    apt = by_id(document, "SPDXRef-Package-deb-apt-amd64")
+    assert apt["externalRefs"][0]["referenceLocator"] == "pkg:deb/debian/apt@3.0.3?arch=amd64&distro=debian-13"
+    # The base is not inside an image of one layer; it was there while that was built.
+    assert ("BUILD_DEPENDENCY_OF", sbom.IMAGE) in related(document, apt["SPDXID"])
+    assert sbom.binaries_in(document) == []
+
+
+def test_the_checker_can_fail(stand: Stand) -> None:
+    document = stand.sbom()
+    del document["packages"][0]["downloadLocation"]
+    with pytest.raises(jsonschema.ValidationError):
+        check(document)
+
+
+def test_the_same_image_has_the_same_document(tmp_path: Path) -> None:
+    one = Stand(Layout(tmp_path / "a"), tmp_path / "work a")
+    other = Stand(Layout(tmp_path / "b"), tmp_path / "work b")
+    assert canonical(one.sbom()) == canonical(other.sbom())
+    assert str(tmp_path) not in canonical(one.sbom()).decode()
+
+
+def test_prebuilt_things_are_named_with_why(tmp_path: Path) -> None:
+    inputs = {"stage": "kernels", "triton": TRITON["input_digest"], "sources": []}
+    kernels = material(stage="kernels", image="kernels-debian13", inputs=inputs, binaries=["triton-wheel"])
+    stand = Stand(Layout(tmp_path / "l"), tmp_path / "w", type(kernels)(record=kernels.record, below=(BASE, TRITON)))
+    document = stand.sbom()
+    check(document)
+    assert sbom.binaries_in(document) == ["triton-wheel"]
+    wheel = by_id(document, "SPDXRef-Binary-triton-wheel")
+    assert "--allow-binary triton-wheel" in wheel["comment"]
+    assert wheel["externalRefs"][0]["referenceLocator"].startswith("pkg:pypi/triton@3.7.1?checksum=sha256:777")
+    assert related(document, wheel["SPDXID"]) == {("BUILD_DEPENDENCY_OF", sbom.IMAGE)}
+    assert not any(one["SPDXID"].startswith("SPDXRef-Source-triton") for one in document["packages"])
+
+
+def test_a_wheel_in_the_image_is_contained(stand: Stand) -> None:
+    known = type(stand.material)(record=TRITON, below=(BASE,))
+    document = bill(known, stand.layout, stand.manifest)
+    check(document)
+    assert related(document, "SPDXRef-Binary-triton-wheel") == {("CONTAINS", sbom.IMAGE)}
+
+
+def test_files_let_in_from_a_source_tree(tmp_path: Path) -> None:
+    found = [
+        {"path": "lib/a.bc", "what": "LLVM bitcode", "sha256": f"sha256:{'1' * 64}", "size": 9, "fate": "dropped"},
+        {"path": "lib/b c.bc", "what": "LLVM bitcode", "sha256": f"sha256:{'2' * 64}", "size": 9,
+         "fate": "let in by --allow-binary"},
+    ]  # fmt: skip
+    known = material(facts={"found_binaries": found}, inputs={"binaries": {"allow": ["lib/b c.bc", "unused"]}})
+    document = Stand(Layout(tmp_path / "l"), tmp_path / "w", known).sbom()
+    check(document)
+    assert sbom.binaries_in(document) == ["lib/b c.bc"]
+    files = [one for one in document["packages"] if one["SPDXID"].startswith("SPDXRef-Prebuilt-")]
+    assert [(one["name"], one["checksums"][0]["checksumValue"]) for one in files] == [("lib/b c.bc", "2" * 64)]
+
+
+@pytest.mark.parametrize(
+    ("row", "purl", "location"),
+    [
+        ({"name": "llvm", "ref": "distro:llvm-toolchain-22=22.1.8", "repository": "debian", "digest": "sha256:ab"},
+         "pkg:generic/llvm-toolchain-22@22.1.8?checksum=sha256:ab", "NOASSERTION"),
+        ({"name": "flash-attn", "ref": "pypi:flash_attn==2.8.3.post2", "repository": "pypi", "digest": "sha256:ab"},
+         "pkg:pypi/flash-attn@2.8.3.post2?checksum=sha256:ab", "NOASSERTION"),
+        ({"name": "x", "ref": "a" * 40, "repository": "https://git.example/x.git", "digest": f"git:{'a' * 40}@…"},
+         f"pkg:generic/x@{'a' * 40}?vcs_url=git%2Bhttps://git.example/x.git%40{'a' * 40}",
+         f"git+https://git.example/x.git@{'a' * 40}"),
+        ({"name": "x", "ref": "https://h.example/x.tar.gz#sha256=ab", "repository": "https://h.example/x.tar.gz",
+          "digest": "sha256:ab"},
+         "pkg:generic/x@ab?checksum=sha256:ab&download_url=https://h.example/x.tar.gz", "https://h.example/x.tar.gz"),
+        ({"name": "x", "ref": "local:checkout", "repository": "local", "digest": "sha256:ab"},
+         "pkg:generic/x@ab", "NOASSERTION"),
+    ],
+)  # fmt: skip
+def test_how_sources_are_named(row: dict[str, Any], purl: str, location: str) -> None:
+    found = origin(row)
+    assert (found.purl, found.location) == (purl, location)
+    assert PackageURL.from_string(purl).to_string() == purl
+
+
+def test_packages_of_bases() -> None:
+    text = (
+        "Package: apt\nStatus: install ok installed\nArchitecture: amd64\nVersion: 3.0.3\n\n"
+        "Package: gone\nStatus: deinstall ok config-files\nArchitecture: amd64\nVersion: 1\n\n"
+        "Package: aa\nStatus: hold ok installed\nArchitecture: all\nDescription: x\n Version: 9\nVersion: 2:1\n"
+    )
+    assert parse_dpkg_status(text) == (Package("aa", "2:1", "all"), Package("apt", "3.0.3", "amd64"))
+    rpm = parse_lock(["bash:x86_64=0:5.1.8-9.el9,abc", "acl:x86_64=1:2.3-4.el9,abc"])
+    assert rpm[0].purl("ubi9") == "pkg:rpm/redhat/acl@1:2.3-4.el9?arch=x86_64&distro=redhat-9"
+    assert rpm[1] == Package("bash", "5.1.8-9.el9", "x86_64", "rpm")
+
+
+# Files of layers
+
+
+@pytest.mark.parametrize("how", ["none", "gzip", "zstd"])
+def test_files_are_read_from_every_kind_of_layer(tmp_path: Path, how: Any) -> None:
+    if how == "zstd" and shutil.which("zstd") is None:
+        pytest.skip("zstd is NOT INSTALLED: layers of that kind are not tested (apt-get install zstd)")
+    layout = Layout(tmp_path / "l").ensure()
+    (tmp_path / "w").mkdir()
+    layer = layout.children(small_image(layout, tmp_path / "w", how=how))[1]
+    found = {one.path: one for one in layer_files(layout.blob(layer.digest), layer.media_type)}
+    assert {name: one.sha256 for name, one in found.items() if one.kind == "file"} == {
+        name: hashlib.sha256(content).hexdigest() for name, content in FILES.items()
+    }
+    assert found["usr/lib64/thing/link"].target == "bin/tool"
+    assert read_member(layout.blob(layer.digest), layer.media_type, "usr/lib64/thing/share/text") == b"words\n"
+    assert read_member(layout.blob(layer.digest), layer.media_type, "no/such") is None
+
+
+def tar(path: Path, *members: tuple[str, bytes], extra: tuple[tarfile.TarInfo, ...] = ()) -> Path:
+    with tarfile.open(path, "w", format=tarfile.GNU_FORMAT) as archive:
+        for name, content in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+        for info in extra:
+            archive.addfile(info)
+    return path
+
+
+def test_a_name_that_is_not_utf8(tmp_path: Path) -> None:
+    path = tar(tmp_path / "t", ("./a\udcff", b"x"))
+    (one,) = layer_files(path, media.LAYER)
+    assert one.path == "a\\xff"
+    canonical(one.path)  # can be written as JSON
+
+
+def test_hard_links_count_as_files(tmp_path: Path) -> None:
+    link = tarfile.TarInfo("b")
+    link.type, link.linkname = tarfile.LNKTYPE, "a"
+    one, other = layer_files(tar(tmp_path / "t", ("a", b"x"), extra=(link,)), media.LAYER)
+    assert (one.path, other.path) == ("a", "b")
+    assert one.sha256 == other.sha256
+
+
+def test_layers_that_lie(tmp_path: Path) -> None:
+    with pytest.raises(UntrustedError, match="twice"):
+        layer_files(tar(tmp_path / "twice", ("a", b"x"), ("./a", b"y")), media.LAYER)
+    lost = tarfile.TarInfo("b")
+    lost.type, lost.linkname = tarfile.LNKTYPE, "nowhere"
+    with pytest.raises(UntrustedError, match="leads nowhere"):
+        layer_files(tar(tmp_path / "lost", extra=(lost,)), media.LAYER)
+    whole = tar(tmp_path / "whole", ("a", b"x" * 5000)).read_bytes()
+    (tmp_path / "short").write_bytes(whole[:3000])
+    with pytest.raises(UntrustedError, match="cannot be read"):
+        layer_files(tmp_path / "short", media.LAYER)
+    with pytest.raises(UntrustedError, match="cannot be read"):
+        layer_files(tmp_path / "whole", media.LAYER_GZIP)
+    with pytest.raises(UntrustedError, match="unknown kind"):
+        layer_files(tmp_path / "whole", "application/x-else")
+    big = tarfile.TarInfo("././@LongLink")
+    big.type, big.size = tarfile.GNUTYPE_LONGNAME, 1 << 40
+    (tmp_path / "bomb").write_bytes(big.tobuf(tarfile.GNU_FORMAT) + b"\0" * 1024)
+    with pytest.raises(UntrustedError, match="impossible size"):
+        layer_files(tmp_path / "bomb", media.LAYER)

@@ -1,0 +1,311 @@
+"""`verify` on lies of every kind: it names the first thing that is wrong, and it is never fooled into trust."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.evidence_fixtures import FILES, FINISHED, LLVM, Stand, ed25519_signer, material, small_image
+from toolchain.digest import canonical
+from toolchain.errors import ConfigError
+from toolchain.oci.image import write_index
+from toolchain.oci.layout import Layout
+from toolchain.trust import attest, dsse, sbom
+from toolchain.trust.policy import Policy, make_policy, normal_repository
+from toolchain.trust.verify import Verdict, verify
+
+NOW = datetime.fromtimestamp(FINISHED, UTC) + timedelta(days=10)
+TOOL = "usr/lib64/thing/bin/tool"
+
+
+@pytest.fixture
+def stand(tmp_path: Path) -> Stand:
+    return Stand(Layout(tmp_path / "lay out"), tmp_path / "work")
+
+
+def look(stand: Stand, key: Any = "own", **demands: Any) -> Verdict:
+    public = stand.signer.public if key == "own" else key
+    return verify(stand.ref, stand.layout, stand.index, key=public, demands=Policy(**demands), now=NOW)
+
+
+def wrong(verdict: Verdict) -> str:
+    assert verdict.verdict == "untrusted"
+    (problem,) = verdict.problems
+    return problem
+
+
+def test_all_is_well(stand: Stand) -> None:
+    stand.say_all()
+    verdict = look(stand, source_repos=(LLVM,), source_only=True, max_age=30)
+    assert (verdict.verdict, verdict.problems) == ("trusted", [])
+    assert list(verdict.checks) == [
+        "digests", "signature", "provenance", "source-repo", "age", "sbom", "policy",
+    ]  # fmt: skip
+    assert str(len(FILES) + 1) in verdict.checks["sbom"]
+
+
+def test_the_manifest_alone(stand: Stand) -> None:
+    stand.say_all()
+    assert verify(stand.ref, stand.layout, stand.manifest, key=stand.signer.public, now=NOW).verdict == "trusted"
+
+
+def test_without_a_key_nothing_is_trusted(stand: Stand) -> None:
+    assert look(stand, None).verdict == "intact"
+    stand.say_all()
+    verdict = look(stand, None)
+    assert verdict.verdict == "intact"
+    assert "nobody's signature" in verdict.checks["sbom"]
+
+
+def test_nothing_signed(stand: Stand) -> None:
+    assert wrong(look(stand)).startswith("signature: nothing signed is attached")
+    stand.attach(canonical(stand.sbom()), sbom.MEDIA_TYPE)
+    assert wrong(look(stand)).startswith("signature: nothing signed is attached")
+    assert look(stand, None).verdict == "intact"
+
+
+def test_another_key(stand: Stand) -> None:
+    stand.say_all()
+    assert "is signed by the key" in wrong(look(stand, ed25519_signer().public))
+
+
+def test_a_changed_payload(stand: Stand) -> None:
+    value = json.loads(dsse.sign(stand.provenance(), stand.signer).as_bytes())
+    other = dsse.sign({**stand.provenance(), "predicateType": "x"}, stand.signer)
+    value["payload"] = json.loads(other.as_bytes())["payload"]
+    stand.attach(canonical(value))
+    assert "none of 1 envelopes is signed by the key" in wrong(look(stand))
+
+
+def test_one_of_the_two_is_missing(stand: Stand) -> None:
+    stand.say(attest.sbom_statement(stand.sbom(), stand.subjects()))
+    assert wrong(look(stand)) == "provenance: none is signed by this key"
+
+
+def test_the_other_of_the_two_is_missing(stand: Stand) -> None:
+    stand.say(stand.provenance())
+    assert wrong(look(stand)) == "sbom: none is signed by this key"
+
+
+def test_evidence_of_another_image(stand: Stand, tmp_path: Path) -> None:
+    """A true statement, truly signed, but about something else: attached here it proves nothing."""
+    other = Stand(Layout(tmp_path / "other"), tmp_path / "w", material(image="other", partial="x"), stand.signer)
+    changed = small_image(other.layout, other.work, files={TOOL: b"other"}, label=other.material.record["input_digest"])
+    other.manifest, other.index = changed, write_index(other.layout, [changed])
+    stand.say(other.provenance())
+    stand.say(attest.sbom_statement(other.sbom(), other.subjects()))
+    assert wrong(look(stand)).startswith("provenance: what is signed is about other images, not about sha256:")
+
+
+def test_an_index_that_was_not_published(stand: Stand) -> None:
+    stand.say_all()
+    again = write_index(stand.layout, [stand.manifest], {"somebody": "else"})
+    verdict = verify(stand.ref, stand.layout, again, key=stand.signer.public, now=NOW)
+    assert wrong(verdict) == f"provenance: what is signed is about other images, not about {again.digest}"
+
+
+def lie(stand: Stand, change: Callable[[list[dict[str, Any]]], None]) -> dict[str, Any]:
+    document = stand.sbom()
+    change(document["files"])
+    return document
+
+
+def _drop(files: list[dict[str, Any]]) -> None:
+    files[:] = [one for one in files if TOOL not in one["fileName"]]
+
+
+def _add(files: list[dict[str, Any]]) -> None:
+    files.append({**files[0], "fileName": "./usr/lib64/thing/more", "SPDXID": "SPDXRef-File-more"})
+
+
+def _change(files: list[dict[str, Any]]) -> None:
+    one = next(one for one in files if TOOL in one["fileName"])
+    one["checksums"][1]["checksumValue"] = "0" * 64
+
+
+def _twice(files: list[dict[str, Any]]) -> None:
+    files.append(files[0])
+
+
+def _broken(files: list[dict[str, Any]]) -> None:
+    del files[0]["checksums"]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (_drop, f"sbom: /{TOOL} is in the layer but not in the SBOM"),
+        (_add, "sbom: /usr/lib64/thing/more is in the SBOM but not in the layer"),
+        (_change, f"sbom: /{TOOL} has another content than the SBOM says"),
+        (_twice, "sbom: it lists a file twice"),
+        (_broken, "sbom: its list of files is malformed"),
+    ],
+)
+@pytest.mark.parametrize("signed", [True, False])
+def test_files_that_differ(stand: Stand, change: Any, says: str, signed: bool) -> None:
+    document = lie(stand, change)
+    if signed:
+        stand.say_all(sbom=document)
+    else:
+        stand.attach(canonical(document), sbom.MEDIA_TYPE)
+    assert wrong(look(stand) if signed else look(stand, None)).startswith(says)
+
+
+def test_an_sbom_of_another_image(stand: Stand) -> None:
+    document = stand.sbom()
+    document["packages"][0]["checksums"][0]["checksumValue"] = "3" * 64
+    stand.say_all(sbom=document)
+    assert wrong(look(stand)) == f"sbom: it describes sha256:{'3' * 64}, not {stand.manifest.digest}"
+
+
+def test_an_sbom_of_another_layer(stand: Stand) -> None:
+    document = stand.sbom()
+    document["packages"][0]["sourceInfo"] = f"files are those of the layer with diff_id sha256:{'3' * 64}"
+    stand.say_all(sbom=document)
+    assert "the image's top layer is" in wrong(look(stand))
+
+
+def test_what_was_built_from_elsewhere(stand: Stand) -> None:
+    stand.say_all()
+    for good in ("llvm/llvm-project", "LLVM/llvm-project", f"{LLVM}.git", f"{LLVM}/"):
+        assert look(stand, source_repos=(normal_repository(good),)).verdict == "trusted"
+    for bad in (
+        "llvm/llvm-project-evil", "evil/llvm-project", "https://github.com.evil/llvm/llvm-project",
+        "https://evil/github.com/llvm/llvm-project", "debian", "http://github.com/llvm/llvm-project",
+    ):  # fmt: skip
+        said = wrong(look(stand, source_repos=(normal_repository(bad),)))
+        assert said.startswith(f"source-repo: the source llvm comes from {LLVM}, not from")
+
+
+def test_every_source_counts(stand: Stand) -> None:
+    statement = stand.provenance()
+    rows = statement["predicate"]["buildDefinition"]["resolvedDependencies"]
+    rows.insert(0, {**rows[0], "name": "more", "annotations": {**rows[0]["annotations"], "repository": "local"}})
+    stand.say_all(provenance=statement)
+    assert "the source more comes from local" in wrong(look(stand, source_repos=(LLVM,)))
+
+
+def test_a_tool_is_no_source(stand: Stand) -> None:
+    statement = stand.provenance()
+    rows = statement["predicate"]["buildDefinition"]["resolvedDependencies"]
+    about = {**rows[0]["annotations"], "repository": "pypi", "role": "tool"}
+    rows.append({**rows[0], "name": "wheel-numpy", "annotations": about})
+    stand.say_all(provenance=statement)
+    assert look(stand, source_repos=(LLVM,)).verdict == "trusted"
+
+
+def inner(stand: Stand, **changes: Any) -> dict[str, Any]:
+    statement = stand.provenance()
+    statement["predicate"]["buildDefinition"]["internalParameters"].update(changes)
+    return statement
+
+
+def test_a_provenance_that_contradicts_itself(stand: Stand) -> None:
+    stand.say_all(provenance=inner(stand, inputs={"stage": "other"}))
+    assert wrong(look(stand)) == "provenance: its inputs have not the digest that it names"
+
+
+def test_a_provenance_of_other_inputs(stand: Stand, tmp_path: Path) -> None:
+    other = Stand(Layout(tmp_path / "o"), tmp_path / "w", material(inputs={"stage": "llvm", "sources": []}))
+    said = other.provenance()["predicate"]["buildDefinition"]["internalParameters"]
+    stand.say_all(provenance=inner(stand, inputs=said["inputs"], inputDigest=said["inputDigest"]))
+    assert wrong(look(stand)).startswith("provenance: it is about the inputs sha256:")
+
+
+def test_a_provenance_of_another_kind(stand: Stand) -> None:
+    statement = stand.provenance()
+    statement["predicate"]["buildDefinition"]["buildType"] = "https://else.example/build"
+    stand.say_all(provenance=statement)
+    assert "another kind of build" in wrong(look(stand))
+
+
+@pytest.mark.parametrize("gone", ["buildDefinition", "runDetails"])
+def test_a_malformed_provenance(stand: Stand, gone: str) -> None:
+    statement = stand.provenance()
+    del statement["predicate"][gone]
+    stand.say_all(provenance=statement)
+    assert "the statement is malformed" in wrong(look(stand))
+
+
+def test_age(stand: Stand) -> None:
+    stand.say_all()
+    assert look(stand, max_age=11).verdict == "trusted"
+    assert "longer ago than 9 days" in wrong(look(stand, max_age=9))
+    early = datetime.fromtimestamp(FINISHED, UTC) - timedelta(days=1)
+    verdict = verify(stand.ref, stand.layout, stand.index, key=stand.signer.public, now=early)
+    assert "in the future" in wrong(verdict)
+
+
+def test_prebuilt_things_need_a_name(tmp_path: Path) -> None:
+    stand = Stand(Layout(tmp_path / "l"), tmp_path / "w", material(binaries=["triton-wheel"]))
+    stand.say_all()
+    assert look(stand).verdict == "trusted"
+    assert look(stand, source_only=True, allow=("triton-wheel",)).verdict == "trusted"
+    said = wrong(look(stand, source_only=True, allow=("other",)))
+    assert said.startswith("policy: it was made with the prebuilt triton-wheel")
+
+
+def test_prebuilt_things_cannot_be_hidden_in_one_place(tmp_path: Path) -> None:
+    stand = Stand(Layout(tmp_path / "l"), tmp_path / "w", material(binaries=["triton-wheel"]))
+    stand.say_all(provenance=inner(stand, binaries=[]))
+    assert "disagree about prebuilt things" in wrong(look(stand, source_only=True))
+
+
+def test_what_others_attach_does_no_harm(stand: Stand) -> None:
+    stranger = ed25519_signer()
+    stand.say({"_type": "nonsense"}, stranger)
+    stand.attach(b"no envelope at all")
+    stand.attach(b"{}", sbom.MEDIA_TYPE)
+    stand.attach(b"anything", "text/plain")
+    stand.say(stand.provenance(), stranger)
+    stand.say_all(sbom=lie(stand, _drop))  # an old mistake of our own
+    stand.say(attest.sbom_statement(stand.sbom(), stand.subjects()))
+    assert look(stand).verdict == "trusted"
+    assert look(stand, None).verdict == "intact"
+
+
+def test_damaged_evidence_counts_as_none(stand: Stand) -> None:
+    stand.say(stand.provenance())
+    blob = stand.attach(dsse.sign(attest.sbom_statement(stand.sbom(), stand.subjects()), stand.signer).as_bytes())
+    path = stand.layout.blob(blob.digest)
+    content = bytearray(path.read_bytes())
+    content[100] ^= 1
+    path.write_bytes(content)
+    assert wrong(look(stand)) == "sbom: none is signed by this key"
+
+
+def test_bytes_come_first(stand: Stand) -> None:
+    """A flipped bit in the layer is told as such, whatever else is wrong."""
+    layer = stand.layout.children(stand.manifest)[1]
+    content = bytearray(stand.layout.blob(layer.digest).read_bytes())
+    content[-20] ^= 1
+    stand.layout.blob(layer.digest).write_bytes(content)
+    verdict = look(stand)
+    assert verdict.problems[0].startswith(f"digests: {layer.digest} holds other bytes")
+    assert verdict.checks == {}
+
+
+def test_both_images_of_an_index_must_be_signed(stand: Stand) -> None:
+    other = small_image(stand.layout, stand.work, arch="arm64", label=stand.material.record["input_digest"])
+    stand.index = write_index(stand.layout, [stand.manifest, other])
+    stand.say_all()
+    said = wrong(look(stand))
+    assert other.digest in said or "nothing signed" in said
+
+
+def test_policies_from_options() -> None:
+    made = make_policy("source-only", allow=["a"], source_repos=["triton-lang/triton"], max_age=1)
+    assert made == Policy(
+        source_only=True, allow=("a",), source_repos=("https://github.com/triton-lang/triton",), max_age=1
+    )
+    assert make_policy(None).empty
+    with pytest.raises(ConfigError, match="no such policy"):
+        make_policy("everything")
+    for bad in ("", "a b", "../x", "https://", "ftp://h/x", "file:///x", "a/b/c"):
+        with pytest.raises(ConfigError, match="not a repository"):
+            normal_repository(bad)

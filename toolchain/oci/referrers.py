@@ -1,0 +1,311 @@
+"""Referrers: what is said about an image and lies beside it, as artifacts whose `subject` is the image.
+
+A registry with the referrers API keeps the list itself. For one without it the list is an index under the tag
+`sha256-<hex of the subject>` that its publishers keep: read, add, write. No registry known here can do that in one
+step, so a publisher reads back what it wrote until the list has stayed whole for a while, and never writes a list that
+it read long ago. In a layout folder an artifact is an entry of index.json without a name.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import requests
+
+from toolchain.digest import canonical
+from toolchain.errors import DigestError, RegistryError, ToolchainError
+from toolchain.oci import descriptor as media
+from toolchain.oci.descriptor import Descriptor, check_digest
+from toolchain.oci.layout import Layout, parse_object
+from toolchain.oci.reference import LayoutRef, Target
+from toolchain.oci.registry import Registry
+from toolchain.oci.transport import TRANSIENT
+
+LOG = logging.getLogger(__name__)
+_ACTIONS = "pull,push"
+# What registries answer that do not know the API: nothing found, or nothing understood.
+_NO_API = frozenset({400, 404, 405, 406, 501})
+# Seconds after which the list is read again; it must be whole each time. Together longer than anybody holds on to a
+# list between reading and writing it.
+_CALM = (0.1, 0.3, 0.6)
+_ROUNDS = 20
+_PAGES = 100
+
+
+@dataclass(frozen=True)
+class Attached:
+    """What `attach` did.
+
+    Args:
+        how: `api`, `tag` (the fallback) or `layout`; `none` when there was nothing to do.
+        new: artifacts that were not listed before.
+        pushed_bytes: that were sent or written for it.
+    """
+
+    how: Literal["api", "tag", "layout", "none"]
+    new: int
+    pushed_bytes: int
+
+
+def fallback_tag(subject: str) -> str:
+    """The tag under which the referrers of a digest are listed where there is no API: `sha256-<hex>`."""
+    return check_digest(subject).replace(":", "-")
+
+
+def write_artifact(
+    layout: Layout,
+    subject: Descriptor,
+    content: Descriptor,
+    *,
+    artifact_type: str,
+    annotations: Mapping[str, str] | None = None,
+) -> Descriptor:
+    """Store the manifest of an artifact about `subject`; its one blob, `content`, must be in the layout already.
+
+    Returns:
+        The manifest as a list of referrers names it, with artifact type and annotations.
+    """
+    layout.blob(content.digest)
+    config = layout.put_bytes(b"{}", media.EMPTY)
+    value: dict[str, Any] = {
+        "schemaVersion": 2,
+        "mediaType": media.MANIFEST,
+        "artifactType": artifact_type,
+        "config": config.as_json(),
+        "layers": [content.plain.as_json()],
+        "subject": subject.plain.as_json(),
+    }
+    if annotations:
+        value["annotations"] = dict(annotations)
+    made = layout.put_json(value, media.MANIFEST)
+    return replace(made, artifact_type=artifact_type, annotations=dict(annotations or {}))
+
+
+def subject_of(value: Mapping[str, Any]) -> str | None:
+    """The digest that a manifest's JSON names as its subject, None without one."""
+    subject = value.get("subject")
+    digest = subject.get("digest") if isinstance(subject, dict) else None
+    return digest if isinstance(digest, str) else None
+
+
+def referrers(ref: Target, subject: str, *, registry: Registry | None = None) -> tuple[Descriptor, ...]:
+    """The artifacts about `subject`, as its place lists them. A list is no proof: look at each manifest's subject.
+
+    Args:
+        ref: the layout folder or repository.
+        subject: digest of an image or index.
+        registry: an open connection to use; else one is made.
+
+    Raises:
+        RegistryError: the list is malformed, or the registry refuses.
+        UnreachableError: no answer.
+    """
+    if isinstance(ref, LayoutRef):
+        return _in_layout(Layout(ref.path), subject)
+    if registry is None:
+        with Registry(ref.host) as made:
+            return referrers(ref, subject, registry=made)
+    entries = _by_api(registry, ref.repository, subject)
+    if entries is None:
+        index = _read_tag(registry, ref.repository, subject)
+        entries = index["manifests"] if index else []
+    return tuple(dict.fromkeys(Descriptor.from_json(entry) for entry in entries))
+
+
+def attach(
+    layout: Layout, artifacts: Sequence[Descriptor], dest: Target, *, registry: Registry | None = None
+) -> Attached:
+    """Bring artifacts of one subject to `dest` and have them listed there. What is listed already is not sent again.
+
+    Args:
+        layout: where they are (see `write_artifact`).
+        artifacts: their manifests.
+        dest: the layout folder or repository that holds the subject.
+        registry: an open connection to use; else one is made.
+
+    Raises:
+        RegistryError: they are of several subjects or of none, the destination refuses, or the list never came to rest.
+        DigestError: what is read back is not what was written.
+        UnreachableError: no answer.
+    """
+    subjects = {subject_of(layout.read_json(artifact)) for artifact in artifacts}
+    subject = next(iter(subjects), None)
+    if subject is None or len(subjects) != 1:
+        raise RegistryError("artifacts of one image are attached at a time", why=f"{len(subjects)} subjects")
+    if isinstance(dest, LayoutRef):
+        return _attach_to_layout(layout, artifacts, subject, Layout(dest.path).ensure())
+    if registry is None:
+        with Registry(dest.host) as made:
+            return attach(layout, artifacts, dest, registry=made)
+    return _attach_to_registry(layout, artifacts, subject, dest.repository, registry)
+
+
+# Layout folders
+
+
+def _in_layout(layout: Layout, subject: str) -> tuple[Descriptor, ...]:
+    found = []
+    for entry in layout.roots():
+        if entry.media_type in media.IMAGES and layout.has(entry.digest):
+            value = layout.read_json(entry)
+            if subject_of(value) == subject:
+                found.append(replace(entry, artifact_type=str(value.get("artifactType") or "")))
+    return tuple(dict.fromkeys(found))
+
+
+def _attach_to_layout(layout: Layout, artifacts: Sequence[Descriptor], subject: str, there: Layout) -> Attached:
+    there.blob(subject)
+    listed = {entry.digest for entry in _in_layout(there, subject)}
+    pushed = 0
+    for artifact in artifacts:
+        for item in (*layout.children(artifact), artifact):
+            if not there.has(item.digest):
+                there.put_file(layout.blob(item.digest), digest=item.digest)
+                pushed += item.size
+        there.add(artifact)
+    return Attached("layout", sum(artifact.digest not in listed for artifact in artifacts), pushed)
+
+
+# Registries
+
+
+def _attach_to_registry(
+    layout: Layout, artifacts: Sequence[Descriptor], subject: str, repository: str, registry: Registry
+) -> Attached:
+    before = registry.traffic.sent
+    if (known := _by_api(registry, repository, subject)) is None:
+        index = _read_tag(registry, repository, subject)
+        known = index["manifests"] if index else []
+    missing = [artifact for artifact in artifacts if artifact.digest not in _digests(known)]
+    if not missing:
+        return Attached("none", 0, 0)
+    by_api = True
+    for artifact in missing:
+        for blob in layout.children(artifact):
+            registry.push_blob(repository, blob, layout.blob(blob.digest))
+        content = layout.read(artifact)
+        said = registry.put_manifest(repository, artifact.digest, content, media.MANIFEST)
+        by_api = by_api and said == subject
+        if registry.get_manifest(repository, artifact.digest)[1] != content:
+            raise DigestError(f"{registry.host} does not hold the artifact that was published", fix="publish again")
+    # A registry may know the header and yet not list; then nobody would find what was published.
+    if by_api and _listed_by_api(registry, repository, subject, missing):
+        return Attached("api", len(missing), registry.traffic.sent - before)
+    _add_to_tag(registry, repository, subject, missing)
+    return Attached("tag", len(missing), registry.traffic.sent - before)
+
+
+def _digests(entries: Sequence[Any]) -> set[str]:
+    return {str(entry.get("digest")) for entry in entries if isinstance(entry, dict)}
+
+
+def _listed_by_api(registry: Registry, repository: str, subject: str, artifacts: Sequence[Descriptor]) -> bool:
+    for wait in (0.0, *_CALM):
+        time.sleep(wait)
+        entries = _by_api(registry, repository, subject)
+        if entries is None:
+            return False
+        if {artifact.digest for artifact in artifacts} <= _digests(entries):
+            return True
+    return False
+
+
+def _by_api(registry: Registry, repository: str, subject: str) -> list[Any] | None:
+    """The list that the registry keeps; None if it does not know the API."""
+    path: str | None = f"/v2/{repository}/referrers/{check_digest(subject)}"
+    entries: list[Any] = []
+    for _ in range(_PAGES):
+        if path is None:
+            return entries
+        with registry.translated(), registry.request("GET", path, repository, headers={"Accept": media.INDEX}) as got:
+            kind = got.headers.get("Content-Type", "").partition(";")[0].strip()
+            if got.status_code in _NO_API or (got.status_code == 200 and kind != media.INDEX):
+                return None
+            if got.status_code != 200:
+                raise registry.failed(got, f"{registry.host} does not list what is attached in {repository}")
+            index = _manifests(got.content, "the list of referrers")
+            further = re.search(r'<([^>]+)>;\s*rel="?next', got.headers.get("Link", ""))
+        entries += index["manifests"]
+        path = further[1] if further else None
+    raise RegistryError(f"{registry.host} lists referrers without an end", why=f"more than {_PAGES} pages")
+
+
+def _manifests(content: bytes, name: str) -> dict[str, Any]:
+    value = parse_object(content, name)
+    if not isinstance(value.get("manifests"), list):
+        raise RegistryError(f"{name} is not an index", why="it has no list of manifests")
+    return value
+
+
+def _read_tag(registry: Registry, repository: str, subject: str) -> dict[str, Any] | None:
+    tag = fallback_tag(subject)
+    if registry.manifest_digest(repository, tag) is None:
+        return None
+    # Not an index: somebody's image has this name, and must not be written over.
+    return _manifests(registry.get_manifest(repository, tag)[1], f"{repository}:{tag}")
+
+
+def _add_to_tag(registry: Registry, repository: str, subject: str, artifacts: Sequence[Descriptor]) -> None:
+    """Read, add, write, read back; again when another publisher's list replaced ours."""
+    wrote = waited = False
+    calm = rounds = 0
+    while rounds <= _ROUNDS:
+        index = _read_tag(registry, repository, subject) or {}
+        entries = list(index.get("manifests", ()))
+        missing = [artifact for artifact in artifacts if artifact.digest not in _digests(entries)]
+        if not missing:
+            if not wrote or calm == len(_CALM):
+                return
+            time.sleep(_CALM[calm])
+            calm += 1
+        elif wrote and not waited:
+            LOG.info("%s: another publisher replaced the list of referrers; adding again", registry.host)
+            rounds, calm, waited = rounds + 1, 0, True
+            # Not in step with the other; and what was read before the wait would be stale, so it is read again.
+            time.sleep(random.uniform(0.0, 0.1 * 2 ** min(rounds, 4)))  # noqa: S311 - no secret
+        else:
+            value = {
+                **index,
+                "schemaVersion": 2,
+                "mediaType": media.INDEX,
+                "manifests": entries + [artifact.as_json() for artifact in missing],
+            }
+            _put_once(registry, repository, fallback_tag(subject), canonical(value), rounds + 1)
+            wrote, waited, calm = True, False, 0
+    raise RegistryError(
+        f"the list of referrers in {repository} does not come to rest",
+        why=f"in {_ROUNDS} rounds others kept replacing it",
+        fix="publish again when no other publisher is at this image",
+    )
+
+
+def _put_once(registry: Registry, repository: str, tag: str, content: bytes, failures: int) -> None:
+    """Write the list. After a failure that may pass it only waits: sent again as it is, it might be stale by then."""
+    asked: str | None = None
+    try:
+        with registry.request(
+            "PUT",
+            f"/v2/{repository}/manifests/{tag}",
+            repository,
+            actions=_ACTIONS,
+            body=lambda: content,
+            headers={"Content-Type": media.INDEX},
+        ) as got:
+            registry.traffic.sent += len(content)
+            if got.status_code in {200, 201, 202}:
+                return
+            problem: ToolchainError = registry.failed(got, f"{registry.host} does not take {repository}:{tag}")
+            if got.status_code not in TRANSIENT:
+                raise problem
+            asked = got.headers.get("Retry-After")
+    except requests.RequestException as error:
+        problem = registry.unreachable(error)
+    if failures > registry.attempts:
+        raise problem from None
+    registry.pause(failures, asked)

@@ -1,0 +1,166 @@
+"""Provenance: SLSA v1 in an in-toto statement. It says what an image was made of, how, where and when."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, TypedDict
+
+from toolchain import __version__
+from toolchain.digest import canonical, sha256_json
+from toolchain.trust import sbom
+from toolchain.trust.material import Material, Record, is_tool, origin, patches_of, purl
+
+STATEMENT = "https://in-toto.io/Statement/v1"
+PREDICATE = "https://slsa.dev/provenance/v1"
+# Names of this project's own, not addresses: what they mean stands in docs/trust.md.
+BUILD_TYPE = "urn:toolchain:build:v1"
+LOCAL_BUILDER = "urn:toolchain:builder:local"
+
+
+class Resource(TypedDict, total=False):
+    """A ResourceDescriptor: something by name or address, and by digest."""
+
+    name: str
+    uri: str
+    digest: dict[str, str]
+    content: str
+    mediaType: str
+    annotations: dict[str, Any]
+
+
+class Statement(TypedDict):
+    """An in-toto statement: `predicate`, of the kind `predicateType`, is said about `subject`."""
+
+    _type: str
+    subject: list[Resource]
+    predicateType: str
+    predicate: dict[str, Any]
+
+
+def subjects(image: str, digests: Sequence[str]) -> list[Resource]:
+    """The image by the digests of its manifest and of the indexes that it is published in."""
+    return [{"name": image, "digest": {"sha256": digest.removeprefix("sha256:")}} for digest in digests]
+
+
+def sbom_statement(document: Mapping[str, Any], subject: Sequence[Resource]) -> Statement:
+    """The statement that an image holds what a bill of materials lists."""
+    return {
+        "_type": STATEMENT,
+        "subject": list(subject),
+        "predicateType": sbom.PREDICATE,
+        "predicate": dict(document),
+    }
+
+
+def provenance(material: Material, subject: Sequence[Resource]) -> Statement:
+    """The statement of how an image was made."""
+    record = material.record
+    inputs = dict(record.get("inputs") or {})
+    finished = float(record.get("finished") or material.finished)
+    started = float(record.get("started") or finished - float((record.get("facts") or {}).get("total_seconds") or 0))
+    tool = record.get("tool") or {}
+    metadata = {"startedOn": _time(started), "finishedOn": _time(finished)}
+    if run := tool.get("run"):
+        metadata["invocationId"] = str(run)
+    return {
+        "_type": STATEMENT,
+        "subject": list(subject),
+        "predicateType": PREDICATE,
+        "predicate": {
+            "buildDefinition": {
+                "buildType": BUILD_TYPE,
+                "externalParameters": dict(record.get("request") or {"stage": record["stage"]}),
+                "internalParameters": {
+                    "image": record["image"],
+                    "stage": record["stage"],
+                    "partial": record.get("partial") or "",
+                    # The whole of what the input digest is the digest of: anyone can compute it again.
+                    "inputs": inputs,
+                    "inputDigest": record["input_digest"],
+                    "recipeDigest": sha256_json(inputs.get("recipe") or {}),
+                    "binaries": sorted(name for name, _ in material.binaries()),
+                },
+                "resolvedDependencies": _dependencies(material),
+            },
+            "runDetails": {
+                "builder": {
+                    "id": str(tool.get("builder") or LOCAL_BUILDER),
+                    "version": {"toolchain": str(tool.get("version") or __version__)},
+                },
+                "metadata": metadata,
+                "byproducts": _byproducts(material),
+            },
+        },
+    }
+
+
+def _dependencies(material: Material) -> list[Resource]:
+    found = [
+        _source(record, row)
+        for record in (material.record, *reversed(material.below))
+        for row in sorted(record.get("sources") or (), key=lambda one: str(one["name"]))
+    ]
+    return found + [_stage(record) for record in reversed(material.below)]
+
+
+def _source(record: Record, row: Mapping[str, Any]) -> Resource:
+    known = origin(row)
+    digest: dict[str, str] = {}
+    if known.commit:
+        digest = {"gitCommit": known.commit}
+    elif str(row.get("digest") or "").startswith("sha256:"):
+        # Of a file; of a checkout the digest of its tree, which is no digest of a file.
+        value = str(row["digest"]).removeprefix("sha256:")
+        digest = {"sha256": value} if known.sha256 and row.get("kind") != "local" else {"toolchainTree": value}
+    about: dict[str, Any] = {
+        "role": "tool" if is_tool(row) else "source",
+        "stage": record["stage"],
+        "repository": row["repository"],
+        "ref": row["ref"],
+    }
+    if row.get("license"):
+        about["license"] = row["license"]
+    if row.get("locked") is not None:
+        about["locked"] = bool(row["locked"])
+    if patches := patches_of(record, row):
+        about["patches"] = [{"name": name, "digest": value} for name, value in patches]
+    return {"name": str(row["name"]), "uri": known.purl, "digest": digest, "annotations": about}
+
+
+def _stage(record: Record) -> Resource:
+    name, manifest = str(record["image"]), str(record.get("manifest") or "")
+    return {
+        "name": name,
+        "uri": purl("oci", name, version=manifest, arch=str(record.get("arch") or "")),
+        "digest": {"sha256": manifest.removeprefix("sha256:")} if manifest else {},
+        "annotations": {
+            "role": "base" if record["stage"] == "base" else "stage",
+            "stage": record["stage"],
+            "inputDigest": record["input_digest"],
+        },
+    }
+
+
+def _byproducts(material: Material) -> list[Resource]:
+    recorded = material.record.get("isolation")
+    found = recorded or material.isolation
+    if not found:
+        return []
+    # Which modes were refused counts; why is text of engines, with paths of the machine in it.
+    shown = {key: found[key] for key in ("mode", "interfaces", "buildah", "kernel") if key in found}
+    shown["refused"] = sorted(found.get("refused") or ())
+    when = "with the build" if recorded else "on the machine that published, after the build"
+    return [
+        {
+            "name": "isolation",
+            "mediaType": "application/json",
+            "content": base64.b64encode(canonical(shown)).decode(),
+            "annotations": {"recorded": when},
+        }
+    ]
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

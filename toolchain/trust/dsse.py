@@ -1,0 +1,76 @@
+"""Signed envelopes (DSSE): a payload, its type, and signatures over both."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from toolchain.digest import canonical
+from toolchain.errors import UntrustedError
+from toolchain.trust.keys import PublicKey, Signer
+
+MEDIA_TYPE = "application/vnd.dsse.envelope.v1+json"
+IN_TOTO = "application/vnd.in-toto+json"
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """A payload with its signatures, each as (key id, signature). Key ids are hints that nobody has to believe."""
+
+    payload_type: str
+    payload: bytes
+    signatures: tuple[tuple[str, bytes], ...]
+
+    def as_bytes(self) -> bytes:
+        """The envelope as it is stored."""
+        return canonical(
+            {
+                "payload": base64.b64encode(self.payload).decode(),
+                "payloadType": self.payload_type,
+                "signatures": [
+                    {"keyid": key, "sig": base64.b64encode(signature).decode()} for key, signature in self.signatures
+                ],
+            }
+        )
+
+    def signed_by(self, key: PublicKey) -> bool:
+        """Whether one of the signatures is by `key`."""
+        content = pae(self.payload_type, self.payload)
+        return any(key.verifies(signature, content) for _, signature in self.signatures)
+
+
+def pae(payload_type: str, payload: bytes) -> bytes:
+    """DSSE's pre-authentication encoding: what is signed."""
+    kind = payload_type.encode()
+    return b"DSSEv1 %d %b %d %b" % (len(kind), kind, len(payload), payload)
+
+
+def sign(statement: Any, signer: Signer) -> Envelope:
+    """An in-toto statement, canonical, in an envelope with one signature."""
+    payload = canonical(statement)
+    return Envelope(IN_TOTO, payload, ((signer.public.id, signer.sign(pae(IN_TOTO, payload))),))
+
+
+def read(content: bytes) -> Envelope:
+    """An envelope from its bytes; nothing is checked but its form.
+
+    Raises:
+        UntrustedError: it is none, or nobody signed it.
+    """
+    try:
+        value = json.loads(content)
+        found = Envelope(
+            str(value["payloadType"]),
+            base64.b64decode(value["payload"], validate=True),
+            tuple(
+                (str(one.get("keyid", "")), base64.b64decode(one["sig"], validate=True)) for one in value["signatures"]
+            ),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, binascii.Error) as error:
+        raise UntrustedError("what is attached is not a signed envelope", why=f"{type(error).__name__}") from error
+    if not found.signatures:
+        raise UntrustedError("an attached envelope has no signature")
+    return found

@@ -1,0 +1,155 @@
+"""What a layer holds, file by file, read as a stream: nothing is unpacked."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import hashlib
+import tarfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Literal, Self, cast
+
+from toolchain.digest import CHUNK
+from toolchain.errors import UntrustedError
+from toolchain.oci import descriptor as media
+from toolchain.process import CommandError, output
+
+_HEADER_LIMIT = 1 << 20  # long names and attributes are read whole into memory
+_LONG = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
+_GZIP = frozenset({media.LAYER_GZIP, media.DOCKER_LAYER_GZIP})
+_PLAIN = frozenset({media.LAYER, media.DOCKER_LAYER})
+
+
+@dataclass(frozen=True, order=True)
+class LayerFile:
+    """A file or link of a layer.
+
+    Args:
+        path: from the layer's root, without a slash in front; bytes that are not UTF-8 as `\\xNN`.
+        kind: `file` (a hard link counts as a file with the same content) or `link`.
+        size: bytes; of a link, of its target's name.
+        sha1: hex, because SPDX asks for it.
+        sha256: hex, of the content; of a link, of its target's name.
+        target: of a link.
+    """
+
+    path: str
+    kind: Literal["file", "link"]
+    size: int
+    sha1: str
+    sha256: str
+    target: str = ""
+
+
+class _Member(tarfile.TarInfo):
+    """A header, looked at before tarfile acts on it: digests may be right and the content hostile all the same."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        member = super().frombuf(buf, encoding, errors)
+        if member.size < 0 or (member.type in _LONG and member.size > _HEADER_LIMIT):
+            raise UntrustedError("a layer has a header of impossible size", why=f"{member.size} bytes")
+        return member
+
+
+def layer_files(path: Path, media_type: str) -> list[LayerFile]:
+    """All files and links of a layer, sorted by path; folders and devices have no content and are left out.
+
+    Raises:
+        UntrustedError: it cannot be read, or holds a name twice.
+        EngineError: a zstd layer, and the zstd program is missing.
+    """
+    found: dict[str, LayerFile] = {}
+    try:
+        for one in _walk(path, media_type, None):
+            if found.setdefault(one.path, one) is not one:
+                raise UntrustedError(f"a layer holds {one.path} twice", why=path.name)
+    except (tarfile.TarError, OSError, EOFError, ValueError, zlib.error, RecursionError, CommandError) as error:
+        raise UntrustedError("a layer cannot be read", why=f"{path.name}: {error}", fix="fetch it again") from error
+    return [found[name] for name in sorted(found)]
+
+
+def read_member(path: Path, media_type: str, name: str, *, limit: int = 64 << 20) -> bytes | None:
+    """The content of one regular file of a layer, None if it has none of that name or more than `limit` bytes."""
+    kept: list[bytes] = []
+    for one in _walk(path, media_type, (name, limit, kept)):
+        if one.path == name:
+            return kept[0] if kept else None
+    return None
+
+
+def _walk(path: Path, media_type: str, keep: tuple[str, int, list[bytes]] | None) -> Iterator[LayerFile]:
+    known: dict[str, LayerFile] = {}
+    with _plain(path, media_type) as stream, tarfile.open(fileobj=stream, mode="r|", tarinfo=_Member) as tar:
+        for member in tar:
+            cast("Any", tar).members = []  # tarfile keeps every member for a look-up that a stream never makes
+            name = shown(member.name.removeprefix("./").strip("/"))
+            if member.issym():
+                text = member.linkname.encode("utf-8", "surrogateescape")
+                one = LayerFile(name, "link", len(text), _sha1(text), _sha256(text), shown(member.linkname))
+            elif member.islnk():
+                first = known.get(shown(member.linkname.removeprefix("./").strip("/")))
+                if first is None:
+                    raise UntrustedError(f"a hard link in a layer leads nowhere: {name}")
+                one = LayerFile(name, first.kind, first.size, first.sha1, first.sha256, first.target)
+            elif member.isreg():
+                one = _read(tar, member, name, keep)
+            else:
+                continue
+            known[name] = one
+            yield one
+        while stream.read(CHUNK):  # so that the decompressor checks its own sums
+            pass
+
+
+def _read(
+    tar: tarfile.TarFile, member: tarfile.TarInfo, name: str, keep: tuple[str, int, list[bytes]] | None
+) -> LayerFile:
+    content = tar.extractfile(member)
+    assert content is not None  # noqa: S101 - a regular file has content
+    if keep is not None:  # somebody looks for one file: the others need no digest
+        wanted, limit, kept = keep
+        if name == wanted and member.size <= limit:
+            kept.append(content.read())
+        return LayerFile(name, "file", member.size, "", "")
+    one, other = hashlib.sha1(usedforsecurity=False), hashlib.sha256()
+    left = member.size
+    while left:
+        piece = content.read(min(left, CHUNK))
+        if not piece:
+            raise EOFError(f"it ends in the middle of {name}")
+        one.update(piece)
+        other.update(piece)
+        left -= len(piece)
+    return LayerFile(name, "file", member.size, one.hexdigest(), other.hexdigest())
+
+
+@contextlib.contextmanager
+def _plain(path: Path, media_type: str) -> Iterator[IO[bytes]]:
+    if media_type in _GZIP:
+        with gzip.open(path) as unpacked:
+            yield cast("IO[bytes]", unpacked)
+    elif media_type == media.LAYER_ZSTD:
+        with output(["zstd", "-dcq", "--", path.absolute()]) as stream:
+            yield stream
+    elif media_type in _PLAIN:
+        with path.open("rb") as stream:
+            yield stream
+    else:
+        raise UntrustedError(f"a layer of an unknown kind: {media_type}", why=path.name)
+
+
+def shown(name: str) -> str:
+    """A name as JSON can hold it: bytes that are not UTF-8 become `\\xNN`."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+def _sha1(text: bytes) -> str:
+    return hashlib.sha1(text, usedforsecurity=False).hexdigest()
+
+
+def _sha256(text: bytes) -> str:
+    return hashlib.sha256(text).hexdigest()

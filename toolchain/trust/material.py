@@ -1,0 +1,210 @@
+"""What is known of a finished image: its record, the stages below it, its base's packages; and how each is named."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+from urllib.parse import quote, urlsplit
+
+from toolchain.settings import EPOCH
+
+Record = Mapping[str, Any]
+# How a distribution is called in package URLs where its base's name says something else.
+_NAMESPACE = {"ubi": "redhat", "manylinux": "almalinux"}
+
+
+@dataclass(frozen=True, order=True)
+class Package:
+    """A package of a base.
+
+    Args:
+        kind: `deb` or `rpm`.
+        sha256: hex, of the package file; empty where the list names none.
+    """
+
+    name: str
+    version: str
+    arch: str
+    kind: Literal["deb", "rpm"] = "deb"
+    sha256: str = ""
+
+    def purl(self, base: str) -> str:
+        """Its package URL, for a base called `base` (`debian13`)."""
+        found = re.match(r"([a-z]+)[-_]?([0-9][0-9_.]*)?", base)
+        family, release = (found[1], found[2] or "") if found else (base, "")
+        family = _NAMESPACE.get(family, family)
+        distro = f"{family}-{release}" if release else family
+        return purl(self.kind, family, self.name, version=self.version, arch=self.arch, distro=distro)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Material:
+    """All that an SBOM and a provenance are made of.
+
+    Args:
+        record: of the image, as the pipeline wrote it.
+        below: records of the stages it was built on, lowest first.
+        packages: of the base.
+        isolation: what the engine's probe found; empty if it left nothing.
+        finished: seconds since 1970, for records that do not say.
+    """
+
+    record: Record
+    below: tuple[Record, ...] = ()
+    packages: tuple[Package, ...] = ()
+    isolation: Mapping[str, Any] | None = None
+    finished: float = float(EPOCH)
+
+    @property
+    def base(self) -> Record | None:
+        """The record of the base, which may be the image itself."""
+        return next((one for one in (*self.below, self.record) if one["stage"] == "base"), None)
+
+    @property
+    def base_name(self) -> str:
+        """How the base is called (`debian13`), for package URLs."""
+        inputs = (self.base or {}).get("inputs") or {}
+        return str(inputs.get("base") or "linux")
+
+    def binaries(self) -> Iterator[tuple[str, Record]]:
+        """Each prebuilt thing that was let in, by the name it was let in by, with the lowest stage that did."""
+        seen: set[str] = set()
+        for record in (*self.below, self.record):
+            for name in sorted(_names_let_in(record) - seen):
+                seen.add(name)
+                yield name, record
+
+    def prebuilt_files(self) -> Iterator[tuple[Mapping[str, Any], Record]]:
+        """Each file that a scan of the sources found and that was let in."""
+        for record in (*self.below, self.record):
+            for row in _found(record):
+                yield row, record
+
+
+def _found(record: Record) -> list[Mapping[str, Any]]:
+    rows = (record.get("facts") or {}).get("found_binaries") or ()
+    return [row for row in rows if str(row.get("fate", "")).startswith("let in")]
+
+
+def _names_let_in(record: Record) -> set[str]:
+    names = {str(name) for name in record.get("binaries") or ()}
+    # Files that the data has no name for are let in by their path.
+    choices = (record.get("inputs") or {}).get("binaries")
+    allowed = set(choices.get("allow") or ()) if isinstance(choices, dict) else set()
+    return names | {file for row in _found(record) if (file := str(row["path"]).partition("!")[0]) in allowed}
+
+
+@dataclass(frozen=True)
+class Origin:
+    """How a source is named outside this project.
+
+    Args:
+        purl: package URL.
+        version: commit, version or the digest's first digits.
+        location: an address in SPDX's form, or NOASSERTION.
+        sha256: hex of the file, empty where the source is a tree.
+        commit: 40 hex digits, empty where it is not from git.
+    """
+
+    purl: str
+    version: str
+    location: str
+    sha256: str = ""
+    commit: str = ""
+
+
+def origin(row: Mapping[str, Any]) -> Origin:
+    """The origin of a source, from its row in a record."""
+    name, ref, repository = str(row["name"]), str(row["ref"]), str(row["repository"])
+    digest = str(row.get("digest") or "")
+    plain = digest.removeprefix("sha256:") if digest.startswith("sha256:") else ""
+    match source_kind(row):
+        case "git":
+            return _git(name, ref, repository)
+        case "distro":
+            package, _, version = ref.removeprefix("distro:").partition("=")
+            return Origin(purl("generic", package, version=version, checksum=digest), version, "NOASSERTION", plain)
+        case "pypi":
+            project, _, version = ref.removeprefix("pypi:").partition("==")
+            project = re.sub(r"[-_.]+", "-", project).lower()
+            return Origin(purl("pypi", project, version=version, checksum=digest), version, "NOASSERTION", plain)
+        case "archive":
+            url = repository
+            found = purl("generic", name, version=plain[:12], checksum=digest, download_url=url)
+            return Origin(found, plain[:12], url, plain)
+        case _:
+            # A checkout is a tree; its digest is not that of a file, so it is no checksum in the sense of SPDX.
+            return Origin(purl("generic", name, version=plain[:12]), plain[:12], "NOASSERTION")
+
+
+def _git(name: str, commit: str, repository: str) -> Origin:
+    scheme = urlsplit(repository).scheme
+    where = f"git+{repository}@{commit}" if scheme in {"https", "http", "ssh"} else "NOASSERTION"
+    if found := re.fullmatch(r"https://github\.com/([^/]+)/([^/]+?)(?:\.git)?/?", repository):
+        return Origin(purl("github", found[1].lower(), found[2].lower(), version=commit), commit, where, commit=commit)
+    extra = {"vcs_url": where} if where != "NOASSERTION" else {}
+    return Origin(purl("generic", name, version=commit, **extra), commit, where, commit=commit)
+
+
+def source_kind(row: Mapping[str, Any]) -> str:
+    """What brought a source; records of earlier versions say it only through the other fields."""
+    if kind := row.get("kind"):
+        return str(kind)
+    ref, digest = str(row["ref"]), str(row.get("digest") or "")
+    for prefix in ("distro", "pypi", "local"):
+        if ref.startswith(f"{prefix}:"):
+            return prefix
+    return "git" if digest.startswith("git:") else "archive"
+
+
+def is_tool(row: Mapping[str, Any]) -> bool:
+    """Whether a source is a wheel that the build only imports."""
+    return str(row["name"]).startswith("wheel-")
+
+
+def binary_row(name: str, record: Record) -> Mapping[str, Any] | None:
+    """The source that is the prebuilt thing `name` itself (`triton-wheel`: the source `triton`), None without one."""
+    rows = record.get("sources") or ()
+    return next((row for row in rows if f"{row['name']}-wheel" == name and source_kind(row) == "pypi"), None)
+
+
+def patches_of(record: Record, row: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """(name, `sha256:<hex>`) of each patch that was put on a source, in order."""
+    if row.get("patches") is not None:
+        return [(str(patch["name"]), str(patch["digest"])) for patch in row["patches"]]
+    inputs = (record.get("inputs") or {}).get("sources") or ()
+    digests = next((one.get("patches") or () for one in inputs if one["name"] == row["name"]), ())
+    return [(f"{row['name']}-{number}", str(digest)) for number, digest in enumerate(digests, 1)]
+
+
+def purl(kind: str, *path: str, version: str, **qualifiers: str) -> str:
+    """A package URL; empty qualifiers are left out, the others sorted."""
+    name = "/".join(quote(part, safe=".-_~") for part in path)
+    rest = "&".join(f"{key}={quote(text, safe='/:.-_~')}" for key, text in sorted(qualifiers.items()) if text)
+    return f"pkg:{kind}/{name}" + (f"@{quote(version, safe=':.-_~')}" if version else "") + (f"?{rest}" if rest else "")
+
+
+def parse_dpkg_status(text: str) -> tuple[Package, ...]:
+    """The installed packages that a dpkg status file names, sorted."""
+    found = []
+    for block in text.split("\n\n"):
+        fields = dict(re.findall(r"^(Package|Status|Version|Architecture): (.+)$", block, re.MULTILINE))
+        if fields.get("Status", "").endswith(" installed") and fields.keys() >= {"Package", "Version", "Architecture"}:
+            found.append(Package(fields["Package"], fields["Version"].strip(), fields["Architecture"].strip()))
+    return tuple(sorted(found))
+
+
+def parse_lock(packages: Sequence[Any]) -> tuple[Package, ...]:
+    """The packages of a base's resolved list: rows of dpkg, or `NAME:ARCH=EPOCH:VERSION,SHA256HEADER` of rpm."""
+    found = []
+    for row in packages:
+        if isinstance(row, dict):
+            found.append(
+                Package(row["name"], row.get("version", ""), row.get("architecture", ""), "deb", row.get("sha256", ""))
+            )
+        elif matched := re.match(r"([^:=]+):([^=]+)=([^,]+)", str(row)):
+            version = matched[3].removeprefix("0:")
+            found.append(Package(matched[1], version, matched[2], "rpm"))
+    return tuple(sorted(found))

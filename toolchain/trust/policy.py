@@ -1,0 +1,162 @@
+"""What a caller demands of an image beyond its being authentic."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from toolchain.digest import sha256_json
+from toolchain.errors import ConfigError, UntrustedError
+from toolchain.trust import attest, sbom
+
+_TIME = "%Y-%m-%dT%H:%M:%SZ"
+# Clocks differ; a build from the future is a lie or a broken clock.
+_SLACK = timedelta(hours=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """Demands.
+
+    Args:
+        source_only: nothing prebuilt but what `allow` names. The base distribution's own packages are not meant: they
+            are listed in the SBOM and are the distribution's.
+        allow: names of prebuilt things, as `--allow-binary` takes them.
+        source_repos: every source of the image must come from one of these (see `normal_repository`).
+        max_age: days since the build ended; None for no limit.
+    """
+
+    source_only: bool = False
+    allow: tuple[str, ...] = ()
+    source_repos: tuple[str, ...] = ()
+    max_age: float | None = None
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is demanded."""
+        return not self.source_only and not self.source_repos and self.max_age is None
+
+
+def make_policy(
+    name: str | None, *, allow: Sequence[str] = (), source_repos: Sequence[str] = (), max_age: float | None = None
+) -> Policy:
+    """A policy from option values.
+
+    Raises:
+        ConfigError: no such policy, or not a repository.
+    """
+    if name not in {None, "source-only"}:
+        raise ConfigError(f"no such policy: {name!r}", fix="--policy source-only, or leave it out")
+    repos = tuple(normal_repository(one) for one in source_repos)
+    return Policy(source_only=name is not None, allow=tuple(allow), source_repos=repos, max_age=max_age)
+
+
+def normal_repository(text: str) -> str:
+    """A repository as it is compared: `OWNER/NAME` is GitHub's, URLs lose `.git` and a slash at the end.
+
+    Raises:
+        ConfigError: neither, nor a single word such as `debian` or `pypi`.
+    """
+    if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9-]*/[A-Za-z0-9_-][A-Za-z0-9._-]*", text):
+        text = f"https://github.com/{text}"
+    parts = urlsplit(text)
+    if parts.scheme in {"https", "http", "ssh"} and parts.netloc:
+        host = parts.netloc.lower()
+        path = parts.path.rstrip("/").removesuffix(".git")
+        # GitHub does not tell upper from lower case; others may.
+        return f"{parts.scheme}://{host}{path.lower() if host == 'github.com' else path}"
+    if re.fullmatch(r"[a-z0-9]+", text):
+        return text
+    raise ConfigError(f"{text!r} is not a repository", fix="give OWNER/NAME or the URL, as https://HOST/PATH")
+
+
+def _same(said: str, wanted: Sequence[str]) -> bool:
+    try:
+        return normal_repository(said) in wanted
+    except ConfigError:
+        return False
+
+
+# What is looked at, in order. Each gives the first thing that is wrong, or nothing.
+
+Check = Literal["provenance", "source-repo", "age", "policy"]
+
+
+def check_provenance(statement: Mapping[str, Any], *, label: str | None) -> Iterator[str]:
+    """Whether a provenance is this tool's and agrees with itself and with the image.
+
+    Args:
+        statement: whose subject is right and whose signature was checked.
+        label: the image's `toolchain.input-digest`; None where the image has none.
+    """
+    definition = statement["predicate"]["buildDefinition"]
+    if definition["buildType"] != attest.BUILD_TYPE:
+        yield f"it is of another kind of build: {definition['buildType']}"
+    inner = definition["internalParameters"]
+    if sha256_json(inner["inputs"]) != inner["inputDigest"]:
+        yield "its inputs have not the digest that it names"
+    if label is not None and inner["inputDigest"] != label:
+        yield f"it is about the inputs {inner['inputDigest']}, the image was labelled with {label}"
+    if not any(row["annotations"]["role"] == "source" for row in definition["resolvedDependencies"]) and (
+        inner["stage"] != "base"
+    ):
+        yield "it names no source"
+
+
+def check_sources(statement: Mapping[str, Any], policy: Policy) -> Iterator[str]:
+    """The sources of the image itself that come from none of the repositories that are demanded."""
+    if not policy.source_repos:
+        return
+    definition = statement["predicate"]["buildDefinition"]
+    stage = definition["internalParameters"]["stage"]
+    rows = [
+        row
+        for row in definition["resolvedDependencies"]
+        if (row["annotations"]["role"], row["annotations"]["stage"]) == ("source", stage)
+    ]
+    if not rows:
+        yield "the image has no source of its own"
+    for row in rows:
+        said = str(row["annotations"]["repository"])
+        if not _same(said, policy.source_repos):
+            yield f"the source {row['name']} comes from {said}, not from {' or '.join(policy.source_repos)}"
+
+
+def check_age(statement: Mapping[str, Any], policy: Policy, now: datetime) -> Iterator[str]:
+    """Whether the build is too old, or from the future."""
+    text = str(statement["predicate"]["runDetails"]["metadata"]["finishedOn"])
+    finished = datetime.strptime(text, _TIME).replace(tzinfo=UTC)
+    if finished > now + _SLACK:
+        yield f"the build is said to have ended at {text}, which is in the future"
+    if policy.max_age is not None and now - finished > timedelta(days=policy.max_age):
+        yield f"the build ended at {text}, longer ago than {policy.max_age:g} days"
+
+
+def check_binaries(statement: Mapping[str, Any], document: Mapping[str, Any], policy: Policy) -> Iterator[str]:
+    """Whether provenance and SBOM name the same prebuilt things, and only such as are allowed."""
+    said = sorted(statement["predicate"]["buildDefinition"]["internalParameters"]["binaries"])
+    listed = sbom.binaries_in(document)
+    if said != listed:
+        yield f"provenance and SBOM disagree about prebuilt things: {', '.join(said)} and {', '.join(listed)}"
+    if policy.source_only:
+        for name in said:
+            if name not in policy.allow:
+                yield f"it was made with the prebuilt {name}, which is not allowed (--allow-binary {name})"
+
+
+def first(check: Check, problems: Iterator[str]) -> None:
+    """Raise for the first problem.
+
+    Raises:
+        UntrustedError: there is one, or what was looked at is malformed.
+    """
+    try:
+        problem = next(problems, None)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UntrustedError(f"{check}: the statement is malformed", why=repr(error)) from error
+    if problem is not None:
+        raise UntrustedError(f"{check}: {problem}")

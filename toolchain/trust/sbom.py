@@ -1,0 +1,261 @@
+"""What is inside an image: a bill of materials as SPDX 2.3, the same bytes for the same image.
+
+SPDX and not CycloneDX, because here files count: SPDX has them, with checksums and relations, as things of their own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from toolchain import __version__
+from toolchain.digest import sha256_bytes
+from toolchain.errors import UntrustedError
+from toolchain.oci.image import timestamp
+from toolchain.settings import EPOCH
+from toolchain.trust.files import LayerFile
+from toolchain.trust.material import Material, Origin, binary_row, is_tool, origin, patches_of, purl
+
+MEDIA_TYPE = "application/spdx+json"
+PREDICATE = "https://spdx.dev/Document/v2.3"
+IMAGE = "SPDXRef-Image"
+_BINARY = "SPDXRef-Binary-"
+_LAYER = "files are those of the layer with diff_id "
+_NOTHING = "NOASSERTION"
+
+
+def sbom(material: Material, *, manifest: str, diff_id: str, files: Sequence[LayerFile]) -> dict[str, Any]:
+    """The document for one image.
+
+    Args:
+        material: what is known of it.
+        manifest: digest of its manifest.
+        diff_id: of its own top layer.
+        files: of that layer (see `files.layer_files`).
+    """
+    record = material.record
+    packages = [_image(material, manifest, diff_id, files)]
+    relations = [("SPDXRef-DOCUMENT", "DESCRIBES", IMAGE)]
+    for package, related in (*_sources(material), *_binaries(material), *_base(material)):
+        packages.append(package)
+        relations += related
+    rows = [_file(one) for one in files]
+    relations += [(IMAGE, "CONTAINS", row["SPDXID"]) for row in rows]
+    return {
+        "spdxVersion": "SPDX-2.3",
+        "dataLicense": "CC0-1.0",
+        "SPDXID": "SPDXRef-DOCUMENT",
+        "name": record["image"],
+        # SPDX's own convention for documents that are published elsewhere; unique by input and by result.
+        "documentNamespace": f"https://spdx.org/spdxdocs/{record['image']}-{_hex(record['input_digest'])}-{_hex(manifest)}",
+        "creationInfo": {"created": timestamp(EPOCH), "creators": [f"Tool: toolchain-{__version__}"]},
+        "packages": _once(packages),
+        "files": rows,
+        "relationships": [
+            {"spdxElementId": one, "relationshipType": kind, "relatedSpdxElement": other}
+            for one, kind, other in dict.fromkeys(relations)
+        ],
+    }
+
+
+def _image(material: Material, manifest: str, diff_id: str, files: Sequence[LayerFile]) -> dict[str, Any]:
+    record = material.record
+    # As SPDX defines it: the SHA-1 of the sorted SHA-1s of all files.
+    code = hashlib.sha1("".join(sorted(one.sha1 for one in files)).encode(), usedforsecurity=False).hexdigest()
+    comment = f"input digest {record['input_digest']}"
+    if record.get("partial"):
+        comment += f"; partial: {record['partial']}"
+    return {
+        "SPDXID": IMAGE,
+        "name": record["image"],
+        "versionInfo": _hex(record["input_digest"])[:12],
+        "primaryPackagePurpose": "CONTAINER",
+        "downloadLocation": _NOTHING,
+        "filesAnalyzed": True,
+        "packageVerificationCode": {"packageVerificationCodeValue": code},
+        "checksums": [{"algorithm": "SHA256", "checksumValue": _hex(manifest)}],
+        "sourceInfo": f"{_LAYER}{diff_id}",
+        "comment": comment,
+        "licenseConcluded": _NOTHING,
+        "licenseDeclared": _NOTHING,
+        "copyrightText": _NOTHING,
+        "externalRefs": [_purl(purl("oci", record["image"], version=manifest, arch=str(record.get("arch") or "")))],
+    }
+
+
+def _file(one: LayerFile) -> dict[str, Any]:
+    size = f"{one.size} bytes"
+    return {
+        # From the name, which SPDX allows in no id.
+        "SPDXID": f"SPDXRef-File-{_hex(sha256_bytes(one.path.encode()))[:32]}",
+        "fileName": f"./{one.path}",
+        "checksums": [
+            {"algorithm": "SHA1", "checksumValue": one.sha1},
+            {"algorithm": "SHA256", "checksumValue": one.sha256},
+        ],
+        "licenseConcluded": _NOTHING,
+        "copyrightText": _NOTHING,
+        "comment": f"symbolic link; the checksums are those of its target: {one.target}"
+        if one.kind == "link"
+        else size,
+    }
+
+
+def _package(spdx_id: str, name: str, version: str, purpose: str, url: str, **more: Any) -> dict[str, Any]:
+    return {
+        "SPDXID": spdx_id,
+        "name": name,
+        **({"versionInfo": version} if version else {}),
+        "primaryPackagePurpose": purpose,
+        "downloadLocation": _NOTHING,
+        "filesAnalyzed": False,
+        "licenseConcluded": _NOTHING,
+        "licenseDeclared": _NOTHING,
+        "copyrightText": _NOTHING,
+        **({"externalRefs": [_purl(url)]} if url else {}),
+        **{key: value for key, value in more.items() if value},
+    }
+
+
+_Related = tuple[dict[str, Any], list[tuple[str, str, str]]]
+
+
+def _sources(material: Material) -> Iterator[_Related]:
+    prebuilt = [binary_row(name, record) for name, record in material.binaries()]
+    for record in (material.record, *reversed(material.below)):
+        for row in sorted(record.get("sources") or (), key=lambda one: str(one["name"])):
+            if any(row is one for one in prebuilt):
+                continue  # it is listed as the prebuilt thing that it is
+            found = origin(row)
+            spdx_id = f"SPDXRef-Source-{_id(record['stage'])}-{_id(row['name'])}"
+            package = _package(
+                spdx_id, row["name"], found.version, "LIBRARY" if is_tool(row) else "SOURCE", found.purl,
+                checksums=[{"algorithm": "SHA256", "checksumValue": found.sha256}] if found.sha256 else [],
+                sourceInfo=f"{row['ref']} from {row['repository']}; digest {row.get('digest')}",
+                downloadLocation=found.location, licenseDeclared=row.get("license"),
+            )  # fmt: skip
+            if is_tool(row):
+                yield package, [(spdx_id, "BUILD_TOOL_OF", IMAGE)]
+            else:
+                yield package, [(IMAGE, "GENERATED_FROM" if record is material.record else "DEPENDS_ON", spdx_id)]
+            for number, (name, digest) in enumerate(patches_of(record, row), 1):
+                patch_id = f"{spdx_id}-Patch-{number}"
+                url = purl("generic", name, version="", checksum=digest)
+                sums = [{"algorithm": "SHA256", "checksumValue": _hex(digest)}]
+                yield _package(patch_id, name, "", "SOURCE", url, checksums=sums), [(patch_id, "PATCH_FOR", spdx_id)]
+
+
+def _binaries(material: Material) -> Iterator[_Related]:
+    inside = _inside(material)
+    for name, record in material.binaries():
+        row = binary_row(name, record)
+        found = origin(row) if row else Origin(purl("generic", *name.split("/"), version=""), "", _NOTHING)
+        spdx_id = f"{_BINARY}{_id(name)}"
+        package = _package(
+            spdx_id, name, found.version, "LIBRARY", found.purl,
+            checksums=[{"algorithm": "SHA256", "checksumValue": found.sha256}] if found.sha256 else [],
+            comment=f"prebuilt, not built here; let in by name: --allow-binary {name}",
+            licenseDeclared=row.get("license") if row else None,
+        )  # fmt: skip
+        contained = record is material.record or record["stage"] in inside
+        yield package, [(IMAGE, "CONTAINS", spdx_id) if contained else (spdx_id, "BUILD_DEPENDENCY_OF", IMAGE)]
+    for one, record in material.prebuilt_files():
+        path = str(one["path"])
+        spdx_id = f"SPDXRef-Prebuilt-{_id(record['stage'])}-{_id(path)}"
+        sums = [{"algorithm": "SHA256", "checksumValue": _hex(one["sha256"])}]
+        url = purl("generic", path.rpartition("/")[2], version="", checksum=str(one["sha256"]))
+        why = f"{one['what']} in a source of {record['image']}; {one['fate']}"
+        yield (
+            _package(spdx_id, path, "", "FILE", url, checksums=sums, comment=why),
+            [(spdx_id, "BUILD_DEPENDENCY_OF", IMAGE)],
+        )
+
+
+def _inside(material: Material) -> set[str]:
+    """The stages below whose layers are part of the image; the others were only there while it was built."""
+    own = {layer["digest"] for layer in material.record.get("layers") or ()}
+    return {
+        str(one["stage"])
+        for one in material.below
+        if one.get("layers") and {layer["digest"] for layer in one["layers"]} <= own
+    }
+
+
+def _base(material: Material) -> Iterator[_Related]:
+    contained = material.record["stage"] == "base" or "base" in _inside(material)
+    for one in material.packages:
+        spdx_id = f"SPDXRef-Package-{one.kind}-{_id(one.name)}-{_id(one.arch)}"
+        package = _package(
+            spdx_id, one.name, one.version, "LIBRARY", one.purl(material.base_name),
+            checksums=[{"algorithm": "SHA256", "checksumValue": one.sha256}] if one.sha256 else [],
+            comment="prebuilt by the distribution",
+        )  # fmt: skip
+        yield package, [(IMAGE, "CONTAINS", spdx_id) if contained else (spdx_id, "BUILD_DEPENDENCY_OF", IMAGE)]
+
+
+def _once(packages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return list({package["SPDXID"]: package for package in packages}.values())
+
+
+def _purl(text: str) -> dict[str, str]:
+    return {"referenceCategory": "PACKAGE-MANAGER", "referenceType": "purl", "referenceLocator": text}
+
+
+def _hex(digest: str) -> str:
+    return str(digest).removeprefix("sha256:")
+
+
+def _id(text: str) -> str:
+    """Letters, digits, dots and dashes; what is replaced is told apart by a digest."""
+    plain = "".join(char if char.isascii() and (char.isalnum() or char in ".-") else "-" for char in str(text))
+    return plain if plain == text else f"{plain}-{_hex(sha256_bytes(str(text).encode()))[:8]}"
+
+
+# Reading one
+
+
+def binaries_in(document: Mapping[str, Any]) -> list[str]:
+    """The names of the prebuilt things that a document lists."""
+    return sorted(str(one["name"]) for one in document["packages"] if str(one["SPDXID"]).startswith(_BINARY))
+
+
+def described(document: Mapping[str, Any]) -> tuple[str, str]:
+    """The manifest's digest and the diff_id that a document is about.
+
+    Raises:
+        UntrustedError: it is not a document of this kind.
+    """
+    try:
+        image = next(one for one in document["packages"] if one["SPDXID"] == IMAGE)
+        value = next(one["checksumValue"] for one in image["checksums"] if one["algorithm"] == "SHA256")
+        return f"sha256:{value}", str(image["sourceInfo"]).removeprefix(_LAYER)
+    except (KeyError, TypeError, AttributeError, StopIteration) as error:
+        raise UntrustedError("sbom: it has not the form of this tool's SBOMs", why=repr(error)) from error
+
+
+def differences(document: Mapping[str, Any], files: Sequence[LayerFile]) -> Iterator[str]:
+    """Where the files of a layer are not those that a document lists: changed, missing or extra, in order of path.
+
+    Raises:
+        UntrustedError: the document's list is malformed.
+    """
+    try:
+        listed = {
+            str(row["fileName"]).removeprefix("./"): next(
+                str(one["checksumValue"]) for one in row["checksums"] if one["algorithm"] == "SHA256"
+            )
+            for row in document["files"]
+        }
+        if len(listed) != len(document["files"]):
+            raise UntrustedError("sbom: it lists a file twice")
+    except (KeyError, TypeError, AttributeError, StopIteration) as error:
+        raise UntrustedError("sbom: its list of files is malformed", why=repr(error)) from error
+    there = {one.path: one for one in files}
+    for path in sorted(listed.keys() | there.keys()):
+        if path not in there:
+            yield f"/{path} is in the SBOM but not in the layer"
+        elif path not in listed:
+            yield f"/{path} is in the layer but not in the SBOM"
+        elif listed[path] != there[path].sha256:
+            yield f"/{path} has another content than the SBOM says"
