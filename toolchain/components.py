@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import re
 import tomllib
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -17,6 +18,13 @@ from toolchain.errors import ConfigError, ContractError, PinError, UnsupportedEr
 _LINE = re.compile(r"v?(\d{1,4})\.(\d{1,4})(?:\.\d{1,4})?(?:\+[A-Za-z0-9.]+)?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _ORDER = ("filecheck", "lld", "clang")
+_STDDEF = re.compile(r"lib/clang/[^/]+/include/stddef\.h")
+# How Triton's build files ask for a part of LLVM that not every version needs.
+_ASKS = {
+    "clang": re.compile(r"find_program\([^)]*\bclang\+\+"),
+    "lld": re.compile(r"find_package\(\s*LLD\b"),
+    "filecheck": re.compile(r"\bFileCheck\b"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,13 +58,14 @@ class Needs:
         return tuple(sorted({*self.libtriton, *self.bin_tools}))
 
 
-def needs_for(version: str | None, arch: str = "amd64") -> Needs:
+def needs_for(version: str | None, arch: str = "amd64", *, features: Collection[str] = ()) -> Needs:
     """The needs of a Triton version (`3.7.1`, `v3.7`), of a full Triton commit, or of no Triton in particular (None).
 
     None is for a release of LLVM: mlir, lld and FileCheck, no clang.
 
     Args:
         arch: OCI architecture that Triton will run on; decides which host code generator it links by name.
+        features: asked for on top of the version's own, see `features_of`.
 
     Raises:
         UnsupportedError: a Triton or an architecture that the data does not hold.
@@ -84,44 +93,69 @@ def needs_for(version: str | None, arch: str = "amd64") -> Needs:
         known = f"known: {data['triton'][0]['from']} to {data['last']}"
         fix = f"use Triton {data['last']} or older" if rows else "use a newer Triton"
         raise UnsupportedError(f"what Triton {version} needs from LLVM is not on record", why=known, fix=fix)
-    return _assemble(data, [*rows, extra], arch)
+    return _assemble(data, [*rows, extra, {"features": sorted(features)}], arch)
 
 
-def missing_in(prefix: Path, needs: Needs) -> list[str]:
-    """What an installed LLVM lacks, as paths below `prefix`, sorted; empty when nothing.
+def features_of(checkout: Path) -> frozenset[str]:
+    """Which features (`clang`, `lld`, `filecheck`) a checkout of Triton asks of its LLVM, whatever version it claims.
+
+    Triton's main keeps the version of the last release for months, so its build files are asked, not its number.
+    """
+    found = set()
+    for path in sorted(checkout.rglob("CMakeLists.txt")):
+        text = path.read_text(encoding="utf-8", errors="replace")
+        found |= {feature for feature, asks in _ASKS.items() if asks.search(text)}
+    return frozenset(found)
+
+
+def installed(prefix: Path) -> frozenset[str]:
+    """The files below an installed LLVM as paths below `prefix`; programs in bin/ count only if they can be run."""
+    files = (path for path in prefix.rglob("*") if path.is_file())
+    return frozenset(
+        path.relative_to(prefix).as_posix() for path in files if path.parent.name != "bin" or os.access(path, os.X_OK)
+    )
+
+
+def missing_in(files: Collection[str], needs: Needs) -> list[str]:
+    """What an LLVM lacks, as paths below its prefix, sorted; empty when nothing.
 
     Looks for the tools, the CMake packages, the headers and every library that Triton names. That the libraries
     also link is for the contract check to show.
+
+    Args:
+        files: paths below the prefix, as `installed` gives them.
     """
     packages = {"llvm": "LLVM", "mlir": "MLIR"} | ({"lld": "LLD"} if needs.lld else {})
     wanted = [f"lib/cmake/{low}/{name}Config.cmake" for low, name in packages.items()]
     wanted += [f"lib/lib{name}.a" for name in {*needs.libtriton, *needs.bin_tools}]
-    missing = [name for name in wanted if not (prefix / name).is_file()]
-    missing += [f"include/{low}" for low in packages if not (prefix / "include" / low).is_dir()]
-    for tool in needs.tools:
-        path = prefix / "bin" / tool
-        if not (path.is_file() and os.access(path, os.X_OK)):
-            missing.append(f"bin/{tool}")
+    wanted += [f"bin/{tool}" for tool in needs.tools]
+    missing = [name for name in wanted if name not in files]
+    tops = {name.split("/")[1] for name in files if name.startswith("include/")}
+    missing += [f"include/{low}" for low in packages if low not in tops]
     # clang finds its own headers beside itself; without them it compiles nothing.
-    if needs.clang and not any(prefix.glob("lib/clang/*/include/stddef.h")):
+    if needs.clang and not any(_STDDEF.fullmatch(name) for name in files):
         missing.append("lib/clang/*/include/stddef.h")
     return sorted(missing)
 
 
-def check_prefix(prefix: Path, needs: Needs, *, consumer: str) -> None:
+def check_files(files: Collection[str], needs: Needs, *, where: str, consumer: str) -> None:
     """Refuse to build `consumer` (`Triton 3.8.0`) on an LLVM that lacks what it needs, before any long work.
+
+    Args:
+        files: as for `missing_in`.
+        where: what people call that LLVM.
 
     Raises:
         ContractError: with everything that is missing.
     """
-    missing = missing_in(prefix, needs)
+    missing = missing_in(files, needs)
     if not missing:
         return
     shown = ", ".join(missing[:12]) + (f" and {len(missing) - 12} more" if len(missing) > 12 else "")
     parts = [name for name in ("clang", "lld") if getattr(needs, name) and any(name in entry for entry in missing)]
     what = f" without {' and '.join(parts)}" if parts else ""
     raise ContractError(
-        f"{consumer} cannot be built on the LLVM in {prefix}{what}",
+        f"{consumer} cannot be built on the LLVM in {where}{what}",
         why=f"missing: {shown}",
         fix=f"build the layer for it: projects {';'.join(needs.projects)}, as `toolchain build llvm --triton` does",
     )

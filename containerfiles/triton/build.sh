@@ -72,6 +72,7 @@ for version in ${PYTHONS:-$(python3 -c 'import sys; print("%d.%d" % sys.version_
   export TRITON_APPEND_CMAKE_ARGS="-DCMAKE_BUILD_TYPE=Release '-DCMAKE_CXX_FLAGS=$flags' \
     -DMLIR_DIR=$PREFIX/lib/cmake/mlir -DLLVM_DIR=$PREFIX/lib/cmake/llvm -DLLD_DIR=$PREFIX/lib/cmake/lld \
     '-DCMAKE_SHARED_LINKER_FLAGS=$link' '-DCMAKE_EXE_LINKER_FLAGS=$link' '-DCMAKE_MODULE_LINKER_FLAGS=$link'"
+  rm -rf "/build/dist-$version"
   echo "@step compile"
   (
     cd /build/src
@@ -89,7 +90,14 @@ for version in ${PYTHONS:-$(python3 -c 'import sys; print("%d.%d" % sys.version_
     esac
   done
   wheel=$(echo "/build/dist-$version"/*.whl)
+  # The platform tag is what auditwheel finds in the symbols, which is no better than the base's C library.
   "$venv/bin/python" -m auditwheel show "$wheel" | tee -a /out/auditwheel.txt
+  tag=$(sed -n 's/.*platform tag: "\([a-z0-9_]*\)".*/\1/p' /out/auditwheel.txt | tail -n 1)
+  if [ -z "$tag" ]; then
+    echo "toolchain: auditwheel names no platform for $wheel" >&2
+    exit 45
+  fi
+  wheel=/build/dist-$version/$("$venv/bin/python" -m wheel tags --remove --platform-tag "$tag" "$wheel" | tail -n 1)
   cp "$wheel" /out/wheel/
   cp "$TRITON_BUILD_DIR/.ninja_log" "/out/ninja-$version.log"
   if [ "${LIT:-ON}" = ON ]; then

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from toolchain import pins
-from toolchain.components import Needs, check_prefix, missing_in, needs_for
+from toolchain.components import Needs, check_files, features_of, installed, missing_in, needs_for
 from toolchain.errors import ContractError, PinError, UnsupportedError
 
 GSAN = "db82b800cd4b73e3fa586e1819b314f53bfbad4c"
@@ -139,7 +139,7 @@ def install(prefix: Path, needs: Needs) -> None:
     """A prefix that has everything in `needs`, each file empty."""
     for low, name in (("llvm", "LLVM"), ("mlir", "MLIR"), ("lld", "LLD")):
         if low != "lld" or needs.lld:
-            (prefix / "include" / low).mkdir(parents=True)
+            touch(prefix / "include" / low / f"{name}.h")
             touch(prefix / "lib" / "cmake" / low / f"{name}Config.cmake")
     for library in {*needs.libtriton, *needs.bin_tools}:
         touch(prefix / "lib" / f"lib{library}.a")
@@ -159,8 +159,8 @@ def touch(path: Path) -> None:
 def test_nothing_missing(version: str | None, tmp_path: Path) -> None:
     prefix = tmp_path / "it's here"
     install(prefix, needs_for(version))
-    assert missing_in(prefix, needs_for(version)) == []
-    check_prefix(prefix, needs_for(version), consumer="Triton")
+    assert missing_in(installed(prefix), needs_for(version)) == []
+    check_files(installed(prefix), needs_for(version), where="here", consumer="Triton")
 
 
 def test_each_file_counts(tmp_path: Path) -> None:
@@ -171,25 +171,28 @@ def test_each_file_counts(tmp_path: Path) -> None:
     for file in files:
         mode = file.stat().st_mode
         file.unlink()
-        found = missing_in(tmp_path, needs)
+        found = missing_in(installed(tmp_path), needs)
         assert len(found) == 1, file
-        assert found[0].replace("*", "23") == file.relative_to(tmp_path).as_posix()
+        name = file.relative_to(tmp_path).as_posix()
+        assert found[0].replace("*", "23") == (
+            name.rpartition("/")[0] if name.endswith(("LLVM.h", "LLD.h", "MLIR.h")) else name
+        )
         file.touch()
         file.chmod(mode)
-    assert missing_in(tmp_path, needs) == []
+    assert missing_in(installed(tmp_path), needs) == []
 
 
 def test_a_tool_must_be_executable(tmp_path: Path) -> None:
     needs = needs_for("3.4")
     install(tmp_path, needs)
     (tmp_path / "bin" / "FileCheck").chmod(0o644)
-    assert missing_in(tmp_path, needs) == ["bin/FileCheck"]
+    assert missing_in(installed(tmp_path), needs) == ["bin/FileCheck"]
 
 
 def test_triton_that_needs_lld_on_a_layer_without(tmp_path: Path) -> None:
     install(tmp_path, needs_for("3.4"))
     with pytest.raises(ContractError) as caught:
-        check_prefix(tmp_path, needs_for("3.5"), consumer="Triton 3.5.0")
+        check_files(installed(tmp_path), needs_for("3.5"), where="here", consumer="Triton 3.5.0")
     assert "without lld" in caught.value.what
     assert "lib/cmake/lld/LLDConfig.cmake" in caught.value.why
     assert "mlir;lld" in caught.value.fix
@@ -198,7 +201,7 @@ def test_triton_that_needs_lld_on_a_layer_without(tmp_path: Path) -> None:
 def test_triton_that_needs_clang_on_a_layer_without(tmp_path: Path) -> None:
     install(tmp_path, needs_for(None))
     with pytest.raises(ContractError) as caught:
-        check_prefix(tmp_path, needs_for("3.8.0"), consumer="Triton 3.8.0")
+        check_files(installed(tmp_path), needs_for("3.8.0"), where="here", consumer="Triton 3.8.0")
     assert "Triton 3.8.0" in caught.value.what
     assert "without clang" in caught.value.what
     assert "bin/clang++" in caught.value.why
@@ -206,6 +209,20 @@ def test_triton_that_needs_clang_on_a_layer_without(tmp_path: Path) -> None:
 
 def test_an_empty_prefix_is_told_in_short(tmp_path: Path) -> None:
     with pytest.raises(ContractError, match="without clang and lld") as caught:
-        check_prefix(tmp_path, needs_for("3.8"), consumer="Triton 3.8")
+        check_files(installed(tmp_path), needs_for("3.8"), where="here", consumer="Triton 3.8")
     assert "more" in caught.value.why
     assert len(caught.value.why) < 800
+
+
+def test_a_checkout_is_asked_what_it_needs(tmp_path: Path) -> None:
+    (tmp_path / "third party" / "deep").mkdir(parents=True)
+    assert features_of(tmp_path) == frozenset()
+    (tmp_path / "CMakeLists.txt").write_text("find_package(\n  LLD CONFIG)\nset(CMAKE_CXX_COMPILER clang++)\n")
+    assert features_of(tmp_path) == {"lld"}
+    deep = tmp_path / "third party" / "deep" / "CMakeLists.txt"
+    deep.write_text('find_program(GSAN\n  NAMES clang++ PATHS "${LLVM_DIR}" REQUIRED)\n')
+    assert features_of(tmp_path) == {"lld", "clang"}
+    needs = needs_for("3.6", features=features_of(tmp_path))
+    assert "clang" in needs.projects
+    assert "clang++" in needs.tools
+    assert needs.libtriton == needs_for("3.6").libtriton

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from toolchain.components import Needs, needs_for
+from toolchain.components import Needs, features_of, needs_for
 from toolchain.errors import UnsupportedError
 from toolchain.pins import LlvmPin, aotriton_release, read_pin, triton_release
 from toolchain.recipe import Recipe, digests
@@ -164,17 +164,27 @@ def triton_of(request: Request) -> str | None:
 
 def llvm_pin(request: Request) -> LlvmPin:
     """The commit to build when no source is named: what a Triton checkout pins, else what the data knows."""
-    named = request.sources.get("triton", "")
-    if named and "://" not in named and not named.startswith("pypi:"):
-        return read_pin(Path(named).expanduser())
+    checkout = local_triton(request)
+    if checkout is not None:
+        return read_pin(checkout)
     if request.aotriton:
         return aotriton_release(request.aotriton).pin
     return triton_release(triton_of(request) or DEFAULT_TRITON).pin
 
 
 def llvm_needs(request: Request) -> Needs:
-    """Projects and components."""
-    return needs_for(triton_of(request))
+    """Projects and components: by version, and what a checkout of Triton asks for beyond it."""
+    checkout = local_triton(request)
+    return needs_for(triton_of(request), features=features_of(checkout) if checkout is not None else ())
+
+
+def local_triton(request: Request) -> Path | None:
+    """The Triton checkout that was named as a folder."""
+    named = request.sources.get("triton", "")
+    if not named or "://" in named or named.startswith("pypi:"):
+        return None
+    folder = Path(named).expanduser()
+    return folder if folder.is_dir() else None
 
 
 def llvm_source(request: Request) -> Source:

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from toolchain import recipe
-from toolchain.components import check_prefix
+from toolchain.components import check_files
 from toolchain.digest import sha256_file
 from toolchain.errors import BuildError, ContractError, PinError, SourceError
+from toolchain.oci.image import read_layers
+from toolchain.oci.layout import Layout
 from toolchain.pins import aotriton_release
 from toolchain.recipe import Mount, Recipe, digests
 from toolchain.settings import Request
@@ -27,6 +29,7 @@ from toolchain.stages.llvm import llvm_needs
 from toolchain.stages.stage import Built, Planned, Shop, common_inputs, source_inputs
 from toolchain.stages.triton import SITE, unzip
 from toolchain.stages.wheels import TRITON, wheel_folder, wheel_sources
+from toolchain.trust.files import layer_files
 
 UPSTREAM = "https://github.com/triton-lang/triton"
 AMD_FORK = "https://github.com/ROCm/triton"
@@ -53,6 +56,12 @@ class TritonSourceStage:
         source = triton_source(request)
         if source.path is not None:
             _require(source)
+        if below["llvm"].partial:
+            raise ContractError(
+                f"Triton cannot be built on {below['llvm'].image}",
+                why=f"that layer holds {below['llvm'].partial}",
+                fix="leave out --only",
+            )
         wheels = wheel_sources(TRITON)
         sources = source_inputs([source, *wheels], request.patches)
         base, llvm = below["base"].input_digest, below["llvm"].input_digest
@@ -85,6 +94,7 @@ class TritonSourceStage:
         source = shop.fetch(planned.sources[0])
         assert source.path is not None  # noqa: S101 - fetch gives it
         _require(source)
+        check_llvm(shop, below["llvm"])
         intake, findings = take_in("triton", source.path, request)
         llvm = shop.image(below["llvm"])
         out = shop.build(
@@ -201,13 +211,16 @@ def triton_source(request: Request) -> Source:
     return locate("triton", parse_source_spec(text), cache=request.cache, offline=request.offline)
 
 
-def check_llvm(request: Request, tree: Path, prefix: str) -> None:
-    """Refuse an LLVM layer, unpacked at `tree`, that lacks what this Triton needs.
+def check_llvm(shop: Shop, llvm: Built) -> None:
+    """Refuse an LLVM layer that lacks what this Triton needs.
 
     Raises:
         ContractError: with what is missing.
     """
-    check_prefix(tree / prefix.lstrip("/"), llvm_needs(request), consumer="this Triton")
+    layout, prefix = Layout(shop.cache.images), str(llvm.facts["prefix"]).strip("/") + "/"
+    top = read_layers(layout, layout.resolve(llvm.manifest))[-1].descriptor
+    files = {one.path.removeprefix(prefix) for one in layer_files(layout.blob(top.digest), top.media_type)}
+    check_files(files, llvm_needs(shop.request), where=llvm.planned.image, consumer="this Triton")
 
 
 def _require(source: Source) -> None:
