@@ -15,10 +15,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.dockerd_fixture import dockerd
 from toolchain import pipeline
 from toolchain.components import Needs, needs_for
 from toolchain.contract import check_layer, check_names
 from toolchain.engine.buildah import Buildah
+from toolchain.engine.container import DockerRunner
 from toolchain.process import Result
 from toolchain.recipe import Mount
 from toolchain.settings import Cache, default_cache
@@ -60,7 +62,9 @@ LIBRARIES= run cmake --until configure "$prefix"
 class Prepared:
     """Runs the check in a container after `before`, and `after` behind it."""
 
-    def __init__(self, engine: Buildah, *, before: str = "", after: str, mounts: Sequence[Mount] = ()) -> None:
+    def __init__(
+        self, engine: Buildah | DockerRunner, *, before: str = "", after: str, mounts: Sequence[Mount] = ()
+    ) -> None:
         self.engine = engine
         self.script = before + after
         self.mounts = tuple(mounts)
@@ -108,23 +112,31 @@ class Prepared:
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[tuple[Buildah, str]]:
-    """An engine, and the base image in it: TOOLCHAIN_TEST_BASE (an OCI layout), else what the quickstart made."""
-    for program in ("buildah", "unshare"):
-        if shutil.which(program) is None:
-            pytest.skip(f"{program} is not installed: apt-get install {program}")
+def base_layout(request: pytest.FixtureRequest) -> tuple[Cache | None, Path, str]:
+    """The base image: TOOLCHAIN_TEST_BASE (an OCI layout), else what the quickstart made, with its cache."""
     if named := os.environ.get("TOOLCHAIN_TEST_BASE"):
-        engine = Buildah(Cache(tmp_path_factory.mktemp("contract") / "cache"))
         layout = Path(named.removeprefix("oci:"))
-        yield engine, engine.ensure_image("base", layout, _only_manifest(layout))
-        engine.destroy()
-        return
+        return None, layout, _only_manifest(layout)
     request.getfixturevalue("quickstart")
     cache = Cache(default_cache())
     found = pipeline.find_image(cache, "toolchain-base-debian13")
     assert found, "the quickstart made no base"
-    engine = Buildah(cache)
-    yield engine, engine.ensure_image("base-debian13", cache.images, found[0]["manifest"])
+    return cache, cache.images, found[0]["manifest"]
+
+
+@pytest.fixture(scope="module")
+def base(
+    base_layout: tuple[Cache | None, Path, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Buildah, str]]:
+    """An engine, and the base image in it."""
+    for program in ("buildah", "unshare"):
+        if shutil.which(program) is None:
+            pytest.skip(f"{program} is not installed: apt-get install {program}")
+    cache, layout, manifest = base_layout
+    engine = Buildah(cache or Cache(tmp_path_factory.mktemp("contract") / "cache"))
+    yield engine, engine.ensure_image("base-debian13", layout, manifest)
+    if cache is None:
+        engine.destroy()
 
 
 def _only_manifest(layout: Path) -> str:
@@ -180,17 +192,33 @@ def test_the_distributions_llvm(base: tuple[Buildah, str], tmp_path: Path) -> No
         assert (code, last.split(" ")[:2]) == (1, [check, "fail"]), (name, last)
 
 
-@pytest.mark.full
-def test_a_layer_of_our_own(base: tuple[Buildah, str], tmp_path: Path) -> None:
+def own_layer() -> tuple[Path, str, Needs]:
+    """The prefix of an unpacked layer of our own, where it lies in images, and what it was built for."""
     named = os.environ.get("TOOLCHAIN_TEST_LLVM_LAYER")
     if not named:
         pytest.skip("NO LLVM LAYER: name the root of an unpacked one by TOOLCHAIN_TEST_LLVM_LAYER")
-    engine, image = base
     (prefix,) = Path(named).glob("usr/lib64/llvm-triton-*")
-    inside = f"/usr/lib64/{prefix.name}"
     # TOOLCHAIN_TEST_TRITON: which Triton it was built for.
-    needs = needs_for(os.environ.get("TOOLCHAIN_TEST_TRITON"))
+    return prefix, f"/usr/lib64/{prefix.name}", needs_for(os.environ.get("TOOLCHAIN_TEST_TRITON"))
+
+
+@pytest.mark.full
+def test_a_layer_of_our_own(base: tuple[Buildah, str], tmp_path: Path) -> None:
+    engine, image = base
+    prefix, inside, needs = own_layer()
     runner = Prepared(engine, after=CASES, mounts=[Mount(prefix, inside)])
     env = {"TAKEN": " ".join(taken(needs))}
     check_layer(runner, image, inside, needs, log=tmp_path / "log", env=env)
     show_each_missing_part_is_found(runner, needs)
+
+
+@pytest.mark.full
+def test_a_layer_of_our_own_in_docker(base_layout: tuple[Cache | None, Path, str], tmp_path: Path) -> None:
+    prefix, inside, needs = own_layer()
+    _, layout, manifest = base_layout
+    with dockerd(tmp_path) as address:
+        docker = DockerRunner(address)
+        image = docker.ensure_image("base", layout, manifest)
+        runner = Prepared(docker, after='"$@"', mounts=[Mount(prefix, inside)])
+        report = check_layer(runner, image, inside, needs, log=tmp_path / "log")
+    assert [check.name for check in report.checks] == list(check_names(needs))
