@@ -214,7 +214,7 @@ def _local_manifest(request: Request) -> tuple[Layout, Mapping[str, Any]]:
 def base_label(request: Request) -> str:
     """How the base is called in image names: its recipe, or for a local image the start of its digest."""
     if request.base.startswith("oci:"):
-        return "local" + str(_local_manifest(request)[1]["digest"]).removeprefix("sha256:")[:8]
+        return "local-" + str(_local_manifest(request)[1]["digest"]).removeprefix("sha256:")[:8]
     return base_recipe(request.base, request.arch[0]).name
 
 
