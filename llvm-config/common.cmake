@@ -7,12 +7,13 @@ set(LLVM_ENABLE_ASSERTIONS OFF CACHE BOOL "")
 # The hash seed of ADT/Hashing.h is tied to the ABI checks; without them kernels come out the same in every process.
 set(LLVM_ABI_BREAKING_CHECKS FORCE_OFF CACHE STRING "")
 
-# libtriton must not depend on an LLVM at run time: static archives alone, and RTTI because consumers derive from them.
+# libtriton must not depend on an LLVM at run time: static archives alone.
 set(BUILD_SHARED_LIBS OFF CACHE BOOL "")
 set(LLVM_BUILD_LLVM_DYLIB OFF CACHE BOOL "")
 set(LLVM_LINK_LLVM_DYLIB OFF CACHE BOOL "")
 set(MLIR_BUILD_MLIR_C_DYLIB OFF CACHE BOOL "")
-set(LLVM_ENABLE_RTTI ON CACHE BOOL "")
+# As LLVM does by default and Triton compiles whatever derives from MLIR. Type information takes a sixth of an object.
+set(LLVM_ENABLE_RTTI OFF CACHE BOOL "")
 set(LLVM_ENABLE_EH OFF CACHE BOOL "")
 # Triton derives its library folder as <syspath>/lib, so the suffix must stay empty also where the system says lib64.
 set(LLVM_LIBDIR_SUFFIX "" CACHE STRING "")

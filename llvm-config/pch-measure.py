@@ -62,7 +62,9 @@ def compiled(command: list[str], directory: str, target: Path) -> tuple[float, b
 def main(build: Path, count: int, seed: int) -> int:
     """Run as a program."""
     entries = json.loads((build / "compile_commands.json").read_text(encoding="utf-8"))
-    entries = [entry for entry in entries if PCH in entry["command"] and (build / entry["output"]).is_file()]
+    # What only carries a precompiled header is no object of LLVM.
+    entries = [entry for entry in entries if PCH in entry["command"] and "/toolchain-pch/" not in entry["output"]]
+    entries = [entry for entry in entries if (build / entry["output"]).is_file()]
     entries.sort(key=lambda entry: str(entry["output"]))
     random.Random(seed).shuffle(entries)  # noqa: S311 - a sample, no secret
     sums: dict[str, list[float]] = {}

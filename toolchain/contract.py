@@ -36,6 +36,7 @@ _FIXES = {
     "3.20 or newer and a C++ compiler",
     "build-use": "read the log: the headers and libraries of the layer do not fit each other, or LLVM's API moved",
     "use": "read the log: this LLVM does not lower or compile as it should",
+    "gnu-ld": "the archives' indexes leave out what is needed: build without llvm-config/archive_index.py to be sure",
     "amdgpu": _TARGETS,
     "lld": "build the layer with the project lld and its libraries",
     "ptx": _TARGETS,

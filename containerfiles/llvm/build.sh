@@ -82,6 +82,11 @@ if [ "$GOAL" = distribution ]; then
     find "/out$PREFIX/lib" -name '*.a' -exec \
       llvm-objcopy --enable-deterministic-archives --strip-unneeded --remove-section=.llvm_addrsig --remove-section=.comment {} ';'
   fi
+  python3 /recipe/llvm-config/archive_index.py "/out$PREFIX/lib"
+  # Generated definitions are what the libraries were compiled from; whoever includes them again defines it all twice.
+  # The headers for LLVM's own unit tests are of no use without the libraries for them, which are not here.
+  find "/out$PREFIX/include" \( -name '*.cpp.inc' -o -name IntrinsicImpl.inc \) -delete
+  rm -rf "/out$PREFIX/include/llvm/Testing"
 else
   mkdir -p "/out$PREFIX/bin"
   for tool in $GOAL; do install -s -m 0755 "/build/bin/$tool" "/out$PREFIX/bin/$tool"; done

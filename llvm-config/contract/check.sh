@@ -178,6 +178,20 @@ configure() {
 
 build_use() { cmake --build "$work/tree" -j "$jobs" --target contract-use && detail="compiles and links"; }
 
+# What GNU ld has linked does the same as what lld has.
+gnu_ld() {
+  if ! command -v ld.bfd >/dev/null; then
+    detail="not asked for: the base has none"
+    return 0
+  fi
+  cmake --build "$work/tree" -j "$jobs" --target contract-use-bfd || return 1
+  mkdir -p "$work/made-bfd"
+  "$work/tree/contract-use-bfd" "$work/made-bfd" || return 1
+  detail="what it links does not make the same files"
+  cmp "$work/made/axpy.o" "$work/made-bfd/axpy.o" && cmp "$work/made/axpy.ptx" "$work/made-bfd/axpy.ptx" &&
+    detail="links by the archives' indexes"
+}
+
 use() {
   mkdir -p "$work/made"
   "$work/tree/contract-use" "$work/made" && detail="MLIR to LLVM IR to code"
@@ -222,6 +236,7 @@ check paths - paths
 check configure - configure
 check build-use configure build_use
 check use build-use use
+check gnu-ld use gnu_ld
 check amdgpu use amdgpu
 if [ "$LLD" = ON ]; then check lld use lld; fi
 check ptx use ptx

@@ -27,6 +27,7 @@ _DISK_TABLEGEN = 5_000_000_000
 # What shapes the layer. The contract check does not: it may grow without a rebuild.
 _RECIPE = (
     "containerfiles/llvm",
+    "llvm-config/archive_index.py",
     "llvm-config/closure.py",
     "llvm-config/common.cmake",
     "llvm-config/pch.cmake",

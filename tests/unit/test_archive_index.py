@@ -1,0 +1,151 @@
+"""llvm-config/archive_index.py: indexes without inline functions, on archives that this machine's compiler made."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from toolchain import recipe
+
+SCRIPT = recipe.root() / "llvm-config" / "archive_index.py"
+HEADER = """
+#pragma once
+template <class T> struct Box {
+  T value;
+  T twice() { return value + value; }
+};
+extern template struct Box<int>;
+struct Shape {
+  int area() { return side() * side(); }
+  __attribute__((noinline)) int side() { return width + 1; }
+  int width = 0;
+};
+inline int free_inline(int x) { static int calls = 0; return x + ++calls; }
+int strong(int);
+"""
+SOURCES = {
+    "first.cpp": "template struct Box<int>;\nint strong(int x) { return free_inline(x) + Shape{}.area(); }\n",
+    "second.cpp": "int other(int x) { Shape shape; shape.width = x; return shape.side() + free_inline(x); }\n",
+}
+USER = "int other(int);\nint main() { Box<int> box{21}; return box.twice() + strong(1) + other(1) == 50 ? 0 : 1; }\n"
+
+
+@pytest.fixture(scope="module")
+def module() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("archive_index", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    loaded = importlib.util.module_from_spec(spec)
+    sys.modules["archive_index"] = loaded
+    spec.loader.exec_module(loaded)
+    return loaded
+
+
+def run(*argv: str | Path, cwd: Path) -> str:
+    done = subprocess.run([str(word) for word in argv], cwd=cwd, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def built(tmp_path: Path) -> Path:
+    """A folder with liball.a, whose inline methods are hidden as in LLVM's objects."""
+    for program in ("g++", "ar", "nm"):
+        if shutil.which(program) is None:
+            pytest.skip(f"{program} IS NOT INSTALLED: apt-get install g++")
+    (tmp_path / "box.h").write_text(HEADER)
+    for name, text in {**SOURCES, "user.cpp": USER}.items():
+        (tmp_path / name).write_text(f'#include "box.h"\n{text}')
+    flags = ["-O0", "-fPIC", "-fvisibility-inlines-hidden", "-ffunction-sections"]
+    run("g++", *flags, "-c", *SOURCES, "user.cpp", cwd=tmp_path)
+    folder = tmp_path / "it's lib"
+    folder.mkdir()
+    run("ar", "rcsD", folder / "liball.a", "first.o", "second.o", cwd=tmp_path)
+    return tmp_path
+
+
+def contents(archive: Path) -> bytes:
+    return subprocess.run(["ar", "p", archive], capture_output=True, check=True).stdout
+
+
+def index(archive: Path) -> Mapping[str, str]:
+    """Symbol to member, as binutils reads the index."""
+    text = run("nm", "-s", archive, cwd=archive.parent).split("\n\n")[0]
+    return {symbol: member for symbol, _, member in (line.partition(" in ") for line in text.splitlines()) if member}
+
+
+def test_inline_methods_leave_the_index_and_all_else_stays(built: Path) -> None:
+    archive = built / "it's lib" / "liball.a"
+    before, members = index(archive), contents(archive)
+    assert "_ZN5Shape4sideEv" in before
+    said = run(sys.executable, SCRIPT, archive.parent, cwd=built)
+    after = index(archive)
+    gone = set(before) - set(after)
+    assert "_ZN5Shape4sideEv" in gone
+    assert gone <= {"_ZN5Shape4sideEv", "_ZN5Shape4areaEv", "_Z11free_inlinei"}
+    # The definition of what a header only declares is fetched from here.
+    assert "_ZN3BoxIiE5twiceEv" in after
+    assert {"_Z6strongi", "_Z5otheri"} <= set(after)
+    assert {name: before[name] for name in after} == after
+    assert contents(archive) == members
+    assert f"{archive.stat().st_size} with short indexes" in said
+
+
+def test_what_is_left_links_and_runs(built: Path) -> None:
+    archive = built / "it's lib" / "liball.a"
+    run(sys.executable, SCRIPT, archive.parent, cwd=built)
+    run("g++", "-fuse-ld=bfd", "user.o", archive, "-o", "program", cwd=built)
+    run(built / "program", cwd=built)
+
+
+def test_what_an_object_wants_stays_whatever_it_is(built: Path, module: ModuleType) -> None:
+    data = (built / "it's lib" / "liball.a").read_bytes()
+    wanted = {b"_ZN5Shape4sideEv"}
+    assert b"_ZN5Shape4sideEv" in module.with_short_index(data, wanted)[:2000]
+    kept, bare = (len(module.with_short_index(data, names)) for names in (wanted, set()))
+    assert bare < kept < len(data)
+    assert b"_Z11free_inlinei" not in module.undefined(data), "every user has it itself"
+    assert {b"_Z6strongi", b"_Z5otheri", b"_ZN3BoxIiE5twiceEv"} <= module.undefined(archive_of(built, "user.o"))
+
+
+def archive_of(folder: Path, name: str) -> bytes:
+    run("ar", "rcsD", "user.a", name, cwd=folder)
+    return (folder / "user.a").read_bytes()
+
+
+def test_twice_is_as_once(built: Path) -> None:
+    archive = built / "it's lib" / "liball.a"
+    run(sys.executable, SCRIPT, archive.parent, cwd=built)
+    once = archive.read_bytes()
+    run(sys.executable, SCRIPT, archive.parent, cwd=built)
+    assert archive.read_bytes() == once
+    assert sorted(path.name for path in archive.parent.iterdir()) == ["liball.a"]
+
+
+@pytest.mark.parametrize("broken", ["cut", "header", "index", "thin", "object"])
+def test_a_broken_archive_is_told_and_left_alone(built: Path, broken: str) -> None:
+    archive = built / "it's lib" / "liball.a"
+    data = bytearray(archive.read_bytes())
+    if broken == "cut":
+        del data[-300:]
+    elif broken == "header":
+        data[66:68] = b"xx"
+    elif broken == "index":
+        data[72:76] = (5).to_bytes(4, "big")
+    elif broken == "thin":
+        data[:8] = b"!<thin>\n"
+    else:
+        at = data.index(b"\x7fELF")
+        data[at + 0x28 : at + 0x30] = (1 << 40).to_bytes(8, "little")
+    archive.write_bytes(data)
+    done = subprocess.run([sys.executable, SCRIPT, archive.parent], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("toolchain: liball.a: ")
+    assert archive.read_bytes() == data
