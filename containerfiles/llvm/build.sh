@@ -71,6 +71,8 @@ fi
 echo "@step compile"
 # shellcheck disable=SC2086  # GOAL is a list of targets
 ninja -C /build ${JOBS:+-j"$JOBS"} $GOAL
+times >/build/times
+echo "CPU of this run, user and system: $(tail -n 1 /build/times)"
 
 echo "@step install"
 rm -rf /out
