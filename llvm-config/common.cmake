@@ -7,12 +7,18 @@ set(LLVM_ENABLE_ASSERTIONS OFF CACHE BOOL "")
 # The hash seed of ADT/Hashing.h is tied to the ABI checks; without them kernels come out the same in every process.
 set(LLVM_ABI_BREAKING_CHECKS FORCE_OFF CACHE STRING "")
 
+# One section for each function costs a twelfth of an object in headers and relocations. A consumer's --gc-sections then
+# drops whole objects, and the inline functions, which have sections of their own all the same. LLVM asks for it in the
+# flags of every build type; those of the type itself come later and win.
+set(CMAKE_C_FLAGS_RELEASE "-O3 -DNDEBUG -fno-function-sections -fno-data-sections" CACHE STRING "")
+set(CMAKE_CXX_FLAGS_RELEASE "-O3 -DNDEBUG -fno-function-sections -fno-data-sections" CACHE STRING "")
+
 # libtriton must not depend on an LLVM at run time: static archives alone.
 set(BUILD_SHARED_LIBS OFF CACHE BOOL "")
 set(LLVM_BUILD_LLVM_DYLIB OFF CACHE BOOL "")
 set(LLVM_LINK_LLVM_DYLIB OFF CACHE BOOL "")
 set(MLIR_BUILD_MLIR_C_DYLIB OFF CACHE BOOL "")
-# As LLVM does by default and Triton compiles whatever derives from MLIR. Type information takes a sixth of an object.
+# As LLVM does by default and Triton compiles whatever derives from MLIR. Type information takes a thirtieth of an object.
 set(LLVM_ENABLE_RTTI OFF CACHE BOOL "")
 set(LLVM_ENABLE_EH OFF CACHE BOOL "")
 # Triton derives its library folder as <syspath>/lib, so the suffix must stay empty also where the system says lib64.

@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from toolchain.errors import ConfigError, SourceError
+from toolchain.machines import machine_of
 from toolchain.oci.archive import write_tar_gz
+from toolchain.oci.image import platform_of
 from toolchain.oci.layout import Layout
 from toolchain.settings import EPOCH, Cache, Request
 from toolchain.sources.unpack import unpack_tar
@@ -16,8 +18,7 @@ from toolchain.stages.stage import Built
 from toolchain.stages.wheels import in_store, place
 
 # llvm-<id>-<os>-<arch>
-_ARCH = {"amd64": "x64", "arm64": "arm64"}
-_MACHINE = {"amd64": "x86_64", "arm64": "aarch64"}
+_ARCH = {"amd64": "x64"}
 
 
 def write_archives(request: Request, built: list[Built], folder: Path) -> list[Path]:
@@ -49,10 +50,17 @@ def _tree(cache: Cache, built: Built) -> Iterator[Path]:
         yield tree
 
 
+def _platform(cache: Cache, built: Built) -> str:
+    """The architecture that an image says it is for: a request may name several."""
+    layout = Layout(cache.images)
+    return platform_of(layout.read_json(layout.children(layout.resolve(built.manifest))[0])).arch
+
+
 def _llvm(request: Request, built: Built, folder: Path) -> list[Path]:
     """`llvm-<id>-<base>-<arch>.tar.gz` with one top folder."""
     stem = built.planned.image.replace("llvm-triton-", "llvm-", 1)
-    out = folder / f"{stem}-{_ARCH[request.arch[0]]}.tar.gz"
+    arch = _platform(request.cache, built)
+    out = folder / f"{stem}-{_ARCH.get(arch, arch)}.tar.gz"
     with _tree(request.cache, built) as tree:
         prefix = tree / str(built.facts["prefix"]).lstrip("/")
         write_tar_gz(prefix, out, top=out.name.removesuffix(".tar.gz"), epoch=EPOCH)
@@ -85,7 +93,9 @@ def _aotriton(request: Request, built: Built, folder: Path) -> list[Path]:
     short = str(facts["sha1"])[:12]
     hip = ".".join(str(facts["hip"]).split(".")[:2]) or "unknown"
     base = built.planned.image.rpartition("-")[2]
-    runtime = folder / f"aotriton-{short}-{base}_{_MACHINE[request.arch[0]]}-hip{hip}-shared.tar.gz"
+    runtime = (
+        folder / f"aotriton-{short}-{base}_{machine_of(_platform(request.cache, built)).kernel}-hip{hip}-shared.tar.gz"
+    )
     counts = facts["kernels"]
     bad = int(counts["failed"]) + int(counts["timed_out"])
     kind = "images" + ("-partial" if "partial" in built.planned.image else "") + (f"-knownbad{bad}" if bad else "")

@@ -33,6 +33,8 @@ class BaseRecipe:
         suite: Debian's code name; empty for a Containerfile.
         variant: mmdebstrap's variant; empty for a Containerfile.
         packages: what mmdebstrap installs besides the variant, sorted; empty for a Containerfile.
+        sysroot: what is unpacked of it to compile for this architecture on another one, sorted; empty where that is
+            not possible. No part of the base itself.
         links: absolute path in the base to the target of the link that must be there.
         containerfile: path below the recipe root; empty for mmdebstrap.
         image: `repository@sha256:…` that the Containerfile starts from; empty for mmdebstrap.
@@ -51,6 +53,7 @@ class BaseRecipe:
     suite: str
     variant: str
     packages: tuple[str, ...]
+    sysroot: tuple[str, ...]
     links: Mapping[str, str]
     containerfile: str
     image: str
@@ -89,6 +92,7 @@ class _Row(BaseModel):
     suite: str = ""
     variant: str = ""
     packages: list[str] = []
+    sysroot: list[str] = []
     links: dict[str, dict[str, str]] = {}
     containerfile: str = ""
     images: dict[str, str] = {}
@@ -99,14 +103,18 @@ class _Row(BaseModel):
     def _fits_kind(self) -> _Row:
         debian = {"suite": self.suite, "variant": self.variant, "packages": self.packages}
         image = {"containerfile": self.containerfile, "images": self.images, "tag": self.tag, "seen": self.seen}
-        needed, strange = (debian, image) if self.kind == "mmdebstrap" else (image, {**debian, "links": self.links})
+        needed, strange = (
+            (debian, image)
+            if self.kind == "mmdebstrap"
+            else (image, {**debian, "links": self.links, "sysroot": self.sysroot})
+        )
         for key, value in needed.items():
             if not value:
                 raise ValueError(f"kind {self.kind} needs {key!r}")
         for key, value in strange.items():
             if value:
                 raise ValueError(f"kind {self.kind} has no {key!r}")
-        for package in self.packages:
+        for package in (*self.packages, *self.sysroot):
             if not _PACKAGE.fullmatch(package):
                 raise ValueError(f"{package!r} is no package name")
         for reference in self.images.values():
@@ -159,6 +167,7 @@ def _recipe(name: str, content: Any, arch: str, source: Path) -> BaseRecipe:
         suite=row.suite,
         variant=row.variant,
         packages=tuple(sorted(row.packages)),
+        sysroot=tuple(sorted(row.sysroot)),
         links=row.links.get(arch, {}),
         containerfile=row.containerfile,
         image=row.images.get(arch, ""),

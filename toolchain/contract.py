@@ -41,6 +41,9 @@ _FIXES = {
     "lld": "build the layer with the project lld and its libraries",
     "ptx": _TARGETS,
     "build-link": "read the log for what is undefined or twice defined: a library is incomplete",
+    "llvm-tblgen": "read the log: the table generator does not run, or not as it should",
+    "headers": "give the part the headers that its own ones include: toolchain/stages/parts.py",
+    "support": "read the log: a program that uses LLVMSupport does not configure, link or run",
     "link": "an option or a pass is registered twice or a target is missing: read the log",
 }
 
@@ -79,10 +82,46 @@ class ContractReport:
         return {"seconds": round(self.seconds, 1), "checks": rows}
 
 
+# What a part of LLVM must pass, in order.
+_OF_PART = {
+    "tablegen": ("llvm-tblgen", "mlir-tblgen", "paths"),
+    "support": ("libraries", "headers", "paths", "support"),
+}
+_PARTS_ONLY = {"llvm-tblgen", "headers", "support"}
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """A layer for another machine than this one: programs are built against its system and run by an emulator.
+
+    Args:
+        arch: OCI architecture.
+        emulator: a qemu that needs no file of this machine.
+        system: folder with that machine's headers and libraries.
+    """
+
+    arch: str
+    emulator: Path
+    system: Path
+
+    def mounts(self) -> list[Mount]:
+        """What the container must hold for it."""
+        toolchain = recipe.root() / "llvm-config" / "cross.cmake"
+        return [
+            Mount(self.emulator, "/emulator"),
+            Mount(self.system, "/sysroot"),
+            Mount(toolchain, "/cross.cmake"),
+        ]
+
+    def settings(self) -> dict[str, str]:
+        """Settings of check.sh."""
+        return {"CROSS": self.arch, "EMULATOR": "/emulator -L /sysroot"}
+
+
 def check_names(needs: Needs) -> tuple[str, ...]:
     """The checks that a layer for these needs must pass, in order."""
     asked = {"FileCheck": needs.filecheck, "clang++": needs.clang, "lld": needs.lld}
-    return tuple(name for name in _FIXES if asked.get(name, True))
+    return tuple(name for name in _FIXES if name not in _PARTS_ONLY and asked.get(name, True))
 
 
 def check_layer(
@@ -94,6 +133,7 @@ def check_layer(
     log: Path,
     jobs: int = 0,
     env: Mapping[str, str] | None = None,
+    on: Elsewhere | None = None,
 ) -> ContractReport:
     """Check the LLVM at `prefix` in `image`, without network.
 
@@ -105,6 +145,7 @@ def check_layer(
         log: file that gets every line.
         jobs: compile jobs; 0 for as many as there are processors.
         env: further settings of check.sh, which its head lists.
+        on: the machine that the layer is for, if it is not this one.
 
     Raises:
         ContractError: a check failed, or the check itself did not come to its end.
@@ -118,6 +159,34 @@ def check_layer(
         **({"JOBS": str(jobs)} if jobs else {}),
         **(env or {}),
     }
+    return _check(runner, image, prefix, settings, check_names(needs), log=log, on=on)
+
+
+def check_part(
+    runner: Runner,
+    image: str,
+    prefix: str,
+    part: str,
+    libraries: Sequence[str],
+    *,
+    log: Path,
+    on: Elsewhere | None = None,
+) -> ContractReport:
+    """Check a part of LLVM (`tablegen`, `support`) at `prefix` in `image`; otherwise as `check_layer`."""
+    settings = {"PART": part, "LIBRARIES": ";".join(libraries)}
+    return _check(runner, image, prefix, settings, _OF_PART[part], log=log, on=on)
+
+
+def _check(
+    runner: Runner,
+    image: str,
+    prefix: str,
+    settings: dict[str, str],
+    expected: Sequence[str],
+    *,
+    log: Path,
+    on: Elsewhere | None,
+) -> ContractReport:
     checks: list[Check] = []
     last = time.monotonic()
 
@@ -133,8 +202,8 @@ def check_layer(
         result = runner.run(
             image,
             ["sh", f"{_INSIDE}/check.sh", prefix],
-            mounts=[Mount(source, _INSIDE)],
-            env=settings,
+            mounts=[Mount(source, _INSIDE), *(on.mounts() if on else ())],
+            env={**settings, **(on.settings() if on else {})},
             log=log,
             on_line=on_line,
             check=False,
@@ -144,7 +213,7 @@ def check_layer(
         raise _unfinished(prefix, error.returncode, error.tail, log) from error
     if failed := [check for check in checks if not check.ok]:
         raise _failed(prefix, failed, log)
-    if result.returncode != 0 or [check.name for check in checks] != list(check_names(needs)):
+    if result.returncode != 0 or [check.name for check in checks] != list(expected):
         raise _unfinished(prefix, result.returncode, result.tail, log)
     return ContractReport(tuple(checks))
 

@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from toolchain.digest import sha256_json
 from toolchain.errors import PolicyError, SourceError
 from toolchain.evidence import AttachedEvidence, attach_evidence, collect, read_record
+from toolchain.goals import by_arch
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.image import LayerBlob, platform_of, read_layers, standard_annotations, write_index
@@ -52,6 +54,8 @@ class Delivered:
 def deliver(request: Request, goal: str, dest: Target, *, signer: Signer | None = None) -> list[Delivered]:
     """Publish the finished images of `goal` (its topmost stage, or all but the base for `all`), each as an index.
 
+    Images of one name for several architectures go into one index, whose bytes do not tell which was built first.
+
     Args:
         signer: signs SBOM and provenance; without it the SBOM alone is attached (see `evidence.attach_evidence`).
 
@@ -59,43 +63,76 @@ def deliver(request: Request, goal: str, dest: Target, *, signer: Signer | None 
         SourceError: one of them is not built yet.
         RegistryError, UnreachableError: it could not be published.
     """
-    rows = plan(request, goal)
-    wanted = [row for row in rows if row.planned.name in _published(goal)]
-    missing = [row.planned.image for row in wanted if row.built is None]
+    wanted: dict[str, list[_One]] = {}
+    missing = []
+    for one in by_arch(request):
+        rows = plan(one, goal)
+        planned = [row.planned for row in rows]
+        for row in rows:
+            if row.planned.name not in _published(goal):
+                continue
+            wanted.setdefault(row.planned.image, []).append(_One(row, planned))
+            if row.built is None:
+                missing.append(row.planned.image + (f" for {row.arch}" if len(request.arch) > 1 else ""))
     if missing:
         raise SourceError(f"not built yet: {', '.join(missing)}", fix=f"toolchain build {goal}, with the same options")
-    return [_deliver(request.cache, row, [one.planned for one in rows], dest, signer) for row in wanted]
+    return [_deliver(request.cache, image, images, dest, signer) for image, images in wanted.items()]
 
 
 def _published(goal: str) -> tuple[str, ...]:
-    return ("llvm", "kernels", "aotriton") if goal == "all" else (goal,)
+    named = {"all": ("llvm", "kernels", "aotriton"), "base": ("base", "sysroot")}
+    return named.get(goal, (goal,))
 
 
-def _deliver(cache: Cache, row: PlanRow, plan: Sequence[Planned], dest: Target, signer: Signer | None) -> Delivered:
-    assert row.built is not None  # noqa: S101 - the caller looked
-    planned, built = row.planned, row.built
+@dataclass(frozen=True)
+class _One:
+    """An image for one architecture, and the plan that it belongs to."""
+
+    row: PlanRow
+    plan: Sequence[Planned]
+
+    @property
+    def built(self) -> Built:
+        assert self.row.built is not None  # noqa: S101 - the caller looked
+        return self.row.built
+
+
+def _tag(images: Sequence[_One]) -> str:
+    """What names the work: the input digest, or one over those of all architectures."""
+    digests = {one.row.arch: one.built.input_digest for one in images}
+    digest = sha256_json(digests) if len(digests) > 1 else next(iter(digests.values()))
+    return digest.removeprefix("sha256:")[:12]
+
+
+def _deliver(cache: Cache, image: str, images: Sequence[_One], dest: Target, signer: Signer | None) -> Delivered:
+    planned = images[0].row.planned
     unlocked = [source.name for source in planned.sources if not source.locked and source.digest is None]
     if unlocked:
-        raise PolicyError(f"{planned.image} rests on sources without a digest: {', '.join(unlocked)}")
+        raise PolicyError(f"{image} rests on sources without a digest: {', '.join(unlocked)}")
     layout = Layout(cache.images).ensure()
-    manifest = _compressed(cache, layout, built)
-    index = write_index(layout, [manifest], standard_annotations(epoch=EPOCH, title=planned.image))
-    short = built.input_digest.removeprefix("sha256:")[:12]
+    manifests = [_compressed(cache, layout, one.built) for one in images]
+    index = write_index(layout, manifests, standard_annotations(epoch=EPOCH, title=image))
+    short = _tag(images)
     if isinstance(dest, RegistryRef):
-        target: Target = dest.child(planned.image)
+        target: Target = dest.child(image)
         tags: Sequence[str] = ("latest", short)
     else:
         assert isinstance(dest, LayoutRef)  # noqa: S101 - the other kind
-        target, tags = LayoutRef(dest.path), (planned.image, f"{planned.image}.{short}")
-    material = collect(cache, read_record(cache, built.input_digest), plan)
+        target, tags = LayoutRef(dest.path), (image, f"{image}.{short}")
     with contextlib.ExitStack() as stack:
         registry = stack.enter_context(Registry(target.host)) if isinstance(target, RegistryRef) else None
         done: Published = publish(layout, index, target, tags, registry=registry)
-        attached = attach_evidence(
-            material, layout, manifest, index, target, signer=signer, registry=registry, scratch=cache.work
-        )
+        attached: list[AttachedEvidence] = []
+        for one, manifest in zip(images, manifests, strict=True):
+            material = collect(cache, read_record(cache, one.built.input_digest), one.plan)
+            attached.append(
+                attach_evidence(
+                    material, layout, manifest, index, target, signer=signer, registry=registry, scratch=cache.work
+                )
+            )
     refs = tuple(str(target.at(tag=tag)) for tag in tags)
-    return Delivered(planned.image, refs, done.digest, done.pushed_bytes, done.skipped_bytes, planned.partial, attached)
+    evidence = replace(attached[0], pushed_bytes=sum(part.pushed_bytes for part in attached))
+    return Delivered(image, refs, done.digest, done.pushed_bytes, done.skipped_bytes, planned.partial, evidence)
 
 
 def _compressed(cache: Cache, layout: Layout, built: Built) -> Descriptor:

@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from filelock import FileLock, Timeout
 
-from toolchain import console, recipe
+from toolchain import console, process, recipe
 from toolchain.digest import write_atomically
-from toolchain.errors import LockHeldError, PolicyError, ToolchainError, UnsupportedError
+from toolchain.errors import LockHeldError, PolicyError, ToolchainError
+from toolchain.goals import by_arch, request_of, stages_of
+from toolchain.machines import this_machine
 from toolchain.oci.image import ImageSpec, LayerBlob, add_layer, read_layers, standard_annotations, write_image
 from toolchain.oci.layer import Compression, normalise_tar, write_layer
 from toolchain.oci.layer import compress as compress_layer
@@ -27,13 +29,7 @@ from toolchain.recipe import Mount, Recipe
 from toolchain.settings import EPOCH, Cache, Request
 from toolchain.sources.resolve import fetch_source
 from toolchain.sources.tree import Source
-from toolchain.stages.aotriton import AotritonStage
-from toolchain.stages.base import BaseStage
-from toolchain.stages.kernels import KernelsStage
-from toolchain.stages.llvm import LlvmStage
 from toolchain.stages.stage import Built, Planned, Stage
-from toolchain.stages.triton import TritonWheelStage
-from toolchain.stages.triton_source import TritonSourceStage, from_source
 
 if TYPE_CHECKING:
     import subprocess
@@ -42,15 +38,14 @@ if TYPE_CHECKING:
     from toolchain.engine.buildah import Buildah
     from toolchain.engine.progress import Progress
 
-GOALS = ("base", "llvm", "triton", "kernels", "aotriton", "all")
-
 
 @dataclass(frozen=True)
 class PlanRow:
-    """A planned stage and whether its result is already here."""
+    """A planned stage, the architecture its image is for, and whether its result is already here."""
 
     planned: Planned
     built: Built | None
+    arch: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """A row of `plan --json`; scripts depend on these names."""
@@ -61,46 +56,25 @@ class PlanRow:
             "reused": self.built is not None,
             "sources": [source.as_plan() for source in self.planned.sources],
             "binaries": list(self.planned.binaries),
+            **({"arch": self.arch} if self.arch else {}),
         }
         if self.planned.partial:
             row["partial"] = self.planned.partial
         return row
 
 
-def stages_of(goal: str, request: Request) -> tuple[Stage, ...]:
-    """The stages that `goal` needs, lowest first.
-
-    Triton from source rests on the LLVM layer, a wheel from the index does not. `all` is everything that the request
-    names sources for: AOTriton where a release or a source of it is given, else the FlashAttention kernels.
-
-    Raises:
-        UnsupportedError: no such stage.
-    """
-    if goal not in GOALS:
-        raise UnsupportedError(f"no such stage: {goal!r}", fix=f"one of {', '.join(GOALS)}")
-    if goal == "base":
-        return (BaseStage(),)
-    if goal == "llvm":
-        return (BaseStage(), LlvmStage())
-    built = from_source(request)
-    triton: Stage = TritonSourceStage() if built else TritonWheelStage()
-    llvm: tuple[Stage, ...] = (LlvmStage(),) if built or goal == "all" else ()
-    top: tuple[Stage, ...] = ()
-    if goal == "aotriton" or (goal == "all" and (request.aotriton or "aotriton" in request.sources)):
-        top = (AotritonStage(),)
-    elif goal in {"kernels", "all"}:
-        top = (KernelsStage(),)
-    return (BaseStage(), *llvm, triton, *top)
-
-
 def plan(request: Request, goal: str) -> list[PlanRow]:
-    """What `build` would do. Reads files only: no network, no engine."""
+    """What `build` would do, architecture by architecture. Reads files only: no network, no engine."""
     rows: list[PlanRow] = []
-    below: dict[str, Planned] = {}
-    for stage in stages_of(goal, request):
-        planned = stage.plan(request, below)
-        below[stage.name] = planned
-        rows.append(PlanRow(planned, find(request.cache, planned)))
+    for one in by_arch(request):
+        below: dict[str, Planned] = {}
+        for stage in stages_of(goal, one):
+            own = request_of(stage, one)
+            planned = stage.plan(own, below)
+            below[stage.name] = planned
+            row = PlanRow(planned, find(request.cache, planned), own.arch[0])
+            if row not in rows:  # all architectures share this machine's base
+                rows.append(row)
     return rows
 
 
@@ -155,30 +129,37 @@ def build(request: Request, goal: str, *, command: Sequence[str] = ()) -> list[B
     Raises:
         ToolchainError: a stage failed; what is finished stays.
     """
-    stages = stages_of(goal, request)
     # What is wrong with the request must show before the first long step, not behind it.
     rows = plan(request, goal)
     for row in rows:
         _allowed(request, row.planned)
     wanted = [source for row in rows if row.built is None for source in row.planned.sources]
     prefetch = Prefetch(wanted, cache=request.cache, offline=request.offline, patches=request.patches)
+    results: dict[str, Built] = {}
+    for one in by_arch(request):
+        for built in _build_stages(one, goal, prefetch, command):
+            results.setdefault(built.input_digest, built)
+    return list(results.values())
+
+
+def _build_stages(request: Request, goal: str, prefetch: Prefetch, command: Sequence[str]) -> list[Built]:
+    stages = stages_of(goal, request)
     planned_below: dict[str, Planned] = {}
     built_below: dict[str, Built] = {}
-    results: list[Built] = []
     for number, stage in enumerate(stages, 1):
-        planned = stage.plan(request, planned_below)
+        own = request_of(stage, request)
+        planned = stage.plan(own, planned_below)
         built = find(request.cache, planned)
         if built is None:
             with _stage_lock(request.cache, planned):
                 built = find(request.cache, planned)  # the one we waited for may have made it
                 if built is None:
                     built = _build_stage(
-                        request, stage, planned, built_below, prefetch, of=(number, len(stages)), again=command
+                        own, stage, planned, built_below, prefetch, of=(number, len(stages)), again=command
                     )
         planned_below[stage.name] = built.planned
         built_below[stage.name] = built
-        results.append(built)
-    return results
+    return list(built_below.values())
 
 
 def _allowed(request: Request, planned: Planned) -> None:
@@ -305,6 +286,16 @@ class BuildShop:
         """See `Shop`."""
         return self.engine.worker(image, argv, mounts=mounts, env=env)
 
+    def unpack(self, built: Built) -> Path:
+        """See `Shop`."""
+        folder = self.work() / f"unpacked-{built.planned.name}"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        # Not by sources.unpack: it is a layer of our own, and a system's headers may differ in case alone.
+        blob = Layout(self.cache.images).blob(built.layers[-1]["digest"])
+        process.run(["tar", "--extract", "--no-same-owner", "--file", blob, "--directory", folder], log=self.log)
+        return folder
+
     def image(self, built: Built) -> str:
         """See `Shop`."""
         return self.engine.ensure_image(built.planned.image, self.cache.images, built.manifest)
@@ -360,7 +351,8 @@ class BuildShop:
         if check is not None and check_on is not None:
             plain = add_layer(layout, compress_layer(layer, self.work() / "plain", "none"), created_by=planned.name)
             base = read_layers(layout, layout.resolve(check_on.manifest))
-            candidate = self._write(layout, planned, (*base, plain), {})
+            # Containers of it run here, whatever the layer is for.
+            candidate = self._write(layout, planned, (*base, plain), {}, this_machine())
             image = self.engine.ensure_image(f"{planned.image}-check", self.cache.images, candidate)
             found = dict(check(image))
             self.engine.forget_image(image)
@@ -368,7 +360,7 @@ class BuildShop:
         self.step("compress" if compress else "store")
         blob = compress_layer(layer, self.work() / "blob", how)
         top = add_layer(layout, blob, created_by=f"toolchain {planned.name}", move=True)
-        manifest = self._write(layout, planned, (*lower, top), labels)
+        manifest = self._write(layout, planned, (*lower, top), labels, self.request.arch[0])
         digest = planned.input_digest
         assert digest is not None  # noqa: S101 - a stage is only built on locked ones; base resolves itself first
         self.progress.line("@step done")
@@ -407,9 +399,11 @@ class BuildShop:
     def _compression(self) -> Compression:
         return "zstd" if self.request.compression == "zstd" else "gzip"
 
-    def _write(self, layout: Layout, planned: Planned, layers: tuple[LayerBlob, ...], labels: Mapping[str, str]) -> str:
+    def _write(
+        self, layout: Layout, planned: Planned, layers: tuple[LayerBlob, ...], labels: Mapping[str, str], arch: str
+    ) -> str:
         spec = ImageSpec(
-            arch=self.request.arch[0],
+            arch=arch,
             layers=layers,
             labels=labels,
             annotations=standard_annotations(epoch=EPOCH, title=planned.image),

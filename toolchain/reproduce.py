@@ -76,6 +76,10 @@ def reproduce(
         SourceError: the stage, or one below it, has not been built here.
         UnsupportedError: these options ask for something else than what `expected` is.
     """
+    if len(request.arch) != 1:
+        raise UnsupportedError(
+            f"{len(request.arch)} architectures at once are not reproduced", fix="name one: --arch amd64"
+        )
     rows = plan(request, goal)
     top = rows[-1]
     missing = [row.planned.image for row in rows[:-1] if row.built is None]

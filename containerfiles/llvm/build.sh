@@ -1,12 +1,15 @@
 #!/bin/sh
 # Builds LLVM inside the base. Called by the Containerfile beside it; everything comes in by environment:
 #   PREFIX      where the layer will lie, e.g. /usr/lib64/llvm-triton-10dc3a8e
-#   ARCH        amd64, arm64 (llvm-config/targets/)
+#   ARCH        amd64, arm64, ppc64le, s390x (llvm-config/targets/). For another machine than this one it is
+#               cross-compiled against /sysroot, where that system's headers and libraries lie
 #   PROJECTS    LLVM_ENABLE_PROJECTS
 #   COMPONENTS  LLVM_DISTRIBUTION_COMPONENTS
 #   ROOTS       libraries a consumer names, with `;` between them: then only what they reach is built, in place of the
 #               `*-libraries` components; KEEP_LIBRARIES and DROP_LIBRARIES are globs (llvm-config/closure.py)
-#   GOAL        `distribution`, or the ninja targets of a partial layer
+#   GOAL        `distribution`, or the programs of a partial layer
+#   HEADERS     folders and files below include/ to install besides what the components bring
+#   NATIVE      programs that a build for another machine runs; they are built for this one first
 #   JOBS, LINK_JOBS
 # Reads /src/llvm and /recipe, keeps its tree in /build and the compiler cache in /ccache, writes /out.
 set -eu
@@ -32,52 +35,90 @@ if command -v clang >/dev/null && command -v clang++ >/dev/null; then cc=clang c
 linker=
 if command -v ld.lld >/dev/null && [ "$cc" = clang ]; then linker=lld; fi
 flags='-ffile-prefix-map=/src/llvm=. -ffile-prefix-map=/build=.'
+case $(uname -m) in
+x86_64) machine=amd64 ;;
+aarch64) machine=arm64 ;;
+*) machine=$(uname -m) ;;
+esac
+tree=/build
+if [ "$ARCH" != "$machine" ]; then
+  tree=/build/$ARCH
+  if [ ! -e /sysroot/usr/include/stdlib.h ] || [ "$cc" != clang ] || [ -z "$linker" ]; then
+    echo "toolchain: LLVM for $ARCH is built on $machine with clang, lld and a system for $ARCH in /sysroot" >&2
+    exit 42
+  fi
+fi
+
+# configure TREE MACHINE FLAGS OPTION...
+configure() {
+  to=$1 cpu=$2 with=$3
+  shift 3
+  # A cached value would win over the same one from -C.
+  rm -rf "$to/CMakeCache.txt" "$to"/CMakeFiles/[0-9]*
+  # shellcheck disable=SC2086  # CMAKE_EXTRA is a list of options
+  cmake -G Ninja -S /src/llvm/llvm -B "$to" \
+    -C /recipe/llvm-config/common.cmake -C "/recipe/llvm-config/targets/$cpu.cmake" \
+    -DLLVM_ENABLE_PROJECTS="$PROJECTS" -DLLVM_DISTRIBUTION_COMPONENTS="$COMPONENTS" \
+    -DCMAKE_INSTALL_PREFIX="$PREFIX" \
+    -DCMAKE_C_COMPILER="$cc" -DCMAKE_CXX_COMPILER="$cxx" ${linker:+-DLLVM_USE_LINKER=$linker} \
+    -DCMAKE_C_COMPILER_LAUNCHER="$launcher" -DCMAKE_CXX_COMPILER_LAUNCHER="$launcher" \
+    -DCMAKE_C_FLAGS="$with" -DCMAKE_CXX_FLAGS="$with" -DCMAKE_ASM_FLAGS="$with" \
+    -DTOOLCHAIN_PCH="${PCH:-ON}" \
+    -DLLVM_PARALLEL_LINK_JOBS="${LINK_JOBS:-1}" ${CMAKE_EXTRA:-} "$@"
+}
 
 echo "@step configure"
 # Everything that shapes the configuration. A tree of another one is configured anew; its objects come from ccache.
 # The file that names LLVM's version lies elsewhere before LLVM 19; what is missing does not count.
 stamp=$(
   printf '%s\n' "${INPUT_DIGEST:-}" "$PREFIX" "$ARCH" "$PROJECTS" "$COMPONENTS" "${PCH:-ON}" "${CMAKE_EXTRA:-}" \
-    "${ROOTS:-}" "${KEEP_LIBRARIES:-}" "${DROP_LIBRARIES:-}"
+    "${ROOTS:-}" "${KEEP_LIBRARIES:-}" "${DROP_LIBRARIES:-}" "${NATIVE:-}"
   "$cxx" --version
   sha256sum /src/llvm/cmake/Modules/LLVMVersion.cmake /src/llvm/llvm/CMakeLists.txt /recipe/llvm-config/*.cmake 2>/dev/null || :
 )
-if [ ! -f /build/build.ninja ] || [ "$(cat /build/toolchain-stamp 2>/dev/null)" != "$stamp" ]; then
-  # A cached value would win over the same one from -C.
-  rm -rf /build/CMakeCache.txt /build/CMakeFiles/[0-9]*
-  # shellcheck disable=SC2086  # CMAKE_EXTRA is a list of options
-  cmake -G Ninja -S /src/llvm/llvm -B /build \
-    -C /recipe/llvm-config/common.cmake -C "/recipe/llvm-config/targets/$ARCH.cmake" \
-    -DLLVM_ENABLE_PROJECTS="$PROJECTS" -DLLVM_DISTRIBUTION_COMPONENTS="$COMPONENTS" \
-    -DCMAKE_INSTALL_PREFIX="$PREFIX" \
-    -DCMAKE_C_COMPILER="$cc" -DCMAKE_CXX_COMPILER="$cxx" ${linker:+-DLLVM_USE_LINKER=$linker} \
-    -DCMAKE_C_COMPILER_LAUNCHER="$launcher" -DCMAKE_CXX_COMPILER_LAUNCHER="$launcher" \
-    -DCMAKE_C_FLAGS="$flags" -DCMAKE_CXX_FLAGS="$flags" -DCMAKE_ASM_FLAGS="$flags" \
-    -DTOOLCHAIN_PCH="${PCH:-ON}" \
-    -DLLVM_PARALLEL_LINK_JOBS="${LINK_JOBS:-1}" ${CMAKE_EXTRA:-}
+if [ ! -f "$tree/build.ninja" ] || [ "$(cat "$tree/toolchain-stamp" 2>/dev/null)" != "$stamp" ]; then
+  set --
+  if [ "$tree" != /build ]; then
+    mkdir -p "$tree"
+    if [ -n "${NATIVE:-}" ]; then
+      # In the tree and with the options of a build for this machine, so that ccache knows their objects from one.
+      configure /build "$machine" "$flags"
+      tools=
+      for tool in $NATIVE; do
+        # An older LLVM has fewer of them, and clang's only with clang.
+        if ninja -C /build -t query "$tool" >/dev/null 2>&1; then tools="$tools $tool"; fi
+      done
+      # shellcheck disable=SC2086  # TOOLS is a list of targets
+      ninja -C /build ${JOBS:+-j"$JOBS"} $tools
+      set -- -DLLVM_NATIVE_TOOL_DIR=/build/bin
+    fi
+    flags="$flags -ffile-prefix-map=$tree=. -ffile-prefix-map=/sysroot="
+    set -- "$@" -DCMAKE_TOOLCHAIN_FILE=/recipe/llvm-config/cross.cmake -DTOOLCHAIN_ARCH="$ARCH"
+  fi
+  configure "$tree" "$ARCH" "$flags" "$@"
   if [ -n "${ROOTS:-}" ]; then
     # The packages that this configuration wrote know what each library links; the second one, which takes seconds,
     # leaves out what nothing reaches.
     # shellcheck disable=SC2046  # the roots are words
     reached=$(
-      python3 /recipe/llvm-config/closure.py /build "${KEEP_LIBRARIES:-}" "${DROP_LIBRARIES:-}" $(echo "$ROOTS" | tr ';' ' ')
+      python3 /recipe/llvm-config/closure.py "$tree" "${KEEP_LIBRARIES:-}" "${DROP_LIBRARIES:-}" $(echo "$ROOTS" | tr ';' ' ')
     )
     others=$(echo "$COMPONENTS" | tr ';' '\n' | grep -v -e '-libraries$' | tr '\n' ';')
-    cmake -DLLVM_DISTRIBUTION_COMPONENTS="$others$reached" /build
+    cmake -DLLVM_DISTRIBUTION_COMPONENTS="$others$reached" "$tree"
   fi
-  printf '%s\n' "$stamp" >/build/toolchain-stamp
+  printf '%s\n' "$stamp" >"$tree/toolchain-stamp"
 fi
 
 echo "@step compile"
 # shellcheck disable=SC2086  # GOAL is a list of targets
-ninja -C /build ${JOBS:+-j"$JOBS"} $GOAL
+ninja -C "$tree" ${JOBS:+-j"$JOBS"} $GOAL
 times >/build/times
 echo "CPU of this run, user and system: $(tail -n 1 /build/times)"
 
 echo "@step install"
 rm -rf /out
 if [ "$GOAL" = distribution ]; then
-  DESTDIR=/out ninja -C /build install-distribution-stripped
+  DESTDIR=/out ninja -C "$tree" install-distribution-stripped
   # CMake strips programs, not archives. What goes: names of local symbols and address-significance tables, which no
   # link needs; every global symbol and every relocation stays.
   if command -v llvm-objcopy >/dev/null; then
@@ -91,8 +132,19 @@ if [ "$GOAL" = distribution ]; then
   rm -rf "/out$PREFIX/include/llvm/Testing"
 else
   mkdir -p "/out$PREFIX/bin"
-  for tool in $GOAL; do install -s -m 0755 "/build/bin/$tool" "/out$PREFIX/bin/$tool"; done
+  # This machine's own strip knows no other machine's programs.
+  strip=
+  if [ "$tree" != /build ]; then strip=--strip-program=llvm-strip; fi
+  for tool in $GOAL; do install -s $strip -m 0755 "$tree/bin/$tool" "/out$PREFIX/bin/$tool"; done
 fi
+for part in ${HEADERS:-}; do
+  for from in /src/llvm/llvm/include "$tree/include"; do
+    if [ -e "$from/$part" ]; then
+      (cd "$from" && find "$part" -type f '(' -name '*.h' -o -name '*.def' -o -name '*.inc' ')' \
+        -exec install -D -m 0644 {} "/out$PREFIX/include/{}" ';')
+    fi
+  done
+done
 mkdir -p "/out$PREFIX/share/licenses"
 for project in llvm mlir lld clang; do
   case ";llvm;$PROJECTS;" in *";$project;"*) ;; *) continue ;; esac

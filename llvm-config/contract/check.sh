@@ -8,7 +8,11 @@
 #   FILECHECK  ON: its wheel holds FileCheck                  (default ON)
 #   CLANG      ON: it compiles device code by clang++         (default OFF)
 #   DYLIB      allow: a dynamic libLLVM is no failure         (only to try this script on a distribution's LLVM)
-#   FORBIDDEN  folders no file may name, joined by :          (default /build:/src/llvm, where build.sh builds)
+#   FORBIDDEN  folders no file may name, joined by :          (default /build:/src/llvm:/sysroot, where build.sh builds)
+#   PART       tablegen, support: the layer is this part alone, and only what that can do is checked
+#   CROSS      the architecture the layer is for, if it is not this machine's: then /sysroot holds that system,
+#              programs are built against it by clang and lld, and
+#   EMULATOR   runs them: a command line without blanks in its words
 #   JOBS       compile jobs                                   (default: as many as there are processors)
 #
 # For each check one line on standard output, `@contract NAME ok|fail DETAIL`; logs of failures on standard error.
@@ -35,7 +39,7 @@ case ${1:-} in '' | -*) usage ;; esac
 prefix=$1
 here=$(cd "$(dirname "$0")" && pwd) || exit 2
 LIBRARIES=${LIBRARIES:-} LLD=${LLD:-OFF} FILECHECK=${FILECHECK:-ON} CLANG=${CLANG:-OFF} DYLIB=${DYLIB:-forbid}
-FORBIDDEN=${FORBIDDEN:-/build:/src/llvm}
+FORBIDDEN=${FORBIDDEN:-/build:/src/llvm:/sysroot} PART=${PART:-} CROSS=${CROSS:-} EMULATOR=${EMULATOR:-}
 jobs=${JOBS:-$(nproc 2>/dev/null || echo 1)}
 libraries=$LIBRARIES
 for name in lldCommon lldELF; do
@@ -74,6 +78,10 @@ finish() {
   exit 1
 }
 
+# emulated PROGRAM ARGUMENT...: run a program of the layer's machine.
+# shellcheck disable=SC2086  # EMULATOR is a command line
+emulated() { $EMULATOR "$@"; }
+
 # Every named library is an archive with members of its own; a thin one would point back into the build folder.
 libraries() {
   missing='' hollow='' count=0
@@ -103,13 +111,30 @@ static() {
   [ -z "$shared" ] && ! grep -qE '^set\(LLVM_LINK_LLVM_DYLIB ON\)' "$prefix/lib/cmake/llvm/LLVMConfig.cmake"
 }
 
+llvm_tblgen() {
+  tool="$prefix/bin/llvm-tblgen"
+  detail="$tool does not run"
+  emulated "$tool" --version || return 1
+  printf 'class Number<int n> { int answer = !mul(n, 2); }\ndef Twice : Number<21>;\n' >"$work/record.td"
+  detail="it does not print a record"
+  emulated "$tool" --print-records "$work/record.td" | grep -q 'int answer = 42' || return 1
+  detail="prints a record"
+}
+
 mlir_tblgen() {
   tool="$prefix/bin/mlir-tblgen"
   detail="$tool does not run"
-  "$tool" --version || return 1
+  emulated "$tool" --version || return 1
+  if [ "$PART" = tablegen ]; then
+    # MLIR's own rules are no part of that layer.
+    detail="it does not print a record"
+    emulated "$tool" --print-records "$work/record.td" | grep -q 'int answer = 42' || return 1
+    detail="prints a record"
+    return 0
+  fi
   detail="it does not generate a dialect"
-  "$tool" -gen-dialect-decls -I "$prefix/include" "$here/dialect.td" -o "$work/dialect.h.inc" || return 1
-  "$tool" -gen-op-decls -I "$prefix/include" "$here/dialect.td" -o "$work/ops.h.inc" || return 1
+  emulated "$tool" -gen-dialect-decls -I "$prefix/include" "$here/dialect.td" -o "$work/dialect.h.inc" || return 1
+  emulated "$tool" -gen-op-decls -I "$prefix/include" "$here/dialect.td" -o "$work/ops.h.inc" || return 1
   grep -q 'class ContractDialect' "$work/dialect.h.inc" && grep -q 'class TwiceOp' "$work/ops.h.inc" || return 1
   detail="a dialect and an operation"
 }
@@ -117,24 +142,24 @@ mlir_tblgen() {
 filecheck() {
   tool="$prefix/bin/FileCheck"
   detail="$tool does not run"
-  "$tool" --version || return 1
+  emulated "$tool" --version || return 1
   printf '// CHECK: first\n// CHECK-NEXT: second\n' >"$work/pattern"
   printf 'first\nsecond\n' >"$work/right"
   printf 'second\nfirst\n' >"$work/wrong"
   detail="it refuses what matches"
-  "$tool" "$work/pattern" --input-file "$work/right" || return 1
+  emulated "$tool" "$work/pattern" --input-file "$work/right" || return 1
   detail="it passes what does not match"
-  if "$tool" "$work/pattern" --input-file "$work/wrong"; then return 1; fi
+  if emulated "$tool" "$work/pattern" --input-file "$work/wrong"; then return 1; fi
   detail="tells a match from none"
 }
 
 clang() {
   tool="$prefix/bin/clang++"
   detail="$tool does not run"
-  "$tool" --version || return 1
+  emulated "$tool" --version || return 1
   detail="it does not compile device code to LLVM IR"
   # Without CUDA the driver leaves the PTX version at one that is too old for sm_90.
-  "$tool" --target=nvptx64-nvidia-cuda -march=sm_90 -Xclang -target-feature -Xclang +ptx80 \
+  emulated "$tool" --target=nvptx64-nvidia-cuda -march=sm_90 -Xclang -target-feature -Xclang +ptx80 \
     -nostdlibinc -ffreestanding -O1 -S -emit-llvm "$here/device.cpp" -o "$work/device.ll" || return 1
   grep -q 'target triple = "nvptx64' "$work/device.ll" && grep -q '@contract_sum' "$work/device.ll" || return 1
   detail="device code to LLVM IR"
@@ -163,14 +188,9 @@ configure() {
     printf 'set(PACKAGE_VERSION 1.0)\nset(PACKAGE_VERSION_COMPATIBLE FALSE)\n' \
       >"$folder/${package}ConfigVersion.cmake"
   done
-  if [ -z "${CXX:-}" ] && command -v clang >/dev/null && command -v clang++ >/dev/null; then
-    CC=clang CXX=clang++
-    export CC CXX
-  fi
-  generator='Unix Makefiles'
-  if command -v ninja >/dev/null; then generator=Ninja; fi
-  CMAKE_PREFIX_PATH="$work/other" cmake -G "$generator" -S "$here" -B "$work/tree" \
-    -DCONTRACT_PREFIX="$prefix" -DCONTRACT_LIBRARIES="$LIBRARIES" -DCONTRACT_LLD="$LLD" && status=0 || status=1
+  CMAKE_PREFIX_PATH="$work/other"
+  export CMAKE_PREFIX_PATH
+  tree "$here" -DCONTRACT_LIBRARIES="$LIBRARIES" -DCONTRACT_LLD="$LLD" && status=0 || status=1
   cat "$work/tree/CMakeFiles/CMakeError.log" 2>/dev/null
   detail=$(sed -n 's/^-- contract: //p' "$work/configure.log")
   return $status
@@ -180,8 +200,8 @@ build_use() { cmake --build "$work/tree" -j "$jobs" --target contract-use && det
 
 # What GNU ld has linked does the same as what lld has.
 gnu_ld() {
-  if ! command -v ld.bfd >/dev/null; then
-    detail="not asked for: the base has none"
+  if [ -n "$CROSS" ] || ! command -v ld.bfd >/dev/null; then
+    detail="not asked for: the base has none for this architecture"
     return 0
   fi
   cmake --build "$work/tree" -j "$jobs" --target contract-use-bfd || return 1
@@ -192,9 +212,59 @@ gnu_ld() {
     detail="links by the archives' indexes"
 }
 
+# Each header must be complete by itself: what it includes is there too.
+headers() {
+  find_compiler
+  set -- "${CXX:-c++}"
+  if [ -n "$CROSS" ]; then set -- "$@" "--target=$(uname_of "$CROSS")-linux-gnu" --sysroot=/sysroot; fi
+  for header in llvm/ADT/StringExtras.h llvm/ADT/DenseMap.h llvm/ADT/APFloat.h llvm/Demangle/Demangle.h \
+    llvm/Support/CommandLine.h llvm/Support/raw_ostream.h llvm/Support/MemoryBuffer.h llvm/Support/YAMLTraits.h; do
+    echo "#include <$header>"
+  done >"$work/headers.cpp"
+  "$@" -std=c++17 -fno-rtti -fsyntax-only -I "$prefix/include" "$work/headers.cpp" || return 1
+  detail="$(find "$prefix/include" -name '*.h' | wc -l) headers"
+}
+
+uname_of() {
+  case $1 in
+    amd64) echo x86_64 ;;
+    arm64) echo aarch64 ;;
+    ppc64le) echo powerpc64le ;;
+    *) echo "$1" ;;
+  esac
+}
+
+find_compiler() {
+  if [ -z "${CXX:-}" ] && command -v clang >/dev/null && command -v clang++ >/dev/null; then
+    CC=clang CXX=clang++
+    export CC CXX
+  fi
+}
+
+# tree FOLDER OPTION...: configure a project of this folder for the layer's machine
+tree() {
+  find_compiler
+  generator='Unix Makefiles'
+  if command -v ninja >/dev/null; then generator=Ninja; fi
+  folder=$1
+  shift
+  if [ -n "$CROSS" ]; then set -- "$@" -DCMAKE_TOOLCHAIN_FILE="$here/../cross.cmake" -DTOOLCHAIN_ARCH="$CROSS"; fi
+  cmake -G "$generator" -S "$folder" -B "$work/tree" -DCONTRACT_PREFIX="$prefix" "$@"
+}
+
+support() {
+  detail="it does not configure"
+  tree "$here/support" || return 1
+  detail="it does not link"
+  cmake --build "$work/tree" -j "$jobs" || return 1
+  detail="it does not run"
+  emulated "$work/tree/contract-support" || return 1
+  detail=$(tail -n 1 "$work/support.log")
+}
+
 use() {
   mkdir -p "$work/made"
-  "$work/tree/contract-use" "$work/made" && detail="MLIR to LLVM IR to code"
+  emulated "$work/tree/contract-use" "$work/made" && detail="MLIR to LLVM IR to code"
 }
 
 # bytes FILE OFFSET COUNT: as decimal numbers
@@ -223,23 +293,38 @@ build_link() {
 }
 
 link() {
-  "$work/tree/contract-link" || return 1
+  emulated "$work/tree/contract-link" || return 1
   detail=$(tail -n 1 "$work/link.log")
 }
 
-check libraries - libraries
-check static - static
-check mlir-tblgen - mlir_tblgen
-if [ "$FILECHECK" = ON ]; then check FileCheck - filecheck; fi
-if [ "$CLANG" = ON ]; then check clang++ - clang; fi
-check paths - paths
-check configure - configure
-check build-use configure build_use
-check use build-use use
-check gnu-ld use gnu_ld
-check amdgpu use amdgpu
-if [ "$LLD" = ON ]; then check lld use lld; fi
-check ptx use ptx
-check build-link configure build_link
-check link build-link link
+case $PART in
+  tablegen)
+    check llvm-tblgen - llvm_tblgen
+    check mlir-tblgen llvm-tblgen mlir_tblgen
+    check paths - paths
+    ;;
+  support)
+    check libraries - libraries
+    check headers - headers
+    check paths - paths
+    check support libraries support
+    ;;
+  *)
+    check libraries - libraries
+    check static - static
+    check mlir-tblgen - mlir_tblgen
+    if [ "$FILECHECK" = ON ]; then check FileCheck - filecheck; fi
+    if [ "$CLANG" = ON ]; then check clang++ - clang; fi
+    check paths - paths
+    check configure - configure
+    check build-use configure build_use
+    check use build-use use
+    check gnu-ld use gnu_ld
+    check amdgpu use amdgpu
+    if [ "$LLD" = ON ]; then check lld use lld; fi
+    check ptx use ptx
+    check build-link configure build_link
+    check link build-link link
+    ;;
+esac
 finish

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from toolchain.errors import BuildError, PinError, SourceError, UnsupportedError
-from toolchain.pipeline import plan, stages_of
+from toolchain.goals import stages_of
+from toolchain.pipeline import plan
 from toolchain.settings import Cache, Request
 from toolchain.stages.aotriton import aotriton_source, commit_of
 from toolchain.stages.llvm import llvm_pin, llvm_source

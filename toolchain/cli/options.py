@@ -11,13 +11,12 @@ from typing import Annotated, Any, ParamSpec, TypeVar
 import typer
 
 from toolchain import console
-from toolchain.errors import ConfigError, ResourceError, ToolchainError, UnsupportedError
+from toolchain.errors import ConfigError, ResourceError, ToolchainError
+from toolchain.machines import machine_of
 from toolchain.settings import Cache, Request, default_cache
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-ARCHES = ("amd64", "arm64")
 
 BaseOpt = Annotated[
     str, typer.Option("--base", envvar="TOOLCHAIN_BASE", help="Base recipe, or a local image as oci:DIR[:TAG].")
@@ -85,7 +84,11 @@ PythonOpt = Annotated[
 ]
 OnlyOpt = Annotated[
     str,
-    typer.Option("--only", envvar="TOOLCHAIN_ONLY", help="A part of LLVM: `tablegen` for the table generators alone."),
+    typer.Option(
+        "--only",
+        envvar="TOOLCHAIN_ONLY",
+        help="A part of LLVM: `tablegen`, the table generators alone, or `support`, LLVMSupport and LLVMDemangle.",
+    ),
 ]
 JobsOpt = Annotated[
     int, typer.Option("--jobs", "-j", envvar="TOOLCHAIN_JOBS", min=0, help="Jobs; 0 for what cores and memory allow.")
@@ -160,8 +163,7 @@ def make_request(
 
     arches = tuple(sorted({part.strip() for part in arch.split(",") if part.strip()}))
     for one in arches:
-        if one not in ARCHES:
-            raise UnsupportedError(f"unknown architecture {one!r}", fix=f"one of {', '.join(ARCHES)}")
+        machine_of(one)
     if not arches:
         raise ConfigError("--arch names no architecture")
     if compression not in {"gzip", "zstd"}:

@@ -7,7 +7,7 @@ import re
 import shlex
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,7 +60,7 @@ class BaseStage:
         tar, packages = work / "rootfs.tar", work / "packages"
         shop.step("packages")
         _mmdebstrap(recipe, tar, packages, shop)
-        lock = {"recipe": _recipe_digest(recipe), "packages": _parse_packages(packages.read_text())}
+        lock = {"recipe": _recipe_digest(recipe), "packages": parse_packages(packages.read_text())}
         shop.step("layer")
         # From here on the base has a digest, and the stages above it too.
         resolved = Planned(
@@ -100,7 +100,12 @@ def _recipe_digest(recipe: BaseRecipe) -> str:
     return sha256_json(recipe.as_inputs())
 
 
-def _parse_packages(text: str) -> list[dict[str, str]]:
+def parse_packages(text: str) -> list[dict[str, str]]:
+    """Package, version, architecture and SHA-256 from stanzas as apt and dpkg-deb print them; sorted.
+
+    Raises:
+        BuildError: there is none.
+    """
     keys = {"Package": "name", "Version": "version", "Architecture": "architecture", "SHA256": "sha256"}
     rows: list[dict[str, str]] = []
     for block in text.split("\n\n"):
@@ -117,24 +122,6 @@ def _parse_packages(text: str) -> list[dict[str, str]]:
 
 
 def _mmdebstrap(recipe: BaseRecipe, tar: Path, packages: Path, shop: Shop) -> None:
-    from toolchain.sources.distro import apt_mirrors  # noqa: PLC0415 - asks apt, which plan must not
-
-    if shop.request.offline:
-        raise UnreachableError(
-            f"base {recipe.name} is not in the cache and --offline forbids to make it",
-            fix="run `toolchain build base` once with a network, or give --base oci:DIR",
-        )
-    mirrors = apt_mirrors()
-    main = next((mirror for mirror in mirrors if not mirror.security), None)
-    if main is None:
-        raise SourceError(
-            "apt has no package mirror configured", fix="add one to /etc/apt/sources.list and apt-get update"
-        )
-    lines = [
-        f"deb [signed-by={main.keyring}] {main.site} {recipe.suite} main"
-        if main.keyring
-        else f"deb {main.site} {recipe.suite} main"
-    ]
     hooks = [f'chroot "$1" sh -c {shlex.quote(_LIST_PACKAGES)} > {shlex.quote(str(packages))}']
     for link, target in recipe.links.items():
         where = f'"$1"{shlex.quote(link)}'
@@ -145,12 +132,49 @@ def _mmdebstrap(recipe: BaseRecipe, tar: Path, packages: Path, shop: Shop) -> No
         "rm -f " + " ".join(f'"$1"/etc/{"apt/" if name.startswith("sources") else ""}{name}' for name in of_here)
     )
     hooks.append(': > "$1"/etc/machine-id')
+    run_mmdebstrap(
+        shop,
+        tar,
+        suite=recipe.suite,
+        variant=recipe.variant,
+        packages=recipe.packages,
+        what=f"base {recipe.name}",
+        options=[f"--customize-hook={hook}" for hook in hooks],
+    )
+
+
+def run_mmdebstrap(
+    shop: Shop, tar: Path, *, suite: str, variant: str, packages: Sequence[str], what: str, options: Sequence[str]
+) -> None:
+    """Make a root file system from the mirrors that this machine's apt is configured for.
+
+    Args:
+        tar: file to make.
+        what: it is, for messages.
+        options: further ones of mmdebstrap.
+
+    Raises:
+        UnreachableError: `--offline`.
+        SourceError: apt knows no mirror.
+        BuildError: mmdebstrap failed.
+    """
+    from toolchain.sources.distro import apt_mirrors  # noqa: PLC0415 - asks apt, which plan must not
+
+    if shop.request.offline:
+        raise UnreachableError(
+            f"{what} is not in the cache and --offline forbids to make it",
+            fix="run `toolchain build base` once with a network, or give --base oci:DIR",
+        )
+    main = next((mirror for mirror in apt_mirrors() if not mirror.security), None)
+    if main is None:
+        raise SourceError(
+            "apt has no package mirror configured", fix="add one to /etc/apt/sources.list and apt-get update"
+        )
+    signed = f"[signed-by={main.keyring}] " if main.keyring else ""
     # fmt: off
     argv = [
-        "mmdebstrap", "--mode=auto", f"--variant={recipe.variant}",
-        f"--include={','.join(recipe.packages)}",
-        *(f"--customize-hook={hook}" for hook in hooks),
-        "--format=tar", recipe.suite, str(tar), *lines,
+        "mmdebstrap", "--mode=auto", f"--variant={variant}", f"--include={','.join(packages)}", *options,
+        "--format=tar", suite, str(tar), f"deb {signed}{main.site} {suite} main",
     ]
     # fmt: on
     process.which("mmdebstrap")
@@ -169,7 +193,7 @@ def _mmdebstrap(recipe: BaseRecipe, tar: Path, packages: Path, shop: Shop) -> No
         )
     except CommandError as error:
         raise BuildError(
-            f"mmdebstrap could not make base {recipe.name}",
+            f"mmdebstrap could not make {what}",
             why=error.why,
             fix="check that the mirror serves this suite (`toolchain doctor`), then run the command again",
         ) from error

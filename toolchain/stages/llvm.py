@@ -8,22 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from toolchain.components import Needs, features_of, needs_for
-from toolchain.errors import UnsupportedError
+from toolchain.machines import emulator, this_machine
 from toolchain.pins import LlvmPin, aotriton_release, read_pin, triton_release
 from toolchain.recipe import Recipe, digests
 from toolchain.settings import Request
 from toolchain.sources.resolve import locate, parse_source_spec, parts, require
 from toolchain.sources.tree import Source
 from toolchain.stages.base import base_label
-from toolchain.stages.stage import Built, Planned, Shop, common_inputs, source_inputs
+from toolchain.stages.parts import TABLEGEN, part_of
+from toolchain.stages.stage import Built, Planned, Shop, common_inputs, locked, source_inputs
 
 DEFAULT_TRITON = "3.7.1"
-# A build that ends at the table generators: for the quickstart and for trying a machine.
-TABLEGEN = "tablegen"
-_TABLEGEN_GOAL = "llvm-tblgen mlir-tblgen"
-# The tree, the ccache and the installed copy together, measured on 22.1.8.
-_DISK_FULL = 14_000_000_000
-_DISK_TABLEGEN = 5_000_000_000
 # What shapes the layer. The contract check does not: it may grow without a rebuild.
 _RECIPE = (
     "containerfiles/llvm",
@@ -35,6 +30,7 @@ _RECIPE = (
     "llvm-config/pch-launcher.sh",
     "llvm-config/pch-scan.py",
 )
+_CROSS_RECIPE = ("llvm-config/cross.cmake",)
 # Seconds of each step relative to each other on the first build.
 _WEIGHTS = {"configure": 40.0, "compile": 6500.0, "install": 60.0}
 
@@ -47,46 +43,51 @@ class LlvmStage:
 
     def plan(self, request: Request, below: Mapping[str, Planned]) -> Planned:
         """See `Stage.plan`."""
-        _supported(request)
-        source, needs = llvm_source(request), llvm_needs(request)
+        arch, source, needs = request.arch[0], llvm_source(request), llvm_needs(request)
+        part, cross = part_of(request.only, needs), arch != this_machine()
         if source.path is not None:  # a checkout, or fetched before: look before the base is made
             _require(source, needs)
-        partial = request.only == TABLEGEN
         sources = source_inputs([source], request.patches)
-        under = below["base"].input_digest
+        under = {name: below[name].input_digest for name in (("base", "sysroot") if cross else ("base",))}
         inputs: dict[str, Any] | None = None
-        if sources is not None and under is not None:
+        if sources is not None and locked(*under.values()):
             inputs = {
                 **common_inputs(self.name, request),
-                "base": under,
+                **under,
                 "sources": sources,
                 "parts": list(parts()["llvm"]),
-                "recipe": digests(*_RECIPE, f"llvm-config/targets/{request.arch[0]}.cmake"),
+                "recipe": digests(*_RECIPE, *(_CROSS_RECIPE if cross else ()), f"llvm-config/targets/{arch}.cmake"),
                 "prefix": prefix_of(source),
-                "projects": list(needs.projects),
-                "components": [] if partial else list(needs.components),
-                "libraries": {} if partial else {"roots": needs.roots, "keep": needs.keep, "drop": needs.drop},
-                "goal": _TABLEGEN_GOAL if partial else "distribution",
+                "projects": list(part.projects),
+                "components": list(part.components) if part.goal == "distribution" else [],
+                "libraries": {"roots": needs.roots, "keep": needs.keep, "drop": needs.drop} if part.whole else {},
+                "goal": part.goal,
+                **({"headers": list(part.headers)} if part.headers else {}),
+                **({"built_on": this_machine(), "native": list(part.native)} if cross else {}),
             }
-        stem = "llvm-triton-tablegen" if partial else "llvm-triton"
         return Planned(
             name=self.name,
-            image=f"{stem}-{short_id(source)}-{base_label(request)}",
+            image=f"{part.stem}-{short_id(source)}-{base_label(request)}",
             inputs=inputs,
             sources=(source,),
-            partial="table generators only" if partial else "",
+            partial=part.told,
         )
 
     def build(self, planned: Planned, below: Mapping[str, Built], shop: Shop) -> Built:
         """See `Stage.build`."""
         request, needs = shop.request, llvm_needs(shop.request)
-        partial = request.only == TABLEGEN
-        shop.require_disk(_DISK_TABLEGEN if partial else _DISK_FULL)
+        arch, part = request.arch[0], part_of(request.only, needs)
+        cross = arch != this_machine()
+        # The table generators alone were always proved by being used; of another machine nothing here uses them.
+        proved = request.contract and (part.name != TABLEGEN or cross)
+        emulate = emulator(arch) if cross and proved else None
+        shop.require_disk(part.disk)
         shop.step("source")
         source = shop.fetch(planned.sources[0])
         assert source.path is not None  # noqa: S101 - fetch gives it
         _require(source, needs)
         prefix = prefix_of(source)
+        system = shop.unpack(below["sysroot"]) if cross else None
         tree = shop.build(
             Recipe(
                 name="llvm",
@@ -94,26 +95,32 @@ class LlvmStage:
                 base=shop.image(below["base"]),
                 args={
                     "PREFIX": prefix,
-                    "ARCH": request.arch[0],
-                    "PROJECTS": ";".join(needs.projects),
-                    "COMPONENTS": ";".join(needs.components),
-                    **({} if partial else _libraries(needs)),
-                    "GOAL": _TABLEGEN_GOAL if partial else "distribution",
+                    "ARCH": arch,
+                    "PROJECTS": ";".join(part.projects),
+                    "COMPONENTS": ";".join(part.components),
+                    **(_libraries(needs) if part.whole else {}),
+                    **({"HEADERS": " ".join(part.headers)} if part.headers else {}),
+                    **({"NATIVE": " ".join(part.native)} if cross else {}),
+                    "GOAL": part.goal,
                     "JOBS": str(shop.jobs("compile")),
                     "LINK_JOBS": str(shop.jobs("link")),
                     "INPUT_DIGEST": str(planned.input_digest),
                 },
-                contexts={"llvm": source.path},
+                contexts={"llvm": source.path, **({"sysroot": system} if system else {})},
                 cache_key=str(planned.input_digest).removeprefix("sha256:")[:12],
                 steps=_WEIGHTS,
             )
         )
 
         def check(image: str) -> Mapping[str, Any]:
-            from toolchain.contract import check_layer  # noqa: PLC0415 - only after hours of compiling
+            from toolchain.contract import Elsewhere, check_layer, check_part  # noqa: PLC0415 - only after hours
 
             shop.step("contract")
-            return {"contract": check_layer(shop.runner, image, prefix, needs, log=shop.log).as_json()}
+            where = Elsewhere(arch, emulate, system) if emulate and system else None
+            if part.whole:
+                return {"contract": check_layer(shop.runner, image, prefix, needs, log=shop.log, on=where).as_json()}
+            report = check_part(shop.runner, image, prefix, part.name, part.libraries, log=shop.log, on=where)
+            return {"contract": report.as_json()}
 
         return shop.finish(
             planned,
@@ -125,7 +132,7 @@ class LlvmStage:
                 "org.opencontainers.image.revision": source.ref,
                 **({"toolchain.partial": planned.partial} if planned.partial else {}),
             },
-            check=None if partial or not request.contract else check,
+            check=check if proved else None,
             check_on=below["base"],
         )
 
@@ -141,17 +148,6 @@ def _libraries(needs: Needs) -> dict[str, str]:
 def _require(source: Source, needs: Needs) -> None:
     assert source.path is not None  # noqa: S101 - the callers look
     require(source.path, "llvm/CMakeLists.txt", *(f"{project}/CMakeLists.txt" for project in needs.projects))
-
-
-def _supported(request: Request) -> None:
-    if request.arch != ("amd64",):
-        raise UnsupportedError(
-            f"LLVM for {', '.join(request.arch)} is not built by this version",
-            why="only amd64 is; the targets file for arm64 is there, the cross recipe is not",
-            fix="use --arch amd64",
-        )
-    if request.only not in {"distribution", TABLEGEN}:
-        raise UnsupportedError(f"no such part of LLVM: {request.only!r}", fix="use --only tablegen or leave it out")
 
 
 def triton_of(request: Request) -> str | None:
@@ -176,7 +172,8 @@ def llvm_pin(request: Request) -> LlvmPin:
 def llvm_needs(request: Request) -> Needs:
     """Projects and components: by version, and what a checkout of Triton asks for beyond it."""
     checkout = local_triton(request)
-    return needs_for(triton_of(request), features=features_of(checkout) if checkout is not None else ())
+    features = features_of(checkout) if checkout is not None else ()
+    return needs_for(triton_of(request), request.arch[0], features=features)
 
 
 def local_triton(request: Request) -> Path | None:

@@ -81,6 +81,9 @@ class Shop(Protocol):
     def build(self, recipe: Recipe) -> Path:
         """Run a containerised build; the folder with its output tree."""
 
+    def unpack(self, built: Built) -> Path:
+        """A folder with what a finished stage's own layer holds; it goes with this stage's unfinished work."""
+
     def image(self, built: Built) -> str:
         """A finished stage's image, as the engine can run it."""
 

@@ -1,0 +1,71 @@
+"""Machines: how OCI, the kernel, Debian and qemu call each, which one this is, and what runs another one's programs."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from toolchain.errors import EngineError, UnsupportedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """One architecture by its names.
+
+    Args:
+        arch: OCI's.
+        kernel: as `uname -m` and qemu say it.
+        debian: of packages.
+    """
+
+    arch: str
+    kernel: str
+    debian: str
+
+
+MACHINES = {
+    one.arch: one
+    for one in (
+        Machine(arch="amd64", kernel="x86_64", debian="amd64"),
+        Machine(arch="arm64", kernel="aarch64", debian="arm64"),
+        Machine(arch="ppc64le", kernel="ppc64le", debian="ppc64el"),
+        Machine(arch="s390x", kernel="s390x", debian="s390x"),
+    )
+}
+
+
+def this_machine() -> str:
+    """The OCI architecture of the machine that builds."""
+    kernel = platform.machine()
+    return next((one.arch for one in MACHINES.values() if one.kernel == kernel), kernel)
+
+
+def machine_of(arch: str) -> Machine:
+    """The machine of an OCI architecture.
+
+    Raises:
+        UnsupportedError: it is not known.
+    """
+    if arch not in MACHINES:
+        raise UnsupportedError(f"unknown architecture {arch!r}", fix=f"one of {', '.join(MACHINES)}")
+    return MACHINES[arch]
+
+
+def emulator(arch: str) -> Path:
+    """A qemu that runs single programs of `arch` and needs no file of this machine, so that it works in any container.
+
+    Nothing is registered with the kernel for it: it is called by name.
+
+    Raises:
+        EngineError: it is not installed.
+    """
+    name = f"qemu-{machine_of(arch).kernel}-static"
+    found = shutil.which(name)
+    if found is None:
+        raise EngineError(
+            f"{name} is not installed, and a layer for {arch} is proved by running what is in it",
+            fix="apt-get install qemu-user-static; or --no-contract, and prove it elsewhere",
+        )
+    return Path(found)
