@@ -147,12 +147,20 @@ def parts() -> dict[str, tuple[str, ...]]:
     return {name: tuple(row["only"]) for name, row in content.items()}
 
 
-def fetch_source(source: Source, *, cache: Cache, offline: bool, patches: Sequence[Path] = ()) -> Source:
+def part_of(name: str) -> str:
+    """How the store calls the part that is taken of the source `name`; empty for the whole."""
+    return ",".join(parts().get(name, ()))
+
+
+def fetch_source(
+    source: Source, *, cache: Cache, offline: bool, patches: Sequence[Path] = (), verify: bool = False
+) -> Source:
     """The source with its tree or file in the store, patched when patches are given.
 
     Args:
         source: as `locate` gave it.
         patches: files, in order, applied to a copy.
+        verify: read a tree that is there already, file by file, before it is believed (see `Store.tree`).
 
     Returns:
         The source with `path`, and with `digest` where it was not known before. The digest stays the one of the source
@@ -163,65 +171,76 @@ def fetch_source(source: Source, *, cache: Cache, offline: bool, patches: Sequen
     """
     store = Store(cache.store)
     only = parts().get(source.name)
-    part = ",".join(only) if only is not None else ""
+    part = part_of(source.name)
+    how = _How(only, part, verify)
     path: Path
     match source.kind:
         case "local":
-            path = _fetch_local(source, store, cache, only, part)
+            path = _fetch_local(source, store, cache, how)
         case "git":
-            path = fetch_git(source.repository, source.ref, store, offline=offline, only=only)
+            path = fetch_git(source.repository, source.ref, store, offline=offline, only=only, verify=verify)
         case "archive":
             assert source.digest is not None  # noqa: S101 - an archive without one is not accepted
             file = fetch_archive(source.repository, source.digest, store, offline=offline)
-            path = _tree_of(file, source.digest, store, only, part)
+            path = _tree_of(file, source.digest, store, how)
         case "distro":
             source, file = fetch_distro(source, store, cache=cache, offline=offline)
-            path = _tree_of(file, str(source.digest), store, only, part)
+            path = _tree_of(file, str(source.digest), store, how)
         case "pypi":
             project, _, version = source.ref.removeprefix("pypi:").partition("==")
             row = pypi_row(project, version)
             file = fetch_pypi(project, version, row.file, row.sha256, store, offline=offline)
-            path = _tree_of(file, str(source.digest), store, only, part)
+            path = _tree_of(file, str(source.digest), store, how)
         case _:
             assert_never(source.kind)
     if patches:
-        path = _patched(source, path, patches, store, part)
+        path = _patched(source, path, patches, store, how)
     return replace(source, path=path)
 
 
-def _tree_of(file: Path, digest: str, store: Store, only: Sequence[str] | None, part: str) -> Path:
+@dataclass(frozen=True)
+class _How:
+    """Which part of a source is taken, what the store calls it, and whether a tree that is there is read again."""
+
+    only: tuple[str, ...] | None
+    part: str
+    verify: bool
+
+
+def _tree_of(file: Path, digest: str, store: Store, how: _How) -> Path:
     """The tree of a tar archive; any other file is a source as it is."""
     if not _TAR.search(file.name):
         return file
-    return store.tree(digest, lambda dest: unpack_tar(file, dest, only=only), part=part)
+    return store.tree(digest, lambda dest: unpack_tar(file, dest, only=how.only), part=how.part, verify=how.verify)
 
 
-def _fetch_local(source: Source, store: Store, cache: Cache, only: Sequence[str] | None, part: str) -> Path:
+def _fetch_local(source: Source, store: Store, cache: Cache, how: _How) -> Path:
     """A snapshot of a checkout: builds read the store, and what is edited meanwhile does not reach them."""
     if source.path is None or source.digest is None:
         raise SourceError(f"the source {source.name} has no path", fix="give --source NAME=PATH")
     top, digest = source.path, source.digest
     if top.is_file():
         if (there := store.file(digest, verify=True)) is not None:
-            return _tree_of(there, digest, store, only, part)
+            return _tree_of(there, digest, store, how)
         store.partial.mkdir(parents=True, exist_ok=True)
         copy = store.partial / f"local-{digest.removeprefix('sha256:')}"
         copy_tree(top, copy)
-        return _tree_of(store.add_file(copy, digest, name=top.name), digest, store, only, part)
+        return _tree_of(store.add_file(copy, digest, name=top.name), digest, store, how)
 
     def unpack(dest: Path) -> None:
         for entry in sorted(top.iterdir()):
-            if entry.name != ".git" and (only is None or entry.name in only):
+            if entry.name != ".git" and (how.only is None or entry.name in how.only):
                 copy_tree(entry, dest / entry.name)
         check_links(dest)
         if tree_digest(top, _stat_cache(top, cache)) != digest:
             raise SourceError(f"{top} was changed while it was copied", fix="run the command again")
 
-    return store.tree(digest, unpack, part=part)
+    return store.tree(digest, unpack, part=how.part, verify=how.verify)
 
 
-def _patched(source: Source, path: Path, patches: Sequence[Path], store: Store, part: str) -> Path:
+def _patched(source: Source, path: Path, patches: Sequence[Path], store: Store, how: _How) -> Path:
     if source.digest is None:
         raise SourceError(f"the source {source.name} has no digest", why="patches count on top of one")
     stack = sha256_json([sha256_file(patch) for patch in patches])
-    return store.tree(source.digest, lambda dest: apply_patches(path, patches, dest), part=f"{part}\npatches {stack}")
+    part = f"{how.part}\npatches {stack}"
+    return store.tree(source.digest, lambda dest: apply_patches(path, patches, dest), part=part, verify=how.verify)
