@@ -14,6 +14,7 @@ from toolchain import __version__, console
 from toolchain.cli.build_cmd import build, kernels_run, kernels_status
 from toolchain.cli.doctor_cmd import doctor
 from toolchain.cli.image_cmd import inspect, keygen, publish, verify
+from toolchain.cli.lock_cmd import lock
 from toolchain.cli.options import handled
 from toolchain.cli.pins_cmd import pins
 from toolchain.cli.plan_cmd import fetch, plan
@@ -68,6 +69,7 @@ app.command("doctor")(handled(doctor))
 app.command("pins")(handled(pins))
 app.command("plan")(handled(plan))
 app.command("fetch")(handled(fetch))
+app.command("lock")(handled(lock))
 app.command("build")(handled(build))
 app.command("publish")(handled(publish))
 app.command("verify")(handled(verify))

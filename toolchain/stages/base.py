@@ -60,7 +60,7 @@ class BaseStage:
         tar, packages = work / "rootfs.tar", work / "packages"
         shop.step("packages")
         _mmdebstrap(recipe, tar, packages, shop)
-        lock = {"recipe": _recipe_digest(recipe), "packages": _parse_packages(packages.read_text())}
+        lock = {"recipe": recipe_digest(recipe), "packages": _parse_packages(packages.read_text())}
         shop.step("layer")
         # From here on the base has a digest, and the stages above it too.
         resolved = Planned(
@@ -93,10 +93,11 @@ def read_lock(cache: Cache, recipe: BaseRecipe, arch: str) -> dict[str, Any] | N
         lock: dict[str, Any] = json.loads(path.read_bytes())
     except (OSError, ValueError):
         return None
-    return lock if lock.get("recipe") == _recipe_digest(recipe) else None
+    return lock if lock.get("recipe") == recipe_digest(recipe) else None
 
 
-def _recipe_digest(recipe: BaseRecipe) -> str:
+def recipe_digest(recipe: BaseRecipe) -> str:
+    """Of all that decides what a base is asked to hold; what it then holds is in its package list."""
     return sha256_json(recipe.as_inputs())
 
 
@@ -185,7 +186,7 @@ def _from_containerfile(stage: BaseStage, planned: Planned, recipe: BaseRecipe, 
         Recipe(name=f"base-{recipe.name}", containerfile=recipe.containerfile, base=recipe.image, network=True)
     )
     listing = tree / "toolchain-packages"
-    lock = {"recipe": _recipe_digest(recipe), "packages": sorted(listing.read_text().split())}
+    lock = {"recipe": recipe_digest(recipe), "packages": sorted(listing.read_text().split())}
     listing.unlink()
     resolved = Planned(
         name=planned.name,
