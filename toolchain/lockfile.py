@@ -186,19 +186,30 @@ def write(lock: Lock, path: Path) -> None:
 
 
 def _command(lock: Lock) -> str:
-    words = ["toolchain", "lock"]
-    for key, value in sorted(lock.request.items()):
-        if key == "stage":
-            words.insert(2, str(value))
-        elif isinstance(value, dict):
-            words += [
-                w for name, texts in sorted(value.items()) for t in _as_list(texts) for w in (f"--{key}", f"{name}={t}")
-            ]
-        else:
-            words += [f"--{key}", ",".join(map(str, _as_list(value)))]
+    words = ["toolchain", "lock", str(lock.request.get("stage", "all")), *options(lock)]
     if any(base.state == "open" for base in lock.bases):
         words.append("--open-base")
     return re.sub(r"[\x00-\x1f\x7f]", "?", shlex.join(words))
+
+
+def options(lock: Lock, **instead: Any) -> list[str]:
+    """The request as options of the command line.
+
+    Args:
+        instead: values in the place of the request's own, by option.
+    """
+    words = []
+    for key, value in sorted({**lock.request, **instead}.items()):
+        if key == "stage":
+            continue
+        if isinstance(value, dict):
+            texts = [f"{name}={text}" for name, several in sorted(value.items()) for text in _as_list(several)]
+        elif key.endswith("-binary"):
+            texts = [str(one) for one in _as_list(value)]
+        else:
+            texts = [",".join(map(str, _as_list(value)))]
+        words += [word for text in texts for word in (f"--{key}", text)]
+    return words
 
 
 def _as_list(value: Any) -> list[Any]:

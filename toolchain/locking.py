@@ -54,7 +54,7 @@ def resolve(request: Request, planned: Sequence[Planned], goal: str, *, open_bas
         compressor="" if open_base else compressor_id("zstd" if request.compression == "zstd" else "gzip"),
         request=_request(request, goal, sources),
         bases=bases,
-        sources=tuple(_source(request, sources[name]) for name in sorted(sources)),
+        sources=tuple(locked_source(request, sources[name]) for name in sorted(sources)),
     )
 
 
@@ -129,7 +129,7 @@ def check_tree(request: Request, source: Source) -> None:
     """
     if request.lock is None:
         return
-    now, was = _source(request, source), request.lock.source(source.name)
+    now, was = locked_source(request, source), request.lock.source(source.name)
     found = differences(replace(request.lock, bases=()), replace(request.lock, bases=(), sources=(now,)), whole=False)
     if found or was is None:
         raise refused(found, f"--locked: {source.name} is not what the lock holds")
@@ -145,13 +145,14 @@ def refused(found: Sequence[str], what: str) -> LockedError:
     )
 
 
-def _source(request: Request, source: Source) -> LockedSource:
+def locked_source(request: Request, source: Source) -> LockedSource:
+    """A source as a lock holds it; its digest is empty when only a fetch can tell it."""
     part = part_of(source.name)
     digest = source.digest or ""
     info = Store(request.cache.store).tree_info(digest, part=part) if digest else None
     tree = info.digest if info is not None else ""
     if source.kind == "local" and source.path is not None and source.path.is_dir() and not part:
-        tree = digest
+        tree = digest  # also where it is not in the store yet
     file = _file(source, request.cache)
     return LockedSource(
         name=source.name,
@@ -179,10 +180,17 @@ def _file(source: Source, cache: Cache) -> str:
         package, _, version = spec.partition("=")
         row = known_package(package, version, cache)
         return row.file if row is not None else ""
+    name = ""
     if source.kind == "archive":
         name = PurePosixPath(unquote(urlsplit(source.repository).path)).name
-        return re.sub(r"[^A-Za-z0-9._+~!-]", "_", name).lstrip("._+~!-")
-    return ""
+    elif source.kind == "local" and source.path is not None and source.path.is_file():
+        name = source.path.name
+    return safe_name(name) if name else ""
+
+
+def safe_name(text: str) -> str:
+    """A file name that any file system and any reader takes."""
+    return re.sub(r"[^A-Za-z0-9._+~!-]", "_", text).lstrip("._+~!-")[:255] or "file"
 
 
 def _base(request: Request, *, open_base: bool) -> LockedBase:
@@ -250,6 +258,8 @@ def _request(request: Request, goal: str, sources: Mapping[str, Source]) -> dict
         "triton": request.triton,
         "aotriton": request.aotriton,
         "python": list(request.pythons),
+        "allow-binary": list(request.allow_binary),
+        "drop-binary": list(request.drop_binary),
         "only": request.only if request.only != "distribution" else "",
         "compression": request.compression if request.compression != "gzip" else "",
     }

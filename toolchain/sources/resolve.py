@@ -28,6 +28,7 @@ __all__ = ["SourceSpec", "fetch_source", "locate", "parse_source_spec", "require
 
 _TAR = re.compile(r"\.(tar(\.(gz|xz|bz2|zst))?|tgz|txz|tbz2|tzst)$")
 _FORMS = "PATH, URL@COMMIT, URL#sha256=DIGEST, distro:PACKAGE[=VERSION] or pypi:PROJECT[==VERSION]"
+_STORED = re.compile(r"stored:([A-Za-z0-9][A-Za-z0-9._+-]*)@(sha256:[0-9a-f]{64})")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +37,8 @@ class SourceSpec:
 
     Args:
         kind: what brings it.
-        where: path, URL, package or project.
-        version: commit, `sha256:<hex>`, upstream version; empty for what the data says.
+        where: path, URL, package or project; for a tree that is in the store alone, what the checkout was called.
+        version: commit, `sha256:<hex>`, upstream version; empty for what the data says, and for a path.
     """
 
     kind: Kind
@@ -47,6 +48,8 @@ class SourceSpec:
 
 def parse_source_spec(text: str) -> SourceSpec:
     """Read a source as users write it: a path, URL@COMMIT, URL#sha256=DIGEST, distro:PACKAGE[=VERSION] or pypi:PROJECT.
+
+    `stored:NAME@DIGEST` is a checkout called NAME whose tree a bundle brought into the store.
 
     Raises:
         SourceError: it is none of these, or a URL without a commit or digest.
@@ -62,6 +65,10 @@ def parse_source_spec(text: str) -> SourceSpec:
             if not re.fullmatch(pattern, where) or not re.fullmatch(r"[A-Za-z0-9.+~!_\-]*", version):
                 raise SourceError(f"not a package and version: {text!r}", fix=f"write {prefix}NAME{separator}VERSION")
             return SourceSpec(kind="distro" if kind == "distro" else "pypi", where=where, version=version)
+    if text.startswith("stored:"):
+        if (found := _STORED.fullmatch(text)) is None:
+            raise SourceError(f"not a tree in the store: {text!r}", fix="write stored:NAME@sha256:DIGEST")
+        return SourceSpec(kind="local", where=found[1], version=found[2])
     if re.match(r"[a-z][a-z0-9+.\-]*://", text):
         return _parse_url(text)
     if re.match(r"[\w.\-]+@[\w.\-]+:", text):
@@ -98,7 +105,7 @@ def locate(name: str, spec: SourceSpec, *, cache: Cache, offline: bool = False) 
     """
     match spec.kind:
         case "local":
-            return _locate_local(name, spec, cache)
+            return _locate_stored(name, spec, cache) if spec.version else _locate_local(name, spec, cache)
         case "git":
             digest = git_digest(spec.where, spec.version)
             return Source(
@@ -120,6 +127,19 @@ def locate(name: str, spec: SourceSpec, *, cache: Cache, offline: bool = False) 
             return known_pypi(name, spec.where, spec.version)
         case _:
             assert_never(spec.kind)
+
+
+def _locate_stored(name: str, spec: SourceSpec, cache: Cache) -> Source:
+    store = Store(cache.store)
+    path = store.stored_tree(spec.version, part=part_of(name)) or store.file(spec.version)
+    if path is None:
+        raise SourceError(
+            f"the source {name} is not in the store: {spec.version}", fix="bring it in: toolchain bundle import REF"
+        )
+    return Source(
+        name=name, kind="local", ref=f"local:{spec.where}", repository="local", digest=spec.version, path=path,
+        locked=False,
+    )  # fmt: skip
 
 
 def _locate_local(name: str, spec: SourceSpec, cache: Cache) -> Source:

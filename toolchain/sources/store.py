@@ -126,6 +126,11 @@ class Store:
             _READ.add(path)
         return path
 
+    def stored_tree(self, digest: str, *, part: str = "") -> Path | None:
+        """The folder of a tree that is here, not looked into; None when it is not."""
+        path = self.root / "trees" / self._key(digest, part)
+        return path if path.is_dir() else None
+
     def tree_info(self, digest: str, *, part: str = "") -> TreeInfo | None:
         """What was recorded when the tree was unpacked, or None."""
         return self._read_sidecar(self._key(digest, part))

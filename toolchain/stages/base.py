@@ -198,7 +198,12 @@ def _from_containerfile(stage: BaseStage, planned: Planned, recipe: BaseRecipe, 
     return built
 
 
-def _local_manifest(request: Request) -> tuple[Layout, Mapping[str, Any]]:
+def local_manifest(request: Request) -> tuple[Layout, Mapping[str, Any]]:
+    """The layout of a local base image, and `{"digest", "manifest"}` of its image for the architecture.
+
+    Raises:
+        UnsupportedError: it holds none.
+    """
     target = parse(request.base)
     assert isinstance(target, LayoutRef)  # noqa: S101 - the caller looked at the prefix
     layout = Layout(target.path)
@@ -215,12 +220,12 @@ def _local_manifest(request: Request) -> tuple[Layout, Mapping[str, Any]]:
 def base_label(request: Request) -> str:
     """How the base is called in image names: its recipe, or for a local image the start of its digest."""
     if request.base.startswith("oci:"):
-        return "local" + str(_local_manifest(request)[1]["digest"]).removeprefix("sha256:")[:8]
+        return "local" + str(local_manifest(request)[1]["digest"]).removeprefix("sha256:")[:8]
     return base_recipe(request.base, request.arch[0]).name
 
 
 def _plan_local(request: Request) -> Planned:
-    _, found = _local_manifest(request)
+    _, found = local_manifest(request)
     return Planned(
         name="base",
         image=f"toolchain-base-{base_label(request)}",
@@ -230,7 +235,7 @@ def _plan_local(request: Request) -> Planned:
 
 def _take_local(planned: Planned, shop: Shop) -> Built:
     """Copy a user's image into the local layout; its blobs keep their digests."""
-    layout, found = _local_manifest(shop.request)
+    layout, found = local_manifest(shop.request)
     own = Layout(shop.cache.images)
     own.ensure()
     manifest = found["manifest"]

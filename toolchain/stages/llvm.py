@@ -165,6 +165,10 @@ def triton_of(request: Request) -> str | None:
 def llvm_pin(request: Request) -> LlvmPin:
     """The commit to build when no source is named: what a Triton checkout pins, else what the data knows."""
     named = request.sources.get("triton", "")
+    if named.startswith("stored:"):
+        stored = locate("triton", parse_source_spec(named), cache=request.cache)
+        assert stored.path is not None  # noqa: S101 - it is in the store
+        return read_pin(stored.path)
     if named and "://" not in named and not named.startswith("pypi:"):
         return read_pin(Path(named).expanduser())
     if request.aotriton:
