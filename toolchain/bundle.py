@@ -194,8 +194,8 @@ class _Packer:
         record = record_path(cache, row.built.input_digest).read_bytes()
         self.content("record", row.planned.image, "record.json", canonical(json.loads(record)))
         recipe = base_recipe(self.request.base, arch)
-        packages = lock_path(cache, recipe, arch).read_bytes()
-        self.content("base", recipe.name, f"{recipe.name}-{arch}.json", canonical(json.loads(packages)))
+        packages = lock_path(cache, recipe, arch)
+        self.content("base", recipe.name, packages.name, canonical(json.loads(packages.read_bytes())))
 
     def image(self, layout: Layout, manifest: Descriptor, name: str) -> None:
         """An image's manifest, config and layers."""

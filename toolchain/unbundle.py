@@ -1,4 +1,4 @@
-"""Bundles on their way into a cache: nothing in one is believed that its lock does not name, and no name becomes a path."""
+"""Bundles on their way into a cache: nothing is taken that the lock does not name, and no name becomes a path."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def bring(ref: Target, cache: Cache, lock_path: Path) -> Imported:
         if not lock_path.exists():
             lockfile.write(lock, lock_path)
         shutil.rmtree(folder, ignore_errors=True)
-    return Imported(manifest.digest, lock, tuple(taken), _command(cache, lock, entries))
+    return Imported(manifest.digest, lock, tuple(taken), _command(cache, lock))
 
 
 def _entries(manifest: Descriptor, content: bytes, ref: str) -> tuple[Entry, ...]:
@@ -216,15 +216,12 @@ class _Taker:
         found = {}
         for entry in self._of("record"):
             record = parse_object(self._small(entry), entry.title)
-            inputs = record.get("inputs")
-            base = next(
-                (one for one in lock.bases if isinstance(inputs, dict) and inputs.get("base") == one.name), None
-            )
+            inputs = record["inputs"] if isinstance(record.get("inputs"), dict) else {}
+            base = next((one for one in lock.bases if inputs.get("base") == one.name), None)
             if (
                 base is None
                 or record.get("stage") != "base"
                 or sha256_json(inputs) != record.get("input_digest")
-                or not isinstance(inputs, dict)
                 or inputs.get("packages") != base.packages_digest
                 or inputs.get("arch") != base.arch
                 or record.get("manifest") != base.image
@@ -275,11 +272,9 @@ class _Taker:
         if entry.kind == "file" and source.kind == "distro":
             package, _, version = source.ref.removeprefix("distro:").partition("=")
             if known_package(package, version, self._cache) is None:
-                hexed = digest.removeprefix("sha256:")
-                note(
-                    Package(name=package, version=version, file=source.file, sha256=hexed, size=entry.blob.size),
-                    self._cache,
-                )
+                plain, size = digest.removeprefix("sha256:"), entry.blob.size
+                row = Package(name=package, version=version, file=source.file, sha256=plain, size=size)
+                note(row, self._cache)
         return new
 
     def _tree(self, entry: Entry, source: LockedSource) -> bool:
@@ -322,7 +317,7 @@ class _Taker:
 
 
 def _file_of(base: LockedBase) -> str:
-    return f"{base.name}-{base.arch}.json"
+    return f"base-{base.name}-{base.arch}.json"
 
 
 def _complete(lock: Lock, entries: Sequence[Entry]) -> None:
@@ -367,7 +362,7 @@ def _write(path: Path, value: Mapping[str, Any]) -> bool:
     return True
 
 
-def _command(cache: Cache, lock: Lock, entries: Sequence[Entry]) -> tuple[str, ...]:
+def _command(cache: Cache, lock: Lock) -> tuple[str, ...]:
     """How to build from what came: sources and patches that had a path of their own have one in the cache now."""
     instead: dict[str, Any] = {}
     local = {one.name: one for one in lock.sources if one.kind == "local"}

@@ -59,10 +59,9 @@ def bundle_export(
         return
     for entry in done.entries:
         console.text(f"{entry.kind}\t{entry.name}\t{entry.title}\t{console.size(entry.blob.size)}")
-    sent = (
-        f"{console.size(done.published.pushed_bytes)} sent, {console.size(done.published.skipped_bytes)} already there"
-    )
-    console.text(f"{done.published.ref}\t{', '.join(done.published.tags)}\t{sent}")
+    there = done.published
+    sent = f"{console.size(there.pushed_bytes)} sent, {console.size(there.skipped_bytes)} already there"
+    console.text(f"{there.ref}\t{', '.join(there.tags)}\t{sent}")
 
 
 def bundle_import(

@@ -90,11 +90,10 @@ def known_distro(name: str, package: str, version: str, *, cache: Cache) -> Sour
         version: upstream version; empty for the data's default, else the newest.
     """
     row = known_package(package, version, cache)
-    shown = row.version if row is not None else version
     return Source(
         name=name,
         kind="distro",
-        ref=f"distro:{package}={shown}" if shown else f"distro:{package}",
+        ref=f"distro:{package}" + (f"={shown}" if (shown := row.version if row is not None else version) else ""),
         repository="debian",
         digest=f"sha256:{row.sha256}" if row is not None else None,
         path=None,
