@@ -112,7 +112,8 @@ def _source(was: LockedSource, now: LockedSource, whole: bool) -> Iterator[str]:
             yield f"{_what(now)}: {key} {_shown(before)} is locked, {_shown(after)} is here"
     if was.tree and now.tree and was.kind == now.kind and was.parts == now.parts and was.tree != now.tree:
         yield f"{_what(now)}: its tree is {was.tree} in the lock, {now.tree} in the store"
-    if was.patches != now.patches:
+    # A patch is what it says, not what its file is called.
+    if [patch.digest for patch in was.patches] != [patch.digest for patch in now.patches]:
         yield f"{_what(now)}: the patches {_patches(was)} are locked, {_patches(now)} are here"
 
 

@@ -287,7 +287,9 @@ def parse(content: bytes, name: str) -> Lock:
     value["sources"] = [*_rows(value.pop("source", [])), *_rows(value.pop("wheel", []))]
     try:
         # By way of JSON: there lists may become tuples while all else stays strict.
-        lock = TypeAdapter(Lock).validate_json(json.dumps(value, default=str))
+        lock = TypeAdapter(Lock).validate_json(json.dumps(value))
+    except TypeError as error:
+        raise ConfigError(f"{name} holds a value that no lock has", why=str(error), fix="make it again") from error
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])

@@ -182,7 +182,7 @@ def _file(source: Source, cache: Cache) -> str:
         return row.file if row is not None else ""
     name = ""
     if source.kind == "archive":
-        name = PurePosixPath(unquote(urlsplit(source.repository).path)).name
+        name = PurePosixPath(unquote(urlsplit(source.repository).path)).name or "file"
     elif source.kind == "local" and source.path is not None and source.path.is_file():
         name = source.path.name
     return safe_name(name) if name else ""

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from toolchain import lockfile
 from toolchain.bundle import TYPE, Entry
 from toolchain.digest import sha256_json, write_atomically
-from toolchain.errors import DigestError, HostileInputError, RegistryError
+from toolchain.errors import DigestError, HostileInputError, RegistryError, UnreachableError
 from toolchain.lockdiff import differences
 from toolchain.lockfile import Lock, LockedBase, LockedSource
 from toolchain.locking import refused
@@ -130,16 +130,21 @@ def bring(ref: Target, cache: Cache, lock_path: Path) -> Imported:
         manifest, content = origin.manifest()
         entries = _entries(manifest, content, str(ref))
         folder = cache.work / f"bundle-import-{manifest.digest.removeprefix('sha256:')[:12]}"
-        scratch = Layout(folder).ensure()
-        taker = _Taker(cache, origin, scratch, entries)
-        lock = taker.lock()
-        if lock_path.exists():
-            found = differences(lockfile.read(lock_path), lock, whole=False)
-            if found:
-                raise refused(found, f"{ref} holds something else than {lock_path}")
-        taken = taker.take(lock)
-        if not lock_path.exists():
-            lockfile.write(lock, lock_path)
+        try:
+            taker = _Taker(cache, origin, Layout(folder).ensure(), entries)
+            lock = taker.lock()
+            if lock_path.exists():
+                found = differences(lockfile.read(lock_path), lock, whole=False)
+                if found:
+                    raise refused(found, f"{ref} holds something else than {lock_path}")
+            taken = taker.take(lock)
+            if not lock_path.exists():
+                lockfile.write(lock, lock_path)
+        except (UnreachableError, RegistryError, KeyboardInterrupt):
+            raise  # what came so far is whole, and the next attempt goes on from there
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
         shutil.rmtree(folder, ignore_errors=True)
     return Imported(manifest.digest, lock, tuple(taken), _command(cache, lock))
 

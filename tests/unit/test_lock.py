@@ -184,7 +184,7 @@ GOOD = lockfile.render(lock()).decode()
         (GOOD.replace('name = "debian13"', 'name = "../debian13"'), "proper name"),
         (GOOD.replace(f'packages_digest = "{A}"\n', ""), "no packages"),
         (GOOD.replace(f'digest = "{B}"\nfile = "triton', 'digest = ""\nfile = "triton'), "no digest"),
-        (GOOD.replace('license = "MIT"', "license = 2026-01-01"), "license"),
+        (GOOD.replace('license = "MIT"', "license = 2026-01-01"), "no lock has"),
     ],
 )
 def test_a_file_that_is_no_lock(content: str, says: str) -> None:
@@ -314,7 +314,7 @@ def test_a_checkout_is_locked_and_held_to_it(here: Here, checkout: Path, tmp_pat
     assert here.call("lock", *words, "--check").exit_code == 0
     assert here.call("plan", *words, "--locked").exit_code == 0
     again = here.call("lock", *words, "-o", "other lock")
-    assert again.returncode == 0, again.stderr
+    assert again.exit_code == 0, again.stderr
     assert (here.folder / "other lock").read_text() == content
 
     # The same tree elsewhere is the same source.
@@ -374,7 +374,7 @@ def test_what_else_is_refused(here: Here, checkout: Path, tmp_path: Path) -> Non
         (("bundle", "export", "nowhere"), 3, "not a reference"),
         (("bundle", "export", "oci:x", "base"), 5, "not built yet"),
         (("bundle", "import", "oci:no such folder"), 13, "not an OCI layout"),
-        (("bundle", "import"), 2, "REF"),
+        (("bundle", "import"), 2, "ref"),
     ],
 )
 def test_bad_input(here: Here, words: tuple[str, ...], code: int, says: str, tmp_path: Path) -> None:
@@ -441,7 +441,7 @@ def test_a_decayed_tree_is_found_although_nothing_seems_changed(tmp_path: Path, 
     victim = got.path / "llvm" / "CMakeLists.txt"
     victim.write_text("project(y)\n")
     # What the store remembers is made to fit the other bytes, as if only they had changed.
-    (stat,) = (path for path in (cache.store / "trees").glob("*.stat.json"))
+    stat = got.path.with_name(f"{got.path.name}.stat.json")
     status = victim.stat()
     seen = f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns} {status.st_ino}"
     content = sha256_bytes(b"project(x)\n").removeprefix("sha256:")
