@@ -26,7 +26,7 @@ from toolchain.oci.referrers import attach, write_artifact
 from toolchain.pipeline import BuildShop
 from toolchain.prefetch import Prefetch
 from toolchain.settings import EPOCH, Cache, Request
-from toolchain.stages.base import BaseStage, _recipe_digest, lock_path
+from toolchain.stages.base import BaseStage, lock_path, recipe_digest
 from toolchain.stages.stage import Built
 from toolchain.trust import attest, dsse
 from toolchain.trust.keys import Signer
@@ -190,7 +190,7 @@ def finished_base(cache: Cache, work: Path) -> Built:
     request = Request(cache=cache)
     recipe = base_recipe("debian13", "amd64")
     rows = [{"name": "apt", "version": "3.0.3", "architecture": "amd64", "sha256": "5" * 64}]
-    lock = {"recipe": _recipe_digest(recipe), "packages": rows}
+    lock = {"recipe": recipe_digest(recipe), "packages": rows}
     write_atomically(lock_path(cache, recipe, "amd64"), json.dumps(lock).encode())
     planned = BaseStage().plan(request, {})
     tree = work / "root fs"

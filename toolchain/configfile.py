@@ -30,6 +30,8 @@ class _FileModel(BaseModel):
     allow_binary: list[str] | None = Field(None, alias="allow-binary")
     jobs: int | None = None
     offline: bool | None = None
+    locked: bool | None = None
+    lock_file: str | None = Field(None, alias="lock-file")
     compression: str | None = None
     dest: str | None = None
     key: str | None = None

@@ -160,3 +160,10 @@ class NotReproducedError(ToolchainError):
 
     code = 20
     title = "Not reproduced"
+
+
+class LockedError(ToolchainError):
+    """Something that toolchain.lock does not hold, or holds otherwise."""
+
+    code = 21
+    title = "Not locked"

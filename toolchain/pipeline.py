@@ -64,7 +64,11 @@ class PlanRow:
 
 
 def plan(request: Request, goal: str) -> list[PlanRow]:
-    """What `build` would do, architecture by architecture. Reads files only: no network, no engine."""
+    """What `build` would do, architecture by architecture. Reads files only: no network, no engine.
+
+    Raises:
+        LockedError: with `request.lock`, something is not as it is locked.
+    """
     rows: list[PlanRow] = []
     for one in by_arch(request):
         below: dict[str, Planned] = {}
@@ -75,6 +79,7 @@ def plan(request: Request, goal: str) -> list[PlanRow]:
             row = PlanRow(planned, find(request.cache, planned), own.arch[0])
             if row not in rows:  # all architectures share this machine's base
                 rows.append(row)
+    _within_lock(request, [row.planned for row in rows])
     return rows
 
 
@@ -157,9 +162,20 @@ def _build_stages(request: Request, goal: str, prefetch: Prefetch, command: Sequ
                     built = _build_stage(
                         own, stage, planned, built_below, prefetch, of=(number, len(stages)), again=command
                     )
+                    _within_lock(request, [built.planned])  # a base that was made just now shows what is in it
         planned_below[stage.name] = built.planned
         built_below[stage.name] = built
     return list(built_below.values())
+
+
+def _within_lock(request: Request, planned: Sequence[Planned], *, fetched: Source | None = None) -> None:
+    """With `--locked` nothing comes in that the lock does not hold."""
+    if request.lock is not None:
+        from toolchain import locking  # noqa: PLC0415 - most calls have no lock
+
+        locking.check(request, planned)
+        if fetched is not None:
+            locking.check_tree(request, fetched)
 
 
 def _allowed(request: Request, planned: Planned) -> None:
@@ -268,7 +284,10 @@ class BuildShop:
         """See `Shop`."""
         self.prefetch.wait(source.name)
         patches = self.request.patches.get(source.name, ())
-        return fetch_source(source, cache=self.cache, offline=self.request.offline, patches=patches)
+        # What is built from is read once more: neither a disk that decays nor a hand in the store shall be built in.
+        got = fetch_source(source, cache=self.cache, offline=self.request.offline, patches=patches, verify=True)
+        _within_lock(self.request, [], fetched=got)
+        return got
 
     def build(self, recipe_: Recipe) -> Path:
         """See `Shop`."""

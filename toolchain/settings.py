@@ -5,6 +5,10 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from toolchain.lockfile import Lock
 
 EPOCH = 1767225600  # 2026-01-01T00:00:00Z: the one timestamp of all layers
 FORMAT = 1  # raised when the same inputs would make other bytes
@@ -72,6 +76,7 @@ class Request:
         allow_binary, drop_binary: prebuilt things that may come in, and those that are left out, by name or path.
         pythons: versions (`3.13`) to build wheels for; empty for the base's own.
         jobs: compile jobs, 0 for as many as cores and memory allow.
+        lock: with --locked, the only things that may come in.
     """
 
     cache: Cache
@@ -94,4 +99,5 @@ class Request:
     offline: bool = False
     compression: str = "gzip"
     contract: bool = True
+    lock: Lock | None = None
     json: bool = False

@@ -12,8 +12,10 @@ import typer
 
 from toolchain import __version__, console
 from toolchain.cli.build_cmd import build, kernels_run, kernels_status
+from toolchain.cli.bundle_cmd import bundle_export, bundle_import
 from toolchain.cli.doctor_cmd import doctor
 from toolchain.cli.image_cmd import inspect, keygen, publish, verify
+from toolchain.cli.lock_cmd import lock
 from toolchain.cli.options import handled
 from toolchain.cli.pins_cmd import pins
 from toolchain.cli.plan_cmd import fetch, plan
@@ -26,6 +28,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Rebuild LLVM, Triton and AOTriton from source, as layers of OCI images.",
 )
+bundle = typer.Typer(no_args_is_help=True, help="All that a build takes in, for machines without a network.")
 kernels = typer.Typer(no_args_is_help=True, help="FlashAttention kernels: compile them, see how far they are.")
 
 
@@ -56,7 +59,10 @@ def _main(
         except ToolchainError as error:
             console.failure(error, as_json=False)
             raise typer.Exit(error.code) from error
-        ctx.default_map = dict.fromkeys(app_verbs(), values) | {"kernels": {"run": values, "status": values}}
+        ctx.default_map = dict.fromkeys(app_verbs(), values) | {
+            "kernels": {"run": values, "status": values},
+            "bundle": {"export": values, "import": values},
+        }
 
 
 def app_verbs() -> list[str]:
@@ -68,6 +74,7 @@ app.command("doctor")(handled(doctor))
 app.command("pins")(handled(pins))
 app.command("plan")(handled(plan))
 app.command("fetch")(handled(fetch))
+app.command("lock")(handled(lock))
 app.command("build")(handled(build))
 app.command("publish")(handled(publish))
 app.command("verify")(handled(verify))
@@ -77,6 +84,9 @@ app.command("inspect")(handled(inspect))
 kernels.command("run")(handled(kernels_run))
 kernels.command("status")(handled(kernels_status))
 app.add_typer(kernels, name="kernels")
+bundle.command("export")(handled(bundle_export))
+bundle.command("import")(handled(bundle_import))
+app.add_typer(bundle, name="bundle")
 
 
 def _terminated(number: int, frame: FrameType | None) -> None:

@@ -47,6 +47,8 @@ def build(
     compression: o.CompressionOpt = "gzip",
     contract: ContractOpt = True,
     archive: ArchiveOpt = None,
+    locked: o.LockedOpt = False,
+    lock_file: o.LockFileOpt = None,
     cache: o.CacheOpt = None,
     json_: o.JsonOpt = False,
 ) -> None:
@@ -56,6 +58,7 @@ def build(
         drop_binary=drop_binary, python=python, compression=compression, triton=triton, aotriton=aotriton,
         select=select, limit=limit, keep_going=keep_going,
         kernel_timeout=kernel_timeout, only=only, jobs=jobs, offline=offline, contract=contract, json=json_,
+        locked=locked, lock_file=lock_file,
     )  # fmt: skip
     built = build_stages(request, stage, command=_command())
     if archive is not None:

@@ -59,6 +59,8 @@ def publish(
     only: o.OnlyOpt = "distribution",
     compression: o.CompressionOpt = "gzip",
     key: KeyOpt = None,
+    locked: o.LockedOpt = False,
+    lock_file: o.LockFileOpt = None,
     cache: o.CacheOpt = None,
     json_: o.JsonOpt = False,
 ) -> None:
@@ -73,6 +75,7 @@ def publish(
         cache=cache, base=base, arch=arch, source=source, patch=patch, gpu=gpu, compression=compression,
         triton=triton, aotriton=aotriton, select=select, limit=limit, keep_going=keep_going, only=only,
         kernel_timeout=kernel_timeout, allow_binary=allow_binary, drop_binary=drop_binary, python=python, json=json_,
+        locked=locked, lock_file=lock_file,
     )  # fmt: skip
     target = parse(where)
     signer = load_signer(key) if key is not None else None

@@ -97,6 +97,15 @@ OfflineOpt = Annotated[bool, typer.Option("--offline", envvar="TOOLCHAIN_OFFLINE
 CompressionOpt = Annotated[
     str, typer.Option("--compression", envvar="TOOLCHAIN_COMPRESSION", help="gzip or zstd for published layers.")
 ]
+LockedOpt = Annotated[
+    bool, typer.Option("--locked", envvar="TOOLCHAIN_LOCKED", help="Take in nothing that is not in toolchain.lock.")
+]
+LockFileOpt = Annotated[
+    Path | None,
+    typer.Option(
+        "--lock-file", envvar="TOOLCHAIN_LOCK_FILE", help="The lock, ./toolchain.lock otherwise; implies --locked."
+    ),
+]
 JsonOpt = Annotated[bool, typer.Option("--json", help="Data on standard output, as JSON.")]
 CacheOpt = Annotated[
     Path | None, typer.Option("--cache", envvar="TOOLCHAIN_CACHE", help="The tool's own folder.", show_default=False)
@@ -152,6 +161,8 @@ def make_request(
     drop_binary: list[str] | None = None,
     python: str | None = None,
     compression: str = "gzip",
+    locked: bool = False,
+    lock_file: Path | None = None,
     **rest: Any,
 ) -> Request:
     """Check and combine option values.
@@ -179,6 +190,11 @@ def make_request(
     for name in (*sources, *patches):
         if name not in known:
             raise ConfigError(f"unknown source {name!r}", fix=f"one of {', '.join(sorted(known))}")
+    lock = None
+    if locked or lock_file is not None:
+        from toolchain.lockfile import DEFAULT, read  # noqa: PLC0415 - most calls have no lock
+
+        lock = read(lock_file or Path(DEFAULT))
     return Request(
         cache=Cache((cache or default_cache()).absolute()),
         base=base,
@@ -190,5 +206,6 @@ def make_request(
         drop_binary=tuple(drop_binary or ()),
         pythons=tuple(part.strip() for part in (python or "").split(",") if part.strip()),
         compression=compression,
+        lock=lock,
         **rest,
     )

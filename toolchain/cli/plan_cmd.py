@@ -31,6 +31,8 @@ def plan(
     python: o.PythonOpt = None,
     only: o.OnlyOpt = "distribution",
     compression: o.CompressionOpt = "gzip",
+    locked: o.LockedOpt = False,
+    lock_file: o.LockFileOpt = None,
     cache: o.CacheOpt = None,
     json_: o.JsonOpt = False,
 ) -> None:
@@ -39,6 +41,7 @@ def plan(
         cache=cache, base=base, arch=arch, source=source, patch=patch, gpu=gpu, compression=compression,
         triton=triton, aotriton=aotriton, select=select, limit=limit, only=only,
         allow_binary=allow_binary, drop_binary=drop_binary, python=python, json=json_,
+        locked=locked, lock_file=lock_file,
     )  # fmt: skip
     rows = plan_stages(request, stage)
     if json_:
@@ -69,11 +72,14 @@ def fetch(
     aotriton: o.AotritonOpt = None,
     only: o.OnlyOpt = "distribution",
     offline: o.OfflineOpt = False,
+    locked: o.LockedOpt = False,
+    lock_file: o.LockFileOpt = None,
     cache: o.CacheOpt = None,
     json_: o.JsonOpt = False,
 ) -> None:
     """Bring the sources of a stage into the store."""
-    from toolchain.sources.resolve import fetch_source  # noqa: PLC0415 - plan needs none of it
+    from toolchain.locking import check_tree  # noqa: PLC0415 - plan needs none of it
+    from toolchain.sources.resolve import fetch_source  # noqa: PLC0415
 
     request = o.make_request(
         cache=cache,
@@ -84,6 +90,8 @@ def fetch(
         aotriton=aotriton,
         only=only,
         offline=offline,
+        locked=locked,
+        lock_file=lock_file,
         json=json_,
     )
     found = []
@@ -91,6 +99,7 @@ def fetch(
         for one in row.planned.sources:
             console.note(f"{one.name}: {one.ref}")
             got = fetch_source(one, cache=request.cache, offline=offline, patches=request.patches.get(one.name, ()))
+            check_tree(request, got)
             found.append(got.as_plan() | {"path": str(got.path)})
     if json_:
         console.data({"sources": found})

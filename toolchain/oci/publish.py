@@ -47,22 +47,22 @@ def publish(
     registry: Registry | None = None,
     mount_from: Sequence[str] = (),
 ) -> Published:
-    """Bring an image index with all it names to `dest`. What is there already is not sent again.
+    """Bring an image index, or an artifact, with all it names to `dest`. What is there already is not sent again.
 
     Args:
         layout: where it is.
-        descriptor: the index.
+        descriptor: the index, or the manifest of an artifact (with its artifact type).
         dest: a layout folder or a repository; a tag in it counts as one of `tags`.
         tags: names that shall point to the index.
         registry: an open connection to use; else one is made.
         mount_from: repositories of the same registry that may hold the blobs.
 
     Raises:
-        RegistryError: not an index, something is missing, or the destination refuses.
+        RegistryError: neither index nor artifact, something is missing, or the destination refuses.
         DigestError: what is read back, or what lies in the layout, is not what it must be.
         UnreachableError: no answer.
     """
-    if descriptor.media_type not in media.INDEXES:
+    if descriptor.media_type not in media.INDEXES and not descriptor.artifact_type:
         raise RegistryError(
             f"{descriptor.digest} is not an image index", why="only indexes are published", fix="use write_index"
         )

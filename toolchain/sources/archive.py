@@ -59,7 +59,8 @@ def fetch_archive(
     partial = store.partial / digest.removeprefix("sha256:")
     partial.parent.mkdir(parents=True, exist_ok=True)
     with held(store.root / "locks" / f"fetch-{partial.name}.lock", what=f"fetching {name}"):
-        if (there := store.file(digest)) is not None:
+        # Read again: what lies there may be the damaged file that the first look passed over.
+        if (there := store.file(digest, verify=True)) is not None:
             return there
         download = _Download(url, partial, name, limit_bytes, on_bytes)
         download.run()

@@ -77,6 +77,11 @@ def _row(name: str, version: str) -> Package | None:
     return rows[0] if rows else None
 
 
+def known_package(package: str, version: str, cache: Cache) -> Package | None:
+    """What the data, else what an earlier fetch noted, says of a package; None when only the index can tell."""
+    return _row(package, version) or _noted(package, version, cache)
+
+
 def known_distro(name: str, package: str, version: str, *, cache: Cache) -> Source:
     """A source package as far as it is known without a network: by the data, else by what an earlier fetch noted.
 
@@ -84,12 +89,11 @@ def known_distro(name: str, package: str, version: str, *, cache: Cache) -> Sour
         name: the source's name.
         version: upstream version; empty for the data's default, else the newest.
     """
-    row = _row(package, version) or _noted(package, version, cache)
-    shown = row.version if row is not None else version
+    row = known_package(package, version, cache)
     return Source(
         name=name,
         kind="distro",
-        ref=f"distro:{package}={shown}" if shown else f"distro:{package}",
+        ref=f"distro:{package}" + (f"={shown}" if (shown := row.version if row is not None else version) else ""),
         repository="debian",
         digest=f"sha256:{row.sha256}" if row is not None else None,
         path=None,
@@ -118,7 +122,7 @@ def fetch_distro(source: Source, store: Store, *, cache: Cache, offline: bool) -
         found, path = _Apt(cache.root / "apt").fetch(
             package, version, source.digest, row.suites if row is not None else ("security", "main", "sid"), store
         )
-    _note(found, cache)
+    note(found, cache)
     return replace(source, ref=f"distro:{package}={found.version}", digest=f"sha256:{found.sha256}"), path
 
 
@@ -126,7 +130,8 @@ def _notes(package: str, cache: Cache) -> Path:
     return cache.store / "distro" / f"{package}.toml"
 
 
-def _note(found: Package, cache: Cache) -> None:
+def note(found: Package, cache: Cache) -> None:
+    """Remember what the index said, for plans without a network."""
     text = "".join(f'{key} = "{getattr(found, key)}"\n' for key in ("name", "version", "file", "sha256"))
     write_atomically(_notes(found.name, cache), (text + f"size = {found.size}\n").encode())
 

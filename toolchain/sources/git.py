@@ -27,7 +27,15 @@ def git_digest(repository: str, sha: str) -> str:
     return f"git:{sha}@{repository}"
 
 
-def fetch_git(repository_url: str, sha: str, store: Store, *, offline: bool, only: Sequence[str] | None = None) -> Path:
+def fetch_git(
+    repository_url: str,
+    sha: str,
+    store: Store,
+    *,
+    offline: bool,
+    only: Sequence[str] | None = None,
+    verify: bool = False,
+) -> Path:
     """The tree of a commit in the store, fetched when it is not there.
 
     A branch or tag plays no part: the commit's own hash names every byte of the tree, and git checks each object
@@ -37,6 +45,7 @@ def fetch_git(repository_url: str, sha: str, store: Store, *, offline: bool, onl
         repository_url: https, ssh, or for a local repository file:// or an absolute path.
         sha: 40 hexadecimal digits.
         only: names at the top of the tree to take.
+        verify: read a tree that is there already (see `Store.tree`).
 
     Raises:
         SourceError: the repository or the commit is not there, or the URL may not be used.
@@ -57,7 +66,7 @@ def fetch_git(repository_url: str, sha: str, store: Store, *, offline: bool, onl
         check_links(dest)
 
     part = ",".join(only) if only is not None else ""
-    return store.tree(git_digest(repository_url, sha), unpack, part=part)
+    return store.tree(git_digest(repository_url, sha), unpack, part=part, verify=verify)
 
 
 def _scratch(store: Store) -> Path:

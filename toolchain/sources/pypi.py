@@ -98,7 +98,7 @@ def fetch_pypi(name: str, version: str, filename: str, sha256: str, store: Store
         return there
     refuse_offline(filename, offline=offline)
     with held(store.root / "locks" / f"pypi-{digest.removeprefix('sha256:')}.lock", what=f"fetching {filename}"):
-        if (there := store.file(digest)) is not None:
+        if (there := store.file(digest, verify=True)) is not None:
             return there
         if filename.endswith(".whl"):
             return _wheel(name, version, filename, digest, store)

@@ -28,6 +28,7 @@ __all__ = ["SourceSpec", "fetch_source", "locate", "parse_source_spec", "require
 
 _TAR = re.compile(r"\.(tar(\.(gz|xz|bz2|zst))?|tgz|txz|tbz2|tzst)$")
 _FORMS = "PATH, URL@COMMIT, URL#sha256=DIGEST, distro:PACKAGE[=VERSION] or pypi:PROJECT[==VERSION]"
+_STORED = re.compile(r"stored:([A-Za-z0-9][A-Za-z0-9._+-]*)@(sha256:[0-9a-f]{64})")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +37,8 @@ class SourceSpec:
 
     Args:
         kind: what brings it.
-        where: path, URL, package or project.
-        version: commit, `sha256:<hex>`, upstream version; empty for what the data says.
+        where: path, URL, package or project; for a tree that is in the store alone, what the checkout was called.
+        version: commit, `sha256:<hex>`, upstream version; empty for what the data says, and for a path.
     """
 
     kind: Kind
@@ -47,6 +48,8 @@ class SourceSpec:
 
 def parse_source_spec(text: str) -> SourceSpec:
     """Read a source as users write it: a path, URL@COMMIT, URL#sha256=DIGEST, distro:PACKAGE[=VERSION] or pypi:PROJECT.
+
+    `stored:NAME@DIGEST` is a checkout called NAME whose tree a bundle brought into the store.
 
     Raises:
         SourceError: it is none of these, or a URL without a commit or digest.
@@ -62,6 +65,10 @@ def parse_source_spec(text: str) -> SourceSpec:
             if not re.fullmatch(pattern, where) or not re.fullmatch(r"[A-Za-z0-9.+~!_\-]*", version):
                 raise SourceError(f"not a package and version: {text!r}", fix=f"write {prefix}NAME{separator}VERSION")
             return SourceSpec(kind="distro" if kind == "distro" else "pypi", where=where, version=version)
+    if text.startswith("stored:"):
+        if (found := _STORED.fullmatch(text)) is None:
+            raise SourceError(f"not a tree in the store: {text!r}", fix="write stored:NAME@sha256:DIGEST")
+        return SourceSpec(kind="local", where=found[1], version=found[2])
     if re.match(r"[a-z][a-z0-9+.\-]*://", text):
         return _parse_url(text)
     if re.match(r"[\w.\-]+@[\w.\-]+:", text):
@@ -98,7 +105,7 @@ def locate(name: str, spec: SourceSpec, *, cache: Cache, offline: bool = False) 
     """
     match spec.kind:
         case "local":
-            return _locate_local(name, spec, cache)
+            return _locate_stored(name, spec, cache) if spec.version else _locate_local(name, spec, cache)
         case "git":
             digest = git_digest(spec.where, spec.version)
             return Source(
@@ -120,6 +127,19 @@ def locate(name: str, spec: SourceSpec, *, cache: Cache, offline: bool = False) 
             return known_pypi(name, spec.where, spec.version)
         case _:
             assert_never(spec.kind)
+
+
+def _locate_stored(name: str, spec: SourceSpec, cache: Cache) -> Source:
+    store = Store(cache.store)
+    path = store.stored_tree(spec.version, part=part_of(name)) or store.file(spec.version)
+    if path is None:
+        raise SourceError(
+            f"the source {name} is not in the store: {spec.version}", fix="bring it in: toolchain bundle import REF"
+        )
+    return Source(
+        name=name, kind="local", ref=f"local:{spec.where}", repository="local", digest=spec.version, path=path,
+        locked=False,
+    )  # fmt: skip
 
 
 def _locate_local(name: str, spec: SourceSpec, cache: Cache) -> Source:
@@ -147,12 +167,20 @@ def parts() -> dict[str, tuple[str, ...]]:
     return {name: tuple(row["only"]) for name, row in content.items()}
 
 
-def fetch_source(source: Source, *, cache: Cache, offline: bool, patches: Sequence[Path] = ()) -> Source:
+def part_of(name: str) -> str:
+    """How the store calls the part that is taken of the source `name`; empty for the whole."""
+    return ",".join(parts().get(name, ()))
+
+
+def fetch_source(
+    source: Source, *, cache: Cache, offline: bool, patches: Sequence[Path] = (), verify: bool = False
+) -> Source:
     """The source with its tree or file in the store, patched when patches are given.
 
     Args:
         source: as `locate` gave it.
         patches: files, in order, applied to a copy.
+        verify: read a tree that is there already, file by file, before it is believed (see `Store.tree`).
 
     Returns:
         The source with `path`, and with `digest` where it was not known before. The digest stays the one of the source
@@ -163,65 +191,76 @@ def fetch_source(source: Source, *, cache: Cache, offline: bool, patches: Sequen
     """
     store = Store(cache.store)
     only = parts().get(source.name)
-    part = ",".join(only) if only is not None else ""
+    part = part_of(source.name)
+    how = _How(only, part, verify)
     path: Path
     match source.kind:
         case "local":
-            path = _fetch_local(source, store, cache, only, part)
+            path = _fetch_local(source, store, cache, how)
         case "git":
-            path = fetch_git(source.repository, source.ref, store, offline=offline, only=only)
+            path = fetch_git(source.repository, source.ref, store, offline=offline, only=only, verify=verify)
         case "archive":
             assert source.digest is not None  # noqa: S101 - an archive without one is not accepted
             file = fetch_archive(source.repository, source.digest, store, offline=offline)
-            path = _tree_of(file, source.digest, store, only, part)
+            path = _tree_of(file, source.digest, store, how)
         case "distro":
             source, file = fetch_distro(source, store, cache=cache, offline=offline)
-            path = _tree_of(file, str(source.digest), store, only, part)
+            path = _tree_of(file, str(source.digest), store, how)
         case "pypi":
             project, _, version = source.ref.removeprefix("pypi:").partition("==")
             row = pypi_row(project, version)
             file = fetch_pypi(project, version, row.file, row.sha256, store, offline=offline)
-            path = _tree_of(file, str(source.digest), store, only, part)
+            path = _tree_of(file, str(source.digest), store, how)
         case _:
             assert_never(source.kind)
     if patches:
-        path = _patched(source, path, patches, store, part)
+        path = _patched(source, path, patches, store, how)
     return replace(source, path=path)
 
 
-def _tree_of(file: Path, digest: str, store: Store, only: Sequence[str] | None, part: str) -> Path:
+@dataclass(frozen=True)
+class _How:
+    """Which part of a source is taken, what the store calls it, and whether a tree that is there is read again."""
+
+    only: tuple[str, ...] | None
+    part: str
+    verify: bool
+
+
+def _tree_of(file: Path, digest: str, store: Store, how: _How) -> Path:
     """The tree of a tar archive; any other file is a source as it is."""
     if not _TAR.search(file.name):
         return file
-    return store.tree(digest, lambda dest: unpack_tar(file, dest, only=only), part=part)
+    return store.tree(digest, lambda dest: unpack_tar(file, dest, only=how.only), part=how.part, verify=how.verify)
 
 
-def _fetch_local(source: Source, store: Store, cache: Cache, only: Sequence[str] | None, part: str) -> Path:
+def _fetch_local(source: Source, store: Store, cache: Cache, how: _How) -> Path:
     """A snapshot of a checkout: builds read the store, and what is edited meanwhile does not reach them."""
     if source.path is None or source.digest is None:
         raise SourceError(f"the source {source.name} has no path", fix="give --source NAME=PATH")
     top, digest = source.path, source.digest
     if top.is_file():
         if (there := store.file(digest, verify=True)) is not None:
-            return _tree_of(there, digest, store, only, part)
+            return _tree_of(there, digest, store, how)
         store.partial.mkdir(parents=True, exist_ok=True)
         copy = store.partial / f"local-{digest.removeprefix('sha256:')}"
         copy_tree(top, copy)
-        return _tree_of(store.add_file(copy, digest, name=top.name), digest, store, only, part)
+        return _tree_of(store.add_file(copy, digest, name=top.name), digest, store, how)
 
     def unpack(dest: Path) -> None:
         for entry in sorted(top.iterdir()):
-            if entry.name != ".git" and (only is None or entry.name in only):
+            if entry.name != ".git" and (how.only is None or entry.name in how.only):
                 copy_tree(entry, dest / entry.name)
         check_links(dest)
         if tree_digest(top, _stat_cache(top, cache)) != digest:
             raise SourceError(f"{top} was changed while it was copied", fix="run the command again")
 
-    return store.tree(digest, unpack, part=part)
+    return store.tree(digest, unpack, part=how.part, verify=how.verify)
 
 
-def _patched(source: Source, path: Path, patches: Sequence[Path], store: Store, part: str) -> Path:
+def _patched(source: Source, path: Path, patches: Sequence[Path], store: Store, how: _How) -> Path:
     if source.digest is None:
         raise SourceError(f"the source {source.name} has no digest", why="patches count on top of one")
     stack = sha256_json([sha256_file(patch) for patch in patches])
-    return store.tree(source.digest, lambda dest: apply_patches(path, patches, dest), part=f"{part}\npatches {stack}")
+    part = f"{how.part}\npatches {stack}"
+    return store.tree(source.digest, lambda dest: apply_patches(path, patches, dest), part=part, verify=how.verify)

@@ -18,6 +18,8 @@ from toolchain.sources.tree import TreeInfo, normalise, scan_tree
 
 _SHA256 = re.compile(r"sha256:[0-9a-f]{64}")
 _GIT = re.compile(r"git:[0-9a-f]{40}@.+", re.DOTALL)
+# Trees that this process has read or written in full: once is enough.
+_READ: set[Path] = set()
 
 
 class Store:
@@ -90,7 +92,8 @@ class Store:
             digest: of the source (see `Source`).
             unpack: fills the empty folder it is given.
             part: names the selection when `unpack` takes only a part of the source.
-            verify: read every file; otherwise files whose size, times and inode are unchanged are believed.
+            verify: read every file, once in a process; otherwise files whose size, times and inode are unchanged are
+                believed.
 
         Returns:
             The folder; modes are 0644 or 0755 and every timestamp is the one of all layers.
@@ -99,7 +102,8 @@ class Store:
         path = self.root / "trees" / key
         with held(self.root / "locks" / f"tree-{key}.lock", what=f"unpacking {key}"):
             if path.is_dir():
-                if self._intact(key, verify=verify):
+                if self._intact(key, verify=verify and path not in _READ):
+                    _READ.update([path] if verify else [])
                     return path
                 console.warn(f"the tree {key} in the store was changed or damaged; it is unpacked again")
             partial = path.with_name(f".{key}.partial")
@@ -119,7 +123,13 @@ class Store:
             # No fsync for each of a hundred thousand files: one that a power cut emptied fails the check of its size.
             partial.rename(path)
             _flush(path.parent)
+            _READ.add(path)
         return path
+
+    def stored_tree(self, digest: str, *, part: str = "") -> Path | None:
+        """The folder of a tree that is here, not looked into; None when it is not."""
+        path = self.root / "trees" / self._key(digest, part)
+        return path if path.is_dir() else None
 
     def tree_info(self, digest: str, *, part: str = "") -> TreeInfo | None:
         """What was recorded when the tree was unpacked, or None."""

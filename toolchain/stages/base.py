@@ -60,7 +60,7 @@ class BaseStage:
         tar, packages = work / "rootfs.tar", work / "packages"
         shop.step("packages")
         _mmdebstrap(recipe, tar, packages, shop)
-        lock = {"recipe": _recipe_digest(recipe), "packages": parse_packages(packages.read_text())}
+        lock = {"recipe": recipe_digest(recipe), "packages": parse_packages(packages.read_text())}
         shop.step("layer")
         # From here on the base has a digest, and the stages above it too.
         resolved = Planned(
@@ -93,10 +93,11 @@ def read_lock(cache: Cache, recipe: BaseRecipe, arch: str) -> dict[str, Any] | N
         lock: dict[str, Any] = json.loads(path.read_bytes())
     except (OSError, ValueError):
         return None
-    return lock if lock.get("recipe") == _recipe_digest(recipe) else None
+    return lock if lock.get("recipe") == recipe_digest(recipe) else None
 
 
-def _recipe_digest(recipe: BaseRecipe) -> str:
+def recipe_digest(recipe: BaseRecipe) -> str:
+    """Of all that decides what a base is asked to hold; what it then holds is in its package list."""
     return sha256_json(recipe.as_inputs())
 
 
@@ -209,7 +210,7 @@ def _from_containerfile(stage: BaseStage, planned: Planned, recipe: BaseRecipe, 
         Recipe(name=f"base-{recipe.name}", containerfile=recipe.containerfile, base=recipe.image, network=True)
     )
     listing = tree / "toolchain-packages"
-    lock = {"recipe": _recipe_digest(recipe), "packages": sorted(listing.read_text().split())}
+    lock = {"recipe": recipe_digest(recipe), "packages": sorted(listing.read_text().split())}
     listing.unlink()
     resolved = Planned(
         name=planned.name,
@@ -221,7 +222,12 @@ def _from_containerfile(stage: BaseStage, planned: Planned, recipe: BaseRecipe, 
     return built
 
 
-def _local_manifest(request: Request) -> tuple[Layout, Mapping[str, Any]]:
+def local_manifest(request: Request) -> tuple[Layout, Mapping[str, Any]]:
+    """The layout of a local base image, and `{"digest", "manifest"}` of its image for the architecture.
+
+    Raises:
+        UnsupportedError: it holds none.
+    """
     target = parse(request.base)
     assert isinstance(target, LayoutRef)  # noqa: S101 - the caller looked at the prefix
     layout = Layout(target.path)
@@ -238,12 +244,12 @@ def _local_manifest(request: Request) -> tuple[Layout, Mapping[str, Any]]:
 def base_label(request: Request) -> str:
     """How the base is called in image names: its recipe, or for a local image the start of its digest."""
     if request.base.startswith("oci:"):
-        return "local-" + str(_local_manifest(request)[1]["digest"]).removeprefix("sha256:")[:8]
+        return "local-" + str(local_manifest(request)[1]["digest"]).removeprefix("sha256:")[:8]
     return base_recipe(request.base, request.arch[0]).name
 
 
 def _plan_local(request: Request) -> Planned:
-    _, found = _local_manifest(request)
+    _, found = local_manifest(request)
     return Planned(
         name="base",
         image=f"toolchain-base-{base_label(request)}",
@@ -253,7 +259,7 @@ def _plan_local(request: Request) -> Planned:
 
 def _take_local(planned: Planned, shop: Shop) -> Built:
     """Copy a user's image into the local layout; its blobs keep their digests."""
-    layout, found = _local_manifest(shop.request)
+    layout, found = local_manifest(shop.request)
     own = Layout(shop.cache.images)
     own.ensure()
     manifest = found["manifest"]

@@ -177,8 +177,10 @@ def llvm_needs(request: Request) -> Needs:
 
 
 def local_triton(request: Request) -> Path | None:
-    """The Triton checkout that was named as a folder."""
+    """The Triton checkout that was named as a folder, or that a bundle brought."""
     named = request.sources.get("triton", "")
+    if named.startswith("stored:"):
+        return locate("triton", parse_source_spec(named), cache=request.cache).path
     if not named or "://" in named or named.startswith("pypi:"):
         return None
     folder = Path(named).expanduser()

@@ -241,7 +241,7 @@ def _keep(wheel: Path, shop: Shop) -> dict[str, Any]:
     """Put a wheel into the store, where `--archive` and later stages find it."""
     digest, size = sha256_file(wheel), wheel.stat().st_size
     store = Store(shop.cache.store)
-    if store.file(digest) is None:
+    if store.file(digest, verify=True) is None:
         copy = wheel.with_name(f".{wheel.name}.kept")
         shutil.copyfile(wheel, copy)
         store.partial.mkdir(parents=True, exist_ok=True)

@@ -48,7 +48,7 @@ def place(file: Path, target: Path) -> None:
 
 
 def in_store(cache: Cache, digest: str) -> Path | None:
-    """A file that an earlier build put into the store."""
+    """A file that an earlier build put into the store; None when it is not there or damaged."""
     from toolchain.sources.store import Store  # noqa: PLC0415 - a plan reads no store
 
-    return Store(cache.store).file(digest)
+    return Store(cache.store).file(digest, verify=True)

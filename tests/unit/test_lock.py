@@ -1,0 +1,479 @@
+"""toolchain.lock: what is written is what is read, and whatever is not in it is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from tests.evidence_fixtures import finished_base
+from toolchain import lockfile, locking
+from toolchain.cli.app import app
+from toolchain.digest import sha256_bytes
+from toolchain.errors import ConfigError, LockedError
+from toolchain.lockdiff import differences
+from toolchain.lockfile import Lock, LockedBase, LockedPackage, LockedPatch, LockedSource
+from toolchain.pipeline import plan
+from toolchain.settings import Cache, Request
+from toolchain.sources.resolve import fetch_source
+from toolchain.sources.store import Store
+from toolchain.sources.tree import scan_tree
+
+TOP = Path(__file__).resolve().parents[2]
+A, B = "sha256:" + "a" * 64, "sha256:" + "b" * 64
+ODD = 'it\'s "quoted" \\ \x7f\n\té'
+
+
+@dataclasses.dataclass
+class Here:
+    """A folder to work in, with an empty cache beside it."""
+
+    folder: Path
+    cache: Cache
+
+    def call(self, *words: str) -> Result:
+        return CliRunner().invoke(app, [*words])
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Here:
+    for name in [name for name in os.environ if name.startswith("TOOLCHAIN_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("TOOLCHAIN_CACHE", str(tmp_path / "a cache"))
+    monkeypatch.setenv("COLUMNS", "200")
+    folder = tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return Here(folder, Cache(tmp_path / "a cache"))
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """As little of LLVM as a plan wants to see."""
+    top = tmp_path / "my secret folder" / "llvm project"
+    for name in ("llvm", "mlir", "lld", "clang"):
+        (top / name).mkdir(parents=True)
+        (top / name / "CMakeLists.txt").write_text("project(x)\n")
+    (top / "docs").mkdir()
+    (top / "docs" / "text").write_text("not built from\n")
+    return top
+
+
+def source(**changes: Any) -> LockedSource:
+    value: dict[str, Any] = {
+        "name": "llvm",
+        "kind": "archive",
+        "ref": "https://example.test/x.tar.gz#sha256=1",
+        "repository": "https://example.test/x.tar.gz",
+        "digest": A,
+        "file": "x.tar.gz",
+        "parts": ("llvm", "mlir"),
+        "tree": B,
+        "license": "MIT",
+        "patches": (LockedPatch(name=ODD, digest=A), LockedPatch(name="second", digest=B)),
+    }
+    return LockedSource(**{**value, **changes})
+
+
+def base(**changes: Any) -> LockedBase:
+    packages = (
+        LockedPackage(name="apt", version="3.0", arch="amd64", sha256="1" * 64),
+        LockedPackage(name="libc6", version="1:2.41-12+deb13u1~x", arch="amd64", sha256="2" * 64),
+    )
+    value: dict[str, Any] = {
+        "name": "debian13",
+        "arch": "amd64",
+        "state": "resolved",
+        "recipe": A,
+        "suite": "trixie",
+        "image": B,
+        "packages_digest": A,
+        "packages": packages,
+    }
+    return LockedBase(**{**value, **changes})
+
+
+def wheel(**changes: Any) -> LockedSource:
+    value = {"name": "triton", "kind": "pypi", "ref": "pypi:triton==1", "repository": "pypi", "digest": B}
+    return LockedSource(**{**value, "file": "triton-1-py3-none-any.whl", **changes})
+
+
+def lock(**changes: Any) -> Lock:
+    value: dict[str, Any] = {
+        "toolchain": "0.1.0",
+        "epoch": 1,
+        "format": 1,
+        "compressor": "gzip/zlib-1/9",
+        "request": {"stage": "all", "source": {"llvm": ODD}, "arch": ["amd64"], "patch": {"llvm": [ODD, "second"]}},
+        "bases": (base(),),
+        "sources": (source(), wheel()),
+    }
+    return Lock(**{**value, **changes})
+
+
+# The file
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        lock(),
+        lock(bases=(base(state="open", image="", packages_digest="", packages=()),), compressor=""),
+        lock(bases=(LockedBase(name="local12345678", arch="amd64", state="image", image=A),)),
+        lock(bases=(base(packages=(LockedPackage(name="gcc", version="8", arch="x86_64", header="f" * 64),)),)),
+        lock(sources=(), request={}),
+    ],
+)
+def test_what_is_written_is_read(value: Lock) -> None:
+    content = lockfile.render(value)
+    again = lockfile.parse(content, "x")
+    assert dataclasses.asdict(again) == dataclasses.asdict(value)
+    assert lockfile.render(again) == content
+
+
+def test_the_same_lock_has_the_same_bytes_whatever_the_order() -> None:
+    parts = (source(), source(name="aaa"), wheel(), wheel(name="wheel-z"))
+    bases = (base(), base(arch="arm64"))
+    packages = base().packages
+    written = {
+        lockfile.render(lock(sources=order, bases=tuple(dataclasses.replace(one, packages=some) for one in two)))
+        for order in itertools.permutations(parts)
+        for two in itertools.permutations(bases)
+        for some in itertools.permutations(packages)
+    }
+    assert len(written) == 1
+
+
+def test_it_says_that_a_base_is_not_locked() -> None:
+    for state in ("open", "unresolved"):
+        value = lock(bases=(base(), base(name="debian12", state=state, packages_digest="")))
+        assert not value.complete
+        assert b"NOT COMPLETE" in lockfile.render(value)
+        assert b"complete = false" in lockfile.render(value)
+    assert lock().complete
+    assert b"NOT COMPLETE" not in lockfile.render(lock())
+
+
+GOOD = lockfile.render(lock()).decode()
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("", "schema"),
+        ("= 1", "not TOML"),
+        (GOOD.replace("schema = 1", "schema = 2"), "schema 2"),
+        (GOOD.replace("epoch = 1", 'epoch = "1"'), "epoch"),
+        (GOOD.replace('kind = "archive"', 'kind = "magic"'), "kind"),
+        (GOOD + '\n[[source]]\nname = "x"\n', "kind"),
+        (GOOD.replace('tree = "', 'treee = "'), "treee"),
+        (GOOD.replace(f'tree = "{B}"', 'tree = "1"'), "malformed"),
+        (GOOD.replace('name = "llvm"', 'name = "../llvm"'), "no proper name"),
+        (GOOD.replace('name = "llvm"', 'name = "triton"'), "twice"),
+        (GOOD.replace('file = "x.tar.gz"', 'file = "../x.tar.gz"'), "file name"),
+        (GOOD.replace('parts = ["llvm"', 'parts = [".."'), "parts"),
+        (GOOD.replace('name = "debian13"', 'name = "../debian13"'), "proper name"),
+        (GOOD.replace(f'packages_digest = "{A}"\n', ""), "no packages"),
+        (GOOD.replace(f'digest = "{B}"\nfile = "triton', 'digest = ""\nfile = "triton'), "no digest"),
+        (GOOD.replace('license = "MIT"', "license = 2026-01-01"), "no lock has"),
+    ],
+)
+def test_a_file_that_is_no_lock(content: str, says: str) -> None:
+    assert content != GOOD
+    with pytest.raises(ConfigError) as caught:
+        lockfile.parse(content.encode(), "the file")
+    assert says in str(caught.value)
+
+
+def test_bytes_that_are_no_text() -> None:
+    with pytest.raises(ConfigError, match="not TOML"):
+        lockfile.parse(b"\xff\xfe", "x")
+
+
+# The comparison
+
+CHANGES: list[tuple[dict[str, Any], str | None]] = [
+    ({"sources": (source(digest=B), wheel())}, "the source llvm: digest"),
+    ({"sources": (source(tree=A), wheel())}, "its tree is"),
+    ({"sources": (source(repository="https://evil.test/x"), wheel())}, "repository"),
+    ({"sources": (source(kind="git"), wheel())}, "kind"),
+    ({"sources": (source(parts=("llvm",)), wheel())}, "parts"),
+    ({"sources": (source(patches=()), wheel())}, "patches"),
+    ({"sources": (source(patches=(LockedPatch(name=ODD, digest=B),)), wheel())}, "patches"),
+    ({"sources": (source(patches=source().patches[::-1]), wheel())}, "patches"),
+    ({"sources": (source(), wheel(digest=A))}, "the wheel triton: digest"),
+    ({"sources": (source(), wheel(), source(name="new"))}, "the source new is not in the lock"),
+    ({"sources": (source(digest=""), wheel())}, "no digest before it is fetched"),
+    ({"sources": (source(kind="local", digest=A, tree=""), wheel())}, "the tree"),
+    ({"bases": (base(name="ubi9"),)}, "base ubi9 (amd64) is not in the lock"),
+    ({"bases": (base(arch="arm64"),)}, "base debian13 (arm64) is not in the lock"),
+    ({"bases": (base(recipe=B),)}, "its recipe is another one"),
+    ({"bases": (base(image=A),)}, "another image"),
+    ({"bases": (base(state="image"),)}, None),
+    (
+        {"bases": (base(packages_digest=B, packages=(*base().packages[:1], LockedPackage(
+            name="libc6", version="2.42", arch="amd64", sha256="3" * 64))),)},
+        "libc6 1:2.41-12+deb13u1~x 222222222222 is locked, 2.42 333333333333 is here",
+    ),
+    ({"bases": (base(packages_digest=B, packages=base().packages[:1]),)}, "libc6"),
+    ({"bases": (base(packages_digest=B),)}, "its list of packages is another one"),
+    ({"toolchain": "0.2.0"}, "toolchain: 0.1.0 is locked, 0.2.0 is here"),
+    ({"epoch": 2}, "epoch"),
+    ({"format": 2}, "format"),
+    ({"compressor": "gzip/zlib-2/9"}, "compressor"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "says"), CHANGES)
+@pytest.mark.parametrize("whole", [False, True])
+def test_every_difference_is_named(change: dict[str, Any], says: str | None, whole: bool) -> None:
+    found = differences(lock(), lock(**change), whole=whole)
+    if says is None:
+        assert found == []
+    elif whole and says == "the tree":
+        assert found  # of another kind, and all that follows from it
+    else:
+        assert says in "\n".join(found)
+
+
+def test_nothing_differs() -> None:
+    assert differences(lock(), lock(), whole=True) == []
+    assert differences(lock(), lock(sources=(wheel(),)), whole=False) == []
+    assert "is not asked for" in differences(lock(), lock(sources=(wheel(),)), whole=True)[0]
+    assert "is not asked for" in differences(lock(), lock(bases=()), whole=True)[0]
+    # What is not in the store yet has no tree to compare.
+    assert differences(lock(), lock(sources=(source(tree=""), wheel())), whole=True) == []
+
+
+def test_bases_that_are_not_resolved() -> None:
+    free = {"image": "", "packages_digest": "", "packages": ()}
+    resolved, unresolved, left_open = base(), base(state="unresolved", **free), base(state="open", **free)
+
+    def told(was: LockedBase, now: LockedBase, whole: bool) -> list[str]:
+        return differences(lock(bases=(was,)), lock(bases=(now,)), whole=whole)
+
+    for now in (resolved, unresolved):
+        assert told(left_open, now, True) == []
+    assert told(unresolved, resolved, False) == []
+    assert "now it is" in told(unresolved, resolved, True)[0]
+    assert told(resolved, unresolved, False) == []
+    assert "not resolved here" in told(resolved, unresolved, True)[0]
+    assert "recipe" in told(left_open, dataclasses.replace(resolved, recipe=B), False)[0]
+
+
+def test_a_checkout_may_stand_for_the_tree_that_is_locked() -> None:
+    checkout = source(kind="local", ref="local:x", repository="local", digest=B, file="", tree=B, parts=())
+    assert differences(lock(), lock(sources=(checkout, wheel())), whole=False) == []
+    assert differences(lock(), lock(sources=(dataclasses.replace(checkout, digest=A), wheel())), whole=False) != []
+
+
+# The verbs
+
+
+def test_the_lock_of_the_quickstart_is_current(tmp_path: Path) -> None:
+    """Without a network and on an empty machine; its base is open, since mirrors move."""
+    there = lockfile.read(TOP / lockfile.DEFAULT)
+    request = Request(
+        cache=Cache(tmp_path / "empty"), sources={"llvm": "distro:llvm-toolchain-22"}, only="tablegen", gpus=("gfx942",)
+    )
+    now = locking.resolve(request, [row.planned for row in plan(request, "all")], "all")
+    again = "toolchain lock all --source llvm=distro:llvm-toolchain-22 --only tablegen --open-base"
+    assert differences(there, now, whole=True) == [], f"make it again: {again}"
+    assert [one.state for one in there.bases] == ["open"]
+    assert {one.name: one.wheel for one in there.sources} == {"flash-attn": False, "llvm": False, "triton": True}
+    assert all(one.tree for one in there.sources if not one.wheel)
+    assert all(one.license for one in there.sources)
+    assert lockfile.render(there) == (TOP / lockfile.DEFAULT).read_bytes()
+    options = (TOP / "quickstart").read_text()
+    assert "--locked" in options
+    assert "--source llvm=distro:llvm-toolchain-22 --only tablegen" in options
+
+
+def test_a_checkout_is_locked_and_held_to_it(here: Here, checkout: Path, tmp_path: Path) -> None:
+    cache = here.cache
+    finished_base(cache, tmp_path / "work")
+    words = ("llvm", "--source", f"llvm={checkout}")
+    done = here.call("lock", *words, "--json")
+    assert done.exit_code == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert said["complete"] is True
+    assert said["bases"] == [{"name": "debian13", "arch": "amd64", "state": "resolved"}]
+    content = (here.folder / "toolchain.lock").read_text()
+    assert "secret" not in content
+    assert str(tmp_path) not in content
+    assert '{ name = "apt", version = "3.0.3", arch = "amd64", sha256 = "' + "5" * 64 in content
+    assert here.call("lock", *words, "--check").exit_code == 0
+    assert here.call("plan", *words, "--locked").exit_code == 0
+    again = here.call("lock", *words, "-o", "other lock")
+    assert again.exit_code == 0, again.stderr
+    assert (here.folder / "other lock").read_text() == content
+
+    # The same tree elsewhere is the same source.
+    moved = checkout.rename(tmp_path / "moved")
+    words = ("llvm", "--source", f"llvm={moved}")
+    assert here.call("plan", *words, "--lock-file", "other lock").exit_code == 0
+    assert here.call("lock", *words, "--check").exit_code == 0
+    (moved / "mlir" / "CMakeLists.txt").write_text("project(y)\n")
+    before = sorted(p for p in (cache.root / "store").rglob("*"))
+    for verb in ("plan", "fetch", "build"):
+        done = here.call(verb, *words, "--locked")
+        assert done.exit_code == 21, verb
+        assert "the source llvm: the tree sha256:" in done.stderr, verb
+    done = here.call("publish", "oci:out", "--stage", *words, "--locked")
+    assert done.exit_code == 21
+    done = here.call("lock", *words, "--check", "--json")
+    assert (done.exit_code, json.loads(done.stdout)["error"]) == (21, "Not locked")
+    assert not (here.folder / "out").exists()
+    assert not cache.work.exists() or not list(cache.work.iterdir())
+    assert {p.name for p in before} >= {p.name for p in cache.store.rglob("*") if "stat" not in p.parts}
+
+
+def test_what_else_is_refused(here: Here, checkout: Path, tmp_path: Path) -> None:
+    cache = here.cache
+    finished_base(cache, tmp_path / "work")
+    words = ("llvm", "--source", f"llvm={checkout}")
+    assert here.call("lock", *words).exit_code == 0
+    patch = tmp_path / "a patch"
+    patch.write_text("--- a/mlir/x\n+++ b/mlir/x\n@@ -0,0 +1 @@\n+x\n")
+    for more, says in (
+        (("--patch", f"llvm={patch}"), "the patches (none) are locked, a patch (sha256:"),
+        (("--base", "debian12"), "base debian12 (amd64) is not in the lock"),
+        (("--compression", "zstd"), "compressor"),
+        (("--source", f"llvm={checkout / 'mlir'}"), None),
+    ):
+        done = here.call("plan", *words, *more, "--locked")
+        assert done.exit_code == (21 if says else 5), done.stderr
+        assert says is None or says in done.stderr
+    # Another base than the locked one, resolved in this cache.
+    (path,) = (cache.root / "locked").iterdir()
+    value = json.loads(path.read_text())
+    value["packages"][0]["version"] = "9"
+    path.write_text(json.dumps(value))
+    done = here.call("build", *words, "--locked")
+    assert done.exit_code == 21
+    assert "base debian13 (amd64): apt 3.0.3 555555555555 is locked, 9 555555555555 is here" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (("plan", "--locked"), 3, "cannot read toolchain.lock"),
+        (("build", "all", "--lock-file", "no such file"), 3, "no such file"),
+        (("lock", "nothing"), 7, "nothing"),
+        (("lock", "--check"), 3, "cannot read toolchain.lock"),
+        (("lock", "llvm", "--offline", "--source", "llvm=distro:llvm-toolchain-17"), 18, "llvm-toolchain-17"),
+        (("bundle", "export", "nowhere"), 3, "not a reference"),
+        (("bundle", "export", "oci:x", "base"), 5, "not built yet"),
+        (("bundle", "import", "oci:no such folder"), 13, "not an OCI layout"),
+        (("bundle", "import"), 2, "ref"),
+    ],
+)
+def test_bad_input(here: Here, words: tuple[str, ...], code: int, says: str, tmp_path: Path) -> None:
+    done = here.call(*words)
+    assert done.exit_code == code, done.stderr
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(here.folder.iterdir()) == []
+
+
+def test_a_lock_without_a_network_says_what_it_leaves_out(here: Here, tmp_path: Path) -> None:
+    words = ("llvm", "--source", "llvm=distro:llvm-toolchain-22")
+    done = here.call("lock", *words, "--offline")
+    assert done.exit_code == 0, done.stderr
+    assert "its tree digest is left out" in done.stderr
+    assert "not complete: the packages of base debian13 (amd64)" in done.stderr
+    found = lockfile.read(here.folder / "toolchain.lock")
+    assert found.bases[0].state == "unresolved"
+    assert found.bases[0].suite == "trixie"
+    assert found.sources[0].tree == ""
+    assert here.call("plan", *words, "--locked").exit_code == 0
+
+
+# What is taken from the store
+
+
+@pytest.mark.parametrize("forged", [False, True])
+def test_a_tree_that_was_tampered_with_is_not_built_from(tmp_path: Path, checkout: Path, forged: bool) -> None:
+    """Even when its records in the store were changed with it."""
+    cache = Cache(tmp_path / "cache")
+    request = Request(cache=cache, sources={"llvm": str(checkout)})
+    (_, llvm) = plan(request, "llvm")
+    request = dataclasses.replace(request, lock=locking.make(request, [llvm.planned], "llvm", tmp_path / "a lock"))
+    source_ = llvm.planned.sources[0]
+    got = fetch_source(source_, cache=cache, offline=True, verify=True)
+    locking.check_tree(request, got)
+    assert got.path is not None
+    victim = got.path / "llvm" / "CMakeLists.txt"
+    victim.write_text("project(evil)\n")
+    if not forged:
+        clean_again = fetch_source(source_, cache=cache, offline=True)
+        assert clean_again.path is not None
+        assert (clean_again.path / "llvm" / "CMakeLists.txt").read_text() == "project(x)\n"
+        return
+    (sidecar,) = (p for p in (cache.store / "trees").glob("*.json") if not p.name.endswith(".stat.json"))
+    info = scan_tree(got.path)
+    sidecar.write_text(json.dumps({"digest": got.digest, "part": "", "tree": info.digest, "files": info.files,
+                                   "bytes": info.bytes}))  # fmt: skip
+    got = fetch_source(source_, cache=cache, offline=True)
+    with pytest.raises(LockedError, match="not what the lock holds") as caught:
+        locking.check_tree(request, got)
+    assert info.digest in caught.value.why
+    with pytest.raises(LockedError):
+        plan(request, "llvm")
+
+
+def test_a_decayed_tree_is_found_although_nothing_seems_changed(tmp_path: Path, checkout: Path) -> None:
+    """As a disk does it: other bytes, the same size and times."""
+    cache = Cache(tmp_path / "cache")
+    (_, llvm) = plan(Request(cache=cache, sources={"llvm": str(checkout)}), "llvm")
+    source_ = llvm.planned.sources[0]
+    got = fetch_source(source_, cache=cache, offline=True)
+    assert got.path is not None
+    victim = got.path / "llvm" / "CMakeLists.txt"
+    victim.write_text("project(y)\n")
+    # What the store remembers is made to fit the other bytes, as if only they had changed.
+    stat = got.path.with_name(f"{got.path.name}.stat.json")
+    status = victim.stat()
+    seen = f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns} {status.st_ino}"
+    content = sha256_bytes(b"project(x)\n").removeprefix("sha256:")
+    stat.write_text(json.dumps({"format": 1, "files": {"llvm/CMakeLists.txt": f"{seen} {content}"}}))
+    believed = fetch_source(source_, cache=cache, offline=True)
+    assert believed.path is not None
+    assert (believed.path / "llvm" / "CMakeLists.txt").read_text() == "project(y)\n", "the test harms nothing"
+    # Another process: this one has written the tree itself and would not read it again.
+    code = (
+        "import sys; from pathlib import Path; from toolchain.pipeline import plan\n"
+        "from toolchain.settings import Cache, Request; from toolchain.sources.resolve import fetch_source\n"
+        "c = Cache(Path(sys.argv[1])); s = plan(Request(cache=c, sources={'llvm': sys.argv[2]}), 'llvm')[1].planned\n"
+        "fetch_source(s.sources[0], cache=c, offline=True, verify=True)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, cache.root, checkout], capture_output=True, text=True, check=False, cwd=TOP
+    )
+    assert done.returncode == 0, done.stderr
+    assert "changed or damaged" in done.stderr
+    assert victim.read_text() == "project(x)\n"
+
+
+def test_a_wheel_in_the_store_that_is_damaged_is_not_handed_out(tmp_path: Path) -> None:
+    from toolchain.stages.wheels import in_store  # noqa: PLC0415
+
+    cache = Cache(tmp_path)
+    store = Store(cache.store)
+    store.partial.mkdir(parents=True)
+    (store.partial / "x.whl").write_bytes(b"wheel")
+    path = store.add_file(store.partial / "x.whl", sha256_bytes(b"wheel"))
+    assert in_store(cache, sha256_bytes(b"wheel")) == path
+    path.write_bytes(b"whee!")
+    assert in_store(cache, sha256_bytes(b"wheel")) is None
+    shutil.rmtree(path.parent)
+    assert in_store(cache, sha256_bytes(b"wheel")) is None

@@ -1,0 +1,242 @@
+"""Bundles: all that a build takes in, as one OCI artifact, for machines without a network."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, cast, get_args
+
+from toolchain import console, lockfile
+from toolchain.bases import base_recipe
+from toolchain.digest import canonical
+from toolchain.errors import HostileInputError, SourceError
+from toolchain.lockfile import Lock
+from toolchain.locking import locked_source, resolve, safe_name
+from toolchain.oci import descriptor as media
+from toolchain.oci.descriptor import Descriptor
+from toolchain.oci.image import timestamp
+from toolchain.oci.layer import compress, write_layer
+from toolchain.oci.layout import Layout
+from toolchain.oci.publish import Published, publish
+from toolchain.oci.reference import LayoutRef, Target
+from toolchain.pipeline import PlanRow, plan, record_path
+from toolchain.settings import EPOCH, Request
+from toolchain.sources.resolve import fetch_source
+from toolchain.sources.store import Store
+from toolchain.sources.tree import Source
+from toolchain.stages.base import local_manifest, lock_path
+
+TYPE = "application/vnd.toolchain.bundle.v1"
+Kind = Literal["lock", "file", "tree", "patch", "base", "record", "blob"]
+_KIND, _OWNER, _MEDIA = "toolchain.bundle.kind", "toolchain.bundle.name", "toolchain.bundle.media-type"
+_TITLE = "org.opencontainers.image.title"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+~!-]{0,254}")
+_MEDIA_TYPE = re.compile(r"[a-z]+/[A-Za-z0-9.+_-]{1,120}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One thing in a bundle, one layer of the artifact.
+
+    Args:
+        kind: `lock`, the lock of all; `file` or `tree` (a tar of it), a source; `patch`, one on a source; `base`, the
+            resolved package list; `record`, what the pipeline keeps of a finished base; `blob`, a part of its image.
+        name: of the source, base or image it belongs to.
+        title: file name.
+        blob: digest and size of the layer.
+        of: media type of a part of an image.
+    """
+
+    kind: Kind
+    name: str
+    title: str
+    blob: Descriptor
+    of: str = ""
+
+    def descriptor(self) -> Descriptor:
+        """As the manifest of the artifact lists it."""
+        notes = {_KIND: self.kind, _OWNER: self.name, _TITLE: self.title, _MEDIA: self.of}
+        kept = {key: text for key, text in notes.items() if text}
+        return replace(self.blob, media_type=f"application/vnd.toolchain.bundle.{self.kind}.v1", annotations=kept)
+
+    @classmethod
+    def parse(cls, found: Descriptor) -> Entry:
+        """Read an entry of somebody's manifest.
+
+        Raises:
+            HostileInputError: it has no kind that is known, or a name that could become another path.
+        """
+        kind, title = found.annotations.get(_KIND, ""), found.annotations.get(_TITLE, "")
+        name, of = found.annotations.get(_OWNER, ""), found.annotations.get(_MEDIA, "")
+        if kind not in get_args(Kind):
+            raise HostileInputError(f"the bundle holds a thing of the kind {kind[:80]!r}", fix="do not use it")
+        for text in (name, title):
+            if not _NAME.fullmatch(text):
+                raise HostileInputError(f"the bundle holds the name {text[:200]!r}", fix="do not use this bundle")
+        if of and not _MEDIA_TYPE.fullmatch(of):
+            raise HostileInputError(f"the bundle holds the media type {of[:200]!r}", fix="do not use this bundle")
+        return cls(kind=cast("Kind", kind), name=name, title=title, blob=found.plain, of=of)
+
+    def as_json(self) -> dict[str, Any]:
+        """As `--json` prints it."""
+        return {"kind": self.kind, "name": self.name, "file": self.title, "digest": self.blob.digest,
+                "bytes": self.blob.size}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A bundle where it was brought to."""
+
+    published: Published
+    lock: Lock
+    entries: tuple[Entry, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """As `bundle export --json` prints it."""
+        return {
+            "ref": self.published.ref,
+            "tags": list(self.published.tags),
+            "digest": self.published.digest,
+            "pushed_bytes": self.published.pushed_bytes,
+            "skipped_bytes": self.published.skipped_bytes,
+            "entries": [entry.as_json() for entry in self.entries],
+        }
+
+
+def export(request: Request, goal: str, dest: Target) -> Exported:
+    """Write all that building `goal` takes in to `dest`: sources, wheels, patches, the finished base, and their lock.
+
+    The same cache and request give the same bytes. What `dest` has already is not sent again.
+
+    Raises:
+        SourceError: the base is not built yet, or a source cannot be had.
+        RegistryError, UnreachableError: it could not be written or sent.
+    """
+    rows = plan(request, goal)
+    _require_base(request, rows[0])
+    request.cache.work.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=request.cache.work, prefix="bundle-") as folder:
+        packer = _Packer(request, Layout(Path(folder) / "layout").ensure(), Path(folder))
+        for source in _sources(rows):
+            packer.source(source)
+        packer.base(rows[0])
+        lock = resolve(request, [row.planned for row in rows], goal)
+        packer.content("lock", "toolchain", lockfile.DEFAULT, lockfile.render(lock))
+        manifest = packer.manifest(goal)
+        tag = dest.tag or (f"bundle-{goal}" if isinstance(dest, LayoutRef) else "latest")
+        done = publish(packer.layout, manifest, dest, (tag,))
+    return Exported(done, lock, tuple(packer.sorted()))
+
+
+def _require_base(request: Request, row: PlanRow) -> None:
+    if row.built is None and not request.base.startswith("oci:"):
+        raise SourceError(
+            f"{row.planned.image} is not built yet",
+            why="a base is made from package mirrors, so a bundle holds the finished one",
+            fix="toolchain build base, with the same options",
+        )
+
+
+def _sources(rows: list[PlanRow]) -> list[Source]:
+    named = {source.name: source for row in rows for source in row.planned.sources}
+    return [named[name] for name in sorted(named)]
+
+
+@dataclass
+class _Packer:
+    """Lays everything into a layout of its own; the blobs are links where the file system has them."""
+
+    request: Request
+    layout: Layout
+    work: Path
+    entries: list[Entry] = field(default_factory=list)
+
+    def sorted(self) -> list[Entry]:
+        """The lock first, then small before large kinds, by name."""
+        order = ("lock", "base", "record", "patch", "file", "tree", "blob")
+        return sorted(self.entries, key=lambda one: (order.index(one.kind), one.name, one.title, one.blob.digest))
+
+    def source(self, source: Source) -> None:
+        """A source as it lies in the store, and its patches."""
+        cache = self.request.cache
+        console.note(f"{source.name}: {source.ref}")
+        got = fetch_source(source, cache=cache, offline=self.request.offline, verify=True)
+        title = locked_source(self.request, got).file
+        assert got.path is not None  # noqa: S101 - fetch gives it
+        file = Store(cache.store).file(str(got.digest)) if str(got.digest).startswith("sha256:") else None
+        if file is not None:
+            self.file("file", source.name, title or safe_name(file.name), file, str(got.digest))
+        else:
+            layer = write_layer(got.path, self.work / "tree.tar", epoch=EPOCH)
+            packed = compress(layer, self.work / "tree.tar.gz", "gzip")
+            self.file("tree", source.name, f"{source.name}.tar.gz", packed.path, packed.digest)
+            layer.path.unlink()
+            packed.path.unlink()
+        for patch in self.request.patches.get(source.name, ()):
+            self.content("patch", source.name, safe_name(patch.name), patch.read_bytes())
+
+    def base(self, row: PlanRow) -> None:
+        """The finished base: its image, its record and its package list."""
+        cache, arch = self.request.cache, self.request.arch[0]
+        if self.request.base.startswith("oci:"):
+            layout, found = local_manifest(self.request)
+            self.image(layout, layout.resolve(str(found["digest"])), row.planned.image)
+            return
+        assert row.built is not None  # noqa: S101 - the caller looked
+        layout = Layout(cache.images)
+        self.image(layout, layout.resolve(row.built.manifest), row.planned.image)
+        record = record_path(cache, row.built.input_digest).read_bytes()
+        self.content("record", row.planned.image, "record.json", canonical(json.loads(record)))
+        recipe = base_recipe(self.request.base, arch)
+        packages = lock_path(cache, recipe, arch)
+        self.content("base", recipe.name, packages.name, canonical(json.loads(packages.read_bytes())))
+
+    def image(self, layout: Layout, manifest: Descriptor, name: str) -> None:
+        """An image's manifest, config and layers."""
+        for part in (manifest, *layout.children(manifest)):
+            plain = part.digest.removeprefix("sha256:")
+            self.file("blob", name, plain, layout.blob(part.digest), part.digest, of=part.media_type)
+
+    def content(self, kind: Kind, name: str, title: str, content: bytes) -> None:
+        """A small thing."""
+        blob = self.layout.put_bytes(content, media.EMPTY)
+        self.entries.append(Entry(kind=kind, name=name, title=title, blob=blob))
+
+    def file(self, kind: Kind, name: str, title: str, path: Path, digest: str, *, of: str = "") -> None:
+        """A file whose digest is known; whoever it is sent to looks whether it is true."""
+        target = self.layout.partial(digest).with_name(digest.removeprefix("sha256:"))
+        if not target.exists():
+            try:
+                os.link(path, target)
+            except OSError:
+                shutil.copyfile(path, target)
+        blob = Descriptor(media.LAYER, digest, target.stat().st_size)
+        self.entries.append(Entry(kind=kind, name=name, title=title, blob=blob, of=of))
+
+    def manifest(self, goal: str) -> Descriptor:
+        """The artifact."""
+        config = self.layout.put_bytes(b"{}", media.EMPTY)
+        notes: Mapping[str, str] = {
+            "org.opencontainers.image.created": timestamp(EPOCH),
+            _TITLE: f"toolchain bundle: {goal}",
+        }
+        value = {
+            "schemaVersion": 2,
+            "mediaType": media.MANIFEST,
+            "artifactType": TYPE,
+            "config": config.as_json(),
+            "layers": [entry.descriptor().as_json() for entry in _once(self.sorted())],
+            "annotations": dict(notes),
+        }
+        return replace(self.layout.put_json(value, media.MANIFEST), artifact_type=TYPE)
+
+
+def _once(entries: list[Entry]) -> Iterator[Entry]:
+    """Two things of one kind and content are listed twice only when they belong to different owners."""
+    yield from dict.fromkeys(entries)

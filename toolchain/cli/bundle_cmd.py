@@ -1,0 +1,84 @@
+"""`bundle`: carry all that a build takes in to a machine without a network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from toolchain import console
+from toolchain.cli import options as o
+from toolchain.lockfile import DEFAULT
+from toolchain.oci.reference import parse
+
+DestArg = Annotated[str, typer.Argument(help="oci:DIR[:TAG] or REGISTRY/NS/NAME:TAG.", show_default=False)]
+RefArg = Annotated[str, typer.Argument(help="oci:DIR[:TAG] or REGISTRY/NS/NAME[:TAG|@DIGEST].", show_default=False)]
+StageArg = Annotated[str, typer.Argument(help="base, llvm, triton, kernels, aotriton or all.")]
+OutOpt = Annotated[
+    Path,
+    typer.Option("--lock-file", envvar="TOOLCHAIN_LOCK_FILE", help="Must hold all that comes; written if not there."),
+]
+
+
+def bundle_export(
+    dest: DestArg,
+    stage: StageArg = "all",
+    base: o.BaseOpt = "debian13",
+    arch: o.ArchOpt = "amd64",
+    source: o.SourceOpt = None,
+    patch: o.PatchOpt = None,
+    triton: o.TritonOpt = None,
+    aotriton: o.AotritonOpt = None,
+    gpu: o.GpuOpt = None,
+    select: o.SelectOpt = None,
+    limit: o.LimitOpt = None,
+    allow_binary: o.AllowBinaryOpt = None,
+    drop_binary: o.DropBinaryOpt = None,
+    python: o.PythonOpt = None,
+    only: o.OnlyOpt = "distribution",
+    offline: o.OfflineOpt = False,
+    compression: o.CompressionOpt = "gzip",
+    locked: o.LockedOpt = False,
+    lock_file: o.LockFileOpt = None,
+    cache: o.CacheOpt = None,
+    json_: o.JsonOpt = False,
+) -> None:
+    """Write sources, wheels, patches, the finished base and their lock as one OCI artifact. The base must be built."""
+    from toolchain.bundle import export  # noqa: PLC0415 - brings the registry client in
+
+    request = o.make_request(
+        cache=cache, base=base, arch=arch, source=source, patch=patch, gpu=gpu, compression=compression,
+        triton=triton, aotriton=aotriton, select=select, limit=limit, only=only, offline=offline,
+        allow_binary=allow_binary, drop_binary=drop_binary, python=python, json=json_,
+        locked=locked, lock_file=lock_file,
+    )  # fmt: skip
+    done = export(request, stage, parse(dest))
+    if json_:
+        console.data(done.as_json())
+        return
+    for entry in done.entries:
+        console.text(f"{entry.kind}\t{entry.name}\t{entry.title}\t{console.size(entry.blob.size)}")
+    there = done.published
+    sent = f"{console.size(there.pushed_bytes)} sent, {console.size(there.skipped_bytes)} already there"
+    console.text(f"{there.ref}\t{', '.join(there.tags)}\t{sent}")
+
+
+def bundle_import(
+    ref: RefArg,
+    lock_file: OutOpt = Path(DEFAULT),
+    cache: o.CacheOpt = None,
+    json_: o.JsonOpt = False,
+) -> None:
+    """Fill the cache from a bundle, every digest checked; then `build STAGE --offline --locked` needs no network."""
+    from toolchain.unbundle import bring  # noqa: PLC0415 - brings the registry client in
+
+    done = bring(parse(ref), o.make_request(cache=cache).cache, lock_file)
+    if json_:
+        console.data(done.as_json())
+        return
+    for one in done.taken:
+        size = console.size(one.entry.blob.size)
+        came = "came" if one.new else "already here"
+        console.text(f"{one.entry.kind}\t{one.entry.name}\t{one.entry.title}\t{one.entry.blob.digest}\t{size}\t{came}")
+    console.note(f"now: {' '.join(done.command)}")

@@ -1,0 +1,125 @@
+"""Two locks compared: what is locked, and what is here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from toolchain.lockfile import Lock, LockedBase, LockedPackage, LockedSource
+
+_LISTED = 20  # differing packages named one by one
+
+
+def differences(locked: Lock, now: Lock, *, whole: bool) -> list[str]:
+    """Where `now` is not what `locked` says, for people; empty when all is as locked.
+
+    Args:
+        whole: both must be the same; otherwise `locked` may hold more, and a base that nobody has made here yet counts
+            as what it may become.
+    """
+    return [*_tool(locked, now), *_bases(locked, now, whole), *_sources(locked, now, whole)]
+
+
+def _tool(locked: Lock, now: Lock) -> Iterator[str]:
+    for name in ("toolchain", "format", "epoch"):
+        if (was := getattr(locked, name)) != (is_now := getattr(now, name)):
+            yield f"{name}: {was} is locked, {is_now} is here"
+    if locked.compressor and locked.compressor != now.compressor:
+        yield f"compressor: {locked.compressor} is locked, {now.compressor or 'none'} is here"
+
+
+def _bases(locked: Lock, now: Lock, whole: bool) -> Iterator[str]:
+    there = {(base.name, base.arch): base for base in locked.bases}
+    for base in now.bases:
+        was = there.pop((base.name, base.arch), None)
+        if was is None:
+            yield f"{base} is not in the lock"
+        else:
+            yield from _base(was, base, whole)
+    if whole:
+        yield from (f"{base} is in the lock and is not asked for" for base in there.values())
+
+
+def _base(was: LockedBase, now: LockedBase, whole: bool) -> Iterator[str]:
+    if was.recipe != now.recipe:
+        yield f"{now}: its recipe is another one: {was.recipe or 'none'} is locked, {now.recipe or 'none'} is here"
+    elif was.state == "image" or now.state == "image":
+        if was.image != now.image:
+            yield f"{now}: the image {was.image or 'none'} is locked, {now.image or 'none'} is here"
+    elif was.state == "open":
+        return
+    elif was.state == "unresolved":
+        if whole and now.state != "unresolved":
+            yield f"{now} was not resolved when it was locked; now it is"
+    elif now.state != "resolved":
+        if whole:
+            yield f"{now} is not resolved here"
+    elif was.packages_digest != now.packages_digest:
+        yield from _packages(was, now)
+    elif was.image and now.image and was.image != now.image:
+        yield f"{now}: the same packages in another image: {was.image} is locked, {now.image} is here"
+
+
+def _packages(was: LockedBase, now: LockedBase) -> Iterator[str]:
+    old = {(one.name, one.arch): one for one in was.packages}
+    new = {(one.name, one.arch): one for one in now.packages}
+    rows = []
+    for key in sorted(old.keys() | new.keys()):
+        if old.get(key) != new.get(key):
+            rows.append(f"{now}: {key[0]} {_told(old.get(key))} is locked, {_told(new.get(key))} is here")
+    yield from rows[:_LISTED] or [f"{now}: its list of packages is another one"]
+    if len(rows) > _LISTED:
+        yield f"{now}: … and {len(rows) - _LISTED} packages more"
+
+
+def _told(package: LockedPackage | None) -> str:
+    if package is None:
+        return "nothing"
+    return f"{package.version} {(package.sha256 or package.header)[:12]}".rstrip()
+
+
+def _sources(locked: Lock, now: Lock, whole: bool) -> Iterator[str]:
+    for one in now.sources:
+        was = locked.source(one.name)
+        if was is None:
+            yield f"{_what(one)} is not in the lock ({one.ref})"
+        else:
+            yield from _source(was, one, whole)
+    if whole:
+        yield from (f"{_what(one)} is in the lock and is not asked for" for one in locked.sources
+                    if now.source(one.name) is None)  # fmt: skip
+
+
+def _what(one: LockedSource) -> str:
+    return f"the {'wheel' if one.wheel else 'source'} {one.name}"
+
+
+def _source(was: LockedSource, now: LockedSource, whole: bool) -> Iterator[str]:
+    if not now.digest:
+        yield f"{_what(now)} ({now.ref}) has no digest before it is fetched; {was.digest} is locked"
+        return
+    if now.kind == "local" and not whole:
+        # A checkout has no place of its own; what counts is that it holds the locked tree.
+        expected = was.digest if was.kind == "local" else was.tree
+        if now.digest != expected:
+            yield f"{_what(now)}: the tree {expected or 'of no checkout'} is locked, {now.digest} is in {now.ref}"
+        keys: tuple[str, ...] = ()
+    else:
+        keys = ("kind", "repository", "digest", "file", "parts", *(("license",) if whole else ()))
+        keys = keys if now.kind == "local" else (*keys, "ref")
+    for key in keys:
+        if (before := getattr(was, key)) != (after := getattr(now, key)):
+            yield f"{_what(now)}: {key} {_shown(before)} is locked, {_shown(after)} is here"
+    if was.tree and now.tree and was.kind == now.kind and was.parts == now.parts and was.tree != now.tree:
+        yield f"{_what(now)}: its tree is {was.tree} in the lock, {now.tree} in the store"
+    # A patch is what it says, not what its file is called.
+    if [patch.digest for patch in was.patches] != [patch.digest for patch in now.patches]:
+        yield f"{_what(now)}: the patches {_patches(was)} are locked, {_patches(now)} are here"
+
+
+def _shown(value: Any) -> str:
+    return ", ".join(value) if isinstance(value, tuple) else str(value) or "nothing"
+
+
+def _patches(one: LockedSource) -> str:
+    return ", ".join(f"{patch.name} ({patch.digest[:19]})" for patch in one.patches) or "(none)"

@@ -1,0 +1,327 @@
+"""toolchain.lock: what a build may take in, by digest; how the file is written and read."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from toolchain.digest import write_atomically
+from toolchain.errors import ConfigError
+
+SCHEMA = 1
+DEFAULT = "toolchain.lock"
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}|git:[0-9a-f]{40}@\S+")
+_SHA256 = re.compile(r"sha256:[0-9a-f]{64}")
+_FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+~!-]*")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
+_STRICT = ConfigDict(extra="forbid", strict=True)
+
+State = Literal["resolved", "open", "unresolved", "image"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LockedPatch:
+    """A patch on a source: its file's name, and `sha256:<hex>`."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
+    name: str
+    digest: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class LockedSource:
+    """A source, or a wheel that a build imports.
+
+    Args:
+        name, kind, ref, repository, digest, license: as `sources.tree.Source` has them.
+        file: the file's name, where its place has one (the Python index, a distribution).
+        parts: names at the top of the tree that are taken; empty for all.
+        tree: tree digest of what is unpacked; empty for a single file, or when it was not fetched.
+        patches: in the order in which they are applied.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
+    name: str
+    kind: Literal["git", "archive", "distro", "local", "pypi"]
+    ref: str
+    repository: str
+    digest: str
+    file: str = ""
+    parts: tuple[str, ...] = ()
+    tree: str = ""
+    license: str = ""
+    patches: tuple[LockedPatch, ...] = ()
+
+    @property
+    def wheel(self) -> bool:
+        """Whether it is a Python wheel."""
+        return self.file.endswith(".whl")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LockedPackage:
+    """A package of a base: `sha256` of a deb's file, `header` of an rpm's header; hex."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
+    name: str
+    version: str
+    arch: str
+    sha256: str = ""
+    header: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LockedBase:
+    """A base.
+
+    Args:
+        state: `resolved` by its package list; `image`, a local one by its digest; `unresolved`, nobody has made it yet;
+            `open`, left to the mirrors on purpose.
+        recipe: digest of what the base is asked to hold; empty for a local image.
+        suite: of the distribution, where it has one.
+        start: the image that the recipe starts from, by digest, where it does.
+        image: digest of the finished image's manifest.
+        packages_digest: of the list as the stages above count it.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
+    name: str
+    arch: str
+    state: State
+    recipe: str = ""
+    suite: str = ""
+    start: str = ""
+    image: str = ""
+    packages_digest: str = ""
+    packages: tuple[LockedPackage, ...] = ()
+
+    def __str__(self) -> str:
+        return f"base {self.name} ({self.arch})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lock:
+    """All of it.
+
+    Args:
+        toolchain: version of the tool that resolved it.
+        format: of the layers it writes (`settings.FORMAT`).
+        compressor: that the images' blobs count on; empty where the base is open, since no bytes are promised then.
+        request: what was asked for, for people.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
+    toolchain: str
+    epoch: int
+    format: int
+    compressor: str = ""
+    request: Mapping[str, Any] = field(default_factory=dict)
+    bases: tuple[LockedBase, ...] = ()
+    sources: tuple[LockedSource, ...] = ()
+
+    @property
+    def complete(self) -> bool:
+        """Whether all that a build takes in is fixed; a base that is open or not resolved leaves its packages free."""
+        return all(base.state in {"resolved", "image"} for base in self.bases)
+
+    def source(self, name: str) -> LockedSource | None:
+        """The source or wheel of that name."""
+        return next((one for one in self.sources if one.name == name), None)
+
+
+# Writing
+
+
+def render(lock: Lock) -> bytes:
+    """The file: the same bytes for the same lock, made to be read and to be compared line by line."""
+    lines = [
+        "# What a build may take in, by digest. Made by `toolchain lock`; do not edit.",
+        f"# Again: {_command(lock)}",
+    ]
+    if not lock.complete:
+        lines.append("# NOT COMPLETE: the packages of a base whose state is open or unresolved are not locked.")
+    lines += _table(
+        "",
+        {
+            "schema": SCHEMA,
+            "complete": lock.complete,
+            "toolchain": lock.toolchain,
+            "format": lock.format,
+            "epoch": lock.epoch,
+            "compressor": lock.compressor,
+        },
+    )
+    lines += _table("[request]", dict(sorted(lock.request.items())))
+    for base in sorted(lock.bases, key=lambda one: (one.name, one.arch)):
+        value: dict[str, Any] = {name: getattr(base, name) for name in _BASE_KEYS}
+        value["packages"] = [
+            {key: getattr(one, key) for key in ("name", "version", "arch", "sha256", "header")}
+            for one in sorted(base.packages, key=lambda one: (one.name, one.arch, one.version))
+        ]
+        lines += _table("[[base]]", value)
+    for title, wheels in (("[[source]]", False), ("[[wheel]]", True)):
+        for one in sorted(lock.sources, key=lambda one: one.name):
+            if one.wheel is wheels:
+                value = {name: getattr(one, name) for name in _SOURCE_KEYS}
+                value["patches"] = [{"name": patch.name, "digest": patch.digest} for patch in one.patches]
+                lines += _table(title, value)
+    return ("\n".join(lines) + "\n").encode()
+
+
+_BASE_KEYS = ("name", "arch", "state", "recipe", "suite", "start", "image", "packages_digest")
+_SOURCE_KEYS = ("name", "kind", "ref", "repository", "digest", "file", "parts", "tree", "license")
+
+
+def write(lock: Lock, path: Path) -> None:
+    """Write the file under a partial name, then give it its own."""
+    write_atomically(path, render(lock))
+
+
+def _command(lock: Lock) -> str:
+    words = ["toolchain", "lock", str(lock.request.get("stage", "all")), *options(lock)]
+    if any(base.state == "open" for base in lock.bases):
+        words.append("--open-base")
+    return re.sub(r"[\x00-\x1f\x7f]", "?", shlex.join(words))
+
+
+def options(lock: Lock, **instead: Any) -> list[str]:
+    """The request as options of the command line.
+
+    Args:
+        instead: values in the place of the request's own, by option.
+    """
+    words = []
+    for key, value in sorted({**lock.request, **instead}.items()):
+        if key == "stage":
+            continue
+        if isinstance(value, dict):
+            texts = [f"{name}={text}" for name, several in sorted(value.items()) for text in _as_list(several)]
+        elif key.endswith("-binary"):
+            texts = [str(one) for one in _as_list(value)]
+        else:
+            texts = [",".join(map(str, _as_list(value)))]
+        words += [word for text in texts for word in (f"--{key}", text)]
+    return words
+
+
+def _as_list(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _table(title: str, values: Mapping[str, Any]) -> Iterator[str]:
+    yield ""
+    if title:
+        yield title
+    for key, value in values.items():
+        if value in ("", [], (), {}):
+            continue
+        if isinstance(value, list | tuple) and isinstance(value[0], dict):
+            yield f"{key} = ["
+            yield from (f"  {_value(row)}," for row in value)
+            yield "]"
+        else:
+            yield f"{key} = {_value(value)}"
+
+
+def _value(value: Any) -> str:
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case int() | float():
+            return repr(value)
+        case str():
+            # JSON's escapes are TOML's, but for one character.
+            return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+        case dict():
+            return "{ " + ", ".join(f"{_key(k)} = {_value(v)}" for k, v in value.items() if v not in ("", [])) + " }"
+        case _:
+            return "[" + ", ".join(_value(one) for one in value) + "]"
+
+
+def _key(text: str) -> str:
+    return text if re.fullmatch(r"[A-Za-z0-9_-]+", text) else _value(text)
+
+
+# Reading
+
+
+def read(path: Path) -> Lock:
+    """Read a lock file.
+
+    Raises:
+        ConfigError: it is not there, no TOML, of another schema, or holds what no lock holds.
+    """
+    try:
+        return parse(path.read_bytes(), str(path))
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read {path}", why=str(error.strerror), fix="make it: toolchain lock, or name it: --lock-file FILE"
+        ) from error
+
+
+def parse(content: bytes, name: str) -> Lock:
+    """Read the content of a lock file called `name`.
+
+    Raises:
+        ConfigError: see `read`.
+    """
+    try:
+        value = tomllib.loads(content.decode("utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{name} is not TOML", why=str(error), fix="make it again: toolchain lock") from error
+    schema = value.pop("schema", None)
+    if schema != SCHEMA:
+        raise ConfigError(
+            f"{name} is a lock of schema {schema!r}", why=f"this version reads {SCHEMA}", fix="make it again"
+        )
+    value.pop("complete", None)
+    value["bases"] = value.pop("base", [])
+    value["sources"] = [*_rows(value.pop("source", [])), *_rows(value.pop("wheel", []))]
+    try:
+        # By way of JSON: there lists may become tuples while all else stays strict.
+        lock = TypeAdapter(Lock).validate_json(json.dumps(value))
+    except TypeError as error:
+        raise ConfigError(f"{name} holds a value that no lock has", why=str(error), fix="make it again") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise ConfigError(f"{name}: bad value for {where!r}", why=first["msg"], fix="make it again") from error
+    for wrong in _malformed(lock):
+        raise ConfigError(f"{name}: {wrong}", fix="make it again: toolchain lock")
+    return lock
+
+
+def _rows(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _malformed(lock: Lock) -> Iterator[str]:
+    names = [one.name for one in lock.sources]
+    for one in lock.sources:
+        if not _NAME.fullmatch(one.name) or names.count(one.name) > 1:
+            yield f"the source {one.name!r} is named twice or has no proper name"
+        if not _DIGEST.fullmatch(one.digest):
+            yield f"the source {one.name} has no digest: {one.digest!r}"
+        if one.file and not _FILE.fullmatch(one.file):
+            yield f"the source {one.name} has no proper file name: {one.file!r}"
+        if any("/" in part or part in {"", ".", ".."} for part in one.parts):
+            yield f"the parts of {one.name} are no names"
+        for digest in (one.tree, *(patch.digest for patch in one.patches)):
+            if digest and not _SHA256.fullmatch(digest):
+                yield f"the source {one.name} has a malformed digest: {digest!r}"
+    for base in lock.bases:
+        if not _NAME.fullmatch(base.name) or not _NAME.fullmatch(base.arch):
+            yield f"a base has no proper name: {base.name!r} ({base.arch!r})"
+        for digest in (base.recipe, base.image, base.packages_digest):
+            if digest and not _SHA256.fullmatch(digest):
+                yield f"{base} has a malformed digest: {digest!r}"
+        if base.state == "resolved" and not base.packages_digest:
+            yield f"{base} is called resolved and has no packages"

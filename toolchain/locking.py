@@ -1,0 +1,266 @@
+"""From a plan to a lock, and whether a plan is within one."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from toolchain import __version__, console
+from toolchain.bases import base_recipe
+from toolchain.digest import sha256_file, sha256_json
+from toolchain.errors import LockedError, SourceError, UnreachableError
+from toolchain.lockdiff import differences
+from toolchain.lockfile import Lock, LockedBase, LockedPackage, LockedPatch, LockedSource, read, write
+from toolchain.oci.layer import compressor_id
+from toolchain.settings import EPOCH, FORMAT, Cache, Request
+from toolchain.sources.distro import known_package
+from toolchain.sources.pypi import pypi_row
+from toolchain.sources.resolve import fetch_source, part_of
+from toolchain.sources.store import Store
+from toolchain.sources.tree import Source
+from toolchain.stages.base import BaseStage, base_label, read_lock, recipe_digest
+from toolchain.stages.stage import Planned
+
+# Of a project, not of where its source came from; data says more where it says something.
+_LICENSES = {
+    "llvm": "Apache-2.0 WITH LLVM-exception",
+    "triton": "MIT",
+    "aotriton": "MIT",
+    "flash-attn": "BSD-3-Clause",
+}
+_LISTED = 30
+
+
+def resolve(request: Request, planned: Sequence[Planned], goal: str, *, open_base: bool = False) -> Lock:
+    """What a plan takes in, as far as it is known here. Reads files only: no network.
+
+    A source whose digest only a fetch can tell has an empty one; a tree that is not in the store has none.
+
+    Args:
+        planned: the stages of `goal`, lowest first.
+        open_base: leave the base's packages to the mirrors.
+    """
+    sources = {source.name: source for one in planned for source in one.sources}
+    bases = tuple(_base(replace(request, arch=(arch,)), open_base=open_base) for arch in request.arch)
+    return Lock(
+        toolchain=__version__,
+        epoch=EPOCH,
+        format=FORMAT,
+        compressor="" if open_base else compressor_id("zstd" if request.compression == "zstd" else "gzip"),
+        request=_request(request, goal, sources),
+        bases=bases,
+        sources=tuple(locked_source(request, sources[name]) for name in sorted(sources)),
+    )
+
+
+def fetch_all(request: Request, planned: Sequence[Planned]) -> None:
+    """Bring every source of a plan into the store, checked, so that its tree digest is known.
+
+    With `--offline` a source that is not in the store is passed over with a note: its own digest is known all the same.
+
+    Raises:
+        ToolchainError: a source cannot be had, or is not what it must be.
+    """
+    sources = {source.name: source for one in planned for source in one.sources}
+    for source in sources.values():
+        try:
+            fetch_source(source, cache=request.cache, offline=request.offline)
+        except UnreachableError as error:
+            if not request.offline or source.digest is None:
+                raise
+            console.note(f"{source.name}: not in the store, so its tree digest is left out ({error.what})")
+
+
+def make(request: Request, planned: Sequence[Planned], goal: str, path: Path, *, open_base: bool = False) -> Lock:
+    """Fetch what is not here, then write the lock.
+
+    Raises:
+        ToolchainError: a source cannot be had, or nothing promises its digest.
+    """
+    fetch_all(request, planned)
+    found = resolve(request, planned, goal, open_base=open_base)
+    loose = [one.ref for one in found.sources if not one.digest]
+    if loose:
+        raise SourceError(
+            f"cannot be locked: {', '.join(loose)}",
+            why="no digest is known before a fetch",
+            fix="run it once more, now that it was fetched; without --offline",
+        )
+    write(found, path)
+    return found
+
+
+def check_file(request: Request, planned: Sequence[Planned], goal: str, path: Path) -> Lock:
+    """Compare a lock file with what a plan takes in now; reads files only.
+
+    Raises:
+        LockedError: with every difference.
+    """
+    locked = read(path)
+    found = differences(locked, resolve(request, planned, goal), whole=True)
+    if found:
+        raise refused(found, f"{path} is not what is here now")
+    return locked
+
+
+def check(request: Request, planned: Sequence[Planned]) -> None:
+    """With `--locked`: refuse a plan that holds something else than the lock.
+
+    Raises:
+        LockedError: with every difference.
+    """
+    if request.lock is None:
+        return
+    found = differences(request.lock, resolve(request, planned, ""), whole=False)
+    if found:
+        raise refused(found, "--locked: this is not what the lock holds")
+
+
+def check_tree(request: Request, source: Source) -> None:
+    """With `--locked`: refuse a source in the store whose digest or tree is not the locked one.
+
+    Raises:
+        LockedError: with what differs.
+    """
+    if request.lock is None:
+        return
+    now, was = locked_source(request, source), request.lock.source(source.name)
+    found = differences(replace(request.lock, bases=()), replace(request.lock, bases=(), sources=(now,)), whole=False)
+    if found or was is None:
+        raise refused(found, f"--locked: {source.name} is not what the lock holds")
+
+
+def refused(found: Sequence[str], what: str) -> LockedError:
+    """The error that names the differences."""
+    more = [f"… and {len(found) - _LISTED} more"] if len(found) > _LISTED else []
+    return LockedError(
+        what,
+        why="\n".join([*found[:_LISTED], *more]),
+        fix="if the change is wanted, make the lock again: toolchain lock, with the same options",
+    )
+
+
+def locked_source(request: Request, source: Source) -> LockedSource:
+    """A source as a lock holds it; its digest is empty when only a fetch can tell it."""
+    part = part_of(source.name)
+    digest = source.digest or ""
+    info = Store(request.cache.store).tree_info(digest, part=part) if digest else None
+    tree = info.digest if info is not None else ""
+    if source.kind == "local" and source.path is not None and source.path.is_dir() and not part:
+        tree = digest  # also where it is not in the store yet
+    file = _file(source, request.cache)
+    return LockedSource(
+        name=source.name,
+        kind=source.kind,
+        ref=source.ref,
+        repository=source.repository,
+        digest=digest,
+        file=file,
+        parts=tuple(part.split(",")) if part else (),
+        tree=tree,
+        license=source.license or _LICENSES.get(source.name, ""),
+        patches=tuple(
+            LockedPatch(name=path.name, digest=sha256_file(path)) for path in request.patches.get(source.name, ())
+        ),
+    )
+
+
+def _file(source: Source, cache: Cache) -> str:
+    """The file's name where its place gives it one."""
+    _, _, spec = source.ref.partition(":")
+    if source.kind == "pypi":
+        project, _, version = spec.partition("==")
+        return pypi_row(project, version).file
+    if source.kind == "distro":
+        package, _, version = spec.partition("=")
+        row = known_package(package, version, cache)
+        return row.file if row is not None else ""
+    name = ""
+    if source.kind == "archive":
+        name = PurePosixPath(unquote(urlsplit(source.repository).path)).name or "file"
+    elif source.kind == "local" and source.path is not None and source.path.is_file():
+        name = source.path.name
+    return safe_name(name) if name else ""
+
+
+def safe_name(text: str) -> str:
+    """A file name that any file system and any reader takes."""
+    return re.sub(r"[^A-Za-z0-9._+~!-]", "_", text).lstrip("._+~!-")[:255] or "file"
+
+
+def _base(request: Request, *, open_base: bool) -> LockedBase:
+    planned, arch = BaseStage().plan(request, {}), request.arch[0]
+    if request.base.startswith("oci:"):
+        image = str((planned.inputs or {})["image"])
+        return LockedBase(name=base_label(request), arch=arch, state="image", image=image)
+    recipe = base_recipe(request.base, arch)
+    base = LockedBase(
+        name=recipe.name,
+        arch=arch,
+        state="open" if open_base else "unresolved",
+        recipe=recipe_digest(recipe),
+        suite=recipe.suite,
+        start=recipe.image,
+    )
+    lock = read_lock(request.cache, recipe, arch)
+    if lock is None or open_base:
+        return base
+    return replace(
+        base,
+        state="resolved",
+        image=_manifest(request.cache, planned),
+        packages_digest=sha256_json(lock),
+        packages=tuple(_package(row) for row in lock["packages"]),
+    )
+
+
+def _manifest(cache: Cache, planned: Planned) -> str:
+    """The finished base's image; empty when its record is gone."""
+    try:
+        record = cache.records / f"{str(planned.input_digest).removeprefix('sha256:')}.json"
+        return str(json.loads(record.read_bytes())["manifest"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
+def _package(row: Any) -> LockedPackage:
+    """A row of a resolved base: dpkg's fields, or `NAME:ARCH=EPOCH:VERSION,SHA256HEADER` of rpm."""
+    if isinstance(row, dict):
+        return LockedPackage(
+            name=row["name"],
+            version=row.get("version", ""),
+            arch=row.get("architecture", ""),
+            sha256=row.get("sha256", ""),
+        )
+    found = re.fullmatch(r"([^:=]+):([^=]+)=([^,]+),?(.*)", str(row))
+    if found is None:
+        raise SourceError(f"the base's list of packages holds {str(row)[:80]!r}", fix="make the base again")
+    return LockedPackage(name=found[1], arch=found[2], version=found[3].removeprefix("0:"), header=found[4])
+
+
+def _request(request: Request, goal: str, sources: Mapping[str, Source]) -> dict[str, Any]:
+    """What was asked for, by the names of the options; paths of this machine stay out of it."""
+    named = {
+        name: "PATH" if name in sources and sources[name].kind == "local" else text
+        for name, text in sorted(request.sources.items())
+    }
+    asked = {
+        "stage": goal,
+        "base": "oci:DIR" if request.base.startswith("oci:") else request.base,
+        "arch": list(request.arch),
+        "source": named,
+        "patch": {name: [path.name for path in paths] for name, paths in sorted(request.patches.items())},
+        "triton": request.triton,
+        "aotriton": request.aotriton,
+        "python": list(request.pythons),
+        "allow-binary": list(request.allow_binary),
+        "drop-binary": list(request.drop_binary),
+        "only": request.only if request.only != "distribution" else "",
+        "compression": request.compression if request.compression != "gzip" else "",
+    }
+    return {name: value for name, value in asked.items() if value not in (None, "", [], {})}

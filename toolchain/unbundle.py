@@ -1,0 +1,388 @@
+"""Bundles on their way into a cache: nothing is taken that the lock does not name, and no name becomes a path."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shlex
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from toolchain import lockfile
+from toolchain.bundle import TYPE, Entry
+from toolchain.digest import sha256_json, write_atomically
+from toolchain.errors import DigestError, HostileInputError, RegistryError, UnreachableError
+from toolchain.lockdiff import differences
+from toolchain.lockfile import Lock, LockedBase, LockedSource
+from toolchain.locking import refused
+from toolchain.oci import descriptor as media
+from toolchain.oci.descriptor import Descriptor, check_digest
+from toolchain.oci.layout import MANIFEST_LIMIT, Layout, children_of, parse_object
+from toolchain.oci.publish import resolve as resolve_ref
+from toolchain.oci.reference import LayoutRef, Target
+from toolchain.oci.registry import Registry
+from toolchain.settings import Cache
+from toolchain.sources.distro import Package, known_package, note
+from toolchain.sources.store import Store
+from toolchain.sources.tree import tree_digest
+from toolchain.sources.unpack import unpack_tar
+
+_DO_NOT = "do not use this bundle; have it exported again"
+
+
+@dataclass(frozen=True)
+class Taken:
+    """An entry, and whether it came now or was here already."""
+
+    entry: Entry
+    new: bool
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What a bundle brought.
+
+    Args:
+        digest: of the bundle's manifest.
+        command: builds from it.
+    """
+
+    digest: str
+    lock: Lock
+    taken: tuple[Taken, ...]
+    command: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """As `bundle import --json` prints it."""
+        return {
+            "digest": self.digest,
+            "entries": [one.entry.as_json() | {"new": one.new} for one in self.taken],
+            "command": list(self.command),
+        }
+
+
+class _Origin(Protocol):
+    """Where a bundle is."""
+
+    def manifest(self) -> tuple[Descriptor, bytes]:
+        """The artifact's manifest."""
+
+    def pull(self, blob: Descriptor, into: Layout) -> None:
+        """Bring a blob into a layout, its digest checked."""
+
+
+@dataclass(frozen=True)
+class _Folder:
+    ref: LayoutRef
+
+    def manifest(self) -> tuple[Descriptor, bytes]:
+        found = resolve_ref(self.ref)
+        return found, Layout(self.ref.path).read(found)
+
+    def pull(self, blob: Descriptor, into: Layout) -> None:
+        path = Layout(self.ref.path).blob(blob.digest)
+        if path.stat().st_size != blob.size:
+            raise DigestError(
+                f"{blob.digest} is not whole", why=f"{path.stat().st_size} of {blob.size} bytes", fix=_DO_NOT
+            )
+        into.put_file(path, digest=blob.digest)
+
+
+@dataclass(frozen=True)
+class _Remote:
+    registry: Registry
+    repository: str
+    reference: str
+
+    def manifest(self) -> tuple[Descriptor, bytes]:
+        return self.registry.get_manifest(self.repository, self.reference)
+
+    def pull(self, blob: Descriptor, into: Layout) -> None:
+        self.registry.pull_blob(self.repository, blob, into)
+
+
+@contextlib.contextmanager
+def _origin(ref: Target) -> Iterator[_Origin]:
+    if isinstance(ref, LayoutRef):
+        yield _Folder(ref)
+        return
+    with Registry(ref.host) as registry:
+        yield _Remote(registry, ref.repository, ref.digest or ref.tag or "latest")
+
+
+def bring(ref: Target, cache: Cache, lock_path: Path) -> Imported:
+    """Fill a cache from a bundle. What is here already and whole is not brought again.
+
+    Args:
+        lock_path: if there is a lock, all that the bundle holds must be in it; if there is none, the bundle's own is
+            written there, last of all.
+
+    Raises:
+        RegistryError: there is no bundle.
+        DigestError: bytes that are not what they must be; they are not kept.
+        HostileInputError: it holds what no bundle holds, or what its lock does not name.
+        LockedError: it holds something else than the lock at `lock_path`.
+    """
+    with _origin(ref) as origin:
+        manifest, content = origin.manifest()
+        entries = _entries(manifest, content, str(ref))
+        folder = cache.work / f"bundle-import-{manifest.digest.removeprefix('sha256:')[:12]}"
+        try:
+            taker = _Taker(cache, origin, Layout(folder).ensure(), entries)
+            lock = taker.lock()
+            if lock_path.exists():
+                found = differences(lockfile.read(lock_path), lock, whole=False)
+                if found:
+                    raise refused(found, f"{ref} holds something else than {lock_path}")
+            taken = taker.take(lock)
+            if not lock_path.exists():
+                lockfile.write(lock, lock_path)
+        except (UnreachableError, RegistryError, KeyboardInterrupt):
+            raise  # what came so far is whole, and the next attempt goes on from there
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        shutil.rmtree(folder, ignore_errors=True)
+    return Imported(manifest.digest, lock, tuple(taken), _command(cache, lock))
+
+
+def _entries(manifest: Descriptor, content: bytes, ref: str) -> tuple[Entry, ...]:
+    value = parse_object(content, ref)
+    if manifest.media_type not in media.IMAGES or value.get("artifactType") != TYPE:
+        raise RegistryError(f"{ref} is no bundle", why=f"its type is {value.get('artifactType')!r}, not {TYPE}")
+    return tuple(Entry.parse(found) for found in children_of(value, manifest)[1:])
+
+
+class _Taker:
+    """Takes the entries of one bundle."""
+
+    def __init__(self, cache: Cache, origin: _Origin, scratch: Layout, entries: Sequence[Entry]) -> None:
+        self._cache = cache
+        self._origin = origin
+        self._scratch = scratch
+        self._entries = entries
+        self._store = Store(cache.store)
+        self._images = Layout(cache.images)
+
+    def _of(self, *kinds: str) -> list[Entry]:
+        return [entry for entry in self._entries if entry.kind in kinds]
+
+    def _pull(self, entry: Entry) -> Path:
+        self._origin.pull(entry.blob, self._scratch)
+        return self._scratch.blob(entry.blob.digest)
+
+    def _small(self, entry: Entry) -> bytes:
+        if entry.blob.size > MANIFEST_LIMIT:
+            raise HostileInputError(f"{entry.title} is too large: {entry.blob.size} bytes", fix=_DO_NOT)
+        self._pull(entry)
+        return self._scratch.read(entry.blob)
+
+    def lock(self) -> Lock:
+        """The bundle's lock.
+
+        Raises:
+            HostileInputError: none, or several.
+        """
+        locks = self._of("lock")
+        if len(locks) != 1:
+            raise HostileInputError(f"the bundle holds {len(locks)} locks", fix=_DO_NOT)
+        return lockfile.parse(self._small(locks[0]), "the bundle's lock")
+
+    def take(self, lock: Lock) -> list[Taken]:
+        """Everything; whatever has a say in what is believed is looked at before the first thing is taken.
+
+        Raises:
+            HostileInputError, DigestError: see `bring`.
+        """
+        _complete(lock, self._entries)
+        records, bases = self._records(lock), self._bases(lock)
+        done = [Taken(self._of("lock")[0], True)]
+        done += [Taken(entry, self._source(entry, lock)) for entry in self._of("file", "tree", "patch")]
+        self._images.ensure()
+        # Whose content names the others comes last.
+        done += [Taken(entry, self._blob(entry)) for entry in self._of("blob") if entry.of not in media.MANIFESTS]
+        done += [Taken(entry, self._blob(entry)) for entry in self._of("blob") if entry.of in media.MANIFESTS]
+        for base in lock.bases:
+            self._tag(base, records)
+        for entry, record in records.items():
+            path = self._cache.records / f"{check_digest(record['input_digest']).removeprefix('sha256:')}.json"
+            done.append(Taken(entry, _write(path, record)))
+        for entry, (path, value) in bases.items():
+            done.append(Taken(entry, _write(path, value)))
+        return done
+
+    # What the lock says about the base
+
+    def _records(self, lock: Lock) -> dict[Entry, dict[str, Any]]:
+        blobs = {entry.blob.digest for entry in self._of("blob")}
+        found = {}
+        for entry in self._of("record"):
+            record = parse_object(self._small(entry), entry.title)
+            inputs = record["inputs"] if isinstance(record.get("inputs"), dict) else {}
+            base = next((one for one in lock.bases if inputs.get("base") == one.name), None)
+            if (
+                base is None
+                or record.get("stage") != "base"
+                or sha256_json(inputs) != record.get("input_digest")
+                or inputs.get("packages") != base.packages_digest
+                or inputs.get("arch") != base.arch
+                or record.get("manifest") != base.image
+            ):
+                raise HostileInputError("the bundle's record is not that of the base in its lock", fix=_DO_NOT)
+            layers = record.get("layers")
+            digests = [str(one.get("digest")) for one in layers] if isinstance(layers, list) else []
+            if not {base.image, *digests} <= blobs:
+                raise HostileInputError("the bundle lacks a part of the base's image", fix=_DO_NOT)
+            found[entry] = record
+        return found
+
+    def _bases(self, lock: Lock) -> dict[Entry, tuple[Path, dict[str, Any]]]:
+        found = {}
+        for entry in self._of("base"):
+            value = parse_object(self._small(entry), entry.title)
+            base = next((one for one in lock.bases if one.name == entry.name and _file_of(one) == entry.title), None)
+            if base is None or sha256_json(value) != base.packages_digest or value.get("recipe") != base.recipe:
+                raise HostileInputError("the bundle's list of packages is not the one in its lock", fix=_DO_NOT)
+            path = self._cache.root / "locked" / _file_of(base)
+            with contextlib.suppress(OSError, ValueError):
+                if json.loads(path.read_bytes()) != value:
+                    raise refused([f"{base} is resolved otherwise in this cache"], "the bundle brings another base")
+            found[entry] = (path, value)
+        return found
+
+    def _tag(self, base: LockedBase, records: Mapping[Entry, Mapping[str, Any]]) -> None:
+        """A name keeps the blobs from the garbage collector; what a manifest lacks shows here."""
+        manifest = self._images.resolve(base.image)
+        for child in self._images.children(manifest):
+            self._images.blob(child.digest)
+        record = next((one for one in records.values() if one["manifest"] == base.image), None)
+        name = f"toolchain-base-{base.name}"
+        self._images.tag(manifest, f"{name}.{str(record['input_digest'])[7:19]}" if record else f"{name}.bundle")
+
+    # What is taken
+
+    def _source(self, entry: Entry, lock: Lock) -> bool:
+        source = lock.source(entry.name)
+        assert source is not None  # noqa: S101 - `_complete` looked
+        if entry.kind == "tree":
+            return self._tree(entry, source)
+        digest = entry.blob.digest
+        new = self._store.file(digest, verify=True) is None
+        if new:
+            self._store.partial.mkdir(parents=True, exist_ok=True)
+            self._store.add_file(self._pull(entry), digest, name=entry.title)
+        if entry.kind == "file" and source.kind == "distro":
+            package, _, version = source.ref.removeprefix("distro:").partition("=")
+            if known_package(package, version, self._cache) is None:
+                plain, size = digest.removeprefix("sha256:"), entry.blob.size
+                row = Package(name=package, version=version, file=source.file, sha256=plain, size=size)
+                note(row, self._cache)
+        return new
+
+    def _tree(self, entry: Entry, source: LockedSource) -> bool:
+        came = False
+
+        def unpack(dest: Path) -> None:
+            nonlocal came
+            came = True
+            unpack_tar(self._pull(entry), dest, strip=0)
+            found = tree_digest(dest)
+            if found != source.tree:
+                raise DigestError(
+                    f"the tree of {source.name} in the bundle is another one",
+                    why=f"expected {source.tree}, found {found}",
+                    fix=_DO_NOT,
+                )
+
+        part = ",".join(source.parts)
+        self._store.tree(source.digest, unpack, part=part, verify=True)
+        info = self._store.tree_info(source.digest, part=part)
+        if info is None or info.digest != source.tree:
+            raise DigestError(
+                f"the tree of {source.name} in this cache is not the locked one",
+                why=f"expected {source.tree}, found {info.digest if info else 'none'}",
+                fix="remove it from the store, or use another cache",
+            )
+        return came
+
+    def _blob(self, entry: Entry) -> bool:
+        digest = entry.blob.digest
+        if self._images.has(digest):
+            try:
+                self._images.verify(digest)
+            except DigestError:
+                self._images.blob(digest).unlink()
+            else:
+                return False
+        self._images.put_file(self._pull(entry), digest=digest, move=True)
+        return True
+
+
+def _file_of(base: LockedBase) -> str:
+    return f"base-{base.name}-{base.arch}.json"
+
+
+def _complete(lock: Lock, entries: Sequence[Entry]) -> None:
+    """Insist that a bundle holds what its lock names: all of it, and nothing else."""
+    expected: set[tuple[str, str, str]] = set()
+    for one in lock.sources:
+        plain = one.digest.startswith("sha256:") and bool(one.file)
+        expected.add(("file", one.name, one.digest) if plain else ("tree", one.name, ""))
+        expected |= {("patch", one.name, patch.digest) for patch in one.patches}
+        if not plain and not one.tree:
+            raise HostileInputError(f"the bundle's lock names no tree of {one.name}", fix=_DO_NOT)
+    for base in lock.bases:
+        if base.state not in {"resolved", "image"} or not base.image:
+            raise HostileInputError(f"the bundle's lock leaves {base} open", fix=_DO_NOT)
+        expected.add(("blob", f"toolchain-base-{base.name}", base.image))
+        if base.state == "resolved":
+            expected |= {("base", base.name, ""), ("record", f"toolchain-base-{base.name}", "")}
+    images = {f"toolchain-base-{base.name}" for base in lock.bases}
+    there = set()
+    for entry in entries:
+        known = entry.kind not in {"file", "patch"}
+        key = (entry.kind, entry.name, "" if known and entry.kind != "blob" else entry.blob.digest)
+        if entry.kind == "blob" and key not in expected and entry.name in images:
+            continue  # a part of the base's image, which its manifest names
+        if entry.kind != "lock" and key not in expected:
+            raise HostileInputError(
+                f"the bundle holds a {entry.kind} that its lock does not name: {entry.name}, {entry.title}",
+                why=entry.blob.digest,
+                fix=_DO_NOT,
+            )
+        there.add(key)
+    for kind, name, digest in sorted(expected - there):
+        raise HostileInputError(f"the bundle lacks the {kind} {name} that its lock names", why=digest, fix=_DO_NOT)
+
+
+def _write(path: Path, value: Mapping[str, Any]) -> bool:
+    content = json.dumps(value, indent=1).encode()
+    with contextlib.suppress(OSError):
+        if path.read_bytes() == content:
+            return False
+    write_atomically(path, content)
+    return True
+
+
+def _command(cache: Cache, lock: Lock) -> tuple[str, ...]:
+    """How to build from what came: sources and patches that had a path of their own have one in the cache now."""
+    instead: dict[str, Any] = {}
+    local = {one.name: one for one in lock.sources if one.kind == "local"}
+    if local:
+        stored = {name: f"stored:{one.ref.removeprefix('local:')}@{one.digest}" for name, one in local.items()}
+        instead["source"] = {**dict(lock.request.get("source") or {}), **stored}
+    patches: dict[str, list[str]] = {}
+    for one in lock.sources:
+        for patch in one.patches:
+            found = Store(cache.store).file(patch.digest)
+            patches.setdefault(one.name, []).append(str(found))
+    if patches:
+        instead["patch"] = patches
+    if image := next((base for base in lock.bases if base.state == "image"), None):
+        instead["base"] = f"oci:{cache.images}:toolchain-base-{image.name}.bundle"
+    stage = str(lock.request.get("stage", "all"))
+    words = ("toolchain", "build", stage, "--offline", "--locked", *lockfile.options(lock, **instead))
+    return tuple(shlex.quote(word) for word in words)
