@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from toolchain.engine.buildah import Buildah
     from toolchain.engine.progress import Progress
+    from toolchain.reuse import Reuse
 
 GOALS = ("base", "llvm", "triton", "kernels", "aotriton", "all")
 
@@ -146,11 +147,12 @@ def record_path(cache: Cache, input_digest: str) -> Path:
     return cache.records / f"{input_digest.removeprefix('sha256:')}.json"
 
 
-def build(request: Request, goal: str, *, command: Sequence[str] = ()) -> list[Built]:
+def build(request: Request, goal: str, *, command: Sequence[str] = (), reuse: Reuse | None = None) -> list[Built]:
     """Build every stage of `goal` that is not here yet.
 
     Args:
         command: how to run this again, for messages.
+        reuse: where to ask for a finished image first, and whose signature counts there.
 
     Raises:
         ToolchainError: a stage failed; what is finished stays.
@@ -160,7 +162,8 @@ def build(request: Request, goal: str, *, command: Sequence[str] = ()) -> list[B
     rows = plan(request, goal)
     for row in rows:
         _allowed(request, row.planned)
-    wanted = [source for row in rows if row.built is None for source in row.planned.sources]
+    # What may come finished from elsewhere needs no sources.
+    wanted = [source for row in rows if row.built is None and reuse is None for source in row.planned.sources]
     prefetch = Prefetch(wanted, cache=request.cache, offline=request.offline, patches=request.patches)
     planned_below: dict[str, Planned] = {}
     built_below: dict[str, Built] = {}
@@ -171,6 +174,10 @@ def build(request: Request, goal: str, *, command: Sequence[str] = ()) -> list[B
         if built is None:
             with _stage_lock(request.cache, planned):
                 built = find(request.cache, planned)  # the one we waited for may have made it
+                if built is None and reuse is not None:
+                    from toolchain.reuse import take  # noqa: PLC0415 - the registry client and cryptography
+
+                    built = take(request, planned, reuse)
                 if built is None:
                     built = _build_stage(
                         request, stage, planned, built_below, prefetch, of=(number, len(stages)), again=command
