@@ -74,7 +74,8 @@ def _wheels(request: Request, built: Built, folder: Path) -> list[Path]:
         kept = in_store(request.cache, wheel["digest"])
         if kept is None:
             raise SourceError(
-                f"{wheel['file']} is no longer in the store", fix="delete the record of this stage and build it again"
+                f"{wheel['file']} is no longer in the store",
+                fix="delete the record of this stage and build it again, without --reuse-from",
             )
         out = folder / wheel["file"]
         out.unlink(missing_ok=True)

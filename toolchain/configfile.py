@@ -35,6 +35,7 @@ class _FileModel(BaseModel):
     compression: str | None = None
     dest: str | None = None
     key: str | None = None
+    reuse_from: str | None = Field(None, alias="reuse-from")
     cache: str | None = None
 
 

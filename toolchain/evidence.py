@@ -13,7 +13,7 @@ from typing import Any
 
 from toolchain import __version__
 from toolchain.bases import base_recipe
-from toolchain.digest import canonical, sha256_file, sha256_json
+from toolchain.digest import canonical, sha256_file, sha256_json, write_atomically
 from toolchain.errors import UnsupportedError
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.image import diff_ids_of, timestamp
@@ -155,6 +155,11 @@ def collect(cache: Cache, record: Record, plan: Sequence[Planned]) -> Material:
 
 def _path(cache: Cache, digest: str) -> Path:
     return cache.records / f"{digest.removeprefix('sha256:')}.json"
+
+
+def write_record(cache: Cache, record: Record) -> None:
+    """Write the record of a finished stage: from now on the stage counts as finished."""
+    write_atomically(_path(cache, record["input_digest"]), json.dumps(record, indent=1).encode())
 
 
 def read_record(cache: Cache, digest: str) -> Record:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from toolchain.engine.buildah import Buildah
     from toolchain.engine.progress import Progress
+    from toolchain.reuse import Reuse
 
 
 @dataclass(frozen=True)
@@ -125,11 +126,12 @@ def record_path(cache: Cache, input_digest: str) -> Path:
     return cache.records / f"{input_digest.removeprefix('sha256:')}.json"
 
 
-def build(request: Request, goal: str, *, command: Sequence[str] = ()) -> list[Built]:
+def build(request: Request, goal: str, *, command: Sequence[str] = (), reuse: Reuse | None = None) -> list[Built]:
     """Build every stage of `goal` that is not here yet.
 
     Args:
         command: how to run this again, for messages.
+        reuse: where to ask for a finished image first, and whose signature counts there.
 
     Raises:
         ToolchainError: a stage failed; what is finished stays.
@@ -138,16 +140,19 @@ def build(request: Request, goal: str, *, command: Sequence[str] = ()) -> list[B
     rows = plan(request, goal)
     for row in rows:
         _allowed(request, row.planned)
-    wanted = [source for row in rows if row.built is None for source in row.planned.sources]
+    # What may come finished from elsewhere needs no sources.
+    wanted = [source for row in rows if row.built is None and reuse is None for source in row.planned.sources]
     prefetch = Prefetch(wanted, cache=request.cache, offline=request.offline, patches=request.patches)
     results: dict[str, Built] = {}
     for one in by_arch(request):
-        for built in _build_stages(one, goal, prefetch, command):
+        for built in _build_stages(one, goal, prefetch, command, reuse):
             results.setdefault(built.input_digest, built)
     return list(results.values())
 
 
-def _build_stages(request: Request, goal: str, prefetch: Prefetch, command: Sequence[str]) -> list[Built]:
+def _build_stages(
+    request: Request, goal: str, prefetch: Prefetch, command: Sequence[str], reuse: Reuse | None
+) -> list[Built]:
     stages = stages_of(goal, request)
     planned_below: dict[str, Planned] = {}
     built_below: dict[str, Built] = {}
@@ -158,6 +163,10 @@ def _build_stages(request: Request, goal: str, prefetch: Prefetch, command: Sequ
         if built is None:
             with _stage_lock(request.cache, planned):
                 built = find(request.cache, planned)  # the one we waited for may have made it
+                if built is None and reuse is not None:
+                    from toolchain.reuse import take  # noqa: PLC0415 - the registry client and cryptography
+
+                    built = take(own, planned, reuse)
                 if built is None:
                     built = _build_stage(
                         own, stage, planned, built_below, prefetch, of=(number, len(stages)), again=command

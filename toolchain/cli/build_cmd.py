@@ -5,20 +5,38 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from toolchain import console
 from toolchain.cli import options as o
-from toolchain.errors import KernelError
+from toolchain.errors import ConfigError, KernelError
 from toolchain.pipeline import build as build_stages
 from toolchain.settings import Request
 from toolchain.stages.stage import Built
 
+if TYPE_CHECKING:
+    from toolchain.reuse import Reuse
+
 GoalArg = Annotated[str, typer.Argument(help="base, llvm, triton, kernels, aotriton or all.")]
 ContractOpt = Annotated[
     bool, typer.Option("--contract/--no-contract", help="Prove that the layer serves Triton before it counts.")
+]
+ReuseOpt = Annotated[
+    str | None,
+    typer.Option(
+        "--reuse-from",
+        envvar="TOOLCHAIN_REUSE_FROM",
+        help="REGISTRY/NS or oci:DIR: take finished images from there, each only once it is verified. Needs --key.",
+        metavar="WHERE",
+    ),
+]
+ReuseOnlyOpt = Annotated[
+    bool, typer.Option("--reuse-only", help="With --reuse-from: build nothing; fail where something would be built.")
+]
+PublicKeyOpt = Annotated[
+    Path | None, typer.Option("--key", envvar="TOOLCHAIN_KEY", help="Key in PEM whose signature counts for reuse.")
 ]
 ArchiveOpt = Annotated[
     Path | None, typer.Option("--archive", help="Also write plain files into this folder: archives and wheels.")
@@ -49,10 +67,14 @@ def build(
     archive: ArchiveOpt = None,
     locked: o.LockedOpt = False,
     lock_file: o.LockFileOpt = None,
+    reuse_from: ReuseOpt = None,
+    reuse_only: ReuseOnlyOpt = False,
+    key: PublicKeyOpt = None,
     cache: o.CacheOpt = None,
     json_: o.JsonOpt = False,
 ) -> None:
     """Build a stage and all below it. What is already here is not built again."""
+    reuse = _reuse(reuse_from, reuse_only, key, offline)
     request = o.make_request(
         cache=cache, base=base, arch=arch, source=source, patch=patch, gpu=gpu, allow_binary=allow_binary,
         drop_binary=drop_binary, python=python, compression=compression, triton=triton, aotriton=aotriton,
@@ -60,7 +82,7 @@ def build(
         kernel_timeout=kernel_timeout, only=only, jobs=jobs, offline=offline, contract=contract, json=json_,
         locked=locked, lock_file=lock_file,
     )  # fmt: skip
-    built = build_stages(request, stage, command=_command())
+    built = build_stages(request, stage, command=_command(), reuse=reuse)
     if archive is not None:
         _archive(request, built, archive)
     _show(built, json_)
@@ -110,6 +132,16 @@ def kernels_status(cache: o.CacheOpt = None, json_: o.JsonOpt = False) -> None:
         console.text("  ".join(f"{key} {value}" for key, value in row.items()))
 
 
+def _reuse(where: str | None, only: bool, key: Path | None, offline: bool) -> Reuse | None:
+    if where is None:
+        if only:
+            raise ConfigError("--reuse-only needs --reuse-from", fix="say where: --reuse-from REGISTRY/NS --key FILE")
+        return None
+    from toolchain.reuse import make_reuse  # noqa: PLC0415 - the registry client and cryptography
+
+    return make_reuse(where, key, only=only, offline=offline)
+
+
 def _command() -> list[str]:
     return [shlex.quote(word) for word in ("toolchain", *sys.argv[1:])]
 
@@ -144,6 +176,7 @@ def _show(built: list[Built], as_json: bool) -> None:
                         "image": one.planned.image,
                         "input_digest": one.input_digest,
                         "reused": one.reused,
+                        **({"taken_from": one.taken_from} if one.taken_from else {}),
                         "manifest": one.manifest,
                         "facts": dict(one.facts),
                     }
@@ -154,4 +187,5 @@ def _show(built: list[Built], as_json: bool) -> None:
         return
     for one in built:
         size = console.size(float(one.facts.get("blob_bytes", 0)))
-        console.text(f"{one.planned.image}\t{one.manifest}\t{size}\t{'already here' if one.reused else 'built'}")
+        how = f"taken from {one.taken_from}" if one.taken_from else "already here" if one.reused else "built"
+        console.text(f"{one.planned.image}\t{one.manifest}\t{size}\t{how}")

@@ -47,6 +47,7 @@ class Built:
         manifest: digest of the image's manifest in the local layout.
         layers: descriptors of the layers, as in the manifest, lowest first.
         facts: sizes, seconds, counts: what the report shows. Not an input.
+        taken_from: where the image was taken from, by digest, if this invocation took it from somewhere.
     """
 
     planned: Planned
@@ -55,6 +56,7 @@ class Built:
     layers: tuple[Mapping[str, Any], ...]
     facts: Mapping[str, Any] = field(default_factory=dict)
     reused: bool = False
+    taken_from: str = ""
 
 
 class Shop(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, TypedDict
@@ -16,6 +17,8 @@ STATEMENT = "https://in-toto.io/Statement/v1"
 PREDICATE = "https://slsa.dev/provenance/v1"
 # Names of this project's own, not addresses: what they mean stands in docs/trust.md.
 BUILD_TYPE = "urn:toolchain:build:v1"
+WITH_THE_BUILD = "with the build"
+REPORT = "build-report"
 LOCAL_BUILDER = "urn:toolchain:builder:local"
 
 
@@ -143,7 +146,35 @@ def _stage(record: Record) -> Resource:
     }
 
 
+def byproduct(statement: Mapping[str, Any], name: str, *, recorded: str | None = None) -> dict[str, Any] | None:
+    """What a provenance holds as its byproduct `name`, None if it holds none.
+
+    Args:
+        recorded: only if it is said to have been recorded so.
+
+    Raises:
+        ValueError, KeyError, TypeError, AttributeError: malformed.
+    """
+    for one in statement["predicate"]["runDetails"].get("byproducts") or ():
+        if one["name"] == name and recorded in {None, (one.get("annotations") or {}).get("recorded")}:
+            value = json.loads(base64.b64decode(one["content"], validate=True))
+            return dict(value)
+    return None
+
+
 def _byproducts(material: Material) -> list[Resource]:
+    return [*_probe(material), *_report(material.record)]
+
+
+def _report(record: Record) -> list[Resource]:
+    """Sizes, seconds, counts and what the contract check said: who reuses the image shows them as his own build's."""
+    facts = dict(record.get("facts") or {})
+    if not facts:
+        return []
+    return [{"name": REPORT, "mediaType": "application/json", "content": base64.b64encode(canonical(facts)).decode()}]
+
+
+def _probe(material: Material) -> list[Resource]:
     recorded = material.record.get("isolation")
     found = recorded or material.isolation
     if not found:
@@ -151,7 +182,7 @@ def _byproducts(material: Material) -> list[Resource]:
     # Which modes were refused counts; why is text of engines, with paths of the machine in it.
     shown = {key: found[key] for key in ("mode", "interfaces", "buildah", "kernel") if key in found}
     shown["refused"] = sorted(found.get("refused") or ())
-    when = "with the build" if recorded else "on the machine that published, after the build"
+    when = WITH_THE_BUILD if recorded else "on the machine that published, after the build"
     return [
         {
             "name": "isolation",

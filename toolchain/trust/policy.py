@@ -28,17 +28,19 @@ class Policy:
         allow: names of prebuilt things, as `--allow-binary` takes them.
         source_repos: every source of the image must come from one of these (see `normal_repository`).
         max_age: days since the build ended; None for no limit.
+        input_digest: the image must be made from exactly these inputs; None for any.
     """
 
     source_only: bool = False
     allow: tuple[str, ...] = ()
     source_repos: tuple[str, ...] = ()
     max_age: float | None = None
+    input_digest: str | None = None
 
     @property
     def empty(self) -> bool:
         """Whether nothing is demanded."""
-        return not self.source_only and not self.source_repos and self.max_age is None
+        return not self.source_only and not self.source_repos and self.max_age is None and self.input_digest is None
 
 
 def make_policy(
@@ -86,12 +88,13 @@ def _same(said: str, wanted: Sequence[str]) -> bool:
 Check = Literal["provenance", "source-repo", "age", "policy"]
 
 
-def check_provenance(statement: Mapping[str, Any], *, label: str | None) -> Iterator[str]:
+def check_provenance(statement: Mapping[str, Any], *, label: str | None, wanted: str | None = None) -> Iterator[str]:
     """Whether a provenance is this tool's and agrees with itself and with the image.
 
     Args:
         statement: whose subject is right and whose signature was checked.
         label: the image's `toolchain.input-digest`; None where the image has none.
+        wanted: the digest of the inputs that it must be about; None for any.
     """
     definition = statement["predicate"]["buildDefinition"]
     if definition["buildType"] != attest.BUILD_TYPE:
@@ -101,6 +104,8 @@ def check_provenance(statement: Mapping[str, Any], *, label: str | None) -> Iter
         yield "its inputs have not the digest that it names"
     if label is not None and inner["inputDigest"] != label:
         yield f"it is about the inputs {inner['inputDigest']}, the image was labelled with {label}"
+    if wanted is not None and inner["inputDigest"] != wanted:
+        yield f"it is about the inputs {inner['inputDigest']}, wanted is what is made from {wanted}"
     if not any(row["annotations"]["role"] == "source" for row in definition["resolvedDependencies"]) and (
         inner["stage"] != "base"
     ):

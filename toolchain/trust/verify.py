@@ -50,6 +50,7 @@ class Verdict:
             and nothing contradicts them, but nobody was asked who made them. `untrusted`: something is wrong.
         problems: what is wrong; of several the first.
         checks: what was looked at and held, in order, with a word for people.
+        provenance: the signed statement that was believed; of several images that of the last. Not in `as_json`.
     """
 
     ref: str
@@ -57,6 +58,7 @@ class Verdict:
     verdict: Literal["trusted", "intact", "untrusted"] = "intact"
     problems: list[str] = field(default_factory=list)
     checks: dict[str, str] = field(default_factory=dict)
+    provenance: Mapping[str, Any] | None = None
 
     def as_json(self) -> dict[str, Any]:
         """A row of `verify --json`."""
@@ -107,10 +109,11 @@ def verify(
             if key is None:
                 look.unsigned()
             else:
-                look.signed(key, demands or Policy(), now or datetime.now(UTC))
+                verdict.provenance = look.signed(key, demands or Policy(), now or datetime.now(UTC))
     except UntrustedError as error:
         verdict.verdict = "untrusted"
         verdict.problems = [error.what + (f" ({error.why})" if error.why else "")]
+        verdict.provenance = None
         return verdict
     verdict.verdict = "intact" if key is None else "trusted"
     return verdict
@@ -218,8 +221,8 @@ class _Image:
                 LOG.warning("%s: %s", one.artifact, error.what)
         return documents
 
-    def signed(self, key: PublicKey, demands: Policy, now: datetime) -> None:
-        """With a key only what it signed counts."""
+    def signed(self, key: PublicKey, demands: Policy, now: datetime) -> Mapping[str, Any]:
+        """With a key only what it signed counts; the provenance that was believed."""
         statements = self._by(key)
         made = self._about(statements, attest.PREDICATE, "provenance")
         chosen = _one_of(made, lambda one: self._provenance(one, demands, now))
@@ -234,6 +237,7 @@ class _Image:
         policy.first("policy", policy.check_binaries(chosen, document, demands))
         if demands.source_only:
             self._checks["policy"] = "nothing prebuilt but what was allowed"
+        return chosen
 
     def _by(self, key: PublicKey) -> list[dict[str, Any]]:
         envelopes, broken = [], ""
@@ -270,7 +274,7 @@ class _Image:
         return about
 
     def _provenance(self, statement: dict[str, Any], demands: Policy, now: datetime) -> None:
-        policy.first("provenance", policy.check_provenance(statement, label=self._label))
+        policy.first("provenance", policy.check_provenance(statement, label=self._label, wanted=demands.input_digest))
         policy.first("source-repo", policy.check_sources(statement, demands))
         policy.first("age", policy.check_age(statement, demands, now))
 

@@ -1,0 +1,258 @@
+"""Pins of Triton and AOTriton that the data files do not know yet: what is new upstream, and which build it asks for.
+
+Facts are gathered with git alone (`--facts FILE` takes recorded ones instead, `--record FILE` keeps what was gathered).
+Standard output is JSON: `{"findings": [{"title", "why", "build"}]}`, where `build` holds the inputs of the build
+workflow, or null where this tool cannot build it. What upstream writes is checked for its form before it is passed on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from toolchain import process
+from toolchain.components import needs_for
+from toolchain.errors import ToolchainError
+from toolchain.pins import AotritonRelease, LlvmPin, aotriton_releases, is_commit, read_pin, triton_releases
+from toolchain.process import CommandError
+
+TRITON = "https://github.com/triton-lang/triton"
+AOTRITON = "https://github.com/ROCm/aotriton"
+PIN_FILES = ("llvm-hash.txt", "cmake/llvm-hash.txt", "cmake/llvm-info.json", "cmake/llvm-build-info.json")
+# Its presence says that a second LLVM is needed, which this tool does not build.
+SECOND = "cmake/amd-llvm-info.json"
+_TRITON_TAG = re.compile(r"refs/tags/v(\d{1,4}\.\d{1,4}\.\d{1,4})")
+_TRITON_BRANCH = re.compile(r"refs/heads/(main|release/\d{1,4}\.\d{1,4}\.x)")
+_AOTRITON_REF = re.compile(r"refs/tags/(\d{1,4}(?:\.\d{1,4}){1,3}b)|refs/heads/(main)")
+_LIMIT = 100  # refs of one repository; more would be a flood
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something new: a title that stays the same from run to run, the reason, and the inputs of a build."""
+
+    title: str
+    why: str
+    build: dict[str, str] | None = None
+
+
+# What upstream says
+
+
+class Repository:
+    """A remote repository, read ref by ref at depth 1 without the files that nobody asks for."""
+
+    def __init__(self, url: str, scratch: Path) -> None:
+        self._url = url
+        self._env = {
+            "GIT_CONFIG_GLOBAL": os.devnull,
+            "GIT_CONFIG_NOSYSTEM": "1",
+            "GIT_TERMINAL_PROMPT": "0",
+            "GIT_ALLOW_PROTOCOL": "https" if url.startswith("https://") else "file",
+            "GIT_DIR": os.fspath(scratch),
+        }
+        if not scratch.exists():
+            self._git("init", "--quiet", "--bare", "--template=", os.fspath(scratch))
+            self._git("config", "remote.origin.url", url)
+            self._git("config", "remote.origin.promisor", "true")
+            self._git("config", "remote.origin.partialCloneFilter", "blob:none")
+
+    def _git(self, *words: str) -> str:
+        return process.run(["git", "-c", "gc.auto=0", *words], env=self._env, capture=True, timeout=600).stdout
+
+    def refs(self, wanted: re.Pattern[str]) -> dict[str, str]:
+        """Commits by full name, an annotated tag's being that of the commit behind it."""
+        found: dict[str, str] = {}
+        for line in self._git("ls-remote", "--", self._url).splitlines():
+            commit, _, name = line.partition("\t")
+            plain = name.removesuffix("^{}")  # which names what an annotated tag points to
+            if wanted.fullmatch(plain) and is_commit(commit) and (name != plain or plain not in found):
+                found[plain] = commit
+        return dict(sorted(found.items())[:_LIMIT])
+
+    def fetch(self, commit: str) -> None:
+        """Bring a commit in."""
+        self._git("fetch", "--quiet", "--depth=1", "--filter=blob:none", "--no-tags", "origin", commit)
+
+    def files(self, commit: str, names: Sequence[str]) -> dict[str, str]:
+        """The files that are there, by name."""
+        listed = self._git("ls-tree", "-r", "--name-only", commit, "--", *names).splitlines()
+        return {name: self._git("cat-file", "blob", f"{commit}:{name}")[:4096] for name in names if name in listed}
+
+    def submodule(self, commit: str, path: str) -> str:
+        """The commit of a submodule; empty where there is none."""
+        words = self._git("ls-tree", commit, "--", path).split()
+        return words[2] if len(words) > 2 and words[1] == "commit" else ""
+
+
+def gather(triton: str, aotriton: str) -> dict[str, Any]:
+    """The facts: refs with their commits, the pin files of each, and the Triton that an AOTriton carries.
+
+    Raises:
+        CommandError: a repository does not answer.
+    """
+    with tempfile.TemporaryDirectory(prefix="new-pins-") as folder:
+        one, other = Repository(triton, Path(folder) / "triton"), Repository(aotriton, Path(folder) / "aotriton")
+        tritons = []
+        for ref, commit in one.refs(re.compile(f"{_TRITON_TAG.pattern}|{_TRITON_BRANCH.pattern}")).items():
+            if _oldest_triton() <= _numbers(ref) or ref.endswith("main"):
+                one.fetch(commit)
+                tritons.append({"ref": ref, "commit": commit, "files": one.files(commit, (*PIN_FILES, SECOND))})
+        rows = []
+        for ref, commit in other.refs(_AOTRITON_REF).items():
+            if _oldest_aotriton() <= _numbers(ref) or ref.endswith("main"):
+                other.fetch(commit)
+                carried = other.submodule(commit, "third_party/triton")
+                rows.append({"ref": ref, "commit": commit, "triton": carried, "files": _carried(one, carried)})
+    return {"triton": tritons, "aotriton": rows}
+
+
+def _carried(triton: Repository, commit: str) -> dict[str, str]:
+    """The pin files of a Triton that AOTriton carries; none if it lives in another repository."""
+    if not is_commit(commit):
+        return {}
+    try:
+        triton.fetch(commit)
+    except CommandError:
+        return {}
+    return triton.files(commit, (*PIN_FILES, SECOND))
+
+
+# What of it is new
+
+
+def findings(facts: Mapping[str, Any]) -> list[Finding]:
+    """What the data files do not say, or say otherwise."""
+    known = {row.llvm for row in triton_releases() if row.llvm} | {row.llvm for row in aotriton_releases() if row.llvm}
+    found = [one for entry in facts["triton"] for one in _triton(entry, known)]
+    by_name = {row.name: row for row in aotriton_releases()}
+    found += [one for entry in facts["aotriton"] for one in _aotriton(entry, by_name)]
+    return list({one.title: one for one in found}.values())
+
+
+def _triton(entry: Mapping[str, Any], known: set[str]) -> Iterator[Finding]:
+    tag, branch = _TRITON_TAG.fullmatch(entry["ref"]), _TRITON_BRANCH.fullmatch(entry["ref"])
+    if not is_commit(entry["commit"]) or not (tag or branch):
+        return
+    pin, problem = _pin(entry["files"])
+    if branch:
+        if pin is not None and pin.commit not in known:
+            why = f"Triton's {branch[1]} at {entry['commit']} pins it"
+            yield Finding(f"LLVM {pin.commit[:12]} of Triton {branch[1]}", why, _build(pin, "", entry["files"]))
+        return
+    assert tag is not None  # noqa: S101 - one of the two
+    version = tag[1]
+    row = next((one for one in triton_releases() if one.version == version), None)
+    llvm = pin.commit if pin else ""
+    why = f"tag v{version} is {entry['commit']}; " + (f"it pins LLVM {llvm} of {pin.repository}" if pin else problem)
+    build = _build(pin, version, entry["files"])
+    if row is None:
+        yield Finding(f"Triton {version} is not on record", why, build)
+    elif llvm and not row.llvm:
+        yield Finding(f"Triton {version} is on record without its LLVM", why, build)
+    elif llvm and row.llvm != llvm:
+        yield Finding(f"Triton {version} has another LLVM than on record", f"{why}; on record is {row.llvm}", build)
+
+
+def _aotriton(entry: Mapping[str, Any], by_name: Mapping[str, AotritonRelease]) -> Iterator[Finding]:
+    named = _AOTRITON_REF.fullmatch(entry["ref"])
+    carried = entry["triton"]
+    if named is None or not is_commit(entry["commit"]) or (carried and not is_commit(carried)):
+        return
+    pin, problem = _pin(entry["files"])
+    build = _build(pin, "", entry["files"])
+    told = f"it carries Triton {carried or 'nowhere'}" + (f", which pins LLVM {pin.commit}" if pin else f"; {problem}")
+    if named[2]:
+        if carried and carried not in {row.triton for row in by_name.values()}:
+            why = f"AOTriton's main is at {entry['commit']}; {told}"
+            yield Finding(f"Triton {carried[:12]} of AOTriton main", why, build)
+        return
+    why = f"tag {named[1]} is {entry['commit']}; {told}"
+    row = by_name.get(named[1])
+    if row is None:
+        yield Finding(f"AOTriton {named[1]} is not on record", why, build)
+        return
+    missing = [what for what, value in (("commit", row.commit), ("Triton", row.triton)) if not value]
+    missing += ["LLVM"] if pin is not None and not row.llvm else []
+    if missing:
+        yield Finding(f"AOTriton {named[1]} is on record without its {' and '.join(missing)}", why, build)
+    elif (row.commit, row.triton) != (entry["commit"], carried) or (pin is not None and row.llvm != pin.commit):
+        on_record = f"on record are {row.commit}, Triton {row.triton}, LLVM {row.llvm or 'unknown'}"
+        yield Finding(f"AOTriton {named[1]} is otherwise than on record", f"{why}; {on_record}", build)
+
+
+def _pin(files: Mapping[str, str]) -> tuple[LlvmPin | None, str]:
+    """The pin in some files, by the reader that builds use; or why there is none."""
+    held = {name: files[name] for name in PIN_FILES if name in files}
+    if not held:
+        return None, "its pin was not read"
+    with tempfile.TemporaryDirectory(prefix="new-pins-") as folder:
+        for name, content in held.items():
+            path = Path(folder) / name
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(content, encoding="utf-8")
+        try:
+            return read_pin(Path(folder)), ""
+        except ToolchainError as error:
+            # It may quote what upstream wrote, and goes into an issue.
+            return None, re.sub(r"[^\w .,:;'()/-]", "?", error.what.replace(folder, ""), flags=re.ASCII)[:200]
+
+
+def _build(pin: LlvmPin | None, version: str, files: Mapping[str, str]) -> dict[str, str] | None:
+    """Inputs of the build workflow; both values have a form that needs no quoting anywhere."""
+    if pin is None or SECOND in files:
+        return None
+    try:
+        needs_for(version or None)
+    except ToolchainError:
+        return None
+    return {"source": f"llvm=https://github.com/{pin.repository}@{pin.commit}", "triton": version}
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", text))
+
+
+def _oldest_triton() -> tuple[int, ...]:
+    return min(_numbers(row.version)[:2] for row in triton_releases() if row.version)
+
+
+def _oldest_aotriton() -> tuple[int, ...]:
+    return min(_numbers(row.name) for row in aotriton_releases())
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print what is new as JSON; a table for people goes to the file that GITHUB_STEP_SUMMARY names."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--facts", type=Path, help="recorded facts instead of the network")
+    parser.add_argument("--record", type=Path, help="keep the facts here")
+    parser.add_argument("--triton", default=TRITON, help="URL or folder of the repository")
+    parser.add_argument("--aotriton", default=AOTRITON, help="URL or folder of the repository")
+    given = parser.parse_args(argv)
+    try:
+        facts = json.loads(given.facts.read_bytes()) if given.facts else gather(given.triton, given.aotriton)
+    except CommandError as error:
+        print(f"upstream does not answer: {error}", file=sys.stderr)
+        return 18
+    if given.record:
+        given.record.write_text(json.dumps(facts, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    found = findings(facts)
+    print(json.dumps({"findings": [asdict(one) for one in found]}))
+    if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
+        rows = [f"| {one.title} | {one.why} | {'yes' if one.build else 'no'} |" for one in found]
+        text = "\n".join(["| new | why | build |", "|---|---|---|", *rows]) if rows else "nothing new"
+        with Path(summary).open("a", encoding="utf-8") as stream:
+            stream.write(f"{text}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

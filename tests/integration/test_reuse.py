@@ -1,0 +1,243 @@
+"""Builds that take a finished image from a real registry, and builds that rather do the work."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.evidence_fixtures import Stand, finished_base, material
+from tests.fault_proxy import Fault, fault_proxy
+from tests.integration.conftest import Said, toolchain
+from tests.registry_fixtures import free_port
+from toolchain.bases import base_recipe
+from toolchain.digest import sha256_json
+from toolchain.errors import UntrustedError
+from toolchain.oci.layout import Layout
+from toolchain.oci.publish import publish
+from toolchain.oci.reference import LayoutRef, RegistryRef
+from toolchain.oci.referrers import attach, referrers
+from toolchain.oci.registry import Registry
+from toolchain.pipeline import build, find, plan
+from toolchain.reuse import Reuse, reference, take
+from toolchain.settings import Cache, Request
+from toolchain.stages.base import BaseStage, lock_path
+from toolchain.stages.stage import Built, Planned, Shop
+from toolchain.trust.keys import load_public, new_key
+
+pytestmark = pytest.mark.registry
+_NUMBERS = itertools.count()
+FACTS = {"prefix": "/usr/lib64/thing"}
+
+
+@pytest.fixture
+def place(registry_host: str, tmp_path: Path) -> RegistryRef:
+    """A namespace that nobody used."""
+    return RegistryRef(registry_host, f"reuse/{abs(hash(str(tmp_path))):x}-{next(_NUMBERS)}")
+
+
+class Two:
+    """A machine that has built a base, and one that needs it: nothing is there but the list of the base's packages."""
+
+    def __init__(self, folder: Path, place: RegistryRef) -> None:
+        self.place = place
+        self.one, self.other = Cache(folder / "one"), Cache(folder / "the other")
+        self.key, self.stranger = folder / "key", folder / "stranger"
+        for key in (self.key, self.stranger):
+            new_key(key)
+        self.built = finished_base(self.one, folder / "work")
+        recipe = base_recipe("debian13", "amd64")
+        lock_path(self.other, recipe, "amd64").parent.mkdir(parents=True)
+        shutil.copyfile(lock_path(self.one, recipe, "amd64"), lock_path(self.other, recipe, "amd64"))
+
+    def publish(self, cache: Cache, *words: str | Path) -> Said:
+        env = {"TOOLCHAIN_CACHE": str(cache.root)}
+        return toolchain("publish", str(self.place), "--stage", "base", "--json", *words, env=env)
+
+    def build(self, *words: str | Path, place: str = "") -> Said:
+        return toolchain(
+            "build", "base", "--json", "--reuse-from", place or str(self.place), *words,
+            env={"TOOLCHAIN_CACHE": str(self.other.root)},
+        )  # fmt: skip
+
+    def planned_as_reused(self) -> bool:
+        rows = toolchain("plan", "base", "--json", env={"TOOLCHAIN_CACHE": str(self.other.root)}).json["stages"]
+        return bool(rows[0]["reused"])
+
+
+@pytest.fixture
+def two(tmp_path: Path, place: RegistryRef) -> Two:
+    return Two(tmp_path, place)
+
+
+def test_taken_from_a_registry(two: Two) -> None:
+    assert two.publish(two.one, "--key", two.key).code == 0
+    assert not two.planned_as_reused(), "a plan asks nobody"
+    said = two.build("--key", f"{two.key}.pub", "--reuse-only")
+    assert said.code == 0, said.err
+    (row,) = said.json["stages"]
+    assert row["reused"] is True
+    assert row["taken_from"].startswith(f"{two.place}/{two.built.planned.image}@sha256:")
+    assert row["facts"] == json.loads(json.dumps(dict(two.built.facts)))
+    assert two.planned_as_reused()
+    # From now on it is simply there: nobody is asked.
+    dead = f"127.0.0.1:{free_port()}/ns"
+    again = two.build("--key", f"{two.key}.pub", "--reuse-only", place=dead)
+    assert again.code == 0, again.err
+    assert "taken_from" not in again.json["stages"][0]
+    # Who passes it on sends nothing: the same image, and the same is said about it.
+    (passed,) = two.publish(two.other, "--key", two.key).json["published"]
+    assert (passed["pushed_bytes"], passed["evidence"]["pushed_bytes"]) == (0, 0)
+    ref = f"{two.place}/{two.built.planned.image}"
+    assert toolchain("verify", ref, "--key", f"{two.key}.pub").code == 0
+
+
+def test_the_exit_codes_of_reuse_only(two: Two, registry_host: str) -> None:
+    public = f"{two.key}.pub"
+    none = two.build("--key", public, "--reuse-only")
+    assert none.code == 13, none.err
+    assert two.publish(two.one).code == 0
+    unsigned = two.build("--key", public, "--reuse-only")
+    assert (unsigned.code, "nothing signed is attached" in unsigned.err) == (17, True)
+    assert two.publish(two.one, "--key", two.stranger).code == 0
+    strange = two.build("--key", public, "--reuse-only")
+    assert (strange.code, "is signed by the key" in strange.err) == (17, True)
+    assert two.publish(two.one, "--key", two.key).code == 0
+    with fault_proxy(registry_host) as proxy:
+        # Both layers and config are asked for; the first answer that is longer than this is the layer's.
+        proxy.faults.append(Fault("flip", "GET", "/blobs/", times=-1, after=5))
+        flipped = two.build("--key", public, "--reuse-only", place=f"{proxy.host}/{two.place.repository}")
+    assert flipped.code == 17, flipped.err
+    dead = two.build("--key", public, "--reuse-only", place=f"127.0.0.1:{free_port()}/ns")
+    assert dead.code == 18
+    keyless = two.build("--reuse-only")
+    assert (keyless.code, "--key" in keyless.err) == (3, True)
+    lonely = toolchain("build", "base", "--reuse-only", env={"TOOLCHAIN_CACHE": str(two.other.root)})
+    assert (lonely.code, "--reuse-from" in lonely.err) == (3, True)
+    assert not two.planned_as_reused()
+    assert two.build("--key", public, "--reuse-only").code == 0
+
+
+def test_what_does_not_verify_is_built(
+    two: Two, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls: list[str] = []
+
+    def by_hand(self: BaseStage, planned: Planned, below: object, shop: Shop) -> Built:
+        calls.append(planned.image)
+        tree = shop.work() / "tree"
+        (tree / "etc").mkdir(parents=True)
+        (tree / "etc" / "os-release").write_text("ID=debian\n")
+        return shop.finish(planned, tree=tree, facts={"packages": 1}, compress=False)
+
+    monkeypatch.setattr(BaseStage, "build", by_hand)
+    request = Request(cache=two.other)
+    dead = RegistryRef(f"127.0.0.1:{free_port()}", "ns")
+    reuse = Reuse(place=dead, key=load_public(Path(f"{two.key}.pub")))
+    (built,) = build(request, "base", reuse=reuse)
+    assert (calls, built.reused, built.taken_from) == ([two.built.planned.image], False, "")
+    assert "so it is built here" in " ".join(capsys.readouterr().err.split())
+    assert plan(request, "base")[0].built is not None
+
+
+class Shelf:
+    """Any image with anything said about it, in a registry."""
+
+    def __init__(self, folder: Path, place: RegistryRef) -> None:
+        self.place = place
+        self.stand = Stand(Layout(folder / "lay out"), folder / "stand", material(facts=FACTS))
+        made = self.stand.material.record
+        self.planned = Planned(name=made["stage"], image=made["image"], inputs=made["inputs"])
+        self.request = Request(cache=Cache(folder / "cache"))
+
+    def push(self) -> None:
+        target = reference(self.place, self.planned)
+        assert isinstance(target, RegistryRef)
+        publish(self.stand.layout, self.stand.index, target.at(), [str(target.tag)])
+        with Registry(target.host, login="") as registry:
+            for subject in (self.stand.manifest, self.stand.index):
+                found = list(referrers(LayoutRef(self.stand.layout.root), subject.digest))
+                if found:
+                    attach(self.stand.layout, found, target, registry=registry)
+
+    def take(self) -> Built | None:
+        return take(self.request, self.planned, Reuse(place=self.place, key=self.stand.signer.public, only=True))
+
+
+@pytest.fixture
+def shelf(tmp_path: Path, place: RegistryRef) -> Shelf:
+    return Shelf(tmp_path, place)
+
+
+def all_true(shelf: Shelf) -> None:
+    shelf.stand.say_all()
+
+
+def other_inputs(shelf: Shelf) -> None:
+    """Signed and true, but the tag was moved to it."""
+    shelf.stand.say_all()
+    shelf.planned = Planned(
+        name=shelf.planned.name, image=shelf.planned.image, inputs={**(shelf.planned.inputs or {}), "arch": "s390x"}
+    )
+
+
+def unlisted_file(shelf: Shelf) -> None:
+    document = shelf.stand.sbom()
+    document["files"].pop()
+    shelf.stand.say_all(sbom=document)
+
+
+def other_digest_of_a_file(shelf: Shelf) -> None:
+    document = shelf.stand.sbom()
+    document["files"][0]["checksums"][1]["checksumValue"] = "0" * 64
+    shelf.stand.say_all(sbom=document)
+
+
+@pytest.mark.parametrize(
+    ("say", "told"),
+    [
+        (all_true, ""),
+        (other_inputs, "provenance: it is about the inputs"),
+        (unlisted_file, "sbom:"),
+        (other_digest_of_a_file, "sbom:"),
+    ],
+)
+def test_what_is_said_counts(shelf: Shelf, say: Callable[[Shelf], None], told: str) -> None:
+    say(shelf)
+    shelf.push()
+    if not told:
+        assert shelf.take() is not None
+        assert find(shelf.request.cache, shelf.planned) is not None
+        return
+    with pytest.raises(UntrustedError) as caught:
+        shelf.take()
+    assert told in str(caught.value)
+    assert find(shelf.request.cache, shelf.planned) is None
+
+
+def test_a_layer_that_was_exchanged_in_the_registry(shelf: Shelf) -> None:
+    """Another layer, with a manifest and index of its own, under the name; what is signed is about the first."""
+    shelf.stand.say_all()
+    shelf.push()
+    stand = shelf.stand
+    config, layer = stand.layout.children(stand.manifest)
+    evil = stand.layout.put_bytes(b"not the layer", layer.media_type)
+    value = json.loads(stand.layout.read(stand.manifest))
+    value["layers"] = [evil.as_json()]
+    assert sha256_json(value) != stand.manifest.digest
+    manifest = stand.layout.put_json(value, stand.manifest.media_type)
+    index = json.loads(stand.layout.read(stand.index))
+    index["manifests"][0].update(digest=manifest.digest, size=manifest.size)
+    stand.index = stand.layout.put_json(index, stand.index.media_type)
+    target = reference(shelf.place, shelf.planned)
+    assert isinstance(target, RegistryRef)
+    publish(stand.layout, stand.index, target.at(), [str(target.tag)])
+    with pytest.raises(UntrustedError) as caught:
+        shelf.take()
+    assert "digests:" in str(caught.value)
+    assert find(shelf.request.cache, shelf.planned) is None
+    assert config.digest != evil.digest

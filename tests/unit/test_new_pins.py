@@ -1,0 +1,228 @@
+"""New pins upstream: nothing new in what was recorded, and everything that changes is seen."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scripts.new_pins import SECOND, Finding, findings, gather, main
+from toolchain.pins import aotriton_releases, triton_releases
+
+# Read from AOTriton's repository in November 2026: each ref with its commit, its Triton, and that one's pin file.
+AOTRITON = json.loads((Path(__file__).resolve().parents[1] / "recorded" / "aotriton-refs.json").read_bytes())
+HASH = "cmake/llvm-hash.txt"
+NEW, OTHER = "5" * 40, "6" * 40
+
+
+def as_recorded() -> dict[str, Any]:
+    """AOTriton as it was, and a Triton whose tags pin what is on record."""
+    tritons = [
+        {"ref": f"refs/tags/v{row.version}", "commit": NEW, "files": {HASH: f"{row.llvm}\n"} if row.llvm else {}}
+        for row in triton_releases()
+        if row.version and "+" not in row.version
+    ]
+    return {"triton": tritons, "aotriton": copy.deepcopy(AOTRITON)}
+
+
+def found_with(**more: Any) -> list[Finding]:
+    facts = as_recorded()
+    return findings({name: [*rows, *more.get(name, ())] for name, rows in facts.items()})
+
+
+def triton(ref: str, **files: str) -> dict[str, Any]:
+    return {"ref": ref, "commit": OTHER, "files": {name.replace("__", "/"): text for name, text in files.items()}}
+
+
+def test_nothing_is_new() -> None:
+    assert len(AOTRITON) >= 25
+    assert found_with() == []
+
+
+def test_the_recording_is_not_empty() -> None:
+    """Without its row each release would be told: the comparison is made."""
+    named = {row.name for row in aotriton_releases()}
+    recorded = {entry["ref"].rpartition("/")[2] for entry in AOTRITON} - {"main"}
+    assert recorded <= named
+    assert sum(bool(entry["files"]) for entry in AOTRITON) >= 10
+
+
+def test_a_new_triton() -> None:
+    (one,) = found_with(triton=[triton("refs/tags/v3.7.2", **{HASH: NEW})])
+    assert one.title == "Triton 3.7.2 is not on record"
+    assert one.build == {"source": f"llvm=https://github.com/llvm/llvm-project@{NEW}", "triton": "3.7.2"}
+
+
+def test_the_repository_that_a_triton_names() -> None:
+    build = json.dumps({"llvm_hash": NEW, "build_number": 1, "repository": "triton-lang/llvm-project"})
+    info = json.dumps({"llvm_hash": NEW, "build_number": 1})
+    files = {"cmake/llvm-info.json": info, "cmake/llvm-build-info.json": build}
+    (one,) = found_with(triton=[triton("refs/heads/release/3.8.x", **files)])
+    assert one.build == {"source": f"llvm=https://github.com/triton-lang/llvm-project@{NEW}", "triton": ""}
+
+
+def test_a_triton_with_two_llvms_is_told_but_not_built() -> None:
+    for entry in (triton("refs/tags/v3.9.0", **{HASH: NEW}), triton("refs/heads/main", **{HASH: NEW, SECOND: "{}"})):
+        (one,) = found_with(triton=[entry])
+        assert one.build is None
+
+
+def test_a_branch_is_known_by_its_llvm() -> None:
+    known = next(row.llvm for row in triton_releases() if row.version == "3.7.1")
+    assert found_with(triton=[triton("refs/heads/main", **{HASH: known})]) == []
+    (one,) = found_with(triton=[triton("refs/heads/main", **{HASH: NEW})])
+    assert (one.title, one.build is None) == (f"LLVM {NEW[:12]} of Triton main", False)
+
+
+def test_a_tag_that_says_otherwise() -> None:
+    facts = as_recorded()
+    entry = next(one for one in facts["triton"] if one["ref"].endswith("v3.6.0"))
+    entry["files"] = {HASH: NEW}
+    (one,) = findings(facts)
+    assert one.title == "Triton 3.6.0 has another LLVM than on record"
+    assert "f6ded0be" in one.why
+
+
+def test_what_was_unknown() -> None:
+    unknown = next(row for row in triton_releases() if row.version and not row.llvm)
+    facts = as_recorded()
+    next(one for one in facts["triton"] if one["ref"].endswith(f"v{unknown.version}"))["files"] = {HASH: NEW}
+    (one,) = findings(facts)
+    assert one.title == f"Triton {unknown.version} is on record without its LLVM"
+
+
+def change(name: str, **values: Any) -> Callable[[dict[str, Any]], None]:
+    def apply(facts: dict[str, Any]) -> None:
+        next(one for one in facts["aotriton"] if one["ref"] == name).update(values)
+
+    return apply
+
+
+@pytest.mark.parametrize(
+    ("alter", "title"),
+    [
+        (change("refs/tags/0.13b", commit=NEW), "AOTriton 0.13b is otherwise than on record"),
+        (change("refs/tags/0.13b", triton=NEW), "AOTriton 0.13b is otherwise than on record"),
+        (change("refs/tags/0.8b", files={HASH: NEW}), "AOTriton 0.8b is otherwise than on record"),
+        (change("refs/tags/0.11.2b", files={HASH: NEW}), "AOTriton 0.11.2b is on record without its LLVM"),
+        (change("refs/tags/0.13b", ref="refs/tags/0.15b"), "AOTriton 0.15b is not on record"),
+        (change("refs/tags/0.13b", ref="refs/tags/0.14b"), "AOTriton 0.14b is on record without its Triton"),
+        (change("refs/heads/main", triton=NEW), f"Triton {NEW[:12]} of AOTriton main"),
+    ],
+)
+def test_aotriton(alter: Callable[[dict[str, Any]], None], title: str) -> None:
+    facts = as_recorded()
+    alter(facts)
+    (one,) = findings(facts)
+    assert one.title == title
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        triton("refs/tags/v3.7.2$(id)", **{HASH: NEW}),
+        triton("refs/heads/main\n::set-output", **{HASH: NEW}),
+        {**triton("refs/tags/v3.7.2", **{HASH: NEW}), "commit": "$(id)"},
+    ],
+)
+def test_no_form_no_finding(entry: dict[str, Any]) -> None:
+    assert found_with(triton=[entry]) == []
+
+
+def test_a_pin_that_is_none() -> None:
+    """It is told, since somebody must look; nothing of its content goes into a build."""
+    (one,) = found_with(triton=[triton("refs/tags/v3.7.2", **{HASH: "$(curl example.org) @everyone `x`"})])
+    assert one.build is None
+    assert "holds no commit" in one.why
+    assert not set(one.why) & set("$@`<")
+    build = json.dumps({"llvm_hash": NEW, "repository": "a/b; echo"})
+    info = json.dumps({"llvm_hash": NEW})
+    files = {"cmake/llvm-info.json": info, "cmake/llvm-build-info.json": build}
+    (other,) = found_with(triton=[triton("refs/tags/v3.7.2", **files)])
+    assert other.build is None
+
+
+def git(folder: Path, *words: str) -> str:
+    env = {**os.environ, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
+    for who in ("AUTHOR", "COMMITTER"):
+        env |= {f"GIT_{who}_NAME": "x", f"GIT_{who}_EMAIL": "x@example.org"}
+    done = subprocess.run(["git", "-C", str(folder), *words], env=env, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def upstream(tmp_path: Path) -> tuple[Path, Path]:
+    """Two repositories on disk: a Triton with tags and branches, an AOTriton that carries it."""
+    one, other = tmp_path / "the triton", tmp_path / "aotriton"
+    for folder in (one, other):
+        folder.mkdir()
+        git(folder, "init", "--quiet", "--initial-branch=main")
+        git(folder, "config", "uploadpack.allowFilter", "true")
+        git(folder, "config", "uploadpack.allowAnySHA1InWant", "true")
+    (one / "cmake").mkdir()
+    (one / HASH).write_text(f"{NEW}\n")
+    git(one, "add", ".")
+    git(one, "commit", "--quiet", "-m", "x")
+    git(one, "tag", "-a", "-m", "x", "v3.7.2")
+    git(one, "tag", "v3.7.2-rc1")
+    git(one, "tag", "v1.0.0")
+    (one / HASH).write_text(OTHER)
+    (one / SECOND).write_text("{}")
+    git(one, "add", ".")
+    git(one, "commit", "--quiet", "-m", "y")
+    carried = git(one, "rev-parse", "v3.7.2^{commit}")
+    git(other, "update-index", "--add", "--cacheinfo", f"160000,{carried},third_party/triton")
+    git(other, "commit", "--quiet", "-m", "x")
+    git(other, "tag", "0.15b")
+    git(other, "tag", "0.7preview1")
+    return one, other
+
+
+def test_gathered_with_git(upstream: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, other = upstream
+    facts = gather(str(one), str(other))
+    assert [entry["ref"] for entry in facts["triton"]] == ["refs/heads/main", "refs/tags/v3.7.2"]
+    tag = facts["triton"][1]
+    assert tag["commit"] == git(one, "rev-parse", "v3.7.2^{commit}"), "not the tag's own object"
+    assert tag["files"] == {HASH: f"{NEW}\n"}
+    assert facts["triton"][0]["files"] == {HASH: OTHER, SECOND: "{}"}
+    assert [entry["ref"] for entry in facts["aotriton"]] == ["refs/heads/main", "refs/tags/0.15b"]
+    assert facts["aotriton"][1]["triton"] == tag["commit"]
+    assert facts["aotriton"][1]["files"] == {HASH: f"{NEW}\n"}
+    # Recorded, and told from the record as from the source.
+    record = tmp_path / "facts.json"
+    assert main(["--triton", str(one), "--aotriton", str(other), "--record", str(record)]) == 0
+    said = capsys.readouterr().out
+    assert main(["--facts", str(record)]) == 0
+    assert capsys.readouterr().out == said
+    titles = [row["title"] for row in json.loads(said)["findings"]]
+    assert "Triton 3.7.2 is not on record" in titles
+    assert "AOTriton 0.15b is not on record" in titles
+
+
+def test_nobody_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--triton", str(tmp_path / "none"), "--aotriton", str(tmp_path / "none")]) == 18
+    assert "does not answer" in capsys.readouterr().err
+
+
+def test_the_script_runs_by_itself(tmp_path: Path) -> None:
+    facts = tmp_path / "facts.json"
+    facts.write_text(json.dumps(as_recorded()))
+    top = Path(__file__).resolve().parents[2]
+    summary = tmp_path / "summary"
+    done = subprocess.run(
+        [sys.executable, str(top / "scripts" / "new_pins.py"), "--facts", str(facts)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "GITHUB_STEP_SUMMARY": str(summary), "PYTHONPATH": str(top)},
+        check=False,
+    )
+    assert (done.returncode, json.loads(done.stdout)) == (0, {"findings": []})
+    assert summary.read_text() == "nothing new\n"

@@ -1,0 +1,296 @@
+"""Reuse from elsewhere: what verifies is taken as if it had been built here, what does not is not, whatever it says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.evidence_fixtures import FILES, Stand, ed25519_signer, material, small_image
+from toolchain.digest import canonical
+from toolchain.errors import ConfigError, RegistryError, SourceError, UntrustedError
+from toolchain.evidence import read_record
+from toolchain.oci import descriptor as media
+from toolchain.oci.image import write_index
+from toolchain.oci.layout import Layout
+from toolchain.oci.reference import LayoutRef, parse
+from toolchain.pipeline import find
+from toolchain.reuse import Reuse, make_reuse, reference, take
+from toolchain.settings import Cache, Request
+from toolchain.stages.stage import Built, Planned
+from toolchain.trust import attest, sbom
+from toolchain.trust.keys import PublicKey, new_key
+
+FACTS = {"prefix": "/usr/lib64/llvm-triton-10dc3a8e", "blob_bytes": 7, "contract": {"checks": ["mlir"]}}
+
+
+class Shelf:
+    """A layout folder with an image that a key vouches for, and an empty cache that wants it."""
+
+    def __init__(self, folder: Path, *, speak: bool = True, **changes: Any) -> None:
+        self.stand = Stand(
+            Layout(folder / "else where"), folder / "work", material(**{"facts": FACTS, **changes}), ed25519_signer()
+        )
+        made = self.stand.material.record
+        self.planned = Planned(name=made["stage"], image=made["image"], inputs=made["inputs"])
+        self.request = Request(cache=Cache(folder / "cache with 'quotes'"))
+        self.put()
+        if speak:
+            self.stand.say_all()
+
+    def put(self) -> None:
+        """Under the name that `publish` gives it."""
+        tag = reference(LayoutRef(self.stand.layout.root), self.planned)
+        self.stand.layout.tag(self.stand.index, str(tag.tag))
+
+    def take(self, *, only: bool = True, key: PublicKey | None = None) -> Built | None:
+        place = LayoutRef(self.stand.layout.root)
+        return take(self.request, self.planned, Reuse(place=place, key=key or self.stand.signer.public, only=only))
+
+    def nothing_came(self) -> None:
+        """Neither a record nor a blob."""
+        assert find(self.request.cache, self.planned) is None
+        assert not list(self.request.cache.root.glob("records/*"))
+        assert not list(self.request.cache.root.glob("images/blobs/sha256/*"))
+        assert not list(self.request.cache.work.iterdir()), "something is left over"
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> Shelf:
+    return Shelf(tmp_path)
+
+
+def test_taken_as_if_built(shelf: Shelf) -> None:
+    built = shelf.take()
+    assert built is not None
+    assert built.reused
+    assert built.manifest == shelf.stand.manifest.digest
+    assert built.taken_from.endswith(f"@{built.manifest}")
+    found = find(shelf.request.cache, shelf.planned)
+    assert found is not None
+    assert found.facts == FACTS, "later stages need them"
+    assert found.layers == built.layers
+    Layout(shelf.request.cache.images).verify(found.layers[-1]["digest"])
+    record = read_record(shelf.request.cache, str(shelf.planned.input_digest))
+    told = shelf.stand.material.record
+    assert record["tool"] == told["tool"]
+    assert record["finished"] == told["finished"]
+    assert record["isolation"] == {**told["isolation"], "refused": ["oci"]}
+    assert record["taken_from"]["key"] == shelf.stand.signer.public.id
+    assert not list(shelf.request.cache.work.iterdir())
+
+
+def test_who_passes_it_on_says_the_same(shelf: Shelf) -> None:
+    shelf.take()
+    record = {**shelf.stand.material.record, **read_record(shelf.request.cache, str(shelf.planned.input_digest))}
+    record["sources"] = shelf.stand.material.record["sources"]  # Planned names none here
+    again = attest.provenance(replace(shelf.stand.material, record=record), shelf.stand.subjects())
+    assert again == shelf.stand.provenance()
+
+
+def unsigned(shelf: Shelf) -> None:
+    shelf.stand.attach(canonical(shelf.stand.sbom()), sbom.MEDIA_TYPE)
+
+
+def of_another_key(shelf: Shelf) -> None:
+    shelf.stand.signer, before = ed25519_signer(), shelf.stand.signer
+    shelf.stand.say_all()
+    shelf.stand.signer = before
+
+
+def of_other_inputs(shelf: Shelf) -> None:
+    """All true and well signed, but about another image, which somebody put under this name."""
+    other = material(facts=FACTS, inputs={**shelf.stand.material.record["inputs"], "arch": "arm64"})
+    shelf.stand.material = other
+    shelf.stand.manifest = small_image(shelf.stand.layout, shelf.stand.work, label=other.record["input_digest"])
+    shelf.stand.index = write_index(shelf.stand.layout, [shelf.stand.manifest])
+    shelf.put()
+    shelf.stand.say_all()
+
+
+def with_a_lying_label(shelf: Shelf) -> None:
+    """The label says what is wanted, the provenance says the truth."""
+    wanted = shelf.stand.material.record["input_digest"]
+    shelf.stand.material = material(facts=FACTS, inputs={**shelf.stand.material.record["inputs"], "arch": "arm64"})
+    shelf.stand.manifest = small_image(shelf.stand.layout, shelf.stand.work, label=wanted)
+    shelf.stand.index = write_index(shelf.stand.layout, [shelf.stand.manifest])
+    shelf.put()
+    shelf.stand.say_all()
+
+
+def without_a_label(shelf: Shelf) -> None:
+    with_a_lying_label(shelf)
+    shelf.stand.manifest = small_image(shelf.stand.layout, shelf.stand.work)
+    shelf.stand.index = write_index(shelf.stand.layout, [shelf.stand.manifest])
+    shelf.put()
+    shelf.stand.say_all()
+
+
+def with_another_layer(shelf: Shelf) -> None:
+    shelf.stand.say_all()
+    (_, layer) = shelf.stand.layout.children(shelf.stand.manifest)
+    path = shelf.stand.layout.blob(layer.digest)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def with_files_unlisted(shelf: Shelf) -> None:
+    document = shelf.stand.sbom()
+    document["files"] = document["files"][1:]
+    shelf.stand.say_all(sbom=document)
+
+
+def with_a_binary(shelf: Shelf) -> None:
+    shelf.stand.material = material(facts=FACTS, binaries=["ptxas"])
+    shelf.stand.say_all()
+
+
+def without_a_report(shelf: Shelf) -> None:
+    shelf.stand.material = material(facts={})
+    shelf.stand.say_all()
+
+
+def unchecked(shelf: Shelf) -> None:
+    shelf.stand.material = material(facts=FACTS, request={"stage": "llvm", "contract": False})
+    shelf.stand.say_all()
+
+
+def of_another_name(shelf: Shelf) -> None:
+    shelf.stand.material = material(facts=FACTS, image="llvm-triton-00000000-debian13")
+    shelf.stand.say_all()
+
+
+def with_a_broken_report(shelf: Shelf) -> None:
+    statement = shelf.stand.provenance()
+    statement["predicate"]["runDetails"]["byproducts"][-1]["content"] = "e30"
+    shelf.stand.say_all(provenance=statement)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        (lambda _: None, "nothing signed is attached"),
+        (unsigned, "nothing signed is attached"),
+        (of_another_key, "is signed by the key"),
+        (of_other_inputs, "provenance: it is about the inputs"),
+        (with_a_lying_label, "provenance: it is about the inputs"),
+        (without_a_label, "wanted is what is made from"),
+        (with_another_layer, "wrong digest"),
+        (with_files_unlisted, "sbom:"),
+        (with_a_binary, "the prebuilt ptxas"),
+        (without_a_report, "no build report"),
+        (unchecked, "without the contract check"),
+        (of_another_name, "it is about llvm llvm-triton-00000000-debian13"),
+        (with_a_broken_report, "malformed"),
+    ],
+)
+def test_not_taken(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], spoil: Callable[[Shelf], None], told: str
+) -> None:
+    shelf = Shelf(tmp_path, speak=False)
+    spoil(shelf)
+    with pytest.raises(UntrustedError, match="does not verify") as caught:
+        shelf.take()
+    assert told in str(caught.value)
+    shelf.nothing_came()
+    assert shelf.take(only=False) is None
+    said = " ".join(capsys.readouterr().err.split())
+    assert "so it is built here" in said
+    assert told in said
+    shelf.nothing_came()
+
+
+def test_what_was_allowed_by_name_is_taken(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path, speak=False)
+    with_a_binary(shelf)
+    shelf.planned = replace(shelf.planned, binaries=("ptxas",))
+    shelf.request = replace(shelf.request, allow_binary=("ptxas",))
+    assert shelf.take() is not None
+    assert read_record(shelf.request.cache, str(shelf.planned.input_digest))["binaries"] == ["ptxas"]
+
+
+def test_unchecked_for_who_wants_no_check(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path, speak=False)
+    unchecked(shelf)
+    shelf.request = replace(shelf.request, contract=False)
+    assert shelf.take() is not None
+
+
+def test_one_good_statement_among_others(tmp_path: Path) -> None:
+    """Whoever may push can add statements; they spoil nothing."""
+    shelf = Shelf(tmp_path, speak=False)
+    of_another_key(shelf)
+    with_files_unlisted(shelf)
+    shelf.stand.say_all()
+    assert shelf.take() is not None
+
+
+def test_there_is_none(shelf: Shelf, capsys: pytest.CaptureFixture[str]) -> None:
+    shelf.planned = replace(shelf.planned, inputs={**(shelf.planned.inputs or {}), "arch": "arm64"})
+    with pytest.raises(RegistryError, match="no image"):
+        shelf.take()
+    assert shelf.take(only=False) is None
+    assert "cannot be had" in capsys.readouterr().err
+
+
+def test_none_for_this_architecture(shelf: Shelf) -> None:
+    shelf.request = replace(shelf.request, arch=("arm64",))
+    with pytest.raises(RegistryError, match="no image for linux/arm64"):
+        shelf.take()
+
+
+def test_what_is_not_locked_is_not_asked_for(shelf: Shelf) -> None:
+    shelf.planned = replace(shelf.planned, inputs=None)
+    assert shelf.take(only=False) is None
+    with pytest.raises(SourceError, match="not locked") as caught:
+        shelf.take()
+    assert caught.value.code == 5
+
+
+def test_a_local_base_is_never_asked_for(shelf: Shelf) -> None:
+    shelf.planned = replace(shelf.planned, name="base")
+    shelf.request = replace(shelf.request, base=f"oci:{shelf.stand.layout.root}")
+    assert shelf.take() is None
+
+
+def test_only_the_one_image_is_fetched(tmp_path: Path) -> None:
+    """What an index says of other architectures need not be whole."""
+    shelf = Shelf(tmp_path, speak=False)
+    layout = shelf.stand.layout
+    other = small_image(layout, shelf.stand.work, files={**FILES, "more": b"x"}, arch="arm64")
+    shelf.stand.index = write_index(layout, [shelf.stand.manifest, other])
+    shelf.put()
+    shelf.stand.say_all()
+    layout.blob(layout.children(other)[1].digest).unlink()
+    built = shelf.take()
+    assert built is not None
+    assert built.manifest == shelf.stand.manifest.digest
+    manifest = json.loads(Layout(shelf.request.cache.images).blob(built.manifest).read_bytes())
+    assert manifest["mediaType"] == media.MANIFEST
+
+
+def test_options(tmp_path: Path) -> None:
+    new_key(tmp_path / "key")
+    public = tmp_path / "key.pub"
+    made = make_reuse("oci:/some where", public, only=True, offline=True)
+    assert (made.place, made.only) == (parse("oci:/some where"), True)
+    for where, key, offline, told in [
+        ("ghcr.io/ns", None, False, "needs --key"),
+        ("ghcr.io/ns:tag", public, False, "names one image"),
+        ("ghcr.io/ns", public, True, "--offline"),
+        ("nonsense", public, False, "not a reference"),
+    ]:
+        with pytest.raises(ConfigError, match=told):
+            make_reuse(where, key, offline=offline)
+
+
+def test_names(shelf: Shelf) -> None:
+    short = str(shelf.planned.input_digest)[7:19]
+    image = shelf.planned.image
+    assert str(reference(parse("ghcr.io/own/ns"), shelf.planned)) == f"ghcr.io/own/ns/{image}:{short}"
+    assert str(reference(parse("oci:/out"), shelf.planned)) == f"oci:/out:{image}.{short}"

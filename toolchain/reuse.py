@@ -1,0 +1,218 @@
+"""Finished images from a registry instead of a build: only what a trusted key says about exactly these inputs."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from toolchain import console
+from toolchain.errors import ConfigError, DigestError, RegistryError, SourceError, UnreachableError, UntrustedError
+from toolchain.evidence import run_facts, write_record
+from toolchain.oci.descriptor import Descriptor, Platform
+from toolchain.oci.layout import Layout
+from toolchain.oci.publish import fetch_image
+from toolchain.oci.reference import LayoutRef, RegistryRef, Target, parse
+from toolchain.oci.registry import Registry
+from toolchain.settings import Request
+from toolchain.stages.stage import Built, Planned
+from toolchain.trust import attest
+from toolchain.trust.keys import PublicKey, load_public
+from toolchain.trust.policy import Policy
+from toolchain.trust.verify import verify
+
+_TIME = "%Y-%m-%dT%H:%M:%SZ"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reuse:
+    """Where to ask for finished images.
+
+    Args:
+        place: namespace of a registry, or a layout folder, as `publish` takes it.
+        key: whose signature counts.
+        only: fail where something would have to be built.
+    """
+
+    place: Target
+    key: PublicKey
+    only: bool = False
+
+
+def make_reuse(where: str, key: Path | None, *, only: bool = False, offline: bool = False) -> Reuse:
+    """Option values, checked.
+
+    Raises:
+        ConfigError: no key, a key that cannot be used, not a place, or a registry although nothing may reach out.
+    """
+    if key is None:
+        raise ConfigError(
+            "--reuse-from needs --key",
+            why="a label or a tag says nothing about who made an image; only a signature does",
+            fix="give the publisher's public key: --key FILE",
+        )
+    place = parse(where)
+    if place.tag or place.digest:
+        raise ConfigError(f"--reuse-from {where} names one image", fix="name the place alone: REGISTRY/NS or oci:DIR")
+    if offline and isinstance(place, RegistryRef):
+        raise ConfigError("--offline forbids to ask a registry", fix="leave one of the two out, or use oci:DIR")
+    return Reuse(place=place, key=load_public(key), only=only)
+
+
+def reference(place: Target, planned: Planned) -> Target:
+    """The name under which `publish` leaves the image that is made from these inputs."""
+    short = str(planned.input_digest).removeprefix("sha256:")[:12]
+    if isinstance(place, LayoutRef):
+        return place.at(tag=f"{planned.image}.{short}")
+    return place.child(planned.image).at(tag=short)
+
+
+def take(request: Request, planned: Planned, reuse: Reuse) -> Built | None:
+    """Bring the finished image of a stage into the cache, with a record as if it had been built here.
+
+    Nothing of it enters the cache before bytes, signature, provenance (about exactly these inputs), SBOM and the
+    prebuilt things in it have been looked at.
+
+    Returns:
+        None where it has to be built; why was told.
+
+    Raises:
+        UntrustedError: with `only`: there is one, and it does not verify.
+        RegistryError: with `only`: there is none.
+        UnreachableError: with `only`: nobody answers.
+        SourceError: with `only`: the inputs have no digest yet.
+    """
+    if planned.name == "base" and request.base.startswith("oci:"):
+        return None  # it is at hand, and taken as it is
+    if planned.input_digest is None:
+        if reuse.only:
+            raise SourceError(
+                f"{planned.image} cannot be asked for",
+                why="something that it is made from is not locked, so nobody knows its input digest",
+                fix="build it once, or bring the lock of its base",
+            )
+        return None
+    ref = reference(reuse.place, planned)
+    try:
+        return _take(request, planned, ref, reuse.key)
+    except (UntrustedError, DigestError) as error:
+        told = f"{ref} does not verify"
+        if reuse.only:
+            raise UntrustedError(f"{told}: {error.what}", why=error.why, fix="ask who published it") from error
+        _note(planned, told, error.what)
+    except UnreachableError as error:
+        if reuse.only:
+            raise
+        _note(planned, f"{ref} cannot be asked for", error.what)
+    except RegistryError as error:
+        if reuse.only:
+            raise
+        _note(planned, f"{ref} cannot be had", error.what)
+    return None
+
+
+def _note(planned: Planned, told: str, why: str) -> None:
+    console.note(f"{planned.name}: {told}, so it is built here ({why})")
+
+
+def _take(request: Request, planned: Planned, ref: Target, key: PublicKey) -> Built:
+    if isinstance(ref, LayoutRef):
+        return _look(request, planned, ref, key, None)
+    with Registry(ref.host) as registry:
+        return _look(request, planned, ref, key, registry)
+
+
+def _look(request: Request, planned: Planned, ref: Target, key: PublicKey, registry: Registry | None) -> Built:
+    request.cache.work.mkdir(parents=True, exist_ok=True)
+    # Beside the cache's own images, so that blobs move over without being copied.
+    with tempfile.TemporaryDirectory(dir=request.cache.work, prefix="reuse-") as folder:
+        scratch = Layout(Path(folder) / "layout").ensure()
+        # The one image, not the index: what the index says of others need not be believed, nor fetched.
+        platform = Platform("linux", request.arch[0])
+        found = fetch_image(ref, scratch, platform=platform, registry=registry)
+        demands = Policy(source_only=True, allow=request.allow_binary, input_digest=planned.input_digest)
+        verdict = verify(ref, scratch, found, key=key, demands=demands, registry=registry)
+        if verdict.problems or verdict.provenance is None:
+            raise UntrustedError(verdict.problems[0] if verdict.problems else "nothing is said about it")
+        told = _told(verdict.provenance, planned, request)
+        layers = _bring(scratch, found, Layout(request.cache.images).ensure(), planned)
+    by_digest = str(ref.at(digest=found.digest))
+    record = {
+        "stage": planned.name,
+        "image": planned.image,
+        "input_digest": planned.input_digest,
+        "inputs": planned.inputs,
+        **run_facts(request, planned, 0),
+        "binaries": list(planned.binaries),
+        "arch": request.arch[0],
+        "manifest": found.digest,
+        "layers": layers,
+        "taken_from": {"ref": by_digest, "key": key.id},
+        **told,
+    }
+    if "isolation" not in told:
+        record.pop("isolation", None)  # this machine's probe is not that of the one which built it
+    write_record(request.cache, record)
+    console.note(f"{planned.name}: {planned.image} is verified and taken from {by_digest}")
+    return Built(
+        planned=planned,
+        input_digest=str(planned.input_digest),
+        manifest=found.digest,
+        layers=tuple(layers),
+        facts=record["facts"],
+        reused=True,
+        taken_from=by_digest,
+    )
+
+
+def _told(statement: Mapping[str, Any], planned: Planned, request: Request) -> dict[str, Any]:
+    """What only the build itself knew, as the signed provenance has it.
+
+    Raises:
+        UntrustedError: it is malformed, lacks what later stages need, or is not what was asked for.
+    """
+    try:
+        definition, run = statement["predicate"]["buildDefinition"], statement["predicate"]["runDetails"]
+        inner, asked = definition["internalParameters"], dict(definition["externalParameters"])
+        facts = attest.byproduct(statement, attest.REPORT)
+        probe = attest.byproduct(statement, "isolation", recorded=attest.WITH_THE_BUILD)
+        tool = {"version": str(run["builder"]["version"]["toolchain"]), "builder": str(run["builder"]["id"])}
+        if "invocationId" in run["metadata"]:
+            tool["run"] = str(run["metadata"]["invocationId"])
+        told = {
+            "request": asked,
+            "started": _seconds(run["metadata"]["startedOn"]),
+            "finished": _seconds(run["metadata"]["finishedOn"]),
+            "tool": tool,
+            "partial": str(inner["partial"]),
+            **({"isolation": probe} if probe else {}),
+        }
+        named = (str(inner["stage"]), str(inner["image"]))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UntrustedError("provenance: the statement is malformed", why=repr(error)) from error
+    if named != (planned.name, planned.image):
+        raise UntrustedError(f"provenance: it is about {named[0]} {named[1]}, not {planned.name} {planned.image}")
+    if not facts:
+        raise UntrustedError("provenance: it holds no build report", fix="publish it again with this version")
+    if request.contract and asked.get("contract") is False:
+        raise UntrustedError("provenance: it was built without the contract check", fix="--no-contract takes it")
+    return {**told, "facts": facts}
+
+
+def _seconds(text: str) -> float:
+    return datetime.strptime(str(text), _TIME).replace(tzinfo=UTC).timestamp()
+
+
+def _bring(scratch: Layout, found: Descriptor, own: Layout, planned: Planned) -> list[dict[str, Any]]:
+    """Move what was verified into the cache; the descriptors of its layers, lowest first."""
+    parts = scratch.children(found)
+    content = scratch.read(found)
+    for part in parts:
+        own.put_file(scratch.blob(part.digest), digest=part.digest, move=True, media_type=part.media_type)
+    manifest = own.put_bytes(content, found.media_type)
+    # As after a build: the tag keeps the blobs from the garbage collector, the record, which comes last, counts.
+    own.tag(manifest, f"{planned.image}.{str(planned.input_digest).removeprefix('sha256:')[:12]}")
+    return [part.as_json() for part in parts[1:]]
