@@ -66,9 +66,10 @@ class PlanRow:
 def plan(request: Request, goal: str) -> list[PlanRow]:
     """What `build` would do, architecture by architecture. Reads files only: no network, no engine."""
     rows: list[PlanRow] = []
-    for one in by_arch(request):
+    # An architecture that is refused is told before anything that another one lacks.
+    for one, stages in [(one, stages_of(goal, one)) for one in by_arch(request)]:
         below: dict[str, Planned] = {}
-        for stage in stages_of(goal, one):
+        for stage in stages:
             own = request_of(stage, one)
             planned = stage.plan(own, below)
             below[stage.name] = planned
