@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import itertools
 import json
 import platform
 import re
@@ -35,6 +34,8 @@ from toolchain.recipe import Mount
 from toolchain.settings import Cache, Request
 from toolchain.stages import base, sysroot
 from toolchain.stages.parts import DISTRIBUTION, SUPPORT, TABLEGEN, part_of
+from toolchain.stages.stage import Planned
+from toolchain.trust.verify import gather, verify
 
 NEEDS = needs_for("3.7.1")
 OTHERS = ["arm64", "ppc64le", "s390x"]
@@ -271,48 +272,48 @@ def test_a_part_for_another_machine_is_run_by_its_emulator(tmp_path: Path, part:
 def finish(request: Request, arch: str, work: Path) -> None:
     """Leave a finished LLVM for one architecture in the cache, as a build does."""
     one = replace(request, arch=(arch,))
-    planned = plan(one, "llvm")[-1].planned
+    for row in plan(one, "llvm"):
+        finish_stage(one, row.planned, arch, work)
+
+
+def finish_stage(one: Request, planned: Planned, arch: str, work: Path) -> None:
+    """One of its stages."""
     tree = work / f"tree {arch}"
     if not tree.exists():
         tree.mkdir(parents=True)
         (tree / "for").write_text(arch)
-    prefetch = Prefetch([], cache=request.cache, offline=True, patches={})
+    prefetch = Prefetch([], cache=one.cache, offline=True, patches={})
+    if planned.name == "base":
+        one = replace(one, arch=("amd64",))
     with Progress("llvm", 1, 1, {}, Console(file=io.StringIO())) as progress:
         shop = BuildShop(request=one, log=work / "log", progress=progress, stage=f"t-{arch}", prefetch=prefetch)
         shop.finish(planned, tree=tree, facts={"prefix": "/usr"})
 
 
-def test_one_index_whatever_was_built_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("toolchain.delivery.collect", lambda *_: None)
-    monkeypatch.setattr("toolchain.delivery.attach_evidence", lambda *_, **__: AttachedNothing)
+def test_one_index_whatever_was_built_first(tmp_path: Path) -> None:
     found = set()
-    for number, order in enumerate(itertools.permutations(["amd64", "arm64", "s390x"])):
-        request = lock_all(
-            Request(
-                cache=Cache(tmp_path / f"cache {number}"), sources={"llvm": "distro:llvm-toolchain-22"}, only=SUPPORT
-            )
-        )
+    for number, order in enumerate((["amd64", "arm64"], ["arm64", "amd64"])):
+        cache = Cache(tmp_path / f"cache {number}")
+        request = lock_all(Request(cache=cache, sources={"llvm": "distro:llvm-toolchain-22"}, only=SUPPORT))
         for arch in order:
             finish(request, arch, tmp_path / f"work {number}")
         out = LayoutRef(tmp_path / f"out {number}")
-        (done,) = deliver(replace(request, arch=order), "llvm", out)
+        (done,) = deliver(replace(request, arch=tuple(order)), "llvm", out)
         found.add((done.digest, done.refs[0].rpartition(":")[2], done.refs[1].rpartition(":")[2]))
         layout = Layout(out.path)
-        index = layout.read_json(layout.resolve(done.digest))
-        assert [one["platform"]["architecture"] for one in index["manifests"]] == ["amd64", "arm64", "s390x"]
+        manifests = layout.read_json(layout.resolve(done.digest))["manifests"]
+        assert [one["platform"]["architecture"] for one in manifests] == ["amd64", "arm64"]
+        assert verify(out, layout, layout.resolve(done.digest)).checks.keys() == {"digests", "sbom"}
+        bills = [json.loads(one.content) for one in gather(out, [manifests[1]["digest"]], layout)]
+        named = {(package["name"], package["versionInfo"]) for package in bills[0]["packages"]}
+        assert ("libc6-dev", "2.41") in named, "the other system's packages are not in its SBOM"
     assert len(found) == 1
-
-
-class AttachedNothing:
-    """Evidence is not looked at here."""
-
-    pushed_bytes = 0
 
 
 def test_an_architecture_that_is_not_built_yet_is_named(tmp_path: Path, request_: Request) -> None:
     request = lock_all(request_)
     finish(request, "amd64", tmp_path)
-    with pytest.raises(SourceError, match=r"not built yet: \S+ for arm64$"):
+    with pytest.raises(SourceError, match=r"not built yet: \S+ for arm64"):
         deliver(replace(request, arch=("amd64", "arm64")), "llvm", LayoutRef(tmp_path / "out"))
 
 
