@@ -22,6 +22,7 @@ from toolchain.oci.reference import Target
 from toolchain.oci.referrers import attach, write_artifact
 from toolchain.oci.registry import Registry
 from toolchain.settings import EPOCH, Cache, Request
+from toolchain.stages import sysroot
 from toolchain.stages.base import lock_path
 from toolchain.stages.stage import Planned
 from toolchain.trust import attest, dsse, sbom
@@ -144,10 +145,14 @@ def collect(cache: Cache, record: Record, plan: Sequence[Planned]) -> Material:
             below.insert(0, found)
             wanted |= _digests_in(found)
     base = record if record["stage"] == "base" else next((one for one in below if one["stage"] == "base"), None)
+    packages = _packages(cache, base) if base else ()
+    for one in (record, *below):
+        if one["stage"] == "sysroot":  # headers of these packages were compiled in
+            packages = tuple(sorted({*packages, *_sysroot_packages(cache, one)}))
     return Material(
         record=record,
         below=tuple(below),
-        packages=_packages(cache, base) if base else (),
+        packages=packages,
         isolation=_isolation(cache),
         finished=_path(cache, record["input_digest"]).stat().st_mtime,
     )
@@ -186,6 +191,17 @@ def _record(cache: Cache, planned: Planned, digest: str) -> Record:
 
 def _digests_in(record: Record) -> set[str]:
     return {value for value in (record.get("inputs") or {}).values() if isinstance(value, str)}
+
+
+def _sysroot_packages(cache: Cache, record: Record) -> tuple[Package, ...]:
+    """The packages of another machine's system; none where its list is no longer the one it was unpacked from."""
+    inputs = record.get("inputs") or {}
+    try:
+        recipe = base_recipe(str(inputs.get("base", "")), str(inputs.get("arch", "")))
+        lock = json.loads(sysroot.lock_path(cache, recipe, recipe.arch).read_bytes())
+    except (OSError, ValueError, UnsupportedError):
+        return ()
+    return parse_lock(lock["packages"]) if sha256_json(lock) == inputs.get("packages") else ()
 
 
 def _packages(cache: Cache, base: Record) -> tuple[Package, ...]:

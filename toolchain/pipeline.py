@@ -71,9 +71,10 @@ def plan(request: Request, goal: str) -> list[PlanRow]:
         LockedError: with `request.lock`, something is not as it is locked.
     """
     rows: list[PlanRow] = []
-    for one in by_arch(request):
+    # An architecture that is refused is told before anything that another one lacks.
+    for one, stages in [(one, stages_of(goal, one)) for one in by_arch(request)]:
         below: dict[str, Planned] = {}
-        for stage in stages_of(goal, one):
+        for stage in stages:
             own = request_of(stage, one)
             planned = stage.plan(own, below)
             below[stage.name] = planned

@@ -15,10 +15,10 @@ from filelock import FileLock
 
 from toolchain import console
 from toolchain.errors import SourceError, UnsupportedError
-from toolchain.oci.image import diff_ids_of
+from toolchain.oci.image import diff_ids_of, platform_of, standard_annotations, write_index
 from toolchain.oci.layout import Layout
 from toolchain.pipeline import PlanRow, build, find, plan, record_path
-from toolchain.settings import Cache, Request
+from toolchain.settings import EPOCH, Cache, Request
 from toolchain.stages.stage import Built
 from toolchain.trust.difference import Blob, FileDifference, differences, explain
 
@@ -30,6 +30,8 @@ class Reproduced:
     Args:
         diff_ids: of the stage's own layer, uncompressed: the first build's and the second's.
         blobs: digests of the stored layer, alike; compressor included.
+        indexes: digests of the index over the image alone, as it is published; the first is empty where the image came
+            from an index over several, or from none.
         differing: files that are not the same; empty when the diff_ids are equal.
         explained: diffoscope's word on the first of them.
     """
@@ -38,6 +40,7 @@ class Reproduced:
     input_digest: str
     diff_ids: tuple[str, str]
     blobs: tuple[str, str]
+    indexes: tuple[str, str]
     differing: tuple[FileDifference, ...] = ()
     explained: tuple[str, ...] = ()
 
@@ -54,6 +57,7 @@ class Reproduced:
             "equal": self.equal,
             "diff_ids": list(self.diff_ids),
             "blobs": list(self.blobs),
+            "indexes": list(self.indexes),
             "differing": [one.as_json() for one in self.differing],
             "explained": list(self.explained),
         }
@@ -69,8 +73,8 @@ def reproduce(
 
     Args:
         request: as the first build was asked.
-        expected: an image elsewhere to compare with, as `{"input_digest", "diff_id", "blob", "media_type", "path"}`;
-            None for the one in this cache.
+        expected: an image elsewhere to compare with, as `{"input_digest", "diff_id", "blob", "index", "media_type",
+            "path"}`; None for the one in this cache.
 
     Raises:
         SourceError: the stage, or one below it, has not been built here.
@@ -110,12 +114,15 @@ def _in_cache(cache: Cache, row: PlanRow) -> dict[str, Any]:
 
 
 def _own_layer(built: Built, layout: Layout) -> dict[str, Any]:
-    layer = built.layers[-1]
+    layer, manifest = built.layers[-1], layout.resolve(built.manifest).plain
+    config = layout.read_json(layout.children(manifest)[0])
+    annotations = standard_annotations(epoch=EPOCH, title=built.planned.image)
     return {
         "image": built.planned.image,
         "input_digest": built.input_digest,
-        "diff_id": diff_ids_of(layout.read_json(layout.children(layout.resolve(built.manifest))[0]))[-1],
+        "diff_id": diff_ids_of(config)[-1],
         "blob": layer["digest"],
+        "index": write_index(layout, [replace(manifest, platform=platform_of(config))], annotations).digest,
         "media_type": layer["mediaType"],
         "path": layout.blob(layer["digest"]),
     }
@@ -128,6 +135,7 @@ def _compare(first: Mapping[str, Any], again: Built, cache: Cache) -> Reproduced
         input_digest=again.input_digest,
         diff_ids=(str(first["diff_id"]), str(second["diff_id"])),
         blobs=(str(first["blob"]), str(second["blob"])),
+        indexes=(str(first["index"]), str(second["index"])),
     )
     if found.equal:
         return found

@@ -55,7 +55,7 @@ def reproduce_image(
     )  # fmt: skip
     again = [shlex.quote(word) for word in ("toolchain", *sys.argv[1:])]
     with tempfile.TemporaryDirectory(prefix="toolchain-reproduce-") as scratch:
-        expected = _expected(ref, Path(scratch)) if ref is not None else None
+        expected = _expected(ref, Path(scratch), request.arch[0]) if ref is not None else None
         found = reproduce(request, stage, expected, command=again)
     if json_:
         console.data(found.as_json())
@@ -69,26 +69,30 @@ def reproduce_image(
         )
 
 
-def _expected(ref: str, scratch: Path) -> dict[str, Any]:
+def _expected(ref: str, scratch: Path, arch: str) -> dict[str, Any]:
     """The image to compare with, as `reproduce.reproduce` takes it; its blobs lie below `scratch` or in its layout."""
     from toolchain.cli.image_cmd import images_at  # noqa: PLC0415 - the registry client
+    from toolchain.oci import descriptor as media  # noqa: PLC0415
     from toolchain.oci.image import diff_ids_of  # noqa: PLC0415
 
     layout, found = images_at(ref, scratch)
     if len(found) != 1:
         raise UnsupportedError(f"{ref} names {len(found)} images", fix="name one: oci:DIR:TAG")
     (descriptor,) = found.values()
-    manifests = [one for one in layout.walk(descriptor) if "manifest.v1" in one.media_type]
-    if len(manifests) != 1:
-        raise UnsupportedError(f"{ref} holds {len(manifests)} manifests", fix="name one architecture's by its digest")
-    config, *layers = layout.children(manifests[0])
-    content = layout.read_json(config)
+    images = [one for one in layout.walk(descriptor) if one.media_type in media.IMAGES]
+    configs = [(one, layout.read_json(layout.children(one)[0])) for one in images]
+    chosen = [(one, content) for one, content in configs if len(images) == 1 or content.get("architecture") == arch]
+    if len(chosen) != 1:
+        raise UnsupportedError(f"{ref} holds {len(images)} images, {len(chosen)} for {arch}", fix="name one: --arch")
+    ((manifest, content),) = chosen
+    layers = layout.children(manifest)[1:]
     labels = (content.get("config") or {}).get("Labels") or {}
     return {
         "image": ref,
         "input_digest": labels.get("toolchain.input-digest", ""),
         "diff_id": diff_ids_of(content)[-1],
         "blob": layers[-1].digest,
+        "index": descriptor.digest if descriptor.media_type == media.INDEX and len(images) == 1 else "",
         "media_type": layers[-1].media_type,
         "path": layout.blob(layers[-1].digest),
     }

@@ -15,6 +15,8 @@ from toolchain.trust.files import LayerFile, layer_files, read_member
 # Of a larger file only its digests are compared; the first difference is then not looked for.
 _LIMIT = 256 << 20
 _AROUND = 16
+_ARCHIVE = b"!<arch>\n"
+_HEADER = 60
 _DIFFOSCOPE_LINES = 40
 
 
@@ -27,6 +29,7 @@ class FileDifference:
         what: `only in the first`, `only in the second`, `kind`, `size` or `content`.
         offset: of the first byte that differs; None where there is none to name.
         first, second: some bytes from there on, hex.
+        member: of a static library, the object in which they lie.
     """
 
     path: str
@@ -34,6 +37,7 @@ class FileDifference:
     offset: int | None = None
     first: str = ""
     second: str = ""
+    member: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """For `reproduce --json`."""
@@ -43,11 +47,13 @@ class FileDifference:
             "offset": self.offset,
             "first": self.first,
             "second": self.second,
+            **({"member": self.member} if self.member else {}),
         }
 
     def __str__(self) -> str:
         at = "" if self.offset is None else f" at byte {self.offset}: {self.first} | {self.second}"
-        return f"{self.path}: {self.what}{at}"
+        inside = f" in its member {self.member}" if self.member else ""
+        return f"{self.path}: {self.what}{inside}{at}"
 
 
 @dataclass(frozen=True)
@@ -89,7 +95,12 @@ def _differing(first: Blob, second: Blob, one: LayerFile, two: LayerFile) -> Fil
     b = read_member(second.path, second.media_type, two.path, limit=_LIMIT) or b""
     offset = first_difference(a, b)
     return FileDifference(
-        one.path, what, offset, a[offset : offset + _AROUND].hex(), b[offset : offset + _AROUND].hex()
+        one.path,
+        what,
+        offset,
+        a[offset : offset + _AROUND].hex(),
+        b[offset : offset + _AROUND].hex(),
+        member_at(a, offset),
     )
 
 
@@ -105,6 +116,30 @@ def first_difference(a: bytes, b: bytes) -> int:
         else:
             high = middle
     return low
+
+
+def member_at(archive: bytes, offset: int) -> str:
+    """The member of a static library that holds the byte at `offset`; empty for anything else, and for its index."""
+    if not archive.startswith(_ARCHIVE):
+        return ""
+    names, at = b"", len(_ARCHIVE)
+    while at + _HEADER <= len(archive):
+        header = archive[at : at + _HEADER]
+        size = header[48:58].strip()
+        if header[58:] != b"`\n" or not size.isdigit():
+            return ""
+        end = at + _HEADER + int(size)
+        name = header[:16].rstrip()
+        if name == b"//":  # names that do not fit into a header, each ended by a slash and a newline
+            names = archive[at + _HEADER : end]
+        elif at <= offset < end + end % 2:
+            if name in {b"/", b"/SYM64/"}:
+                return ""
+            if name[1:].isdigit():
+                name = names[int(name[1:]) :].split(b"\n", 1)[0]
+            return name.rstrip(b"/").decode("utf-8", "replace")
+        at = end + end % 2
+    return ""
 
 
 def explain(first: Blob, second: Blob, path: str) -> list[str]:

@@ -1,0 +1,183 @@
+"""The smallest real LLVM layer, LLVMDemangle and LLVMSupport, built twice with everything flipped at once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.conftest import Said, toolchain
+from toolchain.oci.descriptor import Descriptor
+from toolchain.oci.image import ImageSpec, add_layer, standard_annotations, write_image, write_index
+from toolchain.oci.layer import Layer, compress
+from toolchain.oci.layout import Layout
+from toolchain.settings import EPOCH
+from toolchain.trust.difference import member_at
+from toolchain.trust.files import layer_files, read_member
+
+pytestmark = pytest.mark.engine
+IMAGE = "llvm-triton-support-22.1.8-debian13"
+OPTIONS = ("--source", "llvm=distro:llvm-toolchain-22", "--only", "support")
+PREFIX = "usr/lib64/llvm-triton-22.1.8"
+LIBRARY = f"{PREFIX}/lib/libLLVMSupport.a"
+MEMBER = "Twine.cpp.o"
+ELSEWHERE = "a-host-elsewhere"
+
+
+@dataclass(frozen=True)
+class Twice:
+    """The layer as it was built first, a copy of it with one byte changed, and what a second build says of the copy.
+
+    Args:
+        stage: the first build's row of `build --json`.
+        index, layer: as it was published.
+        offset: of the changed byte in the library.
+        said: what `reproduce` said.
+    """
+
+    stage: dict[str, Any]
+    layout: Layout
+    index: Descriptor
+    layer: Descriptor
+    offset: int
+    said: Said
+    home: Path
+
+    @property
+    def found(self) -> Any:
+        """What `reproduce` found."""
+        return self.said.json
+
+
+@pytest.fixture(scope="module")
+def twice(tmp_path_factory: pytest.TempPathFactory) -> Twice:
+    """The first build has what ccache knows from the quickstart, if that ran before; the second starts with an empty
+    ccache, in another folder, with other jobs, umask, home, time zone, language, host name and a clock that is off."""
+    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        pytest.skip("NO DEBIAN MACHINE AS ROOT: the base is made from apt's mirrors")
+    if shutil.which("faketime") is None:
+        pytest.skip("NO FAKETIME: the clock cannot be flipped (apt-get install faketime)")
+    folder = tmp_path_factory.mktemp("support")
+    built = toolchain("build", "llvm", *OPTIONS, "--json")
+    assert built.code == 0, built.err
+    out = folder / "published twice"
+    published = toolchain("publish", f"oci:{out}", "--stage", "llvm", *OPTIONS, "--json")
+    assert published.code == 0, published.err
+    layout = Layout(out)
+    index = layout.resolve(IMAGE)
+    assert published.json["published"][0]["digest"] == index.digest
+    manifest = layout.children(index)[0]
+    layer = layout.children(manifest)[1]
+    offset = tampered(layout, manifest, layer, folder / "tampered")
+    home = folder / "another home"
+    home.mkdir()
+    named = f'echo {ELSEWHERE} >/proc/sys/kernel/hostname; umask 077; exec "$@"'
+    cache = os.environ.get("TOOLCHAIN_CACHE") or str(Path.home() / ".cache" / "toolchain")
+    done = subprocess.run(
+        [
+            *("unshare", "--uts", "sh", "-c", named, "sh", "faketime", "+400 days"),
+            *(sys.executable, "-m", "toolchain", "reproduce", f"oci:{out}:tampered", "--stage", "llvm", *OPTIONS),
+            *("--jobs", "3", "--json"),
+        ],
+        capture_output=True,
+        text=True,
+        env={
+            **os.environ,
+            "HOME": str(home),
+            "TZ": "Pacific/Chatham",
+            "LANG": "tr_TR.UTF-8",
+            "LC_ALL": "C",
+            "TOOLCHAIN_CACHE": cache,
+            "CFLAGS": "-DNOT_TO_BE_SEEN",
+            "SOURCE_DATE_EPOCH": "1",
+        },
+        check=False,
+    )
+    return Twice(
+        stage=built.json["stages"][-1], layout=layout, index=index, layer=layer, offset=offset,
+        said=Said(done.returncode, done.stdout, done.stderr), home=home,
+    )  # fmt: skip
+
+
+def tampered(layout: Layout, manifest: Descriptor, layer: Descriptor, scratch: Path) -> int:
+    """Tag a copy of the image in which one byte of one object in one library is another one; its offset there."""
+    content = read_member(layout.blob(layer.digest), layer.media_type, LIBRARY)
+    assert content is not None
+    offset = content.index(MEMBER.encode() + b"/") + 60 + 100
+    assert member_at(content, offset) == MEMBER
+    raw = bytearray(subprocess.run(["gzip", "-dc", layout.blob(layer.digest)], capture_output=True, check=True).stdout)
+    raw[raw.index(content[:4096]) + offset] ^= 0x20
+    plain = scratch.with_suffix(".tar")
+    plain.write_bytes(raw)
+    digest = f"sha256:{hashlib.sha256(raw).hexdigest()}"
+    blob = compress(Layer(digest, len(raw), plain), scratch.with_suffix(".blob"), "gzip")
+    labels = layout.read_json(layout.children(manifest)[0])["config"]["Labels"]
+    spec = ImageSpec(arch="amd64", layers=(add_layer(layout, blob),), labels=labels, epoch=EPOCH)
+    layout.tag(write_index(layout, [write_image(layout, spec)], standard_annotations(epoch=EPOCH)), "tampered")
+    return offset
+
+
+def test_the_same_bytes_with_everything_flipped(twice: Twice) -> None:
+    """Equal layers, blobs and indexes; what it is compared with is known to differ, so no accident."""
+    assert twice.said.code in {0, 20}, twice.said.err
+    found = twice.found
+    assert found["diff_ids"][1] == twice.stage["facts"]["diff_id"], found["differing"]
+    assert found["blobs"][1] == twice.layer.digest
+    assert found["indexes"][1] == twice.index.digest
+
+
+def test_an_injected_difference_is_found_and_named(twice: Twice) -> None:
+    """One bit of one object: the file, the object in it and the byte, and an exit code that says so."""
+    assert twice.said.code == 20
+    found = twice.found
+    assert not found["equal"]
+    (one,) = found["differing"]
+    assert (one["path"], one["what"], one["offset"], one["member"]) == (LIBRARY, "content", twice.offset, MEMBER)
+    assert int(one["first"][:2], 16) ^ int(one["second"][:2], 16) == 0x20
+    assert f"{LIBRARY}: content in its member {MEMBER} at byte {twice.offset}" in twice.said.err
+
+
+def test_no_file_names_where_or_by_whom_it_was_built(twice: Twice) -> None:
+    blob = twice.layout.blob(twice.layer.digest)
+    cache = os.environ.get("TOOLCHAIN_CACHE") or str(Path.home() / ".cache" / "toolchain")
+    # `toolchain` and `root` are what hosts and users are called inside; as words of LLVM's own they do not count.
+    words = [
+        b"/build/",
+        b"/src/llvm",
+        b"/recipe",
+        b"/ccache",
+        b"root@",
+        b"@toolchain",
+        b"(toolchain)",
+        b"NOT_TO_BE_SEEN",
+    ]
+    words += [text.encode() for text in (cache, ELSEWHERE, str(twice.home), socket.gethostname()) if len(text) > 5]
+    files = [file for file in layer_files(blob, twice.layer.media_type) if file.kind == "file"]
+    assert {f"{PREFIX}/lib/libLLVMDemangle.a", LIBRARY} <= {file.path for file in files}
+    named = {}
+    for file in files:
+        content = read_member(blob, twice.layer.media_type, file.path)
+        assert content is not None, file.path
+        if found := [word for word in words if word in content]:
+            named[file.path] = found
+    assert named == {}
+
+
+def test_the_part_says_that_it_is_one_and_was_proved(twice: Twice) -> None:
+    checks = [check["name"] for check in twice.stage["facts"]["contract"]["checks"] if check["ok"]]
+    assert checks == ["libraries", "headers", "paths", "support"]
+    manifest = twice.layout.children(twice.index)[0]
+    labels = twice.layout.read_json(twice.layout.children(manifest)[0])["config"]["Labels"]
+    assert labels["toolchain.partial"] == "LLVMDemangle and LLVMSupport only"
+    row = toolchain("plan", "llvm", *OPTIONS, "--json").json["stages"][-1]
+    assert (row["image"], row["reused"], row["arch"]) == (IMAGE, True, "amd64")
+    assert json.loads(json.dumps(row))["partial"] == labels["toolchain.partial"]

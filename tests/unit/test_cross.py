@@ -1,0 +1,345 @@
+"""LLVM for other machines: what is planned, refused, checked and published."""
+
+from __future__ import annotations
+
+import io
+import json
+import platform
+import re
+import stat
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from toolchain import contract, goals, machines, recipe
+from toolchain.bases import base_recipe, load_bases
+from toolchain.components import needs_for
+from toolchain.contract import Elsewhere, check_part
+from toolchain.delivery import deliver
+from toolchain.digest import write_atomically
+from toolchain.engine.progress import Progress
+from toolchain.errors import ConfigError, EngineError, SourceError, UnsupportedError
+from toolchain.goals import by_arch, stages_of
+from toolchain.machines import MACHINES, emulator, machine_of, this_machine
+from toolchain.oci.layout import Layout
+from toolchain.oci.reference import LayoutRef
+from toolchain.pipeline import BuildShop, plan
+from toolchain.prefetch import Prefetch
+from toolchain.process import Result
+from toolchain.recipe import Mount
+from toolchain.settings import Cache, Request
+from toolchain.stages import base, sysroot
+from toolchain.stages.parts import DISTRIBUTION, SUPPORT, TABLEGEN, part_of
+from toolchain.stages.stage import Planned
+from toolchain.trust.verify import gather, verify
+
+NEEDS = needs_for("3.7.1")
+OTHERS = ["arm64", "ppc64le", "s390x"]
+DIGEST = "5" * 64
+
+
+@pytest.fixture(autouse=True)
+def on_amd64(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever machine runs the tests."""
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+
+
+@pytest.fixture
+def request_(tmp_path: Path) -> Request:
+    """LLVM from the distribution, in an empty cache."""
+    return Request(cache=Cache(tmp_path / "a cache"), sources={"llvm": "distro:llvm-toolchain-22"}, only=SUPPORT)
+
+
+def lock_all(request: Request) -> Request:
+    """As after a base and the other systems were resolved."""
+    recipe_ = base_recipe("debian13", "amd64")
+    packages = [{"name": "libc6", "version": "2.41", "architecture": "amd64", "sha256": DIGEST}]
+    lock = {"recipe": base._recipe_digest(recipe_), "packages": packages}
+    write_atomically(base.lock_path(request.cache, recipe_, "amd64"), json.dumps(lock).encode())
+    for arch in OTHERS:
+        other = base_recipe("debian13", arch)
+        rows = [{"name": "libc6-dev", "version": "2.41", "architecture": machine_of(arch).debian, "sha256": DIGEST}]
+        lock = {"recipe": sysroot._digest(other, arch), "packages": rows}
+        write_atomically(sysroot.lock_path(request.cache, other, arch), json.dumps(lock).encode())
+    return request
+
+
+def inputs_of(request: Request) -> Mapping[str, Any]:
+    """What counts for the topmost stage of LLVM."""
+    found = plan(request, "llvm")[-1].planned.inputs
+    assert found is not None
+    return found
+
+
+# Machines
+
+
+def test_this_machine_is_named_as_oci_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    for one in MACHINES.values():
+        monkeypatch.setattr(platform, "machine", lambda one=one: one.kernel)
+        assert this_machine() == one.arch
+    monkeypatch.setattr(platform, "machine", lambda: "riscv64")
+    assert this_machine() == "riscv64"
+
+
+def test_an_unknown_machine_is_refused_with_those_that_are_known() -> None:
+    with pytest.raises(UnsupportedError) as caught:
+        machine_of("vax")
+    assert all(arch in caught.value.fix for arch in MACHINES)
+
+
+def test_the_emulator_is_called_by_name_and_its_absence_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(EngineError, match="qemu-ppc64le-static is not installed") as caught:
+        emulator("ppc64le")
+    assert "--no-contract" in caught.value.fix
+    program = tmp_path / "qemu-aarch64-static"
+    program.write_text("")
+    program.chmod(stat.S_IRWXU)
+    assert emulator("arm64") == program
+
+
+@pytest.mark.parametrize("arch", ["amd64", *OTHERS])
+def test_recipe_files_know_every_machine(arch: str) -> None:
+    """Targets with their own host triple, never `host`; and the triple that clang, Debian and LLVM agree on."""
+    target = (recipe.root() / "llvm-config" / "targets" / f"{arch}.cmake").read_text(encoding="utf-8")
+    processor = {"ppc64le": "powerpc64le"}.get(arch, MACHINES[arch].kernel)
+    assert re.search(rf'LLVM_HOST_TRIPLE "{processor}-unknown-linux-gnu"', target)
+    targets = re.search(r'LLVM_TARGETS_TO_BUILD "([^"]+)"', target)
+    assert targets is not None
+    assert {"NVPTX", "AMDGPU"} < set(targets[1].split(";"))
+    assert "host" not in targets[1].lower()
+    cross = (recipe.root() / "llvm-config" / "cross.cmake").read_text(encoding="utf-8")
+    assert f"set(machine_{arch} {processor})" in cross
+
+
+# Plans
+
+
+def test_what_is_for_this_machine_needs_no_other_system(request_: Request) -> None:
+    assert [stage.name for stage in stages_of("llvm", request_)] == ["base", "llvm"]
+    assert [stage.name for stage in stages_of("base", request_)] == ["base"]
+
+
+@pytest.mark.parametrize("arch", OTHERS)
+def test_another_machine_s_llvm_is_built_in_this_one_s_base(request_: Request, arch: str) -> None:
+    rows = plan(lock_all(replace(request_, arch=(arch,))), "llvm")
+    assert [(row.planned.name, row.arch) for row in rows] == [("base", "amd64"), ("sysroot", arch), ("llvm", arch)]
+    inputs = rows[-1].planned.inputs
+    assert inputs is not None
+    assert inputs["base"] == rows[0].planned.input_digest
+    assert inputs["sysroot"] == rows[1].planned.input_digest
+    assert inputs["built_on"] == "amd64"
+    assert "llvm-config/cross.cmake" in inputs["recipe"]
+    assert f"llvm-config/targets/{arch}.cmake" in inputs["recipe"]
+    assert rows[1].as_json()["partial"] == sysroot.PARTIAL
+
+
+def test_a_native_build_does_not_depend_on_what_only_cross_builds_use(request_: Request) -> None:
+    inputs = inputs_of(lock_all(request_))
+    assert not {"sysroot", "built_on", "native"} & set(inputs)
+    assert "llvm-config/cross.cmake" not in inputs["recipe"]
+
+
+def test_all_architectures_in_one_plan_share_the_base_and_the_name(request_: Request) -> None:
+    request = lock_all(replace(request_, arch=("arm64", "amd64")))
+    rows = plan(request, "llvm")
+    shown = [(row.planned.name, row.arch) for row in rows]
+    assert shown == [("base", "amd64"), ("llvm", "amd64"), ("sysroot", "arm64"), ("llvm", "arm64")]
+    assert rows[1].planned.image == rows[3].planned.image
+    assert rows[1].planned.input_digest != rows[3].planned.input_digest
+    assert [one.arch for one in by_arch(request)] == [("amd64",), ("arm64",)]
+
+
+def test_without_a_resolved_system_there_is_no_digest(request_: Request) -> None:
+    request = lock_all(replace(request_, arch=("arm64",)))
+    sysroot.lock_path(request.cache, base_recipe("debian13", "arm64"), "arm64").unlink()
+    rows = plan(request, "llvm")
+    assert [row.planned.input_digest is None for row in rows] == [False, True, True]
+
+
+def test_other_packages_make_another_layer(request_: Request) -> None:
+    request = lock_all(replace(request_, arch=("arm64",)))
+    before = plan(request, "llvm")[-1].planned.input_digest
+    path = sysroot.lock_path(request.cache, base_recipe("debian13", "arm64"), "arm64")
+    path.write_text(path.read_text().replace("2.41", "2.42"))
+    assert plan(request, "llvm")[-1].planned.input_digest != before
+    path.write_text(path.read_text().replace('"recipe": "sha256:', '"recipe": "sha256:0'))
+    assert plan(request, "llvm")[-1].planned.input_digest is None, "a list of another recipe counts"
+
+
+@pytest.mark.parametrize("goal", ["triton", "kernels", "aotriton", "all"])
+@pytest.mark.parametrize("arch", OTHERS)
+def test_what_is_above_llvm_is_refused_for_other_machines(request_: Request, goal: str, arch: str) -> None:
+    with pytest.raises(UnsupportedError, match=f"{goal} is not built for {arch}") as caught:
+        plan(replace(request_, arch=("amd64", arch)), goal)
+    assert "built for amd64 alone" in caught.value.why
+    assert f"toolchain build llvm --arch {arch}" in caught.value.fix
+
+
+def test_on_another_machine_amd64_is_the_other_one(request_: Request, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    assert [stage.name for stage in stages_of("llvm", request_)] == ["base", "sysroot", "llvm"]
+    with pytest.raises(UnsupportedError, match="triton is not built for amd64"):
+        stages_of("triton", request_)
+
+
+@pytest.mark.parametrize("name", [name for name, one in load_bases().items() if one.kind == "containerfile"])
+def test_a_base_without_packages_to_compile_against_is_refused(request_: Request, name: str) -> None:
+    with pytest.raises(UnsupportedError, match=f"nothing is built for arm64 on base {name}"):
+        plan(replace(request_, arch=("arm64",), base=name), "base")
+
+
+def test_a_local_image_as_base_is_refused(request_: Request) -> None:
+    with pytest.raises(UnsupportedError, match="on the local image"):
+        plan(replace(request_, arch=("arm64",), base="oci:somewhere"), "base")
+
+
+def test_an_image_s_base_names_no_packages_to_unpack(tmp_path: Path) -> None:
+    text = (recipe.root() / "containerfiles/base/bases.toml").read_text(encoding="utf-8")
+    data = tmp_path / "bases.toml"
+    data.write_text(text.replace('[ubi9]\nkind = "containerfile"', '[ubi9]\nkind = "containerfile"\nsysroot = ["a"]'))
+    with pytest.raises(ConfigError):
+        load_bases(path=data)
+
+
+# Parts
+
+
+def test_parts_are_as_they_say() -> None:
+    whole, tables, support = (part_of(name, NEEDS) for name in (DISTRIBUTION, TABLEGEN, SUPPORT))
+    assert (whole.whole, tables.whole, support.whole) == (True, False, False)
+    assert whole.told == ""
+    assert {"llvm-tblgen", "mlir-tblgen", "mlir-linalg-ods-yaml-gen", "mlir-src-sharder", "mlir-pdll"} <= set(
+        whole.native
+    )
+    assert support.native == (), "no generated file is in it"
+    assert set(support.components) == {"LLVMDemangle", "LLVMSupport", "cmake-exports"}
+    assert len({whole.stem, tables.stem, support.stem}) == 3
+    with pytest.raises(UnsupportedError, match="everything") as caught:
+        part_of("everything", NEEDS)
+    assert "support" in caught.value.fix
+
+
+@pytest.mark.parametrize("only", [TABLEGEN, SUPPORT, DISTRIBUTION])
+def test_each_part_is_other_work(request_: Request, only: str) -> None:
+    others = {TABLEGEN, SUPPORT, DISTRIBUTION} - {only}
+    digests = {plan(lock_all(replace(request_, only=one)), "llvm")[-1].planned.input_digest for one in others}
+    assert plan(replace(request_, only=only), "llvm")[-1].planned.input_digest not in digests
+
+
+# The contract
+
+
+class Runner:
+    """Remembers how it was called and says what it is told to."""
+
+    def __init__(self, *lines: str) -> None:
+        self.lines = lines
+        self.called: dict[str, Any] = {}
+
+    def run(self, image: str, argv: Any, **given: Any) -> Result:
+        """As an engine."""
+        self.called = {"image": image, "argv": argv, **given}
+        for line in self.lines:
+            given["on_line"](line)
+        return Result(0, "", ())
+
+
+@pytest.mark.parametrize("part", ["tablegen", "support"])
+def test_a_part_for_another_machine_is_run_by_its_emulator(tmp_path: Path, part: str) -> None:
+    runner = Runner(*(f"@contract {name} ok" for name in contract._OF_PART[part]))
+    where = Elsewhere("arm64", tmp_path / "qemu", tmp_path / "system")
+    report = check_part(runner, "image", "/usr/lib64/x", part, ("LLVMSupport",), log=tmp_path / "log", on=where)
+    assert [check.name for check in report.checks] == list(contract._OF_PART[part])
+    settings = runner.called["env"]
+    assert (settings["PART"], settings["CROSS"]) == (part, "arm64")
+    assert settings["EMULATOR"] == "/emulator -L /sysroot"
+    mounts = {mount.target: mount for mount in runner.called["mounts"]}
+    assert mounts["/emulator"] == Mount(tmp_path / "qemu", "/emulator")
+    assert mounts["/sysroot"].source == tmp_path / "system"
+    assert mounts["/cross.cmake"].source.is_file()
+    assert all(mount.read_only for mount in mounts.values())
+
+
+# Images
+
+
+def finish(request: Request, arch: str, work: Path) -> None:
+    """Leave a finished LLVM for one architecture in the cache, as a build does."""
+    one = replace(request, arch=(arch,))
+    for row in plan(one, "llvm"):
+        finish_stage(one, row.planned, arch, work)
+
+
+def finish_stage(one: Request, planned: Planned, arch: str, work: Path) -> None:
+    """One of its stages."""
+    tree = work / f"tree {arch}"
+    if not tree.exists():
+        tree.mkdir(parents=True)
+        (tree / "for").write_text(arch)
+    prefetch = Prefetch([], cache=one.cache, offline=True, patches={})
+    if planned.name == "base":
+        one = replace(one, arch=("amd64",))
+    with Progress("llvm", 1, 1, {}, Console(file=io.StringIO())) as progress:
+        shop = BuildShop(request=one, log=work / "log", progress=progress, stage=f"t-{arch}", prefetch=prefetch)
+        shop.finish(planned, tree=tree, facts={"prefix": "/usr"})
+
+
+def test_one_index_whatever_was_built_first(tmp_path: Path) -> None:
+    found = set()
+    for number, order in enumerate((["amd64", "arm64"], ["arm64", "amd64"])):
+        cache = Cache(tmp_path / f"cache {number}")
+        request = lock_all(Request(cache=cache, sources={"llvm": "distro:llvm-toolchain-22"}, only=SUPPORT))
+        for arch in order:
+            finish(request, arch, tmp_path / f"work {number}")
+        out = LayoutRef(tmp_path / f"out {number}")
+        (done,) = deliver(replace(request, arch=tuple(order)), "llvm", out)
+        found.add((done.digest, done.refs[0].rpartition(":")[2], done.refs[1].rpartition(":")[2]))
+        layout = Layout(out.path)
+        manifests = layout.read_json(layout.resolve(done.digest))["manifests"]
+        assert [one["platform"]["architecture"] for one in manifests] == ["amd64", "arm64"]
+        assert verify(out, layout, layout.resolve(done.digest)).checks.keys() == {"digests", "sbom"}
+        bills = [json.loads(one.content) for one in gather(out, [manifests[1]["digest"]], layout)]
+        named = {(package["name"], package["versionInfo"]) for package in bills[0]["packages"]}
+        assert ("libc6-dev", "2.41") in named, "the other system's packages are not in its SBOM"
+    assert len(found) == 1
+
+
+def test_an_architecture_that_is_not_built_yet_is_named(tmp_path: Path, request_: Request) -> None:
+    request = lock_all(request_)
+    finish(request, "amd64", tmp_path)
+    with pytest.raises(SourceError, match=r"not built yet: \S+ for arm64"):
+        deliver(replace(request, arch=("amd64", "arm64")), "llvm", LayoutRef(tmp_path / "out"))
+
+
+def test_goals_are_all_planned_for_amd64(request_: Request) -> None:
+    for goal in goals.GOALS:
+        assert stages_of(goal, request_)[0].name == "base"
+
+
+def test_no_emulator_no_beginning(request_: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is looked for before hours of compiling, and not at all where nothing is proved."""
+    assert machines.emulator is emulator
+    monkeypatch.setenv("PATH", str(tmp_path))
+    request = lock_all(replace(request_, arch=("arm64",)))
+    stage = stages_of("llvm", request)[-1]
+    planned = plan(request, "llvm")[-1].planned
+
+    class Shop:
+        """Gets as far as the disk."""
+
+        def __init__(self, request: Request) -> None:
+            self.request = request
+
+        def require_disk(self, _: int) -> None:
+            raise SourceError("so far")
+
+    with pytest.raises(EngineError, match="qemu-aarch64-static"):
+        stage.build(planned, {}, Shop(request))  # type: ignore[arg-type]
+    with pytest.raises(SourceError, match="so far"):
+        stage.build(planned, {}, Shop(replace(request, contract=False)))  # type: ignore[arg-type]
