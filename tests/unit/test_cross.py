@@ -58,7 +58,7 @@ def lock_all(request: Request) -> Request:
     """As after a base and the other systems were resolved."""
     recipe_ = base_recipe("debian13", "amd64")
     packages = [{"name": "libc6", "version": "2.41", "architecture": "amd64", "sha256": DIGEST}]
-    lock = {"recipe": base._recipe_digest(recipe_), "packages": packages}
+    lock = {"recipe": base.recipe_digest(recipe_), "packages": packages}
     write_atomically(base.lock_path(request.cache, recipe_, "amd64"), json.dumps(lock).encode())
     for arch in OTHERS:
         other = base_recipe("debian13", arch)
