@@ -21,6 +21,9 @@ endforeach()
 set(CMAKE_LIBRARY_ARCHITECTURE "${triple}")
 
 # GNU's own know one machine.
+foreach(kind IN ITEMS EXE SHARED MODULE)
+  set(CMAKE_${kind}_LINKER_FLAGS_INIT "-fuse-ld=lld")
+endforeach()
 foreach(tool IN ITEMS AR RANLIB STRIP NM OBJCOPY OBJDUMP READELF)
   string(TOLOWER "llvm-${tool}" name)
   find_program(CMAKE_${tool} "${name}")

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from toolchain import contract, goals, machines, recipe
+from toolchain import contract, goals, machines, process, recipe
 from toolchain.bases import base_recipe, load_bases
 from toolchain.components import needs_for
 from toolchain.contract import Elsewhere, check_part
@@ -264,6 +264,31 @@ def test_a_part_for_another_machine_is_run_by_its_emulator(tmp_path: Path, part:
     assert mounts["/sysroot"].source == tmp_path / "system"
     assert mounts["/cross.cmake"].source.is_file()
     assert all(mount.read_only for mount in mounts.values())
+
+
+def test_the_layer_s_programs_are_run_by_the_emulator_and_no_others(tmp_path: Path) -> None:
+    """Stand-ins that only the emulator can run: they are no programs of this machine."""
+    prefix = tmp_path / "prefix"
+    (prefix / "bin").mkdir(parents=True)
+    for tool in ("llvm-tblgen", "mlir-tblgen"):
+        (prefix / "bin" / tool).write_text("def Twice { int answer = 42; }\n")
+    log, qemu = tmp_path / "called", tmp_path / "qemu"
+    qemu.write_text(f'#!/bin/sh\nshift 2\necho "$@" >>"{log}"\ncat "$1"\n')
+    qemu.chmod(stat.S_IRWXU)
+    script = recipe.root() / "llvm-config" / "contract" / "check.sh"
+    env = {"PART": "tablegen", "CROSS": "arm64", "TMPDIR": str(tmp_path)}
+    done = process.run(["sh", script, prefix], env={**env, "EMULATOR": f"{qemu} -L /sysroot"}, capture=True)
+    assert [line.split()[1:3] for line in done.stdout.splitlines()] == [
+        ["llvm-tblgen", "ok"],
+        ["mlir-tblgen", "ok"],
+        ["paths", "ok"],
+    ]
+    assert [Path(line.split()[0]).name for line in log.read_text().splitlines()] == ["llvm-tblgen"] * 2 + [
+        "mlir-tblgen"
+    ] * 2
+    alone = process.run(["sh", script, prefix], env=env, capture=True, check=False)
+    assert alone.returncode == 1
+    assert "@contract llvm-tblgen fail" in alone.stdout
 
 
 # Images

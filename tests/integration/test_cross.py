@@ -1,0 +1,102 @@
+"""LLVM for other machines, for real: cross-compiled here, run under qemu-user, all of it in one index."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from elftools.elf.elffile import ELFFile
+
+from tests.integration.conftest import toolchain
+from toolchain.machines import machine_of
+from toolchain.oci.descriptor import Descriptor
+from toolchain.oci.layout import Layout
+from toolchain.trust.files import layer_files, read_member
+
+pytestmark = pytest.mark.engine
+SOURCE = ("--source", "llvm=distro:llvm-toolchain-22")
+PREFIX = "usr/lib64/llvm-triton-22.1.8"
+ELF_MACHINE = {"amd64": "EM_X86_64", "arm64": "EM_AARCH64", "ppc64le": "EM_PPC64", "s390x": "EM_S390"}
+TRIPLE = {"arm64": "aarch64", "ppc64le": "powerpc64le", "s390x": "s390x"}
+AT_LENGTH = [pytest.param(arch, marks=pytest.mark.full) for arch in ("ppc64le", "s390x")]
+
+
+def needs(arch: str) -> None:
+    """Skip where the other machine's programs cannot be run or its packages not be had."""
+    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        pytest.skip("NO DEBIAN MACHINE AS ROOT: the base is made from apt's mirrors")
+    name = f"qemu-{machine_of(arch).kernel}-static"
+    if shutil.which(name) is None:
+        pytest.skip(f"NO EMULATOR FOR {arch}: {name} is not installed (apt-get install qemu-user-static)")
+
+
+def layer_of(layout: Layout, index: Descriptor, arch: str) -> Descriptor:
+    """The layer of the image for one architecture."""
+    (manifest,) = [one for one in layout.children(index) if one.platform and one.platform.arch == arch]
+    return layout.children(manifest)[-1]
+
+
+def machine(layout: Layout, layer: Descriptor, path: str) -> str:
+    """The machine of a program, or of the first object in a static library."""
+    content = read_member(layout.blob(layer.digest), layer.media_type, path, limit=1 << 30)
+    assert content is not None, path
+    start = content.index(b"\x7fELF")
+    return str(ELFFile(io.BytesIO(content[start:]))["e_machine"])
+
+
+@pytest.mark.parametrize("arch", ["arm64", *AT_LENGTH])
+def test_support_for_another_machine_beside_this_one(arch: str, tmp_path: Path) -> None:
+    """Both in one index; a program that uses the other's libraries ran under the emulator."""
+    needs(arch)
+    both = ("--arch", f"amd64,{arch}", "--only", "support", *SOURCE)
+    built = toolchain("build", "llvm", *both, "--json")
+    assert built.code == 0, built.err
+    stages = built.json["stages"]
+    assert [stage["name"] for stage in stages] == ["base", "llvm", "sysroot", "llvm"]
+    checks = {check["name"]: check for check in stages[-1]["facts"]["contract"]["checks"]}
+    assert checks["support"]["detail"] == f"LLVMSupport 22.1.8 for {TRIPLE[arch]}-unknown-linux-gnu"
+    assert all(check["ok"] for check in checks.values())
+    published = toolchain("publish", f"oci:{tmp_path / 'out'}", "--stage", "llvm", *both, "--json")
+    assert published.code == 0, published.err
+    (row,) = published.json["published"]
+    layout = Layout(tmp_path / "out")
+    index = layout.resolve(row["digest"])
+    for one in ("amd64", arch):
+        layer = layer_of(layout, index, one)
+        for library in ("LLVMSupport", "LLVMDemangle"):
+            assert machine(layout, layer, f"{PREFIX}/lib/lib{library}.a") == ELF_MACHINE[one]
+    names = {
+        one: {file.path for file in layer_files(layout.blob(layer.digest), layer.media_type)}
+        for one in ("amd64", arch)
+        for layer in [layer_of(layout, index, one)]
+    }
+    assert names["amd64"] == names[arch], "a layer lacks what the other has"
+    assert toolchain("verify", f"oci:{tmp_path / 'out'}").code == 0
+    again = toolchain("build", "llvm", *both, "--json")
+    assert all(stage["reused"] for stage in again.json["stages"])
+    assert json.loads(again.out)["stages"][-1]["manifest"] == stages[-1]["manifest"]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("arch", ["arm64", "ppc64le", "s390x"])
+def test_table_generators_for_another_machine(arch: str, tmp_path: Path) -> None:
+    """They are programs of the other machine, and print a record under the emulator."""
+    needs(arch)
+    words = ("--arch", arch, "--only", "tablegen", *SOURCE)
+    built = toolchain("build", "llvm", *words, "--json")
+    assert built.code == 0, built.err
+    contract = built.json["stages"][-1]["facts"]["contract"]["checks"]
+    assert [(check["name"], check["ok"]) for check in contract] == [
+        ("llvm-tblgen", True),
+        ("mlir-tblgen", True),
+        ("paths", True),
+    ]
+    assert toolchain("publish", f"oci:{tmp_path}", "--stage", "llvm", *words).code == 0
+    layout = Layout(tmp_path)
+    ((_, index),) = [(name, one) for name, one in layout.refs().items() if "." not in name.rpartition("-")[2]]
+    for tool in ("llvm-tblgen", "mlir-tblgen"):
+        assert machine(layout, layer_of(layout, index, arch), f"{PREFIX}/bin/{tool}") == ELF_MACHINE[arch]
