@@ -71,7 +71,9 @@ def test_kernels_come_out_of_a_bundle_without_a_network(exported: Path, tmp_path
     base, _, kernels = built.json["stages"]
     assert base["reused"]
     assert not kernels["reused"]
-    assert kernels["facts"]["kernels"]["done"] == 2
+    # A limit takes whole clusters: at least so many, not exactly.
+    done = kernels["facts"]["kernels"]["done"]
+    assert done >= 2
     assert kernels["facts"]["kernels"]["failed"] == 0
     records = [json.loads(path.read_text()) for path in (cache / "records").glob("*.json")]
     (record,) = (one for one in records if one["stage"] == "kernels")
@@ -88,7 +90,7 @@ def test_kernels_come_out_of_a_bundle_without_a_network(exported: Path, tmp_path
     )
     unpack_tar(blob, tmp_path / "unpacked", strip=0)
     objects = list((tmp_path / "unpacked").rglob("*.hsaco"))
-    assert len(objects) == 2
+    assert len(objects) == done
     for path in objects:
         check_object(path, "gfx942")
 

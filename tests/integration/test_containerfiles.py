@@ -252,14 +252,15 @@ def llvm_source(folder: Path) -> Path:
 
 def workshop(tree: Path, *compilers: str) -> Path:
     """A stand-in for a base with compilers: its cmake and ninja write down what they are asked."""
-    with_programs(tree, "sh", "mkdir", "rm", "cat", "install")
+    with_programs(tree, "sh", "mkdir", "rm", "cat", "install", "uname", "tail", "find")
+    script(tree / "usr/bin/python3", ":")
     for name in compilers:
         script(tree / "usr/bin" / name, ":")
     script(tree / "usr/bin/cmake", 'for word in "$@"; do echo "$word"; done >/build/asked; : >/build/build.ninja')
     script(
         tree / "usr/bin/ninja",
         'case "$*" in *install-distribution*)\n'
-        '  mkdir -p "$DESTDIR$PREFIX/lib"; cat /build/asked >"$DESTDIR$PREFIX/lib/asked" ;;\n'
+        '  mkdir -p "$DESTDIR$PREFIX/lib" "$DESTDIR$PREFIX/include"; cat /build/asked >"$DESTDIR$PREFIX/lib/asked" ;;\n'
         "esac",
     )
     return tree
