@@ -250,6 +250,8 @@ def test_nothing_differs() -> None:
     assert differences(lock(), lock(sources=(wheel(),)), whole=False) == []
     assert "is not asked for" in differences(lock(), lock(sources=(wheel(),)), whole=True)[0]
     assert "is not asked for" in differences(lock(), lock(bases=()), whole=True)[0]
+    renamed = source(patches=tuple(dataclasses.replace(one, name="x") for one in source().patches))
+    assert differences(lock(), lock(sources=(renamed, wheel())), whole=True) == []
     # What is not in the store yet has no tree to compare.
     assert differences(lock(), lock(sources=(source(tree=""), wheel())), whole=True) == []
 
