@@ -128,8 +128,10 @@ if [ "$GOAL" = distribution ]; then
   python3 /recipe/llvm-config/archive_index.py "/out$PREFIX/lib"
   # Generated definitions are what the libraries were compiled from; whoever includes them again defines it all twice.
   # The headers for LLVM's own unit tests are of no use without the libraries for them, which are not here.
-  find "/out$PREFIX/include" \( -name '*.cpp.inc' -o -name IntrinsicImpl.inc \) -delete
-  rm -rf "/out$PREFIX/include/llvm/Testing"
+  if [ -d "/out$PREFIX/include" ]; then # a part of LLVM has none
+    find "/out$PREFIX/include" \( -name '*.cpp.inc' -o -name IntrinsicImpl.inc \) -delete
+    rm -rf "/out$PREFIX/include/llvm/Testing"
+  fi
 else
   mkdir -p "/out$PREFIX/bin"
   # This machine's own strip knows no other machine's programs.

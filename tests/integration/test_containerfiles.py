@@ -260,7 +260,7 @@ def workshop(tree: Path, *compilers: str) -> Path:
     script(
         tree / "usr/bin/ninja",
         'case "$*" in *install-distribution*)\n'
-        '  mkdir -p "$DESTDIR$PREFIX/lib" "$DESTDIR$PREFIX/include"; cat /build/asked >"$DESTDIR$PREFIX/lib/asked" ;;\n'
+        '  mkdir -p "$DESTDIR$PREFIX/lib"; cat /build/asked >"$DESTDIR$PREFIX/lib/asked" ;;\n'
         "esac",
     )
     return tree
