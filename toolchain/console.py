@@ -14,6 +14,8 @@ from rich.logging import RichHandler
 from toolchain.errors import ToolchainError
 
 err = Console(stderr=True, highlight=False, soft_wrap=True)
+_said: list[Any] = []
+"""What this command has printed as data; a command prints one document."""
 
 
 def interactive() -> bool:
@@ -40,8 +42,14 @@ def warn(text: str) -> None:
     err.print(f"{prefix}{text}", style="yellow", markup=False)
 
 
+def begin() -> None:
+    """A command begins: it has printed no data yet."""
+    _said.clear()
+
+
 def data(value: Any) -> None:
     """Print `value` as JSON on standard output."""
+    _said.append(value)
     sys.stdout.write(json.dumps(value, indent=2, sort_keys=False, ensure_ascii=False) + "\n")
     sys.stdout.flush()
 
@@ -53,14 +61,18 @@ def text(value: str) -> None:
 
 
 def failure(error: ToolchainError, *, as_json: bool) -> None:
-    """Show an expected error: for people on standard error, with `--json` also as data."""
+    """Show an expected error: for people on standard error, with `--json` also as data.
+
+    A command that has printed its result as data (what differed, what is not trusted) has told a script why it fails;
+    a second document would make the whole unreadable.
+    """
     prefix = "::error::" if os.environ.get("GITHUB_ACTIONS") else ""
     err.print(f"{prefix}{error.title}: {error.what}", style="bold red", markup=False)
     if error.why:
         err.print(f"  why: {error.why}", markup=False)
     if error.fix:
         err.print(f"  do:  {error.fix}", markup=False)
-    if as_json:
+    if as_json and not _said:
         data(error.as_json())
 
 

@@ -51,7 +51,6 @@ def call(env: dict[str, str], *words: str, cwd: Path | None = None) -> subproces
         (("build", "aotriton", "--aotriton", "0.11.1b", "--arch", "s390x"), 7, "aotriton is not built for s390x"),
         (("build", "kernels", "--arch", "ppc64le"), 7, "kernels is not built for ppc64le"),
         (("build", "llvm", "--arch", "arm64", "--base", "ubi9"), 7, "nothing is built for arm64 on base ubi9"),
-        (("build", "llvm", "--arch", "arm64", "--offline"), 18, "--offline"),
         (("reproduce", "--arch", "amd64,arm64"), 7, "2 architectures"),
         (("build", "llvm", "--source", "llvm"), 3, "NAME=VALUE"),
         (("build", "llvm", "--source", "gcc=/tmp"), 3, "unknown source 'gcc'"),
@@ -74,6 +73,16 @@ def test_bad_input(clean: dict[str, str], words: tuple[str, ...], code: int, say
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
     assert list(tmp_path.iterdir()) == [], "something was written"
+
+
+def test_a_base_that_is_not_here_is_not_made_offline(clean: dict[str, str], tmp_path: Path) -> None:
+    """It has begun by then, so the cache's own folders are there; but nothing in them can be taken for a base."""
+    done = call(clean, "build", "llvm", "--arch", "arm64", "--offline", cwd=tmp_path)
+    assert done.returncode == 18, done.stderr
+    assert "--offline" in done.stderr
+    assert done.stdout == ""
+    cache = Path(clean["TOOLCHAIN_CACHE"])
+    assert [path for path in cache.rglob("*") if path.is_file() and path.suffix not in {".lock", ".log"}] == []
 
 
 def test_a_tree_without_mlir(clean: dict[str, str], tmp_path: Path) -> None:

@@ -117,13 +117,14 @@ def handled(command: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(command)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        console.begin()
         try:
             return command(*args, **kwargs)
         except (ToolchainError, OSError) as error:
             told = _full_disk(error) or error
             if not isinstance(told, ToolchainError):
                 raise
-            console.failure(told, as_json=bool(kwargs.get("json_") or kwargs.get("json")))
+            console.failure(told, as_json=any(bool(kwargs.get(name)) for name in ("json_", "json", "as_json")))
             raise typer.Exit(told.code) from error
 
     return wrapper
