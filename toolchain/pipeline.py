@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PlanRow:
-    """A planned stage, the architecture its image is for, and whether its result is already here."""
+    """A planned stage, whether its result is already here, and what its image is for where that is not this machine
+    alone."""
 
     planned: Planned
     built: Built | None
@@ -78,7 +79,8 @@ def plan(request: Request, goal: str) -> list[PlanRow]:
             own = request_of(stage, one)
             planned = stage.plan(own, below)
             below[stage.name] = planned
-            row = PlanRow(planned, find(request.cache, planned), own.arch[0])
+            elsewhere = request.arch != (this_machine(),)
+            row = PlanRow(planned, find(request.cache, planned), own.arch[0] if elsewhere else "")
             if row not in rows:  # all architectures share this machine's base
                 rows.append(row)
     _within_lock(request, [row.planned for row in rows])

@@ -178,5 +178,5 @@ def test_the_part_says_that_it_is_one_and_was_proved(twice: Twice) -> None:
     labels = twice.layout.read_json(twice.layout.children(manifest)[0])["config"]["Labels"]
     assert labels["toolchain.partial"] == "LLVMDemangle and LLVMSupport only"
     row = toolchain("plan", "llvm", *OPTIONS, "--json").json["stages"][-1]
-    assert (row["image"], row["reused"], row["arch"]) == (IMAGE, True, "amd64")
+    assert (row["image"], row["reused"]) == (IMAGE, True)
     assert json.loads(json.dumps(row))["partial"] == labels["toolchain.partial"]
