@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from toolchain.digest import sha256_bytes
 from toolchain.errors import ContractError, KernelError, SourceError, UnsupportedError
 from toolchain.kernels.aks2 import read_aks2, read_archive
 from toolchain.kernels.bare import Archive, Cluster, parse_signature, read_plan
@@ -131,6 +132,59 @@ def test_an_unknown_gpu_is_refused(tmp_path: Path) -> None:
         read_plan(folder, tree_of(tmp_path / "t"), build=BUILD, source=SOURCE)
 
 
+def cut_manifest(folder: Path) -> None:
+    path = folder / "aks2/amd-gfx942/flash/attn/c1.nsv"
+    path.write_text(path.read_text().splitlines()[0] + "\n")
+
+
+def end_manifest_early(folder: Path) -> None:
+    path = folder / "aotriton.images/amd-gfx942/flash/attn.nsv"
+    path.write_text(path.read_text()[:-8])
+
+
+def lose_line(name: str) -> Callable[[Path], None]:
+    def lose(folder: Path) -> None:
+        lines = (folder / name).read_text().splitlines()
+        (folder / name).write_text("".join(f"{line}\n" for line in lines[1:]))
+
+    return lose
+
+
+def lose_member(folder: Path) -> None:
+    plan, manifest = folder / "Bare.flatzip", folder / "aotriton.images/amd-gfx942/flash/attn.nsv"
+    plan.write_text(plan.read_text().rpartition(";")[0] + "\n")
+    manifest.write_text(manifest.read_text().splitlines()[0] + "\n")
+
+
+def one_name_twice(folder: Path) -> None:
+    manifest = folder / "aotriton.images/amd-gfx942/flash/attn.nsv"
+    manifest.write_text(manifest.read_text().replace("F1", "F0"))
+
+
+def remove_manifest(folder: Path) -> None:
+    (folder / "aks2/amd-gfx942/flash/attn/c2.nsv").unlink()
+
+
+@pytest.mark.parametrize(
+    ("damage", "error"),
+    [
+        (cut_manifest, "name different files"),
+        (end_manifest_early, "name different files"),
+        (remove_manifest, "cannot read c2"),
+        (lose_line("Bare.compile"), "does not make"),
+        (lose_line("Bare.cluster"), "no cluster takes"),
+        (lose_line("Bare.flatzip"), "no archive takes"),
+        (lose_member, "no archive takes"),
+        (one_name_twice, "one name to two files"),
+    ],
+)
+def test_a_plan_with_holes_is_no_plan(tmp_path: Path, damage: Callable[[Path], None], error: str) -> None:
+    folder = plan_of(tmp_path / "p", {"c1": ["a", "b"], "c2": ["c"]})
+    damage(folder)
+    with pytest.raises(SourceError, match=error):
+        read_plan(folder, tree_of(tmp_path / "t"), build=BUILD, source=SOURCE)
+
+
 def test_one_object_planned_twice_differently_is_refused(tmp_path: Path) -> None:
     extra = f"d;p;{BUILD}/flash/a.hsaco;{SOURCE}/modules/flash/kernel/fwd.py;attn;8;1;1;gfx942;{SIGNATURE}\n"
     with pytest.raises(SourceError, match="twice, differently"):
@@ -149,12 +203,13 @@ def test_one_rule_under_two_names_is_refused(tmp_path: Path) -> None:
         )
 
 
-def aks2(*kernels: tuple[str, bytes]) -> bytes:
+def aks2(*kernels: tuple[str, bytes], launch: tuple[int, int] = (1024, 256)) -> bytes:
     """An .aks2 file, written by its form alone."""
     directory, blobs, offset = b"", b"", 0
     for name, content in kernels:
         raw = name.encode() + b"\0"
-        directory += struct.pack("<IIIII", 1024, 256, offset, len(content), len(raw)) + raw
+        values = launch if content else (0, 0)
+        directory += struct.pack("<IIIII", *values, offset, len(content), len(raw)) + raw
         blobs += content
         offset += len(content)
     head = struct.pack("<III", len(directory) + len(blobs), len(kernels), len(directory))
@@ -173,8 +228,10 @@ def test_aks2_is_read() -> None:
         (lambda data: b"AKS1" + data[4:], "not an AKS2 file"),
         (lambda data: data[:4] + struct.pack("<I", 7) + data[8:], "impossible sizes|another size"),
         (lambda data: data[:8] + struct.pack("<I", 9) + data[12:], "directory|outside"),
-        (lambda data: data[:30], "another size|does not unpack"),
-        (lambda data: data[:40] + b"\xff" * 8 + data[48:], "does not unpack|another size|outside|directory"),
+        (lambda data: data[:30], "ends early|does not unpack"),
+        (lambda data: data[:-4], "ends early"),
+        (lambda data: data + b"more", "goes on behind its end"),
+        (lambda data: data[:40] + b"\xff" * 8 + data[48:], "does not unpack|ends early|another size|outside|directory"),
     ],
 )
 def test_damaged_aks2_is_told(damage: Callable[[bytes], bytes], error: str) -> None:
@@ -186,6 +243,7 @@ def test_damaged_aks2_is_told(damage: Callable[[bytes], bytes], error: str) -> N
 def images(tmp_path: Path) -> tuple[Path, list[Cluster], list[Archive]]:
     (tmp_path / "flash").mkdir()
     (tmp_path / "flash/a.hsaco").write_bytes(b"object a")
+    (tmp_path / "flash/a.json").write_text('{"shared": 1024, "num_warps": 4, "warp_size": 64}')
     (tmp_path / "flash/b.hsaco").write_bytes(b"")
     cluster = Cluster("aks2/x/c1.aks2", "aks2/x/c1.nsv", (("flash/a.hsaco", "A"), ("flash/b.hsaco", "B")))
     archive = Archive("aotriton.images/attn.zip", "aotriton.images/attn.nsv", (("aks2/x/c1.aks2", "F"),))
@@ -194,15 +252,18 @@ def images(tmp_path: Path) -> tuple[Path, list[Cluster], list[Archive]]:
     return tmp_path, [cluster], [archive]
 
 
-def write_zip(build: Path, *entries: tuple[str, bytes]) -> None:
-    with zipfile.ZipFile(build / "aotriton.images/attn.zip", "w") as archive:
+A_SHA256 = sha256_bytes(b"object a").removeprefix("sha256:")
+
+
+def write_zip(build: Path, *entries: tuple[str, bytes], how: int = zipfile.ZIP_STORED) -> None:
+    with zipfile.ZipFile(build / "aotriton.images/attn.zip", "w", how) as archive:
         for name, content in entries:
             archive.writestr(name, content)
 
 
 def test_images_that_hold_what_was_compiled_pass(images: tuple[Path, list[Cluster], list[Archive]]) -> None:
     build, clusters, archives = images
-    check_images(build, clusters, archives, {"flash/a.hsaco": "sha"})
+    check_images(build, clusters, archives, {"flash/a.hsaco": A_SHA256})
     assert [name for name, _ in read_archive(build / archives[0].path)] == ["F"]
 
 
@@ -214,6 +275,8 @@ def test_images_that_hold_what_was_compiled_pass(images: tuple[Path, list[Cluste
         [("F", aks2(("B", b""), ("A", b"object a")))],
         [("G", aks2(("A", b"object a"), ("B", b"")))],
         [("F", aks2(("A", b""), ("B", b"")))],
+        [("F", aks2(("A", b"object a"), ("B", b""), launch=(1024, 128)))],
+        [("F", aks2(("A", b"object a"), ("B", b""), launch=(512, 256)))],
     ],
 )
 def test_images_that_hold_something_else_are_refused(
@@ -222,7 +285,31 @@ def test_images_that_hold_something_else_are_refused(
     build, clusters, archives = images
     write_zip(build, *entries)
     with pytest.raises(ContractError):
-        check_images(build, clusters, archives, {"flash/a.hsaco": "sha"})
+        check_images(build, clusters, archives, {"flash/a.hsaco": A_SHA256})
+
+
+def test_an_object_that_was_changed_before_it_was_packed_is_refused(
+    images: tuple[Path, list[Cluster], list[Archive]],
+) -> None:
+    build, clusters, archives = images
+    (build / "flash/a.hsaco").write_bytes(b"object b")
+    write_zip(build, ("F", aks2(("A", b"object b"), ("B", b""))))
+    with pytest.raises(ContractError, match="changed since it was compiled"):
+        check_images(build, clusters, archives, {"flash/a.hsaco": A_SHA256})
+
+
+def test_an_archive_that_the_loader_would_not_read_is_refused(
+    images: tuple[Path, list[Cluster], list[Archive]],
+) -> None:
+    build, clusters, archives = images
+    content = aks2(("A", b"object a"), ("B", b""))
+    write_zip(build, ("F", content), how=zipfile.ZIP_DEFLATED)
+    with pytest.raises(KernelError, match="compressed"):
+        check_images(build, clusters, archives, {"flash/a.hsaco": A_SHA256})
+    with pytest.warns(UserWarning, match="Duplicate name"):
+        write_zip(build, ("F", aks2(("A", b"object x"))), ("F", content))
+    with pytest.raises(KernelError, match="one name twice"):
+        check_images(build, clusters, archives, {"flash/a.hsaco": A_SHA256})
 
 
 def test_an_empty_object_that_counts_as_compiled_is_refused(
@@ -230,7 +317,7 @@ def test_an_empty_object_that_counts_as_compiled_is_refused(
 ) -> None:
     build, clusters, archives = images
     with pytest.raises(ContractError, match="B is not what was compiled"):
-        check_images(build, clusters, archives, {"flash/a.hsaco": "sha", "flash/b.hsaco": "sha"})
+        check_images(build, clusters, archives, {"flash/a.hsaco": A_SHA256, "flash/b.hsaco": "sha"})
 
 
 def entry(out: str, status: str, sha256: str = "") -> Entry:

@@ -12,6 +12,7 @@ from subprocess import Popen
 from typing import Any
 
 from toolchain import recipe
+from toolchain.digest import sha256_bytes
 from toolchain.errors import ContractError
 from toolchain.kernels.aks2 import read_archive
 from toolchain.kernels.bare import Archive, BarePlan, Cluster
@@ -203,10 +204,11 @@ def packed(plan: BarePlan, clusters: Sequence[Cluster]) -> list[Archive]:
 def check_images(
     build: Path, clusters: Sequence[Cluster], archives: Sequence[Archive], good: Mapping[str, str]
 ) -> None:
-    """Read the archives back: every kernel that was compiled is in them, byte for byte, and nothing else is.
+    """Read the archives back: every kernel that was compiled is in them, byte for byte, with what the loader launches it
+    with, and nothing else is.
 
     Args:
-        good: the objects that were compiled, by path below `build`; the others must be empty.
+        good: SHA-256 (64 hex digits) of the objects that were compiled, by path below `build`; the others must be empty.
 
     Raises:
         ContractError: with the first difference.
@@ -222,6 +224,21 @@ def check_images(
             if [one.name for one in kernels] != list(wanted):
                 raise ContractError(f"{archive.path}: {name} holds other kernels than were compiled")
             for one in kernels:
-                content = (build / wanted[one.name]).read_bytes()
-                if one.content != content or bool(content) != (wanted[one.name] in good):
+                path = wanted[one.name]
+                content = (build / path).read_bytes()
+                if one.content != content or bool(content) != (path in good):
                     raise ContractError(f"{archive.path}: {one.name} is not what was compiled")
+                if content and f"sha256:{good[path]}" != sha256_bytes(content):
+                    raise ContractError(f"{path} has changed since it was compiled")
+                launch = _launch(build / path) if content else (0, 0)
+                if (one.shared, one.threads) != launch:
+                    raise ContractError(
+                        f"{archive.path}: {one.name} would be launched with other values than it was compiled for",
+                        why=f"shared memory and threads {one.shared}, {one.threads} instead of {launch[0]}, {launch[1]}",
+                    )
+
+
+def _launch(path: Path) -> tuple[int, int]:
+    """Shared memory in bytes and threads of a block, from the JSON beside an object."""
+    told = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+    return int(told["shared"]), int(told["num_warps"]) * int(told["warp_size"])
