@@ -7,7 +7,7 @@ import re
 import shutil
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +96,7 @@ class TritonSourceStage:
         _require(source)
         check_llvm(shop, below["llvm"])
         intake, findings = take_in("triton", source.path, request)
+        planned = replace(planned, binaries=intake.binaries(planned.binaries))
         llvm = shop.image(below["llvm"])
         out = shop.build(
             Recipe(
