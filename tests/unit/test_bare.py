@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import lzma
 import re
 import struct
+import subprocess
+import sys
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -320,14 +323,14 @@ def test_an_empty_object_that_counts_as_compiled_is_refused(
         check_images(build, clusters, archives, {"flash/a.hsaco": A_SHA256, "flash/b.hsaco": "sha"})
 
 
-def entry(out: str, status: str, sha256: str = "") -> Entry:
+def entry(out: str, status: str, sha256: str = "", reason: str = "TypeError: boom\nbecause") -> Entry:
     return Entry(
-        id=out, kernel="attn", target="gfx942", out=out, cluster="c", status=status, reason="boom", sha256=sha256
+        id=out, kernel="attn", target="gfx942", out=out, cluster="c", status=status, reason=reason, sha256=sha256
     )
 
 
-def answer(sha256: str = "") -> dict[str, object]:
-    return {"sha256": sha256, "size": len(sha256)}
+def answer(sha256: str = "", *, code: int = 0, status: str = "", error: str = "") -> dict[str, object]:
+    return {"sha256": sha256, "size": len(sha256), "code": code, "status": status, "error": error, "reason": "said"}
 
 
 def test_upstreams_script_is_given_the_signature_it_wrote(tmp_path: Path) -> None:
@@ -342,20 +345,63 @@ def test_upstreams_script_is_given_the_signature_it_wrote(tmp_path: Path) -> Non
     )
 
 
+BOOM = answer(code=1, error="TypeError: boom")
+
+
 def test_the_same_bytes_and_the_same_failures_pass() -> None:
-    found = compare([entry("a", "done", "ff")], [entry("b", "failed")], {"a": answer("ff"), "b": answer()})
+    found = compare([entry("a", "done", "ff")], [entry("b", "failed")], {"a": answer("ff"), "b": BOOM})
     assert found == {"sampled": 1, "equal": 1, "failures": 1, "alike": 1}
 
 
 @pytest.mark.parametrize(
     ("answers", "told"),
     [
-        ({"a": answer("ee"), "b": answer()}, "a: ff here, ee by upstream"),
-        ({"a": answer(), "b": answer()}, "a: ff here, nothing by upstream"),
-        ({"a": answer("ff"), "b": answer("dd")}, r"b failed here \(boom\)"),
+        ({"a": answer("ee"), "b": BOOM}, "a: ff here, ee by upstream"),
+        ({"a": answer(), "b": BOOM}, "a: ff here, nothing by upstream"),
+        ({"a": answer("ff"), "b": answer("dd")}, r"b failed here \(TypeError: boom\), an object there"),
     ],
 )
 def test_other_bytes_and_a_failure_of_our_own_are_told(answers: dict[str, dict[str, object]], told: str) -> None:
     with pytest.raises(ContractError) as caught:
         compare([entry("a", "done", "ff")], [entry("b", "failed")], answers)
     assert re.search(told, caught.value.why)
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "there", "alike"),
+    [
+        ("failed", "TypeError: boom", answer(code=1, error="TypeError: boom"), True),
+        ("failed", "a.b.CompilationError: at 1:2:\nx", answer(code=1, error="a.b.CompilationError: at 1:2:"), True),
+        # The script did not come so far as to compile.
+        ("failed", "TypeError: boom", answer(code=2), False),
+        ("failed", "TypeError: boom", answer(code=1, error="ModuleNotFoundError: No module named 'triton'"), False),
+        ("failed", "the worker was ended by SIGABRT\nLLVM ERROR", answer(code=-6), True),
+        ("failed", "the worker was ended by SIGABRT\nLLVM ERROR", answer(code=1, error="OSError: no"), False),
+        ("failed", "the worker exited with 3", answer(code=3), True),
+        ("failed", "the worker exited with 3", answer(code=1), False),
+        ("failed", "the file is empty", answer(), True),
+        ("failed", "the file is empty", answer(code=1, error="TypeError: boom"), False),
+        ("timeout", "no result after 3 s", answer(status="Timeout"), True),
+        ("timeout", "no result after 3 s", answer(status="Exception"), False),
+    ],
+)
+def test_only_the_same_failure_is_alike(status: str, reason: str, there: dict[str, object], alike: bool) -> None:
+    bad = [entry("b", status, reason=reason)]
+    if alike:
+        assert compare([], bad, {"b": there})["alike"] == 1
+    else:
+        with pytest.raises(ContractError, match="1 of 1 failures do not fail alike"):
+            compare([], bad, {"b": there})
+
+
+def test_what_ended_upstreams_script_is_found_in_what_it_said(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "try:\n    raise KeyError('inner')\nexcept KeyError as e:\n    raise ValueError('first\\nerror: more') from e\n"
+    )
+    job = {"script": str(script), "jobs": 1, "rules": [{"id": "x", "arguments": [], "timeout": 0}]}
+    (tmp_path / "job.json").write_text(json.dumps(job))
+    upstream = Path(__file__).resolve().parents[2] / "aotriton/upstream.py"
+    done = subprocess.run([sys.executable, upstream, tmp_path / "job.json"], capture_output=True, text=True, check=True)
+    told = json.loads(done.stdout)
+    assert (told["code"], told["error"], told["size"]) == (1, "ValueError: first", 0)

@@ -65,6 +65,11 @@ class CampaignResult:
         return tuple(entry for entry in self.entries if entry.status == TIMEOUT)
 
     @property
+    def bad(self) -> tuple[Entry, ...]:
+        """Rules that have no object."""
+        return self.failed + self.timed_out
+
+    @property
     def objects(self) -> dict[str, str]:
         """SHA-256 by path below the output folder."""
         return {entry.out: entry.sha256 for entry in self.done}
@@ -169,7 +174,7 @@ def run_campaign(
     result = CampaignResult(
         entries=ledger.entries(wanted), skipped=skipped, partial=partial, about=executor.about() if todo else {}
     )
-    bad = result.failed + result.timed_out
+    bad = result.bad
     if len(result.entries) != len(wanted):
         raise AssertionError("a rule without an entry")
     if bad and not keep_going:
