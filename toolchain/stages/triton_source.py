@@ -268,9 +268,9 @@ def lit_totals(path: Path) -> dict[str, Any]:
         failure = next((found for found in map(case.find, ("failure", "error")) if found is not None), None)
         left = case.find("skipped")
         if failure is not None:
-            failures[name] = _why(failure.text or failure.get("message", ""))
+            failures[name] = _why(failure.text or failure.get("message") or "")
         elif left is not None:
-            skipped[name] = left.get("message", "") or (left.text or "").strip()
+            skipped[name] = (left.get("message") or left.text or "").strip()
     return {
         "tests": len(cases),
         "passed": len(cases) - len(failures) - len(skipped),
