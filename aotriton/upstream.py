@@ -3,8 +3,9 @@
     upstream.py JOB
 
 JOB is a JSON file: `{"script": PATH, "jobs": N, "rules": [{"id", "arguments": [...], "timeout": minutes or 0}]}`.
-For each rule one JSON line: `{"id", "code", "status", "sha256", "size", "reason"}`: the exit code, the `compile_status`
-of the JSON it wrote, the object's digest and size, and the last lines it said. Standard library alone.
+For each rule one JSON line: `{"id", "code", "status", "sha256", "size", "error", "reason"}`: the exit code (negative
+for a signal), the `compile_status` of the JSON it wrote, the object's digest and size, the exception as Python's last
+traceback names it, and the last lines it said. Standard library alone.
 """
 
 from __future__ import annotations
@@ -21,6 +22,14 @@ from typing import Any
 
 # As in upstream's build, and without line information as in ours: it would hold the folder of the sources.
 ENVIRONMENT = {"TRITON_F32_DEFAULT": "ieee", "TRITON_STORE_BINARY_ONLY": "1", "TRITON_DISABLE_LINE_INFO": "1"}
+
+
+def error_of(said: str) -> str:
+    """The first line of the exception that ended a Python program, from what it said; empty when none did."""
+    lines = said.splitlines()
+    starts = [number for number, line in enumerate(lines) if line == "Traceback (most recent call last):"]
+    behind = lines[starts[-1] + 1 :] if starts else []
+    return next((line for line in behind if line and not line[0].isspace()), "")[:500]
 
 
 def compile_one(script: str, rule: dict[str, Any]) -> dict[str, Any]:
@@ -47,6 +56,7 @@ def compile_one(script: str, rule: dict[str, Any]) -> dict[str, Any]:
             "status": status,
             "sha256": hashlib.sha256(code).hexdigest() if code else "",
             "size": len(code),
+            "error": error_of(done.stdout),
             "reason": "\n".join(done.stdout.strip().splitlines()[-5:])[:2000],
         }
 

@@ -82,6 +82,11 @@ for line in sys.stdin:
         (here / "died").touch()
         print("LLVM ERROR: out of registers", file=sys.stderr, flush=True)
         os.kill(os.getpid(), signal.SIGABRT)
+    elif kernel == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif kernel == "starved":
+        why = "RuntimeError: lld failed\\nbecause OSError: [Errno 28] No space left on device"
+        answer.update(status="failed", reason=why)
     elif kernel == "hangs":
         out = pathlib.Path(task["out"])
         out.parent.mkdir(parents=True, exist_ok=True)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import re
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,9 +17,11 @@ from toolchain.oci.image import platform_of
 from toolchain.oci.layout import Layout
 from toolchain.settings import EPOCH, Cache, Request
 from toolchain.sources.unpack import unpack_tar
+from toolchain.stages.base import base_label
 from toolchain.stages.stage import Built
-from toolchain.stages.wheels import in_store, place
+from toolchain.stages.wheels import in_store
 
+_OF_A_TREE = re.compile(r"-tree[0-9a-f]{8}-")
 # llvm-<id>-<os>-<arch>
 _ARCH = {"amd64": "x64"}
 
@@ -78,8 +83,13 @@ def _wheels(request: Request, built: Built, folder: Path) -> list[Path]:
                 fix="delete the record of this stage and build it again, without --reuse-from",
             )
         out = folder / wheel["file"]
-        out.unlink(missing_ok=True)
-        place(kept, out)
+        # A copy: who edits the file in place must not edit the store with it. Under its name only once it is whole.
+        partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
+        try:
+            shutil.copyfile(kept, partial)
+            partial.replace(out)
+        finally:
+            partial.unlink(missing_ok=True)
         written.append(out)
     return written
 
@@ -87,24 +97,27 @@ def _wheels(request: Request, built: Built, folder: Path) -> list[Path]:
 def _aotriton(request: Request, built: Built, folder: Path) -> list[Path]:
     """The library as `aotriton-<git12>-<base>_<machine>-hip<minor>-shared.tar.gz`, and one archive for each image pack.
 
-    The platform is the base that it was built on, never a manylinux that nobody checked. A part, and images with
-    kernels that are known bad, say so in their names.
+    The platform is the base that it was built on, never a manylinux that nobody checked. A part, a pack that lacks GPUs
+    of its family, and images with kernels that are known bad say so in their names. What was made from a checkout is
+    named `tree<12>` after its content: those digits are no commit's.
     """
     facts = built.facts
-    short = str(facts["sha1"])[:12]
+    short = ("tree" if _OF_A_TREE.search(built.planned.image) else "") + str(facts["sha1"])[:12]
     hip = ".".join(str(facts["hip"]).split(".")[:2]) or "unknown"
-    base = built.planned.image.rpartition("-")[2]
+    base = base_label(request)
     runtime = (
         folder / f"aotriton-{short}-{base}_{machine_of(_platform(request.cache, built)).kernel}-hip{hip}-shared.tar.gz"
     )
     counts = facts["kernels"]
     bad = int(counts["failed"]) + int(counts["timed_out"])
-    kind = "images" + ("-partial" if "partial" in built.planned.image else "") + (f"-knownbad{bad}" if bad else "")
+    part = built.planned.image.startswith("aotriton-partial-")
     written = [runtime]
     with _tree(request.cache, built) as tree:
         prefix = tree / str(facts["prefix"]).lstrip("/")
         write_tar_gz(prefix, runtime, top="aotriton", epoch=EPOCH, exclude=("lib/aotriton.images",))
         for pack in facts["packs"]:
+            kind = "images" + ("-partial" if part or pack in facts.get("lacking", {}) else "")
+            kind += f"-knownbad{bad}" if bad else ""
             out = folder / f"aotriton-{short}-{kind}-{pack}.tar.gz"
             others = tuple(
                 f"lib/aotriton.images/{one.name}"

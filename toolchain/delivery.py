@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -123,8 +123,12 @@ def _deliver(cache: Cache, image: str, images: Sequence[_One], dest: Target, sig
         registry = stack.enter_context(Registry(target.host)) if isinstance(target, RegistryRef) else None
         done: Published = publish(layout, index, target, tags, registry=registry)
         attached: list[AttachedEvidence] = []
+        # Known-bad kernels, for one, show when the work is done and not in the plan.
+        partial: set[str] = set()
         for one, manifest in zip(images, manifests, strict=True):
-            material = collect(cache, read_record(cache, one.built.input_digest), one.plan)
+            record = read_record(cache, one.built.input_digest)
+            partial.add(str(record.get("partial", "")) or planned.partial)
+            material = collect(cache, record, one.plan)
             attached.append(
                 attach_evidence(
                     material, layout, manifest, index, target, signer=signer, registry=registry, scratch=cache.work
@@ -132,7 +136,11 @@ def _deliver(cache: Cache, image: str, images: Sequence[_One], dest: Target, sig
             )
     refs = tuple(str(target.at(tag=tag)) for tag in tags)
     evidence = replace(attached[0], pushed_bytes=sum(part.pushed_bytes for part in attached))
-    return Delivered(image, refs, done.digest, done.pushed_bytes, done.skipped_bytes, planned.partial, evidence)
+    return Delivered(image, refs, done.digest, done.pushed_bytes, done.skipped_bytes, _joined(partial), evidence)
+
+
+def _joined(told: Set[str]) -> str:
+    return "; ".join(sorted(told - {""}))
 
 
 def _compressed(cache: Cache, layout: Layout, built: Built) -> Descriptor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tarfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,20 @@ def test_a_part_and_known_bad_kernels_show_in_the_name(
     assert write_archives(request_, [aotriton(request_, image, kernels)], tmp_path)[2].name == name
 
 
+def test_a_pack_that_lacks_gpus_of_its_family_shows_it_in_its_name(request_: Request, tmp_path: Path) -> None:
+    one = aotriton(request_, "aotriton-30ae9671-debian13", GOOD)
+    one = replace(one, facts={**one.facts, "lacking": {"amd-gfx110x": ["gfx1101"]}})
+    assert [path.name for path in write_archives(request_, [one], tmp_path)][1:] == [
+        "aotriton-30ae96716b3e-images-partial-amd-gfx110x.tar.gz",
+        "aotriton-30ae96716b3e-images-amd-gfx942.tar.gz",
+    ]
+
+
+def test_a_checkout_has_no_commit_in_its_name(request_: Request, tmp_path: Path) -> None:
+    paths = write_archives(request_, [aotriton(request_, "aotriton-tree30ae9671-debian13", GOOD)], tmp_path)
+    assert paths[2].name == "aotriton-tree30ae96716b3e-images-amd-gfx942.tar.gz"
+
+
 def test_a_wheel_of_our_own_is_written_and_one_of_the_index_is_not(request_: Request, tmp_path: Path) -> None:
     wheel = tmp_path / "triton-3.6.0-cp313-cp313-linux_x86_64.whl"
     wheel.write_bytes(b"wheel")
@@ -136,6 +151,9 @@ def test_a_wheel_of_our_own_is_written_and_one_of_the_index_is_not(request_: Req
     store.add_file(wheel, digest, name=wheel.name)
     (path,) = write_archives(request_, [one], tmp_path / "out")
     assert (path.name, path.read_bytes()) == (wheel.name, b"wheel")
+    path.write_bytes(b"edited in place")
+    (path,) = write_archives(request_, [one], tmp_path / "out")
+    assert path.read_bytes() == b"wheel", "the store keeps its own"
     of_index = built(request_, "triton", "triton-wheel-3.7.1-debian13", {"usr/lib/x": "x"}, {"wheel_bytes": 5})
     assert write_archives(request_, [of_index], tmp_path / "out") == []
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import lzma
 import re
 import struct
+import subprocess
+import sys
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
+from toolchain.digest import sha256_bytes
 from toolchain.errors import ContractError, KernelError, SourceError, UnsupportedError
 from toolchain.kernels.aks2 import read_aks2, read_archive
 from toolchain.kernels.bare import Archive, Cluster, parse_signature, read_plan
@@ -131,6 +135,59 @@ def test_an_unknown_gpu_is_refused(tmp_path: Path) -> None:
         read_plan(folder, tree_of(tmp_path / "t"), build=BUILD, source=SOURCE)
 
 
+def cut_manifest(folder: Path) -> None:
+    path = folder / "aks2/amd-gfx942/flash/attn/c1.nsv"
+    path.write_text(path.read_text().splitlines()[0] + "\n")
+
+
+def end_manifest_early(folder: Path) -> None:
+    path = folder / "aotriton.images/amd-gfx942/flash/attn.nsv"
+    path.write_text(path.read_text()[:-8])
+
+
+def lose_line(name: str) -> Callable[[Path], None]:
+    def lose(folder: Path) -> None:
+        lines = (folder / name).read_text().splitlines()
+        (folder / name).write_text("".join(f"{line}\n" for line in lines[1:]))
+
+    return lose
+
+
+def lose_member(folder: Path) -> None:
+    plan, manifest = folder / "Bare.flatzip", folder / "aotriton.images/amd-gfx942/flash/attn.nsv"
+    plan.write_text(plan.read_text().rpartition(";")[0] + "\n")
+    manifest.write_text(manifest.read_text().splitlines()[0] + "\n")
+
+
+def one_name_twice(folder: Path) -> None:
+    manifest = folder / "aotriton.images/amd-gfx942/flash/attn.nsv"
+    manifest.write_text(manifest.read_text().replace("F1", "F0"))
+
+
+def remove_manifest(folder: Path) -> None:
+    (folder / "aks2/amd-gfx942/flash/attn/c2.nsv").unlink()
+
+
+@pytest.mark.parametrize(
+    ("damage", "error"),
+    [
+        (cut_manifest, "name different files"),
+        (end_manifest_early, "name different files"),
+        (remove_manifest, "cannot read c2"),
+        (lose_line("Bare.compile"), "does not make"),
+        (lose_line("Bare.cluster"), "no cluster takes"),
+        (lose_line("Bare.flatzip"), "no archive takes"),
+        (lose_member, "no archive takes"),
+        (one_name_twice, "one name to two files"),
+    ],
+)
+def test_a_plan_with_holes_is_no_plan(tmp_path: Path, damage: Callable[[Path], None], error: str) -> None:
+    folder = plan_of(tmp_path / "p", {"c1": ["a", "b"], "c2": ["c"]})
+    damage(folder)
+    with pytest.raises(SourceError, match=error):
+        read_plan(folder, tree_of(tmp_path / "t"), build=BUILD, source=SOURCE)
+
+
 def test_one_object_planned_twice_differently_is_refused(tmp_path: Path) -> None:
     extra = f"d;p;{BUILD}/flash/a.hsaco;{SOURCE}/modules/flash/kernel/fwd.py;attn;8;1;1;gfx942;{SIGNATURE}\n"
     with pytest.raises(SourceError, match="twice, differently"):
@@ -149,12 +206,13 @@ def test_one_rule_under_two_names_is_refused(tmp_path: Path) -> None:
         )
 
 
-def aks2(*kernels: tuple[str, bytes]) -> bytes:
+def aks2(*kernels: tuple[str, bytes], launch: tuple[int, int] = (1024, 256)) -> bytes:
     """An .aks2 file, written by its form alone."""
     directory, blobs, offset = b"", b"", 0
     for name, content in kernels:
         raw = name.encode() + b"\0"
-        directory += struct.pack("<IIIII", 1024, 256, offset, len(content), len(raw)) + raw
+        values = launch if content else (0, 0)
+        directory += struct.pack("<IIIII", *values, offset, len(content), len(raw)) + raw
         blobs += content
         offset += len(content)
     head = struct.pack("<III", len(directory) + len(blobs), len(kernels), len(directory))
@@ -173,8 +231,10 @@ def test_aks2_is_read() -> None:
         (lambda data: b"AKS1" + data[4:], "not an AKS2 file"),
         (lambda data: data[:4] + struct.pack("<I", 7) + data[8:], "impossible sizes|another size"),
         (lambda data: data[:8] + struct.pack("<I", 9) + data[12:], "directory|outside"),
-        (lambda data: data[:30], "another size|does not unpack"),
-        (lambda data: data[:40] + b"\xff" * 8 + data[48:], "does not unpack|another size|outside|directory"),
+        (lambda data: data[:30], "ends early|does not unpack"),
+        (lambda data: data[:-4], "ends early"),
+        (lambda data: data + b"more", "goes on behind its end"),
+        (lambda data: data[:40] + b"\xff" * 8 + data[48:], "does not unpack|ends early|another size|outside|directory"),
     ],
 )
 def test_damaged_aks2_is_told(damage: Callable[[bytes], bytes], error: str) -> None:
@@ -186,6 +246,7 @@ def test_damaged_aks2_is_told(damage: Callable[[bytes], bytes], error: str) -> N
 def images(tmp_path: Path) -> tuple[Path, list[Cluster], list[Archive]]:
     (tmp_path / "flash").mkdir()
     (tmp_path / "flash/a.hsaco").write_bytes(b"object a")
+    (tmp_path / "flash/a.json").write_text('{"shared": 1024, "num_warps": 4, "warp_size": 64}')
     (tmp_path / "flash/b.hsaco").write_bytes(b"")
     cluster = Cluster("aks2/x/c1.aks2", "aks2/x/c1.nsv", (("flash/a.hsaco", "A"), ("flash/b.hsaco", "B")))
     archive = Archive("aotriton.images/attn.zip", "aotriton.images/attn.nsv", (("aks2/x/c1.aks2", "F"),))
@@ -194,15 +255,18 @@ def images(tmp_path: Path) -> tuple[Path, list[Cluster], list[Archive]]:
     return tmp_path, [cluster], [archive]
 
 
-def write_zip(build: Path, *entries: tuple[str, bytes]) -> None:
-    with zipfile.ZipFile(build / "aotriton.images/attn.zip", "w") as archive:
+A_SHA256 = sha256_bytes(b"object a").removeprefix("sha256:")
+
+
+def write_zip(build: Path, *entries: tuple[str, bytes], how: int = zipfile.ZIP_STORED) -> None:
+    with zipfile.ZipFile(build / "aotriton.images/attn.zip", "w", how) as archive:
         for name, content in entries:
             archive.writestr(name, content)
 
 
 def test_images_that_hold_what_was_compiled_pass(images: tuple[Path, list[Cluster], list[Archive]]) -> None:
     build, clusters, archives = images
-    check_images(build, clusters, archives, {"flash/a.hsaco": "sha"})
+    check_images(build, clusters, archives, {"flash/a.hsaco": A_SHA256})
     assert [name for name, _ in read_archive(build / archives[0].path)] == ["F"]
 
 
@@ -214,6 +278,8 @@ def test_images_that_hold_what_was_compiled_pass(images: tuple[Path, list[Cluste
         [("F", aks2(("B", b""), ("A", b"object a")))],
         [("G", aks2(("A", b"object a"), ("B", b"")))],
         [("F", aks2(("A", b""), ("B", b"")))],
+        [("F", aks2(("A", b"object a"), ("B", b""), launch=(1024, 128)))],
+        [("F", aks2(("A", b"object a"), ("B", b""), launch=(512, 256)))],
     ],
 )
 def test_images_that_hold_something_else_are_refused(
@@ -222,7 +288,31 @@ def test_images_that_hold_something_else_are_refused(
     build, clusters, archives = images
     write_zip(build, *entries)
     with pytest.raises(ContractError):
-        check_images(build, clusters, archives, {"flash/a.hsaco": "sha"})
+        check_images(build, clusters, archives, {"flash/a.hsaco": A_SHA256})
+
+
+def test_an_object_that_was_changed_before_it_was_packed_is_refused(
+    images: tuple[Path, list[Cluster], list[Archive]],
+) -> None:
+    build, clusters, archives = images
+    (build / "flash/a.hsaco").write_bytes(b"object b")
+    write_zip(build, ("F", aks2(("A", b"object b"), ("B", b""))))
+    with pytest.raises(ContractError, match="changed since it was compiled"):
+        check_images(build, clusters, archives, {"flash/a.hsaco": A_SHA256})
+
+
+def test_an_archive_that_the_loader_would_not_read_is_refused(
+    images: tuple[Path, list[Cluster], list[Archive]],
+) -> None:
+    build, clusters, archives = images
+    content = aks2(("A", b"object a"), ("B", b""))
+    write_zip(build, ("F", content), how=zipfile.ZIP_DEFLATED)
+    with pytest.raises(KernelError, match="compressed"):
+        check_images(build, clusters, archives, {"flash/a.hsaco": A_SHA256})
+    with pytest.warns(UserWarning, match="Duplicate name"):
+        write_zip(build, ("F", aks2(("A", b"object x"))), ("F", content))
+    with pytest.raises(KernelError, match="one name twice"):
+        check_images(build, clusters, archives, {"flash/a.hsaco": A_SHA256})
 
 
 def test_an_empty_object_that_counts_as_compiled_is_refused(
@@ -230,17 +320,17 @@ def test_an_empty_object_that_counts_as_compiled_is_refused(
 ) -> None:
     build, clusters, archives = images
     with pytest.raises(ContractError, match="B is not what was compiled"):
-        check_images(build, clusters, archives, {"flash/a.hsaco": "sha", "flash/b.hsaco": "sha"})
+        check_images(build, clusters, archives, {"flash/a.hsaco": A_SHA256, "flash/b.hsaco": "sha"})
 
 
-def entry(out: str, status: str, sha256: str = "") -> Entry:
+def entry(out: str, status: str, sha256: str = "", reason: str = "TypeError: boom\nbecause") -> Entry:
     return Entry(
-        id=out, kernel="attn", target="gfx942", out=out, cluster="c", status=status, reason="boom", sha256=sha256
+        id=out, kernel="attn", target="gfx942", out=out, cluster="c", status=status, reason=reason, sha256=sha256
     )
 
 
-def answer(sha256: str = "") -> dict[str, object]:
-    return {"sha256": sha256, "size": len(sha256)}
+def answer(sha256: str = "", *, code: int = 0, status: str = "", error: str = "") -> dict[str, object]:
+    return {"sha256": sha256, "size": len(sha256), "code": code, "status": status, "error": error, "reason": "said"}
 
 
 def test_upstreams_script_is_given_the_signature_it_wrote(tmp_path: Path) -> None:
@@ -255,20 +345,63 @@ def test_upstreams_script_is_given_the_signature_it_wrote(tmp_path: Path) -> Non
     )
 
 
+BOOM = answer(code=1, error="TypeError: boom")
+
+
 def test_the_same_bytes_and_the_same_failures_pass() -> None:
-    found = compare([entry("a", "done", "ff")], [entry("b", "failed")], {"a": answer("ff"), "b": answer()})
+    found = compare([entry("a", "done", "ff")], [entry("b", "failed")], {"a": answer("ff"), "b": BOOM})
     assert found == {"sampled": 1, "equal": 1, "failures": 1, "alike": 1}
 
 
 @pytest.mark.parametrize(
     ("answers", "told"),
     [
-        ({"a": answer("ee"), "b": answer()}, "a: ff here, ee by upstream"),
-        ({"a": answer(), "b": answer()}, "a: ff here, nothing by upstream"),
-        ({"a": answer("ff"), "b": answer("dd")}, r"b failed here \(boom\)"),
+        ({"a": answer("ee"), "b": BOOM}, "a: ff here, ee by upstream"),
+        ({"a": answer(), "b": BOOM}, "a: ff here, nothing by upstream"),
+        ({"a": answer("ff"), "b": answer("dd")}, r"b failed here \(TypeError: boom\), an object there"),
     ],
 )
 def test_other_bytes_and_a_failure_of_our_own_are_told(answers: dict[str, dict[str, object]], told: str) -> None:
     with pytest.raises(ContractError) as caught:
         compare([entry("a", "done", "ff")], [entry("b", "failed")], answers)
     assert re.search(told, caught.value.why)
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "there", "alike"),
+    [
+        ("failed", "TypeError: boom", answer(code=1, error="TypeError: boom"), True),
+        ("failed", "a.b.CompilationError: at 1:2:\nx", answer(code=1, error="a.b.CompilationError: at 1:2:"), True),
+        # The script did not come so far as to compile.
+        ("failed", "TypeError: boom", answer(code=2), False),
+        ("failed", "TypeError: boom", answer(code=1, error="ModuleNotFoundError: No module named 'triton'"), False),
+        ("failed", "the worker was ended by SIGABRT\nLLVM ERROR", answer(code=-6), True),
+        ("failed", "the worker was ended by SIGABRT\nLLVM ERROR", answer(code=1, error="OSError: no"), False),
+        ("failed", "the worker exited with 3", answer(code=3), True),
+        ("failed", "the worker exited with 3", answer(code=1), False),
+        ("failed", "the file is empty", answer(), True),
+        ("failed", "the file is empty", answer(code=1, error="TypeError: boom"), False),
+        ("timeout", "no result after 3 s", answer(status="Timeout"), True),
+        ("timeout", "no result after 3 s", answer(status="Exception"), False),
+    ],
+)
+def test_only_the_same_failure_is_alike(status: str, reason: str, there: dict[str, object], alike: bool) -> None:
+    bad = [entry("b", status, reason=reason)]
+    if alike:
+        assert compare([], bad, {"b": there})["alike"] == 1
+    else:
+        with pytest.raises(ContractError, match="1 of 1 failures do not fail alike"):
+            compare([], bad, {"b": there})
+
+
+def test_what_ended_upstreams_script_is_found_in_what_it_said(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "try:\n    raise KeyError('inner')\nexcept KeyError as e:\n    raise ValueError('first\\nerror: more') from e\n"
+    )
+    job = {"script": str(script), "jobs": 1, "rules": [{"id": "x", "arguments": [], "timeout": 0}]}
+    (tmp_path / "job.json").write_text(json.dumps(job))
+    upstream = Path(__file__).resolve().parents[2] / "aotriton/upstream.py"
+    done = subprocess.run([sys.executable, upstream, tmp_path / "job.json"], capture_output=True, text=True, check=True)
+    told = json.loads(done.stdout)
+    assert (told["code"], told["error"], told["size"]) == (1, "ValueError: first", 0)

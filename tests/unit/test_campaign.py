@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from tests.kernel_fixtures import FakeWorkers, make_rule
-from toolchain.errors import KernelError
+from toolchain.errors import KernelError, ResourceError
+from toolchain.kernels import campaign
 from toolchain.kernels.campaign import CampaignResult, run_campaign
 from toolchain.kernels.executors import LocalExecutor, Outcome, Task
 from toolchain.kernels.ledger import DONE, FAILED, TIMEOUT, Ledger
@@ -129,7 +130,26 @@ def test_finished_rules_are_not_compiled_again(place: Place) -> None:
     assert place.counts == [(3, 3, "")]
 
 
-@pytest.mark.parametrize("damage", ["changed", "gone", "json gone"])
+@pytest.mark.parametrize("kernel", ["killed", "starved"])
+def test_what_the_machine_does_is_no_bad_kernel(place: Place, kernel: str) -> None:
+    bad = make_rule(kernel)
+    with pytest.raises(ResourceError, match="not a kernel") as caught:
+        place.run([make_rule("good"), bad, make_rule("fine")], workers=1, keep_going=True)
+    assert bad.out in caught.value.why
+    assert not (place.out / bad.out).exists(), "an empty object would count as known bad"
+    with Ledger(place.root / "ledger.sqlite", "env") as ledger:
+        assert ledger.get(bad.id) is None
+    assert place.workers.alive == []
+
+
+def test_a_full_disk_is_no_bad_kernel_whatever_the_compiler_says(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(campaign, "_LEAST_FREE", 1 << 62)
+    with pytest.raises(ResourceError, match="the disk is full"):
+        place.run([make_rule("fails")])
+    assert place.run([make_rule("good")]).counts() == {"done": 1, "failed": 0, "timed_out": 0}
+
+
+@pytest.mark.parametrize("damage", ["changed", "gone", "json gone", "json cut"])
 def test_a_damaged_object_is_compiled_again(place: Place, damage: str) -> None:
     rules = [make_rule(kernel) for kernel in GOOD]
     place.run(rules)
@@ -138,6 +158,8 @@ def test_a_damaged_object_is_compiled_again(place: Place, damage: str) -> None:
         path.write_bytes(path.read_bytes() + b"!")
     elif damage == "gone":
         path.unlink()
+    elif damage == "json cut":
+        path.with_suffix(".json").write_text('{"shared": 0, "num')
     else:
         path.with_suffix(".json").unlink()
     again = place.run(rules)

@@ -301,7 +301,7 @@ def finish(request: Request, arch: str, work: Path) -> None:
         finish_stage(one, row.planned, arch, work)
 
 
-def finish_stage(one: Request, planned: Planned, arch: str, work: Path) -> None:
+def finish_stage(one: Request, planned: Planned, arch: str, work: Path, *, partial: str = "") -> None:
     """One of its stages."""
     tree = work / f"tree {arch}"
     if not tree.exists():
@@ -312,7 +312,7 @@ def finish_stage(one: Request, planned: Planned, arch: str, work: Path) -> None:
         one = replace(one, arch=("amd64",))
     with Progress("llvm", 1, 1, {}, Console(file=io.StringIO())) as progress:
         shop = BuildShop(request=one, log=work / "log", progress=progress, stage=f"t-{arch}", prefetch=prefetch)
-        shop.finish(planned, tree=tree, facts={"prefix": "/usr"})
+        shop.finish(replace(planned, partial=partial or planned.partial), tree=tree, facts={"prefix": "/usr"})
 
 
 def test_one_index_whatever_was_built_first(tmp_path: Path) -> None:
@@ -333,6 +333,17 @@ def test_one_index_whatever_was_built_first(tmp_path: Path) -> None:
         named = {(package["name"], package["versionInfo"]) for package in bills[0]["packages"]}
         assert ("libc6-dev", "2.41") in named, "the other system's packages are not in its SBOM"
     assert len(found) == 1
+
+
+def test_what_showed_to_be_missing_is_told_by_publish(tmp_path: Path, request_: Request) -> None:
+    """The plan knows of no known-bad kernel; only what was built does."""
+    request = lock_all(replace(request_, arch=("amd64",)))
+    for row in plan(request, "llvm"):
+        finish_stage(
+            request, row.planned, "amd64", tmp_path, partial="2 kernels known bad" * (row.planned.name == "llvm")
+        )
+    (done,) = deliver(request, "llvm", LayoutRef(tmp_path / "out"))
+    assert done.partial == "2 kernels known bad"
 
 
 def test_an_architecture_that_is_not_built_yet_is_named(tmp_path: Path, request_: Request) -> None:

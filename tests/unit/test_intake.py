@@ -73,3 +73,19 @@ def test_the_policy_is_an_input(tmp_path: Path) -> None:
     assert choices("triton", plain) != choices("triton", allowed)
     assert names_allowed("triton", allowed) == ("libdevice",)
     assert names_allowed("aotriton", allowed) == ()
+
+
+def test_what_is_let_in_by_its_path_is_named_in_the_image_too(triton: Path, tmp_path: Path) -> None:
+    (triton / "kernel.co").write_bytes(b"\x7fELF" + bytes(40))
+    asked = request(tmp_path, allow=("libdevice", "kernel.co"))
+    intake, _ = take_in("triton", triton, asked)
+    assert intake.binaries(names_allowed("triton", asked)) == ("kernel.co", "libdevice")
+
+
+@pytest.mark.parametrize("name", ["a;b.co", "a[1].co", "a*.co"])
+def test_a_name_that_the_recipe_would_not_read_is_not_said_to_be_dropped(
+    triton: Path, tmp_path: Path, name: str
+) -> None:
+    (triton / name).write_bytes(b"\x7fELF" + bytes(40))
+    with pytest.raises(PolicyError, match="cannot be passed on"):
+        take_in("triton", triton, request(tmp_path, allow=("libdevice",), drop=(name,)))

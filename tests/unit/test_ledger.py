@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.kernel_fixtures import make_rule
-from toolchain.errors import ConfigError
+from toolchain.errors import ConfigError, ResourceError
 from toolchain.kernels.ledger import DONE, FAILED, TIMEOUT, Entry, Ledger
 
 WRITER = """
@@ -43,6 +43,15 @@ def test_what_was_recorded_survives_kill_9(tmp_path: Path) -> None:
     with Ledger(path, "env") as ledger:
         assert ledger.summary().as_json() == {"done": 21, "failed": 0, "timed_out": 0}
         assert ledger.get(make_rule("k20").id) is not None
+
+
+def test_a_ledger_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+    with Ledger(tmp_path / "l", "env") as ledger:
+        ledger._db.execute("PRAGMA max_page_count = 3")
+        long = Entry.of(make_rule("k"), FAILED, reason="x" * 100_000)
+        with pytest.raises(ResourceError, match="cannot be written") as caught:
+            ledger.record(long)
+        assert "full" in caught.value.why
 
 
 def test_a_later_entry_replaces_an_earlier_one(tmp_path: Path) -> None:

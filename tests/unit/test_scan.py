@@ -41,6 +41,7 @@ def tar_of(**members: bytes) -> bytes:
         (b"__CLANG_OFFLOAD_BUNDLE__" + bytes(8), "offload bundle"),
         (b"MZ\x90\x00\x03", "PE"),
         (b"\x00asm\x01", "WebAssembly"),
+        (b"\x03\x02\x23\x07" + bytes(20), "SPIR-V"),
     ],
 )
 def test_by_content_under_a_harmless_name(tmp_path: Path, content: bytes, what: str) -> None:
@@ -95,3 +96,49 @@ def test_git_and_links_do_not_count(tmp_path: Path) -> None:
     (tmp_path / ".git" / "pack").write_bytes(ELF)
     (tmp_path / "link").symlink_to("/bin/sh")
     assert scan(tmp_path) == ()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\x28\xb5\x2f\xfd\x04",  # zstd
+        b"7z\xbc\xaf\x27\x1c\0\x04",
+        b"\xed\xab\xee\xdb\x03",
+        b"070701" + b"0" * 104,
+        lzma.compress(ELF, format=lzma.FORMAT_ALONE),
+    ],
+)
+def test_what_nothing_here_unpacks_is_not_waved_through(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "data").write_bytes(content)
+    (found,) = scan(tmp_path)
+    assert found.what.endswith("not looked into")
+
+
+def zipped(content: bytes) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        archive.writestr("x", content)
+    return out.getvalue()
+
+
+def test_an_archive_too_deep_in_archives_is_not_waved_through(tmp_path: Path) -> None:
+    content = ELF
+    for _ in range(3):
+        content = zipped(content)
+    (tmp_path / "three").write_bytes(content)
+    (tmp_path / "four").write_bytes(zipped(content))
+    (tmp_path / "harmless").write_bytes(zipped(zipped(zipped(b"text"))))
+    assert {one.file: one.what.partition(",")[0] for one in scan(tmp_path)} == {
+        "three": "ELF",
+        "four": "archive in archives",
+    }
+
+
+def test_inside_a_tar_of_the_oldest_form(tmp_path: Path) -> None:
+    old = bytearray(tar_of(ocml=BITCODE))
+    old[257:265] = bytes(8)
+    old[148:156] = b" " * 8
+    old[148:156] = b"%06o\0 " % sum(old[:512])
+    (tmp_path / "data").write_bytes(bytes(old))
+    (found,) = scan(tmp_path)
+    assert found.path == "data!ocml"

@@ -13,7 +13,7 @@ from toolchain.pipeline import plan
 from toolchain.settings import Cache, Request
 from toolchain.stages.aotriton import aotriton_source, commit_of
 from toolchain.stages.llvm import llvm_pin, llvm_source
-from toolchain.stages.triton_source import from_source, lit_totals, ninja_seconds, triton_source
+from toolchain.stages.triton_source import from_source, lit, lit_totals, ninja_seconds, triton_source
 
 PIN = "0729a74e66aeeb7a9839d80bfd64fc49b2e69f52"
 COMMIT = "d8da7c998c75c88691e0ec157fcfd92b49d7060a"
@@ -86,17 +86,27 @@ def test_lit_totals(tmp_path: Path) -> None:
     report.write_text(
         '<testsuites><testsuite name="TRITON" tests="4" failures="1" skipped="1">'
         '<testcase classname="TRITON.a" name="one.mlir" time="0.1"/>'
-        '<testcase classname="TRITON.a" name="two.mlir"><failure>why</failure></testcase>'
+        '<testcase classname="TRITON.a" name="two.mlir"><failure>RUN\nx.mlir:3:4: error: odd\nmore</failure></testcase>'
         '<testcase classname="TRITON.b" name="three.mlir"><skipped message="llc"/></testcase>'
         '<testcase classname="TRITON.b" name="four.mlir"/>'
         "</testsuite></testsuites>"
     )
     assert lit_totals(report) == {
-        "tests": 4, "passed": 2, "failed": 1, "skipped": 1, "failures": ["TRITON.a/two.mlir"]
+        "tests": 4, "passed": 2, "failed": 1, "skipped": 1,
+        "failures": {"TRITON.a/two.mlir": "x.mlir:3:4: error: odd"}, "skips": {"TRITON.b/three.mlir": "llc"},
     }  # fmt: skip
     report.write_text("no xml")
     with pytest.raises(BuildError):
         lit_totals(report)
+    report.write_text("<testsuites/>")
+    with pytest.raises(BuildError, match="ran none"):
+        lit_totals(report)
+
+
+def test_lit_tests_that_did_not_run_are_no_success(tmp_path: Path) -> None:
+    assert lit(tmp_path, asked=False) == {}
+    with pytest.raises(BuildError, match="left no report"):
+        lit(tmp_path, asked=True)
 
 
 def test_ninja_seconds(tmp_path: Path) -> None:

@@ -48,6 +48,9 @@ def read_aks2(data: bytes) -> tuple[Kernel, ...]:
         content = unpack.decompress(data[16:], max_length=total + 1)
     except lzma.LZMAError as error:
         raise KernelError("an AKS2 file that does not unpack", why=str(error)) from error
+    if not unpack.eof or unpack.unused_data:
+        # Without the end there is no checksum; the loader would take such a file all the same.
+        raise KernelError("an AKS2 file that ends early, or goes on behind its end", why=f"{len(data)} bytes")
     if len(content) != total:
         raise KernelError("an AKS2 file of another size than it says", why=f"{len(content)} bytes instead of {total}")
     found = []
@@ -70,14 +73,20 @@ def read_aks2(data: bytes) -> tuple[Kernel, ...]:
 
 
 def read_archive(path: Path) -> Iterator[tuple[str, tuple[Kernel, ...]]]:
-    """Each .aks2 of a .zip with its entries.
+    """Each .aks2 of a .zip with its entries, held to what AOTriton's loader takes: stored, and no name twice.
 
     Raises:
-        KernelError: the archive or one of its files is damaged.
+        KernelError: the archive or one of its files is damaged, or the loader would not find what it holds.
     """
     try:
         with zipfile.ZipFile(path) as archive:
-            for name in archive.namelist():
-                yield name, read_aks2(archive.read(name))
+            seen: set[str] = set()
+            for member in archive.infolist():
+                if member.compress_type != zipfile.ZIP_STORED or member.flag_bits & 1:
+                    raise KernelError(f"{path.name} is compressed or encrypted", why=member.filename)
+                if member.filename in seen:
+                    raise KernelError(f"{path.name} holds one name twice", why=member.filename)
+                seen.add(member.filename)
+                yield member.filename, read_aks2(archive.read(member))
     except zipfile.BadZipFile as error:
         raise KernelError(f"{path.name} is no whole .zip", why=str(error)) from error

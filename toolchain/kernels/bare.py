@@ -8,6 +8,7 @@ manifests (`.nsv`) beside them say under which names things go in. Paths are tho
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache as memoize
@@ -78,7 +79,7 @@ def read_plan(folder: Path, tree: Path, *, build: str, source: str) -> BarePlan:
         source: the source as it saw it.
 
     Raises:
-        SourceError: a file is missing or of another form.
+        SourceError: a file is missing or of another form, or they contradict each other: something would be left out.
         UnsupportedError: a GPU whose code objects cannot be checked.
     """
     clusters = tuple(_cluster(folder, fields, build) for fields in _lines(folder / CLUSTER, 5))
@@ -91,7 +92,9 @@ def read_plan(folder: Path, tree: Path, *, build: str, source: str) -> BarePlan:
             raise SourceError(f"AOTriton's generator plans {rule.out} twice, differently")
     archives = tuple(_archive(folder, fields, build) for fields in _lines(folder / FLATZIP, 4))
     affine = tuple(";".join(fields[:3]) for fields in _lines(folder / AFFINE, 3)) if (folder / AFFINE).exists() else ()
-    return BarePlan(_distinct(rules.values()), clusters, archives, affine)
+    found = _distinct(rules.values())
+    _agree(rules, clusters, archives)
+    return BarePlan(found, clusters, archives, affine)
 
 
 def _lines(path: Path, least: int) -> Iterable[list[str]]:
@@ -115,20 +118,60 @@ def _below(path: str, top: str) -> str:
         raise SourceError(f"AOTriton's generator names {path}, which does not lie in {top}") from None
 
 
-def _manifest(path: Path, build: str) -> tuple[tuple[str, str], ...]:
-    rows = [line.split("\0") for line in path.read_text(encoding="utf-8").splitlines()]
-    return tuple((_below(row[0], build), row[1]) for row in rows if len(row) > 1 and row[0])
+def _manifest(path: Path, build: str, listed: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """The rows of a manifest, which must be those that the plan lists: a cut one would make an archive with holes.
+
+    Raises:
+        SourceError: it cannot be read or differs, or two rows have one name: the loader would find only the first.
+    """
+    try:
+        rows = [line.split("\0") for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise SourceError(f"cannot read {path.name} of AOTriton's plan", why=str(error)) from error
+    if any(len(row) != 3 for row in rows) or [row[0] for row in rows] != list(listed) or not rows:
+        raise SourceError(
+            f"the manifest {path} and AOTriton's plan name different files",
+            why=f"{len(rows)} rows here, {len(listed)} files in the plan",
+            fix="build again; report it if it stays",
+        )
+    if len({row[1] for row in rows}) < len(rows):
+        raise SourceError(f"the manifest {path} gives one name to two files")
+    return tuple((_below(row[0], build), row[1]) for row in rows)
 
 
 def _cluster(folder: Path, fields: Sequence[str], build: str) -> Cluster:
-    arch, family, kernel, name = fields[:4]
+    arch, family, kernel, name, *objects = fields
     stem = f"aks2/{arch}/{family}/{kernel}/{name}"
-    return Cluster(f"{stem}.aks2", f"{stem}.nsv", _manifest(folder / f"{stem}.nsv", build))
+    return Cluster(f"{stem}.aks2", f"{stem}.nsv", _manifest(folder / f"{stem}.nsv", build, objects))
 
 
 def _archive(folder: Path, fields: Sequence[str], build: str) -> Archive:
     stem = "aotriton.images/" + "/".join(fields[:3])
-    return Archive(f"{stem}.zip", f"{stem}.nsv", _manifest(folder / f"{stem}.nsv", build))
+    return Archive(f"{stem}.zip", f"{stem}.nsv", _manifest(folder / f"{stem}.nsv", build, fields[3:]))
+
+
+def _agree(rules: Mapping[str, Rule], clusters: Sequence[Cluster], archives: Sequence[Archive]) -> None:
+    """Every kernel is in a cluster and every cluster in one archive, or the images would lack it without a word.
+
+    Raises:
+        SourceError: with the first that is not.
+    """
+    inside = {path for cluster in clusters for path, _ in cluster.objects}
+    places = Counter(path for archive in archives for path, _ in archive.members)
+    known = {cluster.path for cluster in clusters}
+    for what, names in (
+        (f"{COMPILE} has kernels that no cluster takes", rules.keys() - inside),
+        (f"{CLUSTER} has kernels that {COMPILE} does not make", inside - rules.keys()),
+        (f"{CLUSTER} has clusters that no archive takes", known - set(places)),
+        (f"{FLATZIP} has clusters that {CLUSTER} does not make", set(places) - known),
+        (f"{FLATZIP} has clusters twice", {path for path in known if places[path] > 1}),
+    ):
+        if names:
+            raise SourceError(
+                f"AOTriton's plan contradicts itself: {what}",
+                why=f"{len(names)}, {min(names)} for one",
+                fix="build again; report it if it stays",
+            )
 
 
 def _groups(clusters: Iterable[Cluster]) -> dict[str, str]:
@@ -173,7 +216,7 @@ def _rule(fields: Sequence[str], tree: Path, *, build: str, source: str, groups:
         num_stages=launch[1],
         waves_per_eu=launch[2],
         out=out,
-        cluster=groups.get(out, f"alone/{out}"),
+        cluster=groups.get(out, ""),  # `_agree` refuses a plan with such a rule
         direction="backward" if "bwd" in kernel else "forward",
     )
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
+import shutil
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from toolchain.digest import canonical, sha256_file, write_atomically
-from toolchain.errors import KernelError
+from toolchain.errors import KernelError, ResourceError
 from toolchain.kernels.codeobject import check_object
 from toolchain.kernels.executors import Executor, Outcome
 from toolchain.kernels.ledger import DONE, FAILED, TIMEOUT, Entry, Ledger, reproducible
@@ -21,6 +23,14 @@ REPORT = "report.json"
 # What AOTriton's loader and packers read for a kernel that is known not to compile, beside an empty object.
 KNOWN_BAD = {FAILED: "ExitWithError", TIMEOUT: "Timeout"}
 LISTED = 20
+# What a worker says, or how it ends, when the machine is at fault and not the kernel.
+_OF_THE_MACHINE = re.compile(
+    r"No space left on device|Disk quota exceeded|Cannot allocate memory|Read-only file system|Input/output error"
+    r"|Too many open files|\bMemoryError\b|std::bad_alloc|LLVM ERROR: out of memory"
+    r"|^the worker was ended by SIG(?:KILL|TERM|INT|HUP)\b"
+)
+# With less than this free a compiler fails in ways that do not name the disk.
+_LEAST_FREE = 32_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +63,11 @@ class CampaignResult:
     def timed_out(self) -> tuple[Entry, ...]:
         """Rules that took too long."""
         return tuple(entry for entry in self.entries if entry.status == TIMEOUT)
+
+    @property
+    def bad(self) -> tuple[Entry, ...]:
+        """Rules that have no object."""
+        return self.failed + self.timed_out
 
     @property
     def objects(self) -> dict[str, str]:
@@ -128,12 +143,15 @@ def run_campaign(
 
     Raises:
         KernelError: rules failed or timed out and `keep_going` is not set, or no worker came up.
+        ResourceError: the disk is full, or something ends the workers. What failed by that is no bad kernel: it is not
+            recorded, and the same campaign goes on with it.
     """
     wanted = rules.rules if isinstance(rules, RuleSet) else tuple(rules)
     partial = rules.partial if isinstance(rules, RuleSet) else False
     todo = {rule.id: rule for rule in wanted if not _finished(ledger.get(rule.id), rule, out)}
     skipped = len(wanted) - len(todo)
     count = skipped
+    out.mkdir(parents=True, exist_ok=True)
     if on_count is not None:
         on_count(count, len(wanted), "")
     for rule in todo.values():
@@ -145,6 +163,7 @@ def run_campaign(
             entry = _entry(rule, outcome, out)
             if entry.status != DONE:
                 _objects(out, rule, unlink=True)
+                _blame_the_machine(entry, out)
             ledger.record(entry)
             count += 1
             if on_count is not None:
@@ -155,7 +174,7 @@ def run_campaign(
     result = CampaignResult(
         entries=ledger.entries(wanted), skipped=skipped, partial=partial, about=executor.about() if todo else {}
     )
-    bad = result.failed + result.timed_out
+    bad = result.bad
     if len(result.entries) != len(wanted):
         raise AssertionError("a rule without an entry")
     if bad and not keep_going:
@@ -171,13 +190,24 @@ def run_campaign(
     return result
 
 
+def _blame_the_machine(entry: Entry, out: Path) -> None:
+    """Raise where a failure says nothing about the kernel: marked as known bad, it would be missed for ever."""
+    starved = entry.status == FAILED and shutil.disk_usage(out).free < _LEAST_FREE
+    if starved or (entry.status == FAILED and _OF_THE_MACHINE.search(entry.reason)):
+        raise ResourceError(
+            "the disk is full" if starved else "the machine, not a kernel, made a compile fail",
+            why=f"{entry.out}: {_brief(entry.reason)}",
+            fix="free disk or memory, or give fewer --jobs, and run it again: it goes on with this kernel",
+        )
+
+
 def _finished(entry: Entry | None, rule: Rule, out: Path) -> bool:
     if entry is None or entry.status != DONE or entry.out != rule.out:
         return False
     path, beside = _objects(out, rule)
     try:
-        return beside.stat().st_size > 0 and sha256_file(path) == f"sha256:{entry.sha256}"
-    except OSError:
+        return sha256_file(path) == f"sha256:{entry.sha256}" and not _fault(rule, json.loads(beside.read_bytes()))
+    except (OSError, ValueError):
         return False
 
 

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from toolchain.digest import canonical
-from toolchain.errors import ConfigError
+from toolchain.errors import ConfigError, ResourceError
 from toolchain.kernels.rules import Rule
 
 DONE = "done"
@@ -121,9 +121,20 @@ class Ledger:
         return _Transaction(self._db)
 
     def record(self, entry: Entry) -> None:
-        """Note an entry; it is on disk when this returns."""
+        """Note an entry; it is on disk when this returns.
+
+        Raises:
+            ResourceError: it could not be written.
+        """
         content = canonical(asdict(entry)).decode()
-        self._db.execute("INSERT OR REPLACE INTO entry VALUES (?, ?)", (entry.id, content))
+        try:
+            self._db.execute("INSERT OR REPLACE INTO entry VALUES (?, ?)", (entry.id, content))
+        except sqlite3.Error as error:
+            raise ResourceError(
+                f"the ledger {self.path} cannot be written",
+                why=str(error),
+                fix="free room and run it again: it goes on",
+            ) from error
 
     def get(self, rule_id: str) -> Entry | None:
         """The entry of a rule."""

@@ -35,6 +35,25 @@ MAGIC = {
     b"\x00asm": "WebAssembly",
     b"ML\xefR": "MLIR bytecode",
     b"AKS2": "AOTriton kernel archive",
+    b"\x03\x02\x23\x07": "SPIR-V",
+}
+# Archives that nothing here unpacks: what they hold cannot be told to be source.
+SEALED = {
+    b"\x28\xb5\x2f\xfd": "zstd file, not looked into",
+    b"\x04\x22\x4d\x18": "LZ4 file, not looked into",
+    b"7z\xbc\xaf\x27\x1c": "7z archive, not looked into",
+    b"Rar!\x1a\x07": "RAR archive, not looked into",
+    b"\xed\xab\xee\xdb": "RPM package, not looked into",
+    b"MSCF\0\0\0\0": "cabinet, not looked into",
+    b"LZIP\x01": "lzip file, not looked into",
+    b"\x89LZO\0\r\n\x1a\n": "LZO file, not looked into",
+    b"\x5d\0\0": "LZMA file, not looked into",
+    b"\x1f\x9d": "compress file, not looked into",
+    b"hsqs": "SquashFS image, not looked into",
+    b"070701": "cpio archive, not looked into",
+    b"070702": "cpio archive, not looked into",
+    b"070707": "cpio archive, not looked into",
+    b"xar!": "xar archive, not looked into",
 }
 _DEPTH = 3
 # Of a container inside the tree at most this much is looked at, so that a bomb cannot hold a build up.
@@ -109,7 +128,7 @@ def _kind(head: bytes) -> str:
     for magic, what in MAGIC.items():
         if head.startswith(magic) and (magic != b"MZ" or b"\0" in head):
             return what
-    return ""
+    return next((what for magic, what in SEALED.items() if head.startswith(magic)), "")
 
 
 def _inside(stream: IO[bytes], where: str, depth: int) -> Iterator[tuple[str, str]]:
@@ -119,7 +138,8 @@ def _inside(stream: IO[bytes], where: str, depth: int) -> Iterator[tuple[str, st
     if what := _kind(head):
         yield where, what
     elif depth == 0:
-        return
+        if _is_container(head):
+            yield where, f"archive in archives, {_DEPTH} deep, not looked into"
     elif head.startswith(b"PK\x03\x04"):
         with zipfile.ZipFile(stream) as archive:
             for member in archive.infolist():
@@ -129,7 +149,7 @@ def _inside(stream: IO[bytes], where: str, depth: int) -> Iterator[tuple[str, st
     elif opened := _unpacked(head, stream):
         with opened:
             yield from _inside(_held(opened), where, depth - 1)
-    elif head[257:262] == b"ustar":
+    elif _is_tar(head):
         with tarfile.open(fileobj=stream, mode="r:") as tar:
             for entry in tar:
                 file = tar.extractfile(entry) if entry.isfile() else None
@@ -160,4 +180,14 @@ def _held(stream: IO[bytes]) -> IO[bytes]:
 
 
 def _is_container(head: bytes) -> bool:
-    return head.startswith((b"PK\x03\x04", b"\x1f\x8b", b"\xfd7zXZ\x00", b"BZh")) or head[257:262] == b"ustar"
+    return head.startswith((b"PK\x03\x04", b"\x1f\x8b", b"\xfd7zXZ\x00", b"BZh")) or _is_tar(head)
+
+
+def _is_tar(head: bytes) -> bool:
+    """A tar's first header; the oldest ones have nothing but their checksum to know them by."""
+    if head[257:262] == b"ustar":
+        return True
+    digits = head[148:156].strip(b" \0")
+    if len(head) < 512 or not head[0] or not digits or digits.strip(b"01234567"):
+        return False
+    return sum(head[:148]) + 8 * ord(" ") + sum(head[156:512]) == int(digits, 8)

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from toolchain import recipe
+from filelock import FileLock, Timeout
+
+from toolchain import console, recipe
 from toolchain.digest import sha256_json
 from toolchain.errors import ContractError, PinError, UnsupportedError
+from toolchain.gpus import known_gpus, pack
 from toolchain.kernels.campaign import CampaignResult
+from toolchain.kernels.ledger import DONE, reproducible
 from toolchain.pins import aotriton_release
 from toolchain.recipe import Mount, Recipe, digests
-from toolchain.settings import Request
+from toolchain.settings import Cache, Request
 from toolchain.sources.resolve import locate, parse_source_spec, require
 from toolchain.sources.tree import Source
-from toolchain.stages.aotriton_images import PLAN, SOURCE, KernelImages
+from toolchain.stages.aotriton_images import KernelImages, MadeImages
 from toolchain.stages.base import base_label
 from toolchain.stages.intake import choices, names_allowed, take_in
 from toolchain.stages.stage import Built, Planned, Shop, common_inputs, source_inputs
@@ -26,7 +31,8 @@ from toolchain.stages.wheels import AOTRITON, wheel_folder, wheel_sources
 
 UPSTREAM = "https://github.com/ROCm/aotriton"
 DEFAULT_GPUS = ("gfx942",)
-_PARTIAL = "__partial__"
+# Beside upstream's own `__signature__` in each pack: which kernels are in it, and where some are missing, that.
+LEDGER, PARTIAL = "__ledger__", "__partial__"
 _DISK = 8_000_000_000
 _WEIGHTS = {"configure": 60.0, "plan": 30.0, "compile": 1000.0, "install": 5.0}
 
@@ -85,58 +91,57 @@ class AotritonStage:
         intake, findings = take_in("aotriton", source.path, request)
         prefix = f"/usr/lib64/aotriton-{_label(source)}"
         sha1 = commit_of(source)
-        built = _library(planned, below, shop, _Library(source, prefix, sha1, intake.dropped))
-        work = shop.work()
-        build = work / "plan"
-        _overlay(built / "plan", build)
-        from toolchain.kernels.bare import read_plan  # noqa: PLC0415 - nineteen thousand rules a GPU
-
-        plan = read_plan(build, source.path, build=PLAN, source=SOURCE)
-        rules, clusters = plan.part(select=request.select, limit=request.limit)
-        images = KernelImages(build, source.path, shop.image(below["triton"]), shop)
-        shop.step("kernels")
-        result = images.compile(rules)
-        against: Mapping[str, Any] = {}
-        if request.contract:
-            shop.step("compare")
-            against = images.against_upstream(rules, result)
-        shop.step("pack")
-        packs = images.pack(plan, clusters, python=built / "python", sha1=sha1, gpus=gpus)
-        images.check(plan, clusters, result)
-        tree = work / "tree"
-        _assemble(tree, prefix, built / "prefix", build, partial=rules.partial, result=result)
-        hip = (built / "hip-version").read_text(encoding="utf-8").strip()
-        planned = replace(planned, partial=_partial(planned, rules.partial, result, len(plan.rules)))
-        return shop.finish(
-            planned,
-            tree=tree,
-            facts={
-                "prefix": prefix,
-                "hip": hip,
-                "sha1": sha1,
-                "gpus": list(gpus),
-                "rules": len(plan.rules),
-                "kernels": result.counts(),
-                "known_bad": [entry.out for entry in (*result.failed, *result.timed_out)],
-                "skipped": result.skipped,
-                "about": result.about,
-                "by_kernel": result.rows(),
-                "bitcode": _bitcode(result),
-                "found_binaries": intake.rows(findings),
-                "packs": list(packs),
-                "against_upstream": dict(against),
-            },
-            labels={
-                "org.opencontainers.image.title": planned.image,
-                "org.opencontainers.image.revision": source.ref,
-                "org.opencontainers.image.licenses": "MIT",
-                "toolchain.binaries": ",".join(planned.binaries),
-                "toolchain.kernels": json.dumps(result.counts(), sort_keys=True),
-                **({"toolchain.partial": planned.partial} if planned.partial else {}),
-            },
-            check=_check(prefix, shop) if request.contract else None,
-            check_on=below["base"],
-        )
+        library = _Library(source, prefix, sha1, intake.dropped)
+        key = _library_key(planned, below, request, library)
+        built = _library(planned, below, shop, library, key)
+        objects = {"library": key, "triton": below["triton"].input_digest, "recipe": digests("aotriton/worker.py")}
+        with campaign_folder(shop.cache, sha256_json(objects)) as folder:
+            images = KernelImages(folder / "plan", source.path, shop.image(below["triton"]), shop)
+            made = images.make(built, gpus=gpus, sha1=sha1)
+            result = made.result
+            tree = shop.work() / "tree"
+            assemble(tree, prefix, built / "prefix", made, gpus=gpus)
+            told = partial_text(made, asked=planned.partial, gpus=gpus)
+            planned = replace(planned, partial=told, binaries=intake.binaries(planned.binaries))
+            done = shop.finish(
+                planned,
+                tree=tree,
+                facts={
+                    "prefix": prefix,
+                    "hip": (built / "hip-version").read_text(encoding="utf-8").strip(),
+                    "sha1": sha1,
+                    "gpus": list(gpus),
+                    "rules": made.rules,
+                    "kernels": result.counts(),
+                    "known_bad": [entry.out for entry in result.bad],
+                    "failures": [
+                        {"out": entry.out, "status": entry.status, "reason": entry.reason} for entry in result.bad
+                    ],
+                    "skipped": result.skipped,
+                    "about": result.about,
+                    "by_kernel": result.rows(),
+                    "bitcode": _bitcode(result),
+                    "found_binaries": intake.rows(findings),
+                    "packs": list(made.packs),
+                    "lacking": {name: list(lacks) for name, lacks in lacking(gpus).items()},
+                    "against_upstream": dict(made.against),
+                },
+                labels={
+                    "org.opencontainers.image.title": planned.image,
+                    "org.opencontainers.image.revision": source.ref,
+                    "org.opencontainers.image.licenses": "MIT",
+                    "toolchain.binaries": ",".join(planned.binaries),
+                    "toolchain.gpus": ",".join(gpus),
+                    "toolchain.kernels": json.dumps(result.counts(), sort_keys=True),
+                    **({"toolchain.partial": planned.partial} if planned.partial else {}),
+                },
+                check=_check(prefix, shop) if request.contract else None,
+                check_on=below["base"],
+            )
+            if not made.partial and not result.bad:
+                # Otherwise the rest may be asked for next, and need not compile these again.
+                shutil.rmtree(folder, ignore_errors=True)
+        return done
 
 
 @dataclass(frozen=True)
@@ -149,20 +154,22 @@ class _Library:
     dropped: tuple[str, ...]
 
 
-def _library(planned: Planned, below: Mapping[str, Built], shop: Shop, what: _Library) -> Path:
-    assert what.source.path is not None  # noqa: S101 - the caller fetched it
-    # What the library and the plan rest on; another selection of kernels builds neither again.
-    request = shop.request
-    gpus = request.gpus or DEFAULT_GPUS
-    key = sha256_json(
+def _library_key(planned: Planned, below: Mapping[str, Built], request: Request, what: _Library) -> str:
+    """Of what the library and the plan rest on; another selection of kernels builds neither again."""
+    return sha256_json(
         {
             "base": below["base"].input_digest,
             "sources": source_inputs(planned.sources, request.patches),
             "recipe": digests("containerfiles/aotriton"),
-            "gpus": list(gpus),
+            "gpus": list(request.gpus or DEFAULT_GPUS),
             "dropped": list(what.dropped),
         }
     )
+
+
+def _library(planned: Planned, below: Mapping[str, Built], shop: Shop, what: _Library, key: str) -> Path:
+    assert what.source.path is not None  # noqa: S101 - the caller fetched it
+    gpus = shop.request.gpus or DEFAULT_GPUS
     return shop.build(
         Recipe(
             name="aotriton",
@@ -224,31 +231,82 @@ def _require(source: Source) -> None:
     require(source.path, "CMakeLists.txt", "v3src/CMakeLists.txt", "python/generate.py", "modules")
 
 
-def _overlay(plan: Path, build: Path) -> None:
-    """Lay the generator's files into the folder that also holds the objects of earlier runs."""
-    build.mkdir(parents=True, exist_ok=True)
-    shutil.copytree(plan, build, dirs_exist_ok=True)
+@contextlib.contextmanager
+def campaign_folder(cache: Cache, objects: str) -> Iterator[Path]:
+    """The folder for all kernels of one plan and one Triton, whichever part of them is asked for and however patiently.
+
+    A part, a part that is larger, and the whole with --keep-going have other input digests, but the same objects.
+
+    Args:
+        objects: digest of all that decides them.
+    """
+    name = f"campaign-{objects.removeprefix('sha256:')[:12]}"
+    cache.locks.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(cache.locks / f"{name}.lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        console.note(f"aotriton: waiting for another campaign over the same kernels ({name})")
+        lock.acquire()
+    try:
+        yield cache.work / name
+    finally:
+        lock.release()
 
 
-def _assemble(tree: Path, prefix: str, installed: Path, build: Path, *, partial: bool, result: CampaignResult) -> None:
+def lacking(gpus: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """By image pack, the GPUs that it is for and that were not asked for; packs that lack none are left out."""
+    packs = {pack(gpu) for gpu in gpus}
+    missing = {
+        f"amd-{one}": tuple(gpu for gpu in known_gpus() if pack(gpu) == one and gpu not in gpus) for one in packs
+    }
+    return {name: lacks for name, lacks in sorted(missing.items()) if lacks}
+
+
+def assemble(tree: Path, prefix: str, installed: Path, made: MadeImages, *, gpus: Sequence[str]) -> None:
+    """Lay library and images into `tree`, and beside each pack's signature what is in it and what is not."""
     shutil.rmtree(tree, ignore_errors=True)
     shutil.copytree(installed, tree, symlinks=True)
-    images = tree / prefix.lstrip("/") / "lib" / "aotriton.images"
-    for path in sorted((build / "aotriton.images").rglob("*")):
-        if path.is_file() and path.suffix != ".nsv":
-            target = images / path.relative_to(build / "aotriton.images")
+    images, result = tree / prefix.lstrip("/") / "lib" / "aotriton.images", made.result
+    for name in made.packs:
+        source = made.folder / name
+        # An earlier part may have left other archives there; these are the ones that were checked.
+        for file in (*(one for one in made.archives if one.is_relative_to(source)), source / "__signature__"):
+            target = images / file.relative_to(made.folder)
             target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, target)
-    bad = [*result.failed, *result.timed_out]
-    if partial or bad:
-        told = {"partial": partial, **result.counts(), "known_bad": sorted(entry.out for entry in bad)}
-        for pack in sorted(one for one in images.iterdir() if one.is_dir()):
-            (pack / _PARTIAL).write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+            shutil.copyfile(file, target)
+        lacks = lacking(gpus).get(name, ())
+        entries = [entry for entry in result.entries if entry.cluster.startswith(f"{name}/")]
+        bad = sorted(entry.out for entry in entries if entry.status != DONE)
+        told = {
+            "partial": made.partial,
+            "gpus": [gpu for gpu in gpus if f"amd-{pack(gpu)}" == name],
+            "without_gpus": list(lacks),
+            "done": len(entries) - len(bad),
+            "known_bad": len(bad),
+            "triton": result.about.get("triton", ""),
+            "bitcode": result.about.get("bitcode", {}),
+        }
+        # Only the first line of a reason: what follows may hold addresses and temporary names.
+        kernels = [{**row, "reason": row["reason"].partition("\n")[0]} for row in reproducible(entries)]
+        _write_json(images / name / LEDGER, {**told, "kernels": kernels})
+        if made.partial or lacks or bad:
+            _write_json(images / name / PARTIAL, {**told, "known_bad": bad})
 
 
-def _partial(planned: Planned, partial: bool, result: CampaignResult, total: int) -> str:
-    told = [f"{len(result.entries)} of {total} kernels ({planned.partial})"] if partial else []
-    bad = len(result.failed) + len(result.timed_out)
+def _write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def partial_text(made: MadeImages, *, asked: str, gpus: Sequence[str]) -> str:
+    """What is not there, for people; empty when nothing is missing.
+
+    Args:
+        asked: how the request cut it, as `limit 300`.
+    """
+    told = [f"{len(made.result.entries)} of {made.rules} kernels ({asked})"] if made.partial else []
+    told += [f"{name} without {', '.join(lacks)}" for name, lacks in lacking(gpus).items()]
+    bad = len(made.result.bad)
     return "; ".join([*told, *([f"{bad} kernels known bad"] if bad else [])])
 
 

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import random
+import re
+import shutil
+import signal
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,10 +16,11 @@ from subprocess import Popen
 from typing import Any
 
 from toolchain import recipe
-from toolchain.errors import ContractError
+from toolchain.digest import sha256_bytes, write_atomically
+from toolchain.errors import ContractError, UnsupportedError
 from toolchain.kernels.aks2 import read_archive
 from toolchain.kernels.bare import Archive, BarePlan, Cluster
-from toolchain.kernels.campaign import CampaignResult, run_campaign
+from toolchain.kernels.campaign import KNOWN_BAD, CampaignResult, run_campaign
 from toolchain.kernels.executors import LocalExecutor
 from toolchain.kernels.ledger import TIMEOUT, Entry, Ledger
 from toolchain.kernels.rules import Rule, RuleSet
@@ -25,10 +30,33 @@ from toolchain.stages.triton import SITE
 
 # Where the recipe's build keeps these; the generator writes the paths into its plan.
 PLAN, SOURCE = "/build/plan", "/build/src"
+IMAGES = "aotriton.images"
 # Settings of upstream's own kernel command lines.
 ENVIRONMENT = {"TRITON_F32_DEFAULT": "ieee"}
 # Results that are compiled a second time by upstream's own script.
 SAMPLE = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class MadeImages:
+    """Images that were compiled, packed and read back.
+
+    Args:
+        folder: where each pack's folder lies.
+        archives: the .zip files, each below its pack's folder.
+        packs: as `amd-gfx942`, sorted.
+        rules: how many kernels the whole plan has.
+        partial: whether only a part of them was asked for.
+        against: see `KernelImages.against_upstream`; empty when that was not asked for.
+    """
+
+    result: CampaignResult
+    folder: Path
+    archives: tuple[Path, ...]
+    packs: tuple[str, ...]
+    rules: int
+    partial: bool
+    against: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -36,7 +64,7 @@ class KernelImages:
     """The kernels of one AOTriton.
 
     Args:
-        build: the generator's folder; objects and archives come to lie in it.
+        build: the generator's folder; objects and archives come to lie in it, the ledger beside it.
         source: the AOTriton tree.
         image: the Triton image, as the engine knows it.
     """
@@ -45,6 +73,44 @@ class KernelImages:
     source: Path
     image: str
     shop: Shop
+
+    def make(self, built: Path, *, gpus: Sequence[str], sha1: str) -> MadeImages:
+        """Compile what the request asks for, compare a sample, pack and read back.
+
+        Args:
+            built: what the recipe left: the generator's plan and its modules.
+
+        Raises:
+            KernelError, ContractError, SourceError, UnsupportedError: see the steps.
+        """
+        from toolchain.kernels.bare import read_plan  # noqa: PLC0415 - nineteen thousand rules a GPU
+
+        request = self.shop.request
+        # Laid into the folder that also holds the objects of earlier runs.
+        self.build.mkdir(parents=True, exist_ok=True)
+        shutil.copytree(built / "plan", self.build, dirs_exist_ok=True)
+        plan = read_plan(self.build, self.source, build=PLAN, source=SOURCE)
+        require_gpus(gpus, {rule.target for rule in plan.rules})
+        rules, clusters = plan.part(select=request.select, limit=request.limit)
+        self.shop.step("kernels")
+        result = self.compile(rules)
+        against: Mapping[str, Any] = {}
+        if request.contract:
+            self.shop.step("compare")
+            against = self.against_upstream(rules, result)
+        self.shop.step("pack")
+        packs = self.pack(plan, clusters, python=built / "python", sha1=sha1, gpus=gpus)
+        archives = packed(plan, clusters)
+        check_images(self.build, clusters, archives, result.objects)
+        return MadeImages(
+            result=result,
+            folder=self.build / IMAGES,
+            archives=tuple(self.build / one.path for one in archives),
+            packs=packs,
+            rules=len(plan.rules),
+            partial=rules.partial,
+            against=against,
+        )
 
     def compile(self, rules: RuleSet) -> CampaignResult:
         """Compile what is not there yet.
@@ -63,8 +129,8 @@ class KernelImages:
         def start() -> AbstractContextManager[Popen[str]]:
             return self.shop.worker(self.image, ["python3", "/recipe/aotriton/worker.py"], mounts=mounts, env=env)
 
-        with Ledger(self.shop.work() / "ledger.sqlite") as ledger:
-            return run_campaign(
+        with Ledger(self.build.with_name("ledger.sqlite")) as ledger:
+            result = run_campaign(
                 rules,
                 LocalExecutor(start, workers=self.shop.jobs("kernel"), timeout=request.kernel_timeout),
                 ledger,
@@ -74,6 +140,13 @@ class KernelImages:
                 keep_going=request.keep_going,
                 on_count=lambda done, total, label: self.shop.on_line(f"@count {done}/{total} {label}"),
             )
+        # What compiled here has to be known even where a killed run had compiled everything.
+        about = self.build.with_name("about.json")
+        if result.about:
+            write_atomically(about, json.dumps(result.about, sort_keys=True).encode())
+        elif about.is_file():
+            result = replace(result, about=json.loads(about.read_bytes()))
+        return result
 
     def pack(
         self, plan: BarePlan, clusters: Sequence[Cluster], *, python: Path, sha1: str, gpus: Sequence[str]
@@ -155,9 +228,19 @@ class KernelImages:
         answers = {row["id"]: row for row in map(json.loads, done.stdout.strip().splitlines())}
         return compare(chosen, bad, answers)
 
-    def check(self, plan: BarePlan, clusters: Sequence[Cluster], result: CampaignResult) -> None:
-        """See `check_images`."""
-        check_images(self.build, clusters, packed(plan, clusters), result.objects)
+
+def require_gpus(gpus: Sequence[str], planned: AbstractSet[str]) -> None:
+    """Insist that the plan has kernels for every GPU: upstream's generator passes over names that it does not know.
+
+    Raises:
+        UnsupportedError: with those that it passed over.
+    """
+    if missing := sorted(set(gpus) - planned):
+        raise UnsupportedError(
+            f"this AOTriton plans no kernel for {', '.join(missing)}",
+            why=f"its plan is for {', '.join(sorted(planned)) or 'nothing'}",
+            fix="leave it out of --gpu, or take an AOTriton that knows it",
+        )
 
 
 def upstream_arguments(rule: Rule) -> list[str]:
@@ -179,18 +262,43 @@ def compare(chosen: Sequence[Entry], bad: Sequence[Entry], answers: Mapping[str,
         if answers[entry.id]["sha256"] != entry.sha256
     ]
     unlike = [
-        f"{entry.out} {entry.status} here ({entry.reason.splitlines()[0][:200] if entry.reason else 'no reason'})"
+        f"{entry.out} {entry.status} here ({_first(entry.reason) or 'no reason'}), {_there(answers[entry.id])} there"
         for entry in bad
-        if answers[entry.id]["size"]
+        if not _alike(entry, answers[entry.id])
     ]
     if differing or unlike:
         raise ContractError(
             f"{len(differing)} of {len(chosen)} sampled kernels differ from what AOTriton's own script makes, and "
-            f"{len(unlike)} of {len(bad)} failures do not fail there",
+            f"{len(unlike)} of {len(bad)} failures do not fail alike there",
             why="\n".join([*differing, *unlike][:20]),
             fix="report this with the log; --no-contract skips the comparison",
         )
     return {"sampled": len(chosen), "equal": len(chosen), "failures": len(bad), "alike": len(bad)}
+
+
+def _first(reason: str) -> str:
+    return (reason.splitlines() or [""])[0][:200]
+
+
+def _there(answer: Mapping[str, Any]) -> str:
+    return "an object" if answer["size"] else f"{answer['error'] or _first(answer['reason'])} (code {answer['code']})"
+
+
+def _alike(entry: Entry, answer: Mapping[str, Any]) -> bool:
+    """Whether upstream's script failed as the campaign did. Another failure, at its start for one, shows nothing."""
+    if answer["size"]:
+        return False
+    if entry.status == TIMEOUT:
+        return bool(answer["status"] == KNOWN_BAD[TIMEOUT])
+    how = _first(entry.reason)
+    if ended := re.match(r"the worker was ended by (SIG\w+)", how):
+        return bool(answer["code"] == -signal.Signals[ended[1]])
+    if left := re.match(r"the worker exited with (\d+)", how):
+        return bool(answer["code"] == int(left[1]))
+    if kind := re.match(r"[A-Za-z_][\w.]*(?=:|$)", how):
+        return bool(answer["code"] != 0 and str(answer["error"]).partition(":")[0] == kind[0])
+    # The campaign's own check found fault with what came out.
+    return bool(answer["code"] == 0)
 
 
 def packed(plan: BarePlan, clusters: Sequence[Cluster]) -> list[Archive]:
@@ -203,10 +311,11 @@ def packed(plan: BarePlan, clusters: Sequence[Cluster]) -> list[Archive]:
 def check_images(
     build: Path, clusters: Sequence[Cluster], archives: Sequence[Archive], good: Mapping[str, str]
 ) -> None:
-    """Read the archives back: every kernel that was compiled is in them, byte for byte, and nothing else is.
+    """Read the archives back: every kernel that was compiled is in them, byte for byte, and nothing else is; so are the
+    values that the loader launches it with.
 
     Args:
-        good: the objects that were compiled, by path below `build`; the others must be empty.
+        good: SHA-256 (64 hex digits) of the objects that were compiled, by path below `build`; others must be empty.
 
     Raises:
         ContractError: with the first difference.
@@ -222,6 +331,21 @@ def check_images(
             if [one.name for one in kernels] != list(wanted):
                 raise ContractError(f"{archive.path}: {name} holds other kernels than were compiled")
             for one in kernels:
-                content = (build / wanted[one.name]).read_bytes()
-                if one.content != content or bool(content) != (wanted[one.name] in good):
+                path = wanted[one.name]
+                content = (build / path).read_bytes()
+                if one.content != content or bool(content) != (path in good):
                     raise ContractError(f"{archive.path}: {one.name} is not what was compiled")
+                if content and f"sha256:{good[path]}" != sha256_bytes(content):
+                    raise ContractError(f"{path} has changed since it was compiled")
+                launch = _launch(build / path) if content else (0, 0)
+                if (one.shared, one.threads) != launch:
+                    raise ContractError(
+                        f"{archive.path}: {one.name} would be launched with other values than it was compiled for",
+                        why=f"shared memory and threads {(one.shared, one.threads)} instead of {launch}",
+                    )
+
+
+def _launch(path: Path) -> tuple[int, int]:
+    """Shared memory in bytes and threads of a block, from the JSON beside an object."""
+    told = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+    return int(told["shared"]), int(told["num_warps"]) * int(told["warp_size"])

@@ -14,6 +14,7 @@ from toolchain.settings import Request
 from toolchain.sources.scan import Finding, scan
 
 _LISTED = 30
+_ODD = ";=*?[]\\\n"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +45,11 @@ class Intake:
     def rows(self, findings: Sequence[Finding]) -> list[dict[str, Any]]:
         """Every finding with what became of it, for records."""
         return [{**finding.as_json(), "fate": self._fate(finding)} for finding in findings]
+
+    def binaries(self, planned: Sequence[str]) -> tuple[str, ...]:
+        """The names that a plan knew, and the paths of those let in that it could not know; sorted."""
+        known = {row.path: row.name for row in known_files()}
+        return tuple(sorted({*planned, *(known.get(one.file, one.file) for one in self.allowed)}))
 
     def _fate(self, finding: Finding) -> str:
         if finding.file in self.replaced:
@@ -99,6 +105,14 @@ def take_in(source: str, tree: Path, request: Request) -> tuple[Intake, tuple[Fi
             replaced[finding.file] = row.replace
         else:
             unknown.append(finding)
+    # The recipes get lists with `;` between names; one that does not survive that would stay in the build, unsaid.
+    odd = sorted(name for name in (*dropped, *replaced) if set(name) & set(_ODD))
+    if odd:
+        raise PolicyError(
+            f"the source {source} holds prebuilt files whose names cannot be passed on",
+            why=", ".join(map(repr, odd)),
+            fix=f"remove them by --patch {source}=FILE",
+        )
     if unknown:
         raise PolicyError(
             f"the source {source} holds {len(unknown)} prebuilt file{'s' if len(unknown) > 1 else ''}",

@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from subprocess import Popen
 from typing import Any
 
 from toolchain import recipe
+from toolchain.errors import PolicyError
 from toolchain.recipe import Mount, digests
 from toolchain.settings import Request
 from toolchain.sources.resolve import locate, parse_source_spec, require
 from toolchain.sources.tree import Source
 from toolchain.stages.base import base_label
+from toolchain.stages.intake import take_in
 from toolchain.stages.stage import Built, Planned, Shop, common_inputs, source_inputs
 from toolchain.stages.triton import SITE
 
@@ -49,6 +51,8 @@ class KernelsStage:
                 "select": request.select,
                 "limit": request.limit,
                 "keep_going": request.keep_going,
+                # What takes too long is marked as known bad then: other results. Otherwise it fails the build.
+                **({"timeout": request.kernel_timeout} if request.keep_going and request.kernel_timeout else {}),
             }
         stem = "flash-attn-kernels-partial" if part else "flash-attn-kernels"
         return Planned(
@@ -72,6 +76,10 @@ class KernelsStage:
         source = shop.fetch(planned.sources[0])
         assert source.path is not None  # noqa: S101 - fetch gives it
         require(source.path, "flash_attn/flash_attn_triton_amd")
+        intake, findings = take_in("flash-attn", source.path, request)
+        if intake.dropped:
+            raise PolicyError("prebuilt files of flash-attn cannot be left out", why=", ".join(intake.dropped))
+        planned = replace(planned, binaries=intake.binaries(planned.binaries))
         gpus = request.gpus or DEFAULT_GPUS
         top = recipe.root()
         rules = load_rules(top / _RULES, source.path, gpus, select=request.select, limit=request.limit)
@@ -111,9 +119,11 @@ class KernelsStage:
             tree=tree,
             facts={
                 "kernels": result.counts(),
+                "known_bad": [entry.out for entry in result.bad],
                 "skipped": result.skipped,
                 "about": result.about,
                 "by_kernel": result.rows(),
+                "found_binaries": intake.rows(findings),
                 "gpus": list(gpus),
                 "prefix": PREFIX,
             },

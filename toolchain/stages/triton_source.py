@@ -7,7 +7,7 @@ import re
 import shutil
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +96,7 @@ class TritonSourceStage:
         _require(source)
         check_llvm(shop, below["llvm"])
         intake, findings = take_in("triton", source.path, request)
+        planned = replace(planned, binaries=intake.binaries(planned.binaries))
         llvm = shop.image(below["llvm"])
         out = shop.build(
             Recipe(
@@ -124,7 +125,7 @@ class TritonSourceStage:
         facts = {
             "wheels": [_keep(wheel, shop) for wheel in wheels],
             "auditwheel": (out / "auditwheel.txt").read_text(encoding="utf-8"),
-            "lit": {path.stem.removeprefix("lit-"): lit_totals(path) for path in sorted(out.glob("lit-*.xml"))},
+            "lit": lit(out, asked=request.contract),
             "found_binaries": intake.rows(findings),
             "seconds_by_kind": {path.stem: ninja_seconds(path) for path in sorted(out.glob("ninja-*.log"))},
         }
@@ -250,28 +251,53 @@ def _keep(wheel: Path, shop: Shop) -> dict[str, Any]:
 
 
 def lit_totals(path: Path) -> dict[str, Any]:
-    """What a lit run's JUnit file says: `{"tests", "passed", "failed", "skipped", "failures": [name…]}`.
+    """What a lit run's JUnit file says: `{"tests", "passed", "failed", "skipped", "failures": {name: why}, "skips"}`.
 
     Raises:
-        BuildError: it is no such file.
+        BuildError: it is no such file, or has no test in it.
     """
     try:
         cases = list(ET.parse(path).getroot().iter("testcase"))  # noqa: S314 - written by our own build
     except ET.ParseError as error:
         raise BuildError(f"{path.name} is no JUnit file", why=str(error)) from error
-    failures = sorted(
-        f"{case.get('classname', '')}/{case.get('name', '')}"
-        for case in cases
-        if case.find("failure") is not None or case.find("error") is not None
-    )
-    skipped = sum(case.find("skipped") is not None for case in cases)
+    if not cases:
+        raise BuildError(f"{path.name} has no test: lit ran none", fix="see the log; --no-contract leaves them out")
+    failures, skipped = {}, {}
+    for case in cases:
+        name = f"{case.get('classname', '')}/{case.get('name', '')}"
+        failure = next((found for found in map(case.find, ("failure", "error")) if found is not None), None)
+        left = case.find("skipped")
+        if failure is not None:
+            failures[name] = _why(failure.text or failure.get("message") or "")
+        elif left is not None:
+            skipped[name] = (left.get("message") or left.text or "").strip()
     return {
         "tests": len(cases),
-        "passed": len(cases) - len(failures) - skipped,
+        "passed": len(cases) - len(failures) - len(skipped),
         "failed": len(failures),
-        "skipped": skipped,
-        "failures": failures,
+        "skipped": len(skipped),
+        "failures": dict(sorted(failures.items())),
+        "skips": dict(sorted(skipped.items())),
     }
+
+
+def _why(said: str) -> str:
+    """Of what a failed lit test said, the lines that name an error; its last ones where none does."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    named = [line for line in lines if re.search(r"\b(?:error|Assertion|command not found|No such file)\b", line)]
+    return "\n".join(named[:3] or lines[-3:])[:1000]
+
+
+def lit(out: Path, *, asked: bool) -> dict[str, Any]:
+    """Totals by Python version.
+
+    Raises:
+        BuildError: they were asked for and did not run. That nothing failed would say nothing.
+    """
+    found = {path.stem.removeprefix("lit-"): lit_totals(path) for path in sorted(out.glob("lit-*.xml"))}
+    if asked and not found:
+        raise BuildError("upstream's lit tests left no report", fix="see the log; --no-contract leaves them out")
+    return found
 
 
 def ninja_seconds(path: Path) -> dict[str, float]:

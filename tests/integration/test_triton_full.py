@@ -1,0 +1,315 @@
+"""A Triton that was built from source, held to what it promises; and AOTriton's kernels compiled with it.
+
+Marked `full`: run after `toolchain build triton` (and, for the last one, `toolchain build aotriton`) on the same cache.
+
+    TOOLCHAIN_TEST_AOTRITON=/path/to/aotriton pytest -m full -s tests/integration/test_triton_full.py
+
+TOOLCHAIN_CACHE           the cache that has the images; the tool's own otherwise
+TOOLCHAIN_TEST_TRITON     name of the image (the newest of a source build otherwise), or `python:/path/to/python` for a
+                          Python on this machine that has Triton, numpy, pandas and PyYAML
+TOOLCHAIN_TEST_AOTRITON   AOTriton's source, any commit that the tool builds
+TOOLCHAIN_TEST_GPUS       the five of the contract otherwise
+TOOLCHAIN_TEST_RULES      how many rules for each GPU at least, 20 otherwise; 20 are also compiled by upstream's script
+TOOLCHAIN_TEST_LEAST      how many rules the AOTriton image must have at least, 300 otherwise
+"""
+
+# ruff: noqa: T201, ARG002
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import tarfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from elftools.elf.elffile import ELFFile
+
+from toolchain.engine.buildah import Buildah
+from toolchain.kernels.aks2 import read_archive
+from toolchain.oci.layout import Layout
+from toolchain.pipeline import records
+from toolchain.process import Result
+from toolchain.recipe import Mount
+from toolchain.settings import Cache, Request, default_cache
+from toolchain.sources.resolve import fetch_source
+from toolchain.sources.scan import scan
+from toolchain.sources.store import Store
+from toolchain.stages import aotriton_images
+from toolchain.stages.aotriton_images import KernelImages
+from toolchain.stages.stage import Shop
+from toolchain.stages.triton import unzip
+from toolchain.stages.triton_source import CONTRACT_GPUS
+from toolchain.stages.wheels import AOTRITON, wheel_sources
+
+pytestmark = [pytest.mark.full, pytest.mark.engine, pytest.mark.timeout(0)]
+LARGEST = 120_000_000
+FOREIGN = ("ptxas", "cuobjdump", "nvdisasm", "libcupti", "libproton", "cudart")
+HOST = "python:"
+# Of the five kernels that count here, by what their names begin with; preprocess has two.
+ENOUGH = {"attn_fwd": 40, "bwd_kernel_dk_dv": 40, "bwd_kernel_dq": 40, "bwd_kernel_fuse": 40, "bwd_preprocess": 1}
+
+
+def newest(stage: str, *, has: str, name: str = "") -> dict[str, Any]:
+    """The newest record of a stage, or a loud skip."""
+    found = [
+        one
+        for one in records(Cache(default_cache()))
+        if one["stage"] == stage and one["facts"].get(has) and name in ("", one["image"])
+    ]
+    if not found:
+        pytest.skip(f"NOT BUILT: {default_cache()} has no {name or stage} from source; run toolchain build {stage}")
+    return found[-1]
+
+
+@pytest.fixture(scope="module")
+def triton() -> dict[str, Any]:
+    """The record of the Triton under test."""
+    named = os.environ.get("TOOLCHAIN_TEST_TRITON", "")
+    if named.startswith(HOST):
+        pytest.skip("NO IMAGE: TOOLCHAIN_TEST_TRITON names a Python of this machine")
+    return newest("triton", has="wheels", name=named)
+
+
+def test_the_wheel_is_small_honest_and_has_nothing_foreign(triton: dict[str, Any], tmp_path: Path) -> None:
+    (auditwheel,) = [triton["facts"]["auditwheel"]]
+    for wheel in triton["facts"]["wheels"]:
+        path = Store(Cache(default_cache()).store).file(wheel["digest"], verify=True)
+        assert path is not None, f"{wheel['file']} is not in the store"
+        print(f"\n{wheel['file']}: {wheel['bytes']:,} bytes")
+        assert wheel["bytes"] <= LARGEST
+        platform = wheel["file"].removesuffix(".whl").rpartition("-")[2]
+        assert f'platform tag: "{platform}"' in " ".join(auditwheel.split())
+        tree = tmp_path / wheel["file"]
+        unzip(path, tree)
+        for found in scan(tree):
+            print(f"  {found.size:>12,} {found.what:14} {found.path}")
+            assert not any(name in found.path.rpartition("/")[2] for name in FOREIGN), found.path
+            if found.what == "ELF":
+                with (tree / found.path).open("rb") as stream:
+                    sections = [section.name for section in ELFFile(stream).iter_sections()]
+                assert not [name for name in sections if name.startswith(".debug")], (
+                    f"{found.path} has debug information"
+                )
+
+
+def test_upstreams_lit_tests_ran_and_every_failure_has_its_reason(triton: dict[str, Any]) -> None:
+    lit = triton["facts"]["lit"]
+    assert lit, "no lit test ran"
+    for version, totals in lit.items():
+        print(
+            f"\nlit, Python {version}: "
+            + ", ".join(f"{totals[key]} {key}" for key in ("tests", "passed", "failed", "skipped"))
+        )
+        for name, why in totals["failures"].items():
+            print(f"  failed  {name}: {why.splitlines()[0] if why else ''}")
+        for name, why in totals["skips"].items():
+            print(f"  skipped {name}: {why}")
+        assert totals["passed"] + totals["failed"] + totals["skipped"] == totals["tests"]
+        assert all(totals["failures"].values())
+        assert totals["passed"] >= 0.9 * totals["tests"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """As much of a `Shop` as kernels need: in the Triton image, or on this machine."""
+
+    request: Request
+    folder: Path
+    image: str
+    engine: Buildah | None
+    python: str = ""
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "log"
+
+    @property
+    def runner(self) -> Any:
+        return self.engine or self
+
+    def work(self) -> Path:
+        return self.folder
+
+    def jobs(self, kind: str) -> int:
+        return min(2, os.cpu_count() or 1)
+
+    def step(self, name: str) -> None:
+        print(f"  {name}", flush=True)
+
+    def on_line(self, line: str) -> None:
+        """Progress is of no interest here."""
+
+    def _here(
+        self, argv: Sequence[str], mounts: Sequence[Mount], env: Mapping[str, str] | None
+    ) -> tuple[list[str], dict[str, str]]:
+        """A command for the image as one for this machine."""
+
+        def path(word: str) -> str:
+            for mount in mounts:
+                if word == mount.target or word.startswith(f"{mount.target}/"):
+                    return str(mount.source) + word[len(mount.target) :]
+            return word
+
+        wanted = {name: ":".join(path(part) for part in value.split(":")) for name, value in (env or {}).items()}
+        return [self.python, *map(path, argv[1:])], {**os.environ, **wanted}
+
+    def run(self, image: str, argv: Sequence[str], **given: Any) -> Result:
+        """See `Buildah.run`."""
+        command, env = self._here(argv, given.get("mounts", ()), given.get("env"))
+        done = subprocess.run(
+            command, env=env, stdout=subprocess.PIPE, text=True, check=False, cwd=given.get("workdir")
+        )
+        assert done.returncode == 0, command
+        return Result(0, done.stdout, tuple(done.stdout.splitlines()))
+
+    @contextlib.contextmanager
+    def worker(
+        self, image: str, argv: Sequence[str], *, mounts: Sequence[Mount], env: Mapping[str, str]
+    ) -> Iterator[subprocess.Popen[str]]:
+        """See `Shop.worker`."""
+        if self.engine is not None:
+            with self.engine.worker(image, argv, mounts=mounts, env=env) as child:
+                yield child
+            return
+        command, env = self._here(argv, mounts, env)
+        pipe = subprocess.PIPE
+        with subprocess.Popen(
+            command, env=env, stdin=pipe, stdout=pipe, stderr=pipe, text=True, start_new_session=True
+        ) as child:
+            yield child
+
+
+@pytest.fixture(scope="module")
+def source() -> Path:
+    named = os.environ.get("TOOLCHAIN_TEST_AOTRITON", "")
+    if not named:
+        pytest.skip("NO AOTRITON: name its source in TOOLCHAIN_TEST_AOTRITON")
+    return Path(named).resolve()
+
+
+@pytest.fixture(scope="module")
+def place(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    """Where kernels are compiled."""
+    cache, folder = Cache(default_cache()), tmp_path_factory.mktemp("campaign")
+    request = Request(cache=cache, limit=int(os.environ.get("TOOLCHAIN_TEST_RULES", "20")))
+    named = os.environ.get("TOOLCHAIN_TEST_TRITON", "")
+    if not named.startswith(HOST):
+        record = newest("triton", has="wheels", name=named)
+        engine = Buildah(cache)
+        yield Place(request, folder, engine.ensure_image(record["image"], cache.images, record["manifest"]), engine)
+        return
+    # The paths of the image do not exist here.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(aotriton_images, "SOURCE", str(source))
+        yield Place(request, folder, "", None, named.removeprefix(HOST))
+
+
+@pytest.fixture(scope="module")
+def modules(place: Place, source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """AOTriton's generator and packers with what they import, as the recipe leaves them in `python`."""
+    folder = tmp_path_factory.mktemp("modules")
+    if place.engine is not None:
+        for wheel in wheel_sources(AOTRITON):
+            fetched = fetch_source(wheel, cache=place.request.cache, offline=False)
+            assert fetched.path is not None
+            unzip(fetched.path, folder)
+    shutil.copytree(source / "python", folder / "aotriton", ignore=shutil.ignore_patterns("__pycache__"))
+    return folder
+
+
+def plan_for(gpu: str, place: Place, source: Path, modules: Path, build: Path) -> None:
+    """Have upstream's generator plan the kernels of one GPU, as the recipe does."""
+    mounts = [Mount(build, str(build), read_only=False), Mount(source, str(source)), Mount(modules, "/python")]
+    env = {"PYTHONPATH": "/python", "HOME": "/tmp", "PYTHONDONTWRITEBYTECODE": "1", "AOTRITON_ENABLE_FP32": "1"}
+
+    def tool(name: str, *arguments: str) -> None:
+        argv = ["python3", "-X", "utf8", "-m", f"aotriton.{name}", *arguments]
+        place.runner.run(place.image, argv, mounts=mounts, env=env, workdir=str(source), log=place.log)
+
+    for database in source.glob("modules/*/database"):
+        into = build / database.parent.name / "database"
+        for packed in database.rglob("*.sqlite3.tar.xz"):
+            with tarfile.open(packed) as tar:
+                tar.extractall(into / packed.parent.relative_to(database), filter="data")
+        tool("database_compose", "--database_file", str(into / "tuning_database.sqlite3"), "--decomposed", str(into))
+    tool("generate", "--target_gpus", f"{gpu}_mod0", "--build_dir", str(build), "--root_dir", str(source))
+
+
+@pytest.mark.parametrize("gpu", os.environ.get("TOOLCHAIN_TEST_GPUS", ",".join(CONTRACT_GPUS)).split(","))
+def test_aotriton_rules_compile_to_upstreams_bytes_and_pack(
+    gpu: str, place: Place, source: Path, modules: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole clusters through the campaign, upstream's compile script, its packers, and back by our own reader."""
+    built = tmp_path / "built"
+    (built / "plan").mkdir(parents=True)
+    plan_for(gpu, place, source, modules, built / "plan")
+    # The plan was written under these paths; the stage's own recipe writes it under its own.
+    where = str(built / "plan")
+    (built / "python").symlink_to(modules)
+    folder = tmp_path / "campaign" / "plan"
+    if place.engine is None:
+        for file in (built / "plan").rglob("*"):
+            if (file.name.startswith("Bare.") and file.is_file()) or file.suffix == ".nsv":
+                file.write_text(file.read_text().replace(where, str(folder)))
+        monkeypatch.setattr(aotriton_images, "PLAN", str(folder))
+    else:
+        monkeypatch.setattr(aotriton_images, "PLAN", where)
+        monkeypatch.setattr(aotriton_images, "SOURCE", str(source))
+    images = KernelImages(folder, source, place.image, cast("Shop", place))
+    made = images.make(built, gpus=(gpu,), sha1="0" * 40)
+    print(f"\n{made.result.table()}\n{dict(made.against)} of {made.rules}; Triton {made.result.about.get('triton')}")
+    assert made.result.bad == ()
+    assert len(made.result.done) >= (place.request.limit or 0)
+    assert made.against["equal"] >= 20 or made.against["equal"] == len(made.result.done)
+    assert {entry.target for entry in made.result.done} == {gpu}
+    assert made.partial
+    signature = json.loads((made.folder / made.packs[0] / "__signature__").read_text())
+    assert signature["TRITON_VERSION"].startswith(str(made.result.about["triton"]).partition("+")[0])
+
+
+def test_the_aotriton_image_is_what_its_record_and_ledgers_say(tmp_path: Path) -> None:
+    """Read back from the published bytes, by an independent reader: every kernel, by its SHA-256."""
+    record = newest("aotriton", has="packs")
+    facts, layout = record["facts"], Layout(Cache(default_cache()).images)
+    for row in facts["by_kernel"]:
+        print(
+            f"\n{row['kernel']:32} {row['gpu']:8} "
+            + " ".join(f"{key} {row[key]}" for key in row if key not in ("kernel", "gpu")),
+            end="",
+        )
+    print(f"\n{facts['kernels']}, bitcode {facts['bitcode']}, against upstream {facts['against_upstream']}")
+    for finding in facts["found_binaries"]:
+        print(finding)
+    with tarfile.open(layout.blob(record["layers"][-1]["digest"])) as tar:
+        tar.extractall(tmp_path, filter="data")
+    images = tmp_path / str(facts["prefix"]).lstrip("/") / "lib" / "aotriton.images"
+    seen = 0
+    for pack in sorted(images.iterdir()):
+        ledger = json.loads((pack / "__ledger__").read_text())
+        wanted = {row["sha256"] for row in ledger["kernels"] if row["status"] == "done"}
+        inside: list[str] = []
+        for archive in sorted(pack.rglob("*.zip")):
+            for _, kernels in read_archive(archive):
+                inside += [hashlib.sha256(one.content).hexdigest() for one in kernels if one.content]
+                assert ledger["known_bad"] or all(one.content for one in kernels)
+        assert set(inside) == wanted
+        assert len(inside) == ledger["done"]
+        assert (pack / "__partial__").exists() == bool(
+            ledger["partial"] or ledger["known_bad"] or ledger["without_gpus"]
+        )
+        seen += len(ledger["kernels"])
+    assert seen == sum(facts["kernels"].values()) >= int(os.environ.get("TOOLCHAIN_TEST_LEAST", "300"))
+    assert (seen < facts["rules"]) == ("partial" in record["image"])
+    assert facts["kernels"]["done"] >= 0.95 * seen
+    for kernel, least in ENOUGH.items():
+        assert sum(row["done"] for row in facts["by_kernel"] if row["kernel"].startswith(kernel)) >= least, kernel
+    assert facts["against_upstream"]["equal"] == facts["against_upstream"]["sampled"] >= 20
+    assert facts["against_upstream"]["alike"] == len(facts["failures"])
+    assert all(failure["reason"] for failure in facts["failures"])

@@ -1,0 +1,126 @@
+"""stages.aotriton: what its image says of itself, and which folder a campaign goes on in."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from toolchain.errors import UnsupportedError
+from toolchain.kernels.campaign import CampaignResult
+from toolchain.kernels.ledger import Entry
+from toolchain.settings import Cache
+from toolchain.stages.aotriton import assemble, campaign_folder, lacking, partial_text
+from toolchain.stages.aotriton_images import MadeImages, require_gpus
+
+PREFIX = "/usr/lib64/aotriton-30ae9671"
+
+
+def entry(name: str, gpu: str, pack: str, status: str = "done", reason: str = "") -> Entry:
+    return Entry(
+        id=name, kernel="attn", target=gpu, out=f"flash/{name}.hsaco", cluster=f"{pack}/flash/attn/c", status=status,
+        reason=reason, sha256="ab" if status == "done" else "", bitcode=("ocml",) if status == "done" else (),
+    )  # fmt: skip
+
+
+def images(folder: Path, entries: Sequence[Entry], *, packs: tuple[str, ...], rules: int, partial: bool) -> MadeImages:
+    archives = []
+    for name in packs:
+        path = folder / name / "flash" / "attn.zip"
+        path.parent.mkdir(parents=True)
+        path.write_text("zip")
+        (folder / name / "__signature__").write_text("{}")
+        (folder / name / "flash" / "of an earlier part.zip").write_text("old")
+        archives.append(path)
+    about = {"triton": "3.6.0", "bitcode": {"ocml": "ff"}}
+    return MadeImages(
+        result=CampaignResult(entries=tuple(entries), skipped=0, partial=partial, about=about),
+        folder=folder, archives=tuple(archives), packs=packs, rules=rules, partial=partial, against={},
+    )  # fmt: skip
+
+
+def lay(tmp_path: Path, made: MadeImages, gpus: tuple[str, ...]) -> Path:
+    installed = tmp_path / "installed"
+    (installed / PREFIX[1:] / "lib").mkdir(parents=True)
+    (installed / PREFIX[1:] / "lib" / "libaotriton_v2.so").write_text("so")
+    assemble(tmp_path / "tree", PREFIX, installed, made, gpus=gpus)
+    return tmp_path / "tree" / PREFIX[1:] / "lib" / "aotriton.images"
+
+
+def read(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+def test_a_whole_pack_has_its_ledger_and_nothing_that_says_partial(tmp_path: Path) -> None:
+    made = images(tmp_path / "i", [entry("a", "gfx942", "amd-gfx942")], packs=("amd-gfx942",), rules=1, partial=False)
+    pack = lay(tmp_path, made, ("gfx942",)) / "amd-gfx942"
+    assert sorted(one.name for one in pack.rglob("*") if one.is_file()) == ["__ledger__", "__signature__", "attn.zip"]
+    ledger = read(pack / "__ledger__")
+    assert (ledger["partial"], ledger["done"], ledger["known_bad"]) == (False, 1, 0)
+    assert ledger["bitcode"] == {"ocml": "ff"}
+    (row,) = ledger["kernels"]
+    assert (row["out"], row["bitcode"], row["sha256"]) == ("flash/a.hsaco", ["ocml"], "ab")
+    assert partial_text(made, asked="", gpus=("gfx942",)) == ""
+
+
+def test_a_part_and_a_bad_kernel_are_told_in_the_pack_that_has_them(tmp_path: Path) -> None:
+    entries = [
+        entry("a", "gfx942", "amd-gfx942"),
+        entry("b", "gfx90a", "amd-gfx90a", "failed", "TypeError: no\nat 0x7fab"),
+    ]
+    made = images(tmp_path / "i", entries, packs=("amd-gfx90a", "amd-gfx942"), rules=2, partial=False)
+    laid = lay(tmp_path, made, ("gfx90a", "gfx942"))
+    assert not (laid / "amd-gfx942" / "__partial__").exists()
+    told = read(laid / "amd-gfx90a" / "__partial__")
+    assert told["known_bad"] == ["flash/b.hsaco"]
+    assert "kernels" not in told
+    assert read(laid / "amd-gfx90a" / "__ledger__")["kernels"][0]["reason"] == "TypeError: no"
+    assert partial_text(made, asked="", gpus=("gfx90a", "gfx942")) == "1 kernels known bad"
+
+
+def test_a_limit_is_told_in_every_pack(tmp_path: Path) -> None:
+    made = images(tmp_path / "i", [entry("a", "gfx942", "amd-gfx942")], packs=("amd-gfx942",), rules=9, partial=True)
+    assert read(lay(tmp_path, made, ("gfx942",)) / "amd-gfx942" / "__partial__")["partial"] is True
+    assert partial_text(made, asked="limit 1", gpus=("gfx942",)) == "1 of 9 kernels (limit 1)"
+
+
+def test_a_family_pack_without_all_of_its_gpus_is_a_part(tmp_path: Path) -> None:
+    made = images(
+        tmp_path / "i", [entry("a", "gfx1200", "amd-gfx120x")], packs=("amd-gfx120x",), rules=1, partial=False
+    )
+    told = read(lay(tmp_path, made, ("gfx1200",)) / "amd-gfx120x" / "__partial__")
+    assert (told["gpus"], told["without_gpus"]) == (["gfx1200"], ["gfx1201"])
+    assert partial_text(made, asked="", gpus=("gfx1200",)) == "amd-gfx120x without gfx1201"
+    assert lacking(("gfx1200", "gfx1201", "gfx942")) == {}
+
+
+def test_a_gpu_that_upstreams_generator_passes_over_is_told() -> None:
+    require_gpus(("gfx942",), {"gfx942", "gfx950"})
+    with pytest.raises(UnsupportedError, match="no kernel for gfx1103") as caught:
+        require_gpus(("gfx1103", "gfx942"), {"gfx942"})
+    assert caught.value.why == "its plan is for gfx942"
+    with pytest.raises(UnsupportedError, match="no kernel for gfx942"):
+        require_gpus(("gfx942",), set())
+
+
+def test_two_campaigns_over_the_same_objects_take_turns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cache, order = Cache(tmp_path), []
+
+    def second() -> None:
+        with campaign_folder(cache, "sha256:" + "a" * 64) as folder:
+            order.append(folder.name)
+
+    with campaign_folder(cache, "sha256:" + "a" * 64) as folder, campaign_folder(cache, "sha256:" + "b" * 64) as other:
+        assert folder != other
+        thread = threading.Thread(target=second)
+        thread.start()
+        thread.join(0.5)
+        order.append("first")
+    thread.join(10)
+    assert order == ["first", folder.name]
+    assert "waiting for another campaign" in capsys.readouterr().err

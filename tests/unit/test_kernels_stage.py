@@ -1,0 +1,23 @@
+"""stages.kernels: what makes its result another one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from toolchain.pipeline import plan
+from toolchain.settings import Cache, Request
+from toolchain.stages.kernels import KernelsStage
+from toolchain.stages.stage import Planned
+
+
+def test_patience_counts_where_it_decides_which_kernels_are_known_bad(tmp_path: Path) -> None:
+    request = Request(cache=Cache(tmp_path), allow_binary=("triton-wheel",))
+    below = {"triton": Planned(name="triton", image="t", inputs={"x": 1}), "base": plan(request, "base")[0].planned}
+
+    def digest(**changes: object) -> str | None:
+        return KernelsStage().plan(replace(request, **changes), below).input_digest  # type: ignore[arg-type]
+
+    assert digest() == digest(kernel_timeout=60.0), "what takes too long fails the build then, and leaves nothing"
+    assert digest(keep_going=True) != digest(keep_going=True, kernel_timeout=60.0)
+    assert digest(keep_going=True, kernel_timeout=60.0) != digest(keep_going=True, kernel_timeout=90.0)
