@@ -159,7 +159,7 @@ def run_mmdebstrap(
         SourceError: apt knows no mirror.
         BuildError: mmdebstrap failed.
     """
-    from toolchain.sources.distro import apt_mirrors  # noqa: PLC0415 - asks apt, which plan must not
+    from toolchain.sources.mirrors import apt_mirrors  # noqa: PLC0415 - asks apt, which plan must not
 
     if shop.request.offline:
         raise UnreachableError(
