@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
-from toolchain import errors
+from toolchain import delivery, errors
+from toolchain.cli.app import app
 from toolchain.cli.options import handled
 from toolchain.errors import ToolchainError
 
@@ -109,6 +111,51 @@ def test_who_wins(clean: dict[str, str], tmp_path: Path) -> None:
     assert image("--base", "almalinux8", TOOLCHAIN_BASE="debian12") == "toolchain-base-almalinux8"
 
 
+def test_the_file_knows_what_the_command_line_knows(clean: dict[str, str], tmp_path: Path) -> None:
+    lines = [
+        'drop-binary = ["libdevice"]',
+        'python = "3.13"',
+        'only = "tablegen"',
+        'source-repo = ["llvm/llvm-project"]',
+    ]
+    (tmp_path / "toolchain.toml").write_text("\n".join(lines))
+    done = call(clean, "plan", "llvm", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["stages"][1]["image"].startswith("llvm-triton-tablegen-")
+
+
+@pytest.mark.parametrize(
+    ("words", "wins"), [((), "file"), (("--dest", "oci:option"), "option"), (("oci:word",), "word")]
+)
+def test_the_files_destination_is_the_last_asked(
+    words: tuple[str, ...], wins: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    monkeypatch.setattr(delivery, "deliver", lambda request, stage, dest, **_: asked.append(str(dest)) or [])
+    config = tmp_path / "a.toml"
+    config.write_text('dest = "oci:file"\n')
+    done = CliRunner().invoke(app, ["--config", str(config), "publish", *words])
+    assert done.exit_code == 0, done.output
+    assert [Path(dest).name.partition(":")[2] or Path(dest).name for dest in asked] == [wins]
+
+
+def test_paths_with_spaces_come_from_the_environment_too(clean: dict[str, str], tmp_path: Path) -> None:
+    trees = [tmp_path / f"{name} of 'mine'" for name in ("llvm", "triton")]
+    given = f"llvm={trees[0]}  triton={trees[1]}"
+    done = call({**clean, "TOOLCHAIN_SOURCE": given}, "plan", "llvm", cwd=tmp_path)
+    assert done.returncode == 5
+    assert f"the source llvm is not there: {trees[0]}\n" in done.stderr
+    (tmp_path / "toolchain.toml").write_text('source = ["llvm=/from/the/file"]\n')
+    patch = tmp_path / "a  patch"
+    done = call({**clean, "TOOLCHAIN_SOURCE": given, "TOOLCHAIN_PATCH": f"llvm={patch}"}, "plan", "llvm", cwd=tmp_path)
+    assert f"--patch llvm={patch}: no such file" in done.stderr
+    patch.touch()
+    done = call({**clean, "TOOLCHAIN_SOURCE": given, "TOOLCHAIN_PATCH": f"llvm={patch}"}, "plan", "llvm", cwd=tmp_path)
+    assert f"not there: {trees[0]}" in done.stderr
+    done = call({**clean, "TOOLCHAIN_SOURCE": given}, "plan", "llvm", "--source", "llvm=/from/the/line", cwd=tmp_path)
+    assert "not there: /from/the/line" in done.stderr
+
+
 def test_plan_of_an_empty_machine_has_no_digests(clean: dict[str, str], tmp_path: Path) -> None:
     done = call(clean, "plan", "llvm", "--source", "llvm=distro:llvm-toolchain-22", "--json", cwd=tmp_path)
     base, llvm = json.loads(done.stdout)["stages"]
@@ -141,6 +188,11 @@ def test_errors_are_data_too(clean: dict[str, str], tmp_path: Path) -> None:
     said = json.loads(done.stdout)
     assert (said["exit_code"], said["error"]) == (7, "Unsupported")
     assert said["fix"]
+    said = json.loads(call(clean, "pins", "--triton", "3.9", "--json", cwd=tmp_path).stdout)
+    assert said["exit_code"] == 7
+    (tmp_path / "toolchain.toml").write_text('bass = "debian13"\n')
+    said = json.loads(call(clean, "plan", "--json", cwd=tmp_path).stdout)
+    assert said["exit_code"] == 3
 
 
 @pytest.mark.parametrize("wrapped", [False, True])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import functools
+import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, ParamSpec, TypeVar
@@ -14,6 +16,9 @@ from toolchain import console
 from toolchain.errors import ConfigError, ResourceError, ToolchainError
 from toolchain.machines import machine_of
 from toolchain.settings import Cache, Request, default_cache
+
+SOURCES = ("aotriton", "flash-attn", "llvm", "triton")
+_NEXT = re.compile(rf"\s+(?=(?:{'|'.join(SOURCES)})=)")
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -28,14 +33,13 @@ SourceOpt = Annotated[
     list[str] | None,
     typer.Option(
         "--source",
-        envvar="TOOLCHAIN_SOURCE",
-        help="NAME=PATH, NAME=URL@SHA or NAME=distro:PACKAGE; again for each source.",
+        help="NAME=PATH, NAME=URL@SHA or NAME=distro:PACKAGE; again for each source. [env var: TOOLCHAIN_SOURCE]",
         metavar="NAME=WHERE",
     ),
 ]
 PatchOpt = Annotated[
     list[str] | None,
-    typer.Option("--patch", envvar="TOOLCHAIN_PATCH", help="Patch for a source; again for each.", metavar="NAME=FILE"),
+    typer.Option("--patch", help="Patch for a source; again for each. [env var: TOOLCHAIN_PATCH]", metavar="NAME=FILE"),
 ]
 TritonOpt = Annotated[
     str | None,
@@ -139,6 +143,15 @@ def _full_disk(error: BaseException | None) -> ResourceError | None:
     return None
 
 
+def pairs_from_environment() -> dict[str, list[str]]:
+    """TOOLCHAIN_SOURCE and TOOLCHAIN_PATCH by option: several NAME=VALUE with space between them.
+
+    Typer would part them at every space, and paths may have some: only one before the name of a source parts here.
+    """
+    given = {option: os.environ.get(f"TOOLCHAIN_{option.upper()}", "").strip() for option in ("source", "patch")}
+    return {option: _NEXT.split(text) for option, text in given.items() if text}
+
+
 def _pairs(values: list[str] | None, option: str) -> list[tuple[str, str]]:
     pairs = []
     for value in values or []:
@@ -179,7 +192,6 @@ def make_request(
         raise ConfigError("--arch names no architecture")
     if compression not in {"gzip", "zstd"}:
         raise ConfigError(f"unknown compression {compression!r}", fix="gzip or zstd")
-    known = {"llvm", "triton", "aotriton", "flash-attn"}
     sources = dict(_pairs(source, "--source"))
     patches: dict[str, tuple[Path, ...]] = {}
     for name, file in _pairs(patch, "--patch"):
@@ -188,8 +200,8 @@ def make_request(
             raise ConfigError(f"--patch {name}={file}: no such file")
         patches[name] = (*patches.get(name, ()), path.absolute())
     for name in (*sources, *patches):
-        if name not in known:
-            raise ConfigError(f"unknown source {name!r}", fix=f"one of {', '.join(sorted(known))}")
+        if name not in SOURCES:
+            raise ConfigError(f"unknown source {name!r}", fix=f"one of {', '.join(SOURCES)}")
     lock = None
     if locked or lock_file is not None:
         from toolchain.lockfile import DEFAULT, read  # noqa: PLC0415 - most calls have no lock
