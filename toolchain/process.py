@@ -85,6 +85,7 @@ def run(
     log: Path | None = None,
     on_line: Callable[[str], None] | None = None,
     timeout: float | None = None,
+    helpers: bool = False,
 ) -> Result:
     """Run a program to its end.
 
@@ -97,6 +98,8 @@ def run(
         log: file that gets every line, appended.
         on_line: called with each line of both streams, without its newline.
         timeout: seconds; the whole process group is killed after that.
+        helpers: it starts programs of its own that wait for a network: a kill -9 of this tool ends them too. What is
+            contained (see `contained`) has no need of it.
 
     Raises:
         CommandError: `check` is set and the program failed.
@@ -113,6 +116,8 @@ def run(
             sink = stack.enter_context(log.open("a", encoding="utf-8", errors="replace"))
             sink.write(f"+ {shlex.join(words)}\n")
         child = stack.enter_context(_started(words, cwd=cwd, env=env, stdin=stdin is not None))
+        if helpers:
+            stack.enter_context(_ending_with_us(child))
         lines = _Lines(child, sink, on_line)
         assert child.stdout is not None  # noqa: S101
         assert child.stderr is not None  # noqa: S101
@@ -206,6 +211,33 @@ def _started(
             if stream is not None:
                 with contextlib.suppress(OSError):
                     stream.close()
+
+
+@contextlib.contextmanager
+def _ending_with_us(child: subprocess.Popen[Any]) -> Iterator[None]:
+    """Have the child's process group killed when this process ends inside the block, however it ends.
+
+    PDEATHSIG reaches the child alone. A shell outside the group reads a pipe that nobody writes to: only our end, by
+    whatever signal, closes it.
+    """
+    ours, theirs = os.pipe()
+    try:
+        watch = subprocess.Popen(
+            ["sh", "-c", 'read -r _; kill -KILL "-$1"', "sh", str(child.pid)],
+            env=clean_environment(),
+            stdin=ours,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            yield
+        finally:
+            watch.kill()
+            watch.wait()
+    finally:
+        os.close(ours)
+        os.close(theirs)
 
 
 @contextlib.contextmanager

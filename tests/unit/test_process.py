@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import errno
+import subprocess
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,7 @@ import pytest
 from toolchain import process
 
 FULL = Path("/dev/full")
+TOP = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="no /dev/full here")
@@ -42,3 +46,46 @@ def test_lines_of_both_streams_are_kept(tmp_path: Path) -> None:
         ["one", "two"],
     )
     assert sorted(log.read_text().splitlines()[1:]) == ["one", "two"]
+
+
+def test_helpers_end_with_a_killed_tool(tmp_path: Path) -> None:
+    """A git whose other side has gone silent leaves git-remote-https behind otherwise."""
+    noted = tmp_path / "pid"
+    program = f"sleep 60 & echo $! >'{noted}.new'; sleep 1; mv '{noted}.new' '{noted}'; wait"
+    script = "import sys; from toolchain import process\nprocess.run(sys.argv[1:], helpers=True)"
+    tool = subprocess.Popen([sys.executable, "-c", script, "sh", "-c", program], cwd=TOP)
+    _until(noted.exists)
+    helper = int(noted.read_text())
+    assert _alive(helper)
+    tool.kill()
+    tool.wait()
+    _until(lambda: not _alive(helper))
+
+
+def test_a_program_with_helpers_ends_as_others_do(tmp_path: Path) -> None:
+    done = process.run(["sh", "-c", f"echo $$ >'{tmp_path}/pid'; echo out; exit 3"], check=False, helpers=True)
+    assert (done.returncode, done.tail) == (3, ("out",))
+    watchers = [path for path in Path("/proc").glob("[0-9]*/cmdline") if _says(path, (tmp_path / "pid").read_text())]
+    assert watchers == [], "the watch outlived what it watched"
+
+
+def _says(path: Path, pid: str) -> bool:
+    try:
+        return path.read_bytes().split(b"\0")[-2:-1] == [pid.strip().encode()]
+    except OSError:
+        return False
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def _until(true: Callable[[], bool]) -> None:
+    for _ in range(300):
+        if true():
+            return
+        time.sleep(0.1)
+    raise AssertionError("it did not happen in 30 s")

@@ -255,6 +255,7 @@ class _Apt:
             [program, *self.options, *words],
             capture=True,
             env={**network_environment(), "DEBIAN_FRONTEND": "noninteractive"},
+            helpers=True,
         ).stdout
 
 
