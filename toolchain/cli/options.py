@@ -185,6 +185,9 @@ def make_request(
     """
     from toolchain.gpus import parse_gpus  # noqa: PLC0415 - not every verb needs the table
 
+    gpus = parse_gpus(gpu) if gpu is not None else ()
+    if gpu is not None and not gpus:
+        raise ConfigError(f"--gpu {gpu!r} names no GPU", fix="e.g. --gpu gfx942,gfx1100, or leave it out")
     arches = tuple(sorted({part.strip() for part in arch.split(",") if part.strip()}))
     for one in arches:
         machine_of(one)
@@ -207,13 +210,15 @@ def make_request(
         from toolchain.lockfile import DEFAULT, read  # noqa: PLC0415 - most calls have no lock
 
         lock = read(lock_file or Path(DEFAULT))
+    where = Cache((cache or default_cache()).absolute())
+    where.check(write=False)
     return Request(
-        cache=Cache((cache or default_cache()).absolute()),
+        cache=where,
         base=base,
         arch=arches,
         sources=sources,
         patches=patches,
-        gpus=parse_gpus(gpu) if gpu else (),
+        gpus=gpus,
         allow_binary=tuple(allow_binary or ()),
         drop_binary=tuple(drop_binary or ()),
         pythons=tuple(part.strip() for part in (python or "").split(",") if part.strip()),
