@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock, Timeout
 
 from toolchain import console
-from toolchain.errors import LockHeldError, PolicyError, ToolchainError
+from toolchain.errors import ConfigError, LockHeldError, PolicyError, ToolchainError, UnreachableError
 from toolchain.goals import by_arch, request_of, stages_of
 from toolchain.oci.layout import Layout
 from toolchain.prefetch import Prefetch
 from toolchain.settings import Cache, Request
 from toolchain.shop import BuildShop, record_path, within_lock
+from toolchain.sources.resolve import fetch_source
 from toolchain.stages.stage import Built, Planned, Stage
 
 if TYPE_CHECKING:
@@ -124,6 +126,8 @@ def build(request: Request, goal: str, *, command: Sequence[str] = (), reuse: Re
     rows = plan(request, goal)
     for row in rows:
         _allowed(request, row.planned)
+    if reuse is None:  # else all of it may come from elsewhere
+        _ready(request, rows)
     # What may come finished from elsewhere needs no sources.
     wanted = [source for row in rows if row.built is None and reuse is None for source in row.planned.sources]
     prefetch = Prefetch(wanted, cache=request.cache, offline=request.offline, patches=request.patches)
@@ -142,7 +146,7 @@ def _build_stages(
     built_below: dict[str, Built] = {}
     for number, stage in enumerate(stages, 1):
         own = request_of(stage, request)
-        planned = stage.plan(own, planned_below)
+        planned = _known(stage, own, planned_below, prefetch)
         built = find(request.cache, planned)
         if built is None:
             with _stage_lock(request.cache, planned):
@@ -152,6 +156,7 @@ def _build_stages(
 
                     built = take(own, planned, reuse)
                 if built is None:
+                    prefetch.check()
                     built = _build_stage(
                         own, stage, planned, built_below, prefetch, of=(number, len(stages)), again=command
                     )
@@ -159,6 +164,47 @@ def _build_stages(
         planned_below[stage.name] = built.planned
         built_below[stage.name] = built
     return list(built_below.values())
+
+
+def _known(stage: Stage, request: Request, below: Mapping[str, Planned], prefetch: Prefetch) -> Planned:
+    """The plan of a stage that is about to be built. A source that only a fetch can tell the digest of is fetched for
+    it: without an input digest nothing could be recorded after hours."""
+    planned = stage.plan(request, below)
+    unknown = [source for source in planned.sources if source.digest is None]
+    for source in unknown:
+        console.note(f"{planned.name}: fetching {source.ref}, whose digest is not known yet")
+        prefetch.wait(source.name)
+        fetch_source(source, cache=request.cache, offline=request.offline)
+    return stage.plan(request, below) if unknown else planned
+
+
+def _ready(request: Request, rows: Sequence[PlanRow]) -> None:
+    """Refuse what cannot end well on this machine before the first long step, which may be a base that needs no engine.
+
+    Raises:
+        UnreachableError: `--offline`, and a base that only its mirrors can give.
+        ConfigError: the cache folder cannot be written to.
+        ResourceError: too little disk for one of the stages.
+        EngineError: no engine, or none that works here.
+    """
+    to_build = [row.planned for row in rows if row.built is None]
+    if not to_build:
+        return
+    away = [planned.image for planned in to_build if planned.online]
+    if away and request.offline:
+        raise UnreachableError(
+            f"{' and '.join(away)} not in the cache and --offline forbids to make {'it' if len(away) == 1 else 'them'}",
+            fix="run `toolchain build base` once with a network, import a bundle, or give --base oci:DIR",
+        )
+    from toolchain.engine.resources import require_disk  # noqa: PLC0415 - a no-op build needs none of it
+
+    request.cache.check()
+    require_disk(request.cache.root, max(planned.disk for planned in to_build))
+    if any(planned.engine for planned in to_build):
+        from toolchain.engine.isolation import probe  # noqa: PLC0415 - a no-op build starts no engine
+        from toolchain.engine.storage import Storage  # noqa: PLC0415
+
+        probe(Storage(request.cache))
 
 
 def _allowed(request: Request, planned: Planned) -> None:
@@ -184,7 +230,8 @@ def _build_stage(
 ) -> Built:
     from toolchain.engine.progress import Progress  # noqa: PLC0415 - a no-op build needs none of it
 
-    name = (planned.input_digest or "unlocked").removeprefix("sha256:")[:12]
+    # Two works without a digest must not meet in one folder: two bases made at once, say.
+    name = planned.input_digest.removeprefix("sha256:")[:12] if planned.input_digest else planned.image
     log = request.cache.logs / f"{stage.name}-{name}-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     console.note(f"{stage.name}: {planned.image} (stage {of[0]} of {of[1]}); full log: {log}")
@@ -203,6 +250,18 @@ def _build_stage(
     return built
 
 
+def _patience() -> float:
+    """Seconds that a second invocation waits for the first.
+
+    Raises:
+        ConfigError: TOOLCHAIN_LOCK_TIMEOUT is no number of seconds.
+    """
+    text = os.environ.get("TOOLCHAIN_LOCK_TIMEOUT", "86400")
+    if not re.fullmatch(r"\d+(\.\d+)?", text):
+        raise ConfigError(f"TOOLCHAIN_LOCK_TIMEOUT={text!r} is no number of seconds", fix="e.g. 3600; 0 does not wait")
+    return float(text)
+
+
 @contextlib.contextmanager
 def _stage_lock(cache: Cache, planned: Planned) -> Iterator[None]:
     """One builder for each work; a second one waits and says for whom."""
@@ -212,10 +271,12 @@ def _stage_lock(cache: Cache, planned: Planned) -> Iterator[None]:
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        holder = owner.read_text() if owner.is_file() else "another process"
+        holder = "another process"
+        with contextlib.suppress(OSError):  # it may end just now
+            holder = owner.read_text(encoding="utf-8") or holder
         console.note(f"{planned.name}: waiting for {holder}, which holds the lock for {planned.image}")
         try:
-            lock.acquire(timeout=float(os.environ.get("TOOLCHAIN_LOCK_TIMEOUT", "86400")))
+            lock.acquire(timeout=_patience())
         except Timeout as error:
             raise LockHeldError(f"{planned.image} is being built by {holder}", fix="wait for it, or end it") from error
     try:

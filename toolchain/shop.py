@@ -141,7 +141,8 @@ class BuildShop:
         self.progress.line(f"@step {name}")
 
     def on_line(self, line: str) -> None:
-        """See `Shop`."""
+        """See `Shop`. Also where a build learns that a source of a later stage can never be had."""
+        self.prefetch.check()
         self.progress.line(line)
 
     def finish(

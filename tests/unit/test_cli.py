@@ -18,7 +18,10 @@ from typer.testing import CliRunner
 from toolchain import delivery, errors
 from toolchain.cli.app import app
 from toolchain.cli.options import handled
+from toolchain.delivery import Delivered
 from toolchain.errors import ToolchainError
+from toolchain.oci.reference import Target
+from toolchain.settings import Request
 
 TOP = Path(__file__).resolve().parents[2]
 
@@ -130,8 +133,13 @@ def test_the_file_knows_what_the_command_line_knows(clean: dict[str, str], tmp_p
 def test_the_files_destination_is_the_last_asked(
     words: tuple[str, ...], wins: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = []
-    monkeypatch.setattr(delivery, "deliver", lambda request, stage, dest, **_: asked.append(str(dest)) or [])
+    asked: list[str] = []
+
+    def deliver(_request: Request, _stage: str, dest: Target, **_: object) -> list[Delivered]:
+        asked.append(str(dest))
+        return []
+
+    monkeypatch.setattr(delivery, "deliver", deliver)
     config = tmp_path / "a.toml"
     config.write_text('dest = "oci:file"\n')
     done = CliRunner().invoke(app, ["--config", str(config), "publish", *words])
