@@ -19,10 +19,10 @@ from toolchain.engine import isolation, resources
 from toolchain.engine.storage import Storage
 from toolchain.errors import EngineError, ResourceError, ToolchainError
 from toolchain.settings import Cache
+from toolchain.stages.parts import FULL_DISK
 
 Status = Literal["ok", "warn", "fail"]
 
-FULL_LLVM = 12 * 1000**3  # bytes: base, sources, build tree, layer
 _OLDEST_BUILDAH = (1, 24)  # cache mounts in RUN
 _PATIENCE = 3.0
 _GIT_HOST = "github.com"
@@ -168,8 +168,8 @@ def _keyring(_: Cache) -> Check:
 
 def _disk(cache: Cache) -> Check:
     free = resources.disk_free(cache.root)
-    detail = f"{console.size(free)} free at {cache.root}; a full LLVM needs {console.size(FULL_LLVM)}"
-    if free >= FULL_LLVM:
+    detail = f"{console.size(free)} free at {cache.root}; a full LLVM needs {console.size(FULL_DISK)}"
+    if free >= FULL_DISK:
         return Check("disk", "ok", detail)
     return Check("disk", "fail", detail, "free some, or name another folder with --cache", ResourceError.code)
 

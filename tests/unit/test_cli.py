@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
 import re
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,6 +23,7 @@ from toolchain.cli.options import handled
 from toolchain.delivery import Delivered
 from toolchain.errors import ToolchainError
 from toolchain.oci.reference import Target
+from toolchain.process import CommandError
 from toolchain.settings import Request
 
 TOP = Path(__file__).resolve().parents[2]
@@ -215,6 +218,31 @@ def test_a_full_disk_has_its_own_code(wrapped: bool, capsys: pytest.CaptureFixtu
         handled(verb)()
     assert caught.value.exit_code == 9
     assert "the disk is full" in capsys.readouterr().err
+
+
+def test_a_full_disk_is_told_by_programs_and_by_the_ledger_too(capsys: pytest.CaptureFixture[str]) -> None:
+    def builds() -> None:
+        tail = ["[3/9] x.cpp", "fatal error: error in backend: IO failure: No space left on device", "ninja: stopped"]
+        inner = CommandError(["buildah"], 1, tail)
+        raise errors.BuildError("building llvm failed", fix="full log: /a/log") from inner
+
+    def notes() -> None:
+        with contextlib.closing(sqlite3.connect(":memory:")) as db:
+            db.execute("PRAGMA max_page_count=2")
+            db.executescript("CREATE TABLE a (x); CREATE TABLE b (x); CREATE TABLE c (x)")
+
+    for verb in (builds, notes):
+        with pytest.raises(typer.Exit) as caught:
+            handled(verb)()
+        assert caught.value.exit_code == 9
+        assert "the disk is full" in capsys.readouterr().err.replace("log: /a/log", "")
+
+    def fails() -> None:
+        raise errors.BuildError("no") from CommandError(["buildah"], 1, ["something else"])
+
+    with pytest.raises(typer.Exit) as caught:
+        handled(fails)()
+    assert caught.value.exit_code == 10
 
 
 def test_other_errors_of_the_system_are_bugs() -> None:

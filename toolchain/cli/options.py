@@ -6,6 +6,7 @@ import errno
 import functools
 import os
 import re
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, ParamSpec, TypeVar
@@ -15,6 +16,7 @@ import typer
 from toolchain import console
 from toolchain.errors import ConfigError, ResourceError, ToolchainError
 from toolchain.machines import machine_of
+from toolchain.process import CommandError
 from toolchain.settings import Cache, Request, default_cache
 
 SOURCES = ("aotriton", "flash-attn", "llvm", "triton")
@@ -123,7 +125,7 @@ def handled(command: Callable[P, R]) -> Callable[P, R]:
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return command(*args, **kwargs)
-        except (ToolchainError, OSError) as error:
+        except (ToolchainError, OSError, sqlite3.Error) as error:
             told = _full_disk(error) or error
             if not isinstance(told, ToolchainError):
                 raise
@@ -133,14 +135,26 @@ def handled(command: Callable[P, R]) -> Callable[P, R]:
     return wrapper
 
 
-def _full_disk(error: BaseException | None) -> ResourceError | None:
-    """A full disk is told as what it is, whichever part of the tool met it."""
+def _full_disk(told: Exception) -> ResourceError | None:
+    """A full disk is told as what it is, whichever part of the tool, or program that it ran, met it."""
+    error: BaseException | None = told
     while error is not None:
-        if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:
-            where = f": {error.filename}" if error.filename else ""
-            return ResourceError("the disk is full", why=f"{error.strerror}{where}", fix="free room and run it again")
+        if why := _no_space(error):
+            more = f"\n       {told.fix}" if isinstance(told, ToolchainError) and told.fix else ""
+            return ResourceError("the disk is full", why=why, fix=f"free room and run it again{more}")
         error = error.__cause__
     return None
+
+
+def _no_space(error: BaseException) -> str:
+    """Which words of an error say that the disk is full; empty when none do."""
+    if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        return f"{error.strerror}" + (f": {error.filename}" if error.filename else "")
+    if isinstance(error, sqlite3.Error) and getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL:
+        return str(error)
+    if isinstance(error, CommandError):
+        return next((line for line in error.tail if os.strerror(errno.ENOSPC).lower() in line.lower()), "")
+    return ""
 
 
 def pairs_from_environment() -> dict[str, list[str]]:
