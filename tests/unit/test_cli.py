@@ -69,6 +69,8 @@ def call(env: dict[str, str], *words: str, cwd: Path | None = None) -> subproces
         (("build", "llvm", "--only", "everything"), 7, "everything"),
         (("build", "all", "--limit", "0"), 2, "limit"),
         (("build", "all", "--no-such-flag"), 2, "no-such-flag"),
+        (("build", "base", "--archive", "out"), 3, "--archive is for"),
+        (("build", "llvm", "--archive", "/dev/null"), 3, "nothing can be written"),
         (("publish",), 3, "no destination"),
         (("publish", "not a reference"), 3, "not a reference"),
         (("publish", "oci:/tmp/x", "--source", "llvm=distro:llvm-toolchain-22"), 5, "not built yet"),
