@@ -66,6 +66,15 @@ def test_exit_code_is_the_first_failures() -> None:
     assert doctor.exit_code([Check("buildah", "fail", "x"), disk]) == 8
 
 
+def test_a_cache_that_cannot_be_one(bare: Cache) -> None:
+    bare.root.touch()
+    checks = list(doctor.examine(bare))
+    assert (checks[0].name, checks[0].status, doctor.exit_code(checks)) == ("cache", "fail", 3)
+    assert str(bare.root) in checks[0].detail
+    for check in checks:
+        assert check.fix or check.status == "ok", check
+
+
 def test_an_old_buildah_is_refused(bare: Cache) -> None:
     install(bare, "buildah", "echo 'buildah version 1.19.6 (image-spec 1.0.1)'")
     assert found(bare)["buildah"].status == "fail"
