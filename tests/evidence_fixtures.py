@@ -23,9 +23,9 @@ from toolchain.oci.layer import Compression, compress, write_layer
 from toolchain.oci.layout import Layout
 from toolchain.oci.reference import LayoutRef
 from toolchain.oci.referrers import attach, write_artifact
-from toolchain.pipeline import BuildShop
 from toolchain.prefetch import Prefetch
 from toolchain.settings import EPOCH, Cache, Request
+from toolchain.shop import BuildShop
 from toolchain.stages.base import BaseStage, lock_path, recipe_digest
 from toolchain.stages.stage import Built
 from toolchain.trust import attest, dsse

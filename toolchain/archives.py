@@ -26,6 +26,23 @@ _OF_A_TREE = re.compile(r"-tree[0-9a-f]{8}-")
 _ARCH = {"amd64": "x64"}
 
 
+def check_folder(goal: str, folder: Path) -> None:
+    """See before the build that archives can be written after it; makes the folder.
+
+    Raises:
+        ConfigError: `goal` has no plain form, or the folder cannot be made or written to.
+    """
+    if goal == "base":
+        raise ConfigError("--archive is for LLVM, Triton and AOTriton", fix="use it with `build llvm` and above")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        why = str(error.strerror)
+        raise ConfigError(f"nothing can be written to --archive {folder}", why=why, fix="name a folder") from error
+
+
 def write_archives(request: Request, built: list[Built], folder: Path) -> list[Path]:
     """Write every stage that has a plain form.
 

@@ -28,6 +28,9 @@ class _FileModel(BaseModel):
     keep_going: bool | None = Field(None, alias="keep-going")
     kernel_timeout: float | None = Field(None, alias="kernel-timeout")
     allow_binary: list[str] | None = Field(None, alias="allow-binary")
+    drop_binary: list[str] | None = Field(None, alias="drop-binary")
+    python: str | None = None
+    only: str | None = None
     jobs: int | None = None
     offline: bool | None = None
     locked: bool | None = None
@@ -35,6 +38,7 @@ class _FileModel(BaseModel):
     compression: str | None = None
     dest: str | None = None
     key: str | None = None
+    source_repo: list[str] | None = Field(None, alias="source-repo")
     reuse_from: str | None = Field(None, alias="reuse-from")
     cache: str | None = None
 

@@ -19,10 +19,10 @@ from toolchain.engine import isolation, resources
 from toolchain.engine.storage import Storage
 from toolchain.errors import EngineError, ResourceError, ToolchainError
 from toolchain.settings import Cache
+from toolchain.stages.parts import FULL_DISK
 
 Status = Literal["ok", "warn", "fail"]
 
-FULL_LLVM = 12 * 1000**3  # bytes: base, sources, build tree, layer
 _OLDEST_BUILDAH = (1, 24)  # cache mounts in RUN
 _PATIENCE = 3.0
 _GIT_HOST = "github.com"
@@ -55,6 +55,7 @@ class Check:
 def examine(cache: Cache) -> Iterator[Check]:
     """Every check in turn; one that breaks is a failed check, never an exception."""
     checks: tuple[tuple[str, Callable[[Cache], Check]], ...] = (
+        ("cache", _cache),
         ("buildah", _buildah),
         ("namespaces", _namespaces),
         ("storage", _storage),
@@ -76,9 +77,10 @@ def examine(cache: Cache) -> Iterator[Check]:
         try:
             yield check(cache)
         except ToolchainError as error:
-            yield Check(name, "fail", f"{error.what}{f' ({_first(error.why)})' if error.why else ''}", error.fix)
+            why = f" ({_first(error.why)})" if error.why else ""
+            yield Check(name, "fail", f"{error.what}{why}", error.fix, error.code)
         except OSError as error:
-            yield Check(name, "fail", str(error))
+            yield Check(name, "fail", str(error), "look at the folder, or name another with --cache")
 
 
 def exit_code(checks: list[Check]) -> int:
@@ -110,6 +112,11 @@ def _program(name: str, why: str, *, needed: bool = True) -> Check:
     said = _first(_run(name, "--version").stdout)
     found = re.search(r"\d+(\.\d+)+", said)
     return Check(name, "ok", found.group(0) if found else said)
+
+
+def _cache(cache: Cache) -> Check:
+    cache.check()
+    return Check("cache", "ok", str(cache.root))
 
 
 def _buildah(_: Cache) -> Check:
@@ -168,8 +175,8 @@ def _keyring(_: Cache) -> Check:
 
 def _disk(cache: Cache) -> Check:
     free = resources.disk_free(cache.root)
-    detail = f"{console.size(free)} free at {cache.root}; a full LLVM needs {console.size(FULL_LLVM)}"
-    if free >= FULL_LLVM:
+    detail = f"{console.size(free)} free at {cache.root}; a full LLVM needs {console.size(FULL_DISK)}"
+    if free >= FULL_DISK:
         return Check("disk", "ok", detail)
     return Check("disk", "fail", detail, "free some, or name another folder with --cache", ResourceError.code)
 

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from toolchain.errors import ToolchainError
+from toolchain.errors import DigestError, HostileInputError, PatchError, SourceError, ToolchainError
 from toolchain.settings import Cache
 from toolchain.sources.resolve import fetch_source
 from toolchain.sources.tree import Source
 
 LOG = logging.getLogger(__name__)
+_FINAL = (DigestError, SourceError, HostileInputError, PatchError)
 
 
 class Prefetch:
     """Fetches sources one after another in the background.
 
-    What goes wrong here is not told: the stage that needs the source asks again, and its error is the one that counts.
+    A source that is not what it must be ends the build at once (see `check`). What else goes wrong here is not told:
+    the stage that needs the source asks again, and its error is the one that counts.
     The thread ends with the process, and its children with the thread.
     """
 
@@ -31,19 +32,33 @@ class Prefetch:
         self._cache = cache
         self._offline = offline
         self._patches = patches
+        self._failed: ToolchainError | None = None
         if self._sources:
             threading.Thread(target=self._run, name="prefetch", daemon=True).start()
 
     def _run(self) -> None:
         for source in self._sources:
             try:
-                with contextlib.suppress(ToolchainError, OSError):
-                    fetch_source(
-                        source, cache=self._cache, offline=self._offline, patches=self._patches.get(source.name, ())
-                    )
-                    LOG.info("%s is in the store", source.ref)
+                fetch_source(
+                    source, cache=self._cache, offline=self._offline, patches=self._patches.get(source.name, ())
+                )
+            except _FINAL as error:
+                self._failed = self._failed or error
+            except (ToolchainError, OSError) as error:
+                LOG.info("%s did not come in: %s", source.ref, error)
+            else:
+                LOG.info("%s is in the store", source.ref)
             finally:
                 self._done[source.name].set()
+
+    def check(self) -> None:
+        """Raise what another attempt would not change: hours may lie before the stage that needs the source.
+
+        Raises:
+            DigestError, SourceError, HostileInputError, PatchError: of the first such source.
+        """
+        if self._failed is not None:
+            raise self._failed
 
     def wait(self, name: str) -> None:
         """Wait until the attempt at this source is over."""

@@ -85,6 +85,7 @@ def run(
     log: Path | None = None,
     on_line: Callable[[str], None] | None = None,
     timeout: float | None = None,
+    helpers: bool = False,
 ) -> Result:
     """Run a program to its end.
 
@@ -97,16 +98,17 @@ def run(
         log: file that gets every line, appended.
         on_line: called with each line of both streams, without its newline.
         timeout: seconds; the whole process group is killed after that.
+        helpers: it starts programs of its own that wait for a network: a kill -9 of this tool ends them too. What is
+            contained (see `contained`) has no need of it.
 
     Raises:
         CommandError: `check` is set and the program failed.
         EngineError: the program is not installed.
+        OSError: the log cannot be written; the program is ended.
     """
     words = [os.fspath(word) for word in argv]
     which(words[0])
     LOG.debug("+ %s", shlex.join(words))
-    tail: deque[str] = deque(maxlen=TAIL_LINES * 5)
-    whole: list[str] = []
     with contextlib.ExitStack() as stack:
         sink: IO[str] | None = None
         if log is not None:
@@ -114,26 +116,14 @@ def run(
             sink = stack.enter_context(log.open("a", encoding="utf-8", errors="replace"))
             sink.write(f"+ {shlex.join(words)}\n")
         child = stack.enter_context(_started(words, cwd=cwd, env=env, stdin=stdin is not None))
-        lock = threading.Lock()
-
-        def pump(stream: IO[str], keep: bool) -> None:
-            for line in stream:
-                text = line.rstrip("\n")
-                with lock:
-                    tail.append(text)
-                    if keep:
-                        whole.append(line)
-                    if sink is not None:
-                        sink.write(line)
-                        sink.flush()
-                    if on_line is not None:
-                        on_line(text)
-
+        if helpers:
+            stack.enter_context(_ending_with_us(child))
+        lines = _Lines(child, sink, on_line)
         assert child.stdout is not None  # noqa: S101
         assert child.stderr is not None  # noqa: S101
         threads = [
-            threading.Thread(target=pump, args=(child.stdout, capture), daemon=True),
-            threading.Thread(target=pump, args=(child.stderr, False), daemon=True),
+            threading.Thread(target=lines.pump, args=(child.stdout, capture), daemon=True),
+            threading.Thread(target=lines.pump, args=(child.stderr, False), daemon=True),
         ]
         for thread in threads:
             thread.start()
@@ -145,13 +135,53 @@ def run(
             child.wait(timeout)
         except subprocess.TimeoutExpired:
             kill_group(child)
-            tail.append(f"(killed after {timeout:.0f} s)")
+            lines.tail.append(f"(killed after {timeout:.0f} s)")
         for thread in threads:
             thread.join(5)
         code = child.returncode
+        if lines.failed is not None:
+            raise lines.failed
     if check and code != 0:
-        raise CommandError(words, code, tuple(tail))
-    return Result(code, "".join(whole), tuple(tail))
+        raise CommandError(words, code, tuple(lines.tail))
+    return Result(code, "".join(lines.whole), tuple(lines.tail))
+
+
+class _Lines:
+    """What both streams of a program say, line by line: kept, logged and told."""
+
+    def __init__(
+        self, child: subprocess.Popen[str], sink: IO[str] | None, on_line: Callable[[str], None] | None
+    ) -> None:
+        self.tail: deque[str] = deque(maxlen=TAIL_LINES * 5)
+        self.whole: list[str] = []
+        self.failed: Exception | None = None
+        self._child, self._sink, self._on_line = child, sink, on_line
+        self._lock = threading.Lock()
+
+    def pump(self, stream: IO[str], keep: bool) -> None:
+        """Read a stream to its end, whatever happens to its lines."""
+        for line in stream:
+            with self._lock:
+                if self.failed is not None:
+                    continue
+                try:
+                    self._take(line, keep)
+                except Exception as error:  # noqa: BLE001 - run() raises it
+                    # A full disk that the log lies on, say. Were the pipe not read on, the program would wait for ever.
+                    self.failed = error
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(self._child.pid, signal.SIGTERM)
+
+    def _take(self, line: str, keep: bool) -> None:
+        text = line.rstrip("\n")
+        self.tail.append(text)
+        if keep:
+            self.whole.append(line)
+        if self._sink is not None:
+            self._sink.write(line)
+            self._sink.flush()
+        if self._on_line is not None:
+            self._on_line(text)
 
 
 @contextlib.contextmanager
@@ -181,6 +211,33 @@ def _started(
             if stream is not None:
                 with contextlib.suppress(OSError):
                     stream.close()
+
+
+@contextlib.contextmanager
+def _ending_with_us(child: subprocess.Popen[Any]) -> Iterator[None]:
+    """Have the child's process group killed when this process ends inside the block, however it ends.
+
+    PDEATHSIG reaches the child alone. A shell outside the group reads a pipe that nobody writes to: only our end, by
+    whatever signal, closes it.
+    """
+    ours, theirs = os.pipe()
+    try:
+        watch = subprocess.Popen(
+            ["sh", "-c", 'read -r _; kill -KILL "-$1"', "sh", str(child.pid)],
+            env=clean_environment(),
+            stdin=ours,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            yield
+        finally:
+            watch.kill()
+            watch.wait()
+    finally:
+        os.close(ours)
+        os.close(theirs)
 
 
 @contextlib.contextmanager

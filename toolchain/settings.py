@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from toolchain.errors import ConfigError
+
 if TYPE_CHECKING:
     from toolchain.lockfile import Lock
 
@@ -54,6 +56,26 @@ class Cache:
     def locks(self) -> Path:
         """Lock files."""
         return self.root / "locks"
+
+    def check(self, *, write: bool = True) -> None:
+        """See that the folder is, or can be made, one that we may write to.
+
+        Args:
+            write: whether that matters.
+
+        Raises:
+            ConfigError: it is not.
+        """
+        place = self.root
+        while not os.path.lexists(place):
+            place = place.parent
+        why = "it may not be written to" if write and not os.access(place, os.W_OK | os.X_OK) else ""
+        if not place.is_dir():
+            why = "it is no folder"
+        if why:
+            raise ConfigError(
+                f"the cache cannot lie in {self.root}", why=f"{place}: {why}", fix="name another: --cache"
+            )
 
 
 def default_cache() -> Path:

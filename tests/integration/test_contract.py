@@ -24,7 +24,7 @@ from toolchain.engine.container import DockerRunner
 from toolchain.process import Result
 from toolchain.recipe import Mount
 from toolchain.settings import Cache, default_cache
-from toolchain.sources.distro import apt_mirrors
+from toolchain.sources.mirrors import apt_mirrors
 
 UNPREPARED = 90
 PACKAGES = "libmlir-19-dev mlir-19-tools liblld-19-dev llvm-19-dev llvm-19-tools"

@@ -12,7 +12,8 @@ import pytest
 from toolchain.errors import DigestError, SourceError
 from toolchain.settings import Cache
 from toolchain.sources import distro
-from toolchain.sources.distro import Package, apt_mirrors, fetch_distro, known_distro
+from toolchain.sources.distro import Package, fetch_distro, known_distro
+from toolchain.sources.mirrors import apt_mirrors
 from toolchain.sources.store import Store
 
 PACKAGE = "llvm-toolchain-22"

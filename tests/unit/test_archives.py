@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from toolchain.archives import write_archives
+from toolchain.archives import check_folder, write_archives
 from toolchain.digest import sha256_file
 from toolchain.errors import ConfigError, SourceError
 from toolchain.oci.image import ImageSpec, add_layer, write_image
@@ -162,3 +162,15 @@ def test_a_base_has_no_plain_form(request_: Request, tmp_path: Path) -> None:
     base = built(request_, "base", "toolchain-base-debian13", {"etc/x": "x"}, {})
     with pytest.raises(ConfigError, match="--archive is for"):
         write_archives(request_, [base], tmp_path)
+
+
+def test_a_folder_is_tried_before_hours_of_building(tmp_path: Path) -> None:
+    check_folder("llvm", tmp_path / "out with 'quotes'" / "files")
+    assert list((tmp_path / "out with 'quotes'" / "files").iterdir()) == []
+    (tmp_path / "file").touch()
+    for folder in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/no such folder")):
+        with pytest.raises(ConfigError, match="nothing can be written"):
+            check_folder("llvm", folder)
+    with pytest.raises(ConfigError, match="--archive is for"):
+        check_folder("base", tmp_path / "never")
+    assert not (tmp_path / "never").exists()

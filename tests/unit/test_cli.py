@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
 import re
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,10 +15,16 @@ from pathlib import Path
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
-from toolchain import errors
+from toolchain import delivery, errors
+from toolchain.cli.app import app
 from toolchain.cli.options import handled
+from toolchain.delivery import Delivered
 from toolchain.errors import ToolchainError
+from toolchain.oci.reference import Target
+from toolchain.process import CommandError
+from toolchain.settings import Request
 
 TOP = Path(__file__).resolve().parents[2]
 
@@ -60,6 +68,8 @@ def call(env: dict[str, str], *words: str, cwd: Path | None = None) -> subproces
         (("build", "llvm", "--only", "everything"), 7, "everything"),
         (("build", "all", "--limit", "0"), 2, "limit"),
         (("build", "all", "--no-such-flag"), 2, "no-such-flag"),
+        (("build", "base", "--archive", "out"), 3, "--archive is for"),
+        (("build", "llvm", "--archive", "/dev/null"), 3, "nothing can be written"),
         (("publish",), 3, "no destination"),
         (("publish", "not a reference"), 3, "not a reference"),
         (("publish", "oci:/tmp/x", "--source", "llvm=distro:llvm-toolchain-22"), 5, "not built yet"),
@@ -118,6 +128,56 @@ def test_who_wins(clean: dict[str, str], tmp_path: Path) -> None:
     assert image("--base", "almalinux8", TOOLCHAIN_BASE="debian12") == "toolchain-base-almalinux8"
 
 
+def test_the_file_knows_what_the_command_line_knows(clean: dict[str, str], tmp_path: Path) -> None:
+    lines = [
+        'drop-binary = ["libdevice"]',
+        'python = "3.13"',
+        'only = "tablegen"',
+        'source-repo = ["llvm/llvm-project"]',
+    ]
+    (tmp_path / "toolchain.toml").write_text("\n".join(lines))
+    done = call(clean, "plan", "llvm", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["stages"][1]["image"].startswith("llvm-triton-tablegen-")
+
+
+@pytest.mark.parametrize(
+    ("words", "wins"), [((), "file"), (("--dest", "oci:option"), "option"), (("oci:word",), "word")]
+)
+def test_the_files_destination_is_the_last_asked(
+    words: tuple[str, ...], wins: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def deliver(_request: Request, _stage: str, dest: Target, **_: object) -> list[Delivered]:
+        asked.append(str(dest))
+        return []
+
+    monkeypatch.setattr(delivery, "deliver", deliver)
+    config = tmp_path / "a.toml"
+    config.write_text('dest = "oci:file"\n')
+    done = CliRunner().invoke(app, ["--config", str(config), "publish", *words])
+    assert done.exit_code == 0, done.output
+    assert [Path(dest).name.partition(":")[2] or Path(dest).name for dest in asked] == [wins]
+
+
+def test_paths_with_spaces_come_from_the_environment_too(clean: dict[str, str], tmp_path: Path) -> None:
+    trees = [tmp_path / f"{name} of 'mine'" for name in ("llvm", "triton")]
+    given = f"llvm={trees[0]}  triton={trees[1]}"
+    done = call({**clean, "TOOLCHAIN_SOURCE": given}, "plan", "llvm", cwd=tmp_path)
+    assert done.returncode == 5
+    assert f"the source llvm is not there: {trees[0]}\n" in done.stderr
+    (tmp_path / "toolchain.toml").write_text('source = ["llvm=/from/the/file"]\n')
+    patch = tmp_path / "a  patch"
+    done = call({**clean, "TOOLCHAIN_SOURCE": given, "TOOLCHAIN_PATCH": f"llvm={patch}"}, "plan", "llvm", cwd=tmp_path)
+    assert f"--patch llvm={patch}: no such file" in done.stderr
+    patch.touch()
+    done = call({**clean, "TOOLCHAIN_SOURCE": given, "TOOLCHAIN_PATCH": f"llvm={patch}"}, "plan", "llvm", cwd=tmp_path)
+    assert f"not there: {trees[0]}" in done.stderr
+    done = call({**clean, "TOOLCHAIN_SOURCE": given}, "plan", "llvm", "--source", "llvm=/from/the/line", cwd=tmp_path)
+    assert "not there: /from/the/line" in done.stderr
+
+
 def test_plan_of_an_empty_machine_has_no_digests(clean: dict[str, str], tmp_path: Path) -> None:
     done = call(clean, "plan", "llvm", "--source", "llvm=distro:llvm-toolchain-22", "--json", cwd=tmp_path)
     base, llvm = json.loads(done.stdout)["stages"]
@@ -150,6 +210,11 @@ def test_errors_are_data_too(clean: dict[str, str], tmp_path: Path) -> None:
     said = json.loads(done.stdout)
     assert (said["exit_code"], said["error"]) == (7, "Unsupported")
     assert said["fix"]
+    said = json.loads(call(clean, "pins", "--triton", "3.9", "--json", cwd=tmp_path).stdout)
+    assert said["exit_code"] == 7
+    (tmp_path / "toolchain.toml").write_text('bass = "debian13"\n')
+    said = json.loads(call(clean, "plan", "--json", cwd=tmp_path).stdout)
+    assert said["exit_code"] == 3
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
@@ -164,6 +229,31 @@ def test_a_full_disk_has_its_own_code(wrapped: bool, capsys: pytest.CaptureFixtu
         handled(verb)()
     assert caught.value.exit_code == 9
     assert "the disk is full" in capsys.readouterr().err
+
+
+def test_a_full_disk_is_told_by_programs_and_by_the_ledger_too(capsys: pytest.CaptureFixture[str]) -> None:
+    def builds() -> None:
+        tail = ["[3/9] x.cpp", "fatal error: error in backend: IO failure: No space left on device", "ninja: stopped"]
+        inner = CommandError(["buildah"], 1, tail)
+        raise errors.BuildError("building llvm failed", fix="full log: /a/log") from inner
+
+    def notes() -> None:
+        with contextlib.closing(sqlite3.connect(":memory:")) as db:
+            db.execute("PRAGMA max_page_count=2")
+            db.executescript("CREATE TABLE a (x); CREATE TABLE b (x); CREATE TABLE c (x)")
+
+    for verb in (builds, notes):
+        with pytest.raises(typer.Exit) as caught:
+            handled(verb)()
+        assert caught.value.exit_code == 9
+        assert "the disk is full" in capsys.readouterr().err.replace("log: /a/log", "")
+
+    def fails() -> None:
+        raise errors.BuildError("no") from CommandError(["buildah"], 1, ["something else"])
+
+    with pytest.raises(typer.Exit) as caught:
+        handled(fails)()
+    assert caught.value.exit_code == 10
 
 
 def test_other_errors_of_the_system_are_bugs() -> None:

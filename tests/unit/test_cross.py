@@ -27,11 +27,12 @@ from toolchain.goals import by_arch, stages_of
 from toolchain.machines import MACHINES, emulator, machine_of, this_machine
 from toolchain.oci.layout import Layout
 from toolchain.oci.reference import LayoutRef
-from toolchain.pipeline import BuildShop, plan
+from toolchain.pipeline import plan
 from toolchain.prefetch import Prefetch
 from toolchain.process import Result
 from toolchain.recipe import Mount
 from toolchain.settings import Cache, Request
+from toolchain.shop import BuildShop
 from toolchain.stages import base, sysroot
 from toolchain.stages.parts import DISTRIBUTION, SUPPORT, TABLEGEN, part_of
 from toolchain.stages.stage import Planned

@@ -13,9 +13,11 @@ from typer.testing import CliRunner
 
 from toolchain import doctor
 from toolchain.cli.doctor_cmd import doctor as verb
+from toolchain.components import needs_for
 from toolchain.doctor import Check
 from toolchain.engine import resources
 from toolchain.settings import Cache
+from toolchain.stages.parts import DISTRIBUTION, FULL_DISK, part_of
 
 
 @pytest.fixture
@@ -64,6 +66,15 @@ def test_exit_code_is_the_first_failures() -> None:
     assert doctor.exit_code([Check("buildah", "fail", "x"), disk]) == 8
 
 
+def test_a_cache_that_cannot_be_one(bare: Cache) -> None:
+    bare.root.touch()
+    checks = list(doctor.examine(bare))
+    assert (checks[0].name, checks[0].status, doctor.exit_code(checks)) == ("cache", "fail", 3)
+    assert str(bare.root) in checks[0].detail
+    for check in checks:
+        assert check.fix or check.status == "ok", check
+
+
 def test_an_old_buildah_is_refused(bare: Cache) -> None:
     install(bare, "buildah", "echo 'buildah version 1.19.6 (image-spec 1.0.1)'")
     assert found(bare)["buildah"].status == "fail"
@@ -84,7 +95,8 @@ def test_too_little_disk_and_memory(bare: Cache, monkeypatch: pytest.MonkeyPatch
     checks = found(bare)
     assert (checks["disk"].status, checks["disk"].code) == ("fail", 9)
     assert "5.0 GB free" in checks["disk"].detail
-    assert "12.0 GB" in checks["disk"].detail
+    assert "14.0 GB" in checks["disk"].detail, "what `build llvm` asks for"
+    assert part_of(DISTRIBUTION, needs_for("3.7.1")).disk == FULL_DISK
     assert checks["memory"].status == "warn"
     assert "1 link" in checks["memory"].detail
 

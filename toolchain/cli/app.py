@@ -6,7 +6,7 @@ import signal
 import sys
 from pathlib import Path
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -16,7 +16,7 @@ from toolchain.cli.bundle_cmd import bundle_export, bundle_import
 from toolchain.cli.doctor_cmd import doctor
 from toolchain.cli.image_cmd import inspect, keygen, publish, verify
 from toolchain.cli.lock_cmd import lock
-from toolchain.cli.options import handled
+from toolchain.cli.options import handled, pairs_from_environment
 from toolchain.cli.pins_cmd import pins
 from toolchain.cli.plan_cmd import fetch, plan
 from toolchain.cli.reproduce_cmd import reproduce_image
@@ -51,14 +51,18 @@ def _main(
 ) -> None:
     console.setup(verbose)
     chosen = config or (Path("toolchain.toml") if Path("toolchain.toml").is_file() else None)
+    values: dict[str, Any] = {}
     if chosen is not None:
         from toolchain.configfile import read_file  # noqa: PLC0415 - most calls have no file
 
         try:
             values = read_file(chosen)
         except ToolchainError as error:
-            console.failure(error, as_json=False)
+            # The verb's own options are not read yet.
+            console.failure(error, as_json="--json" in sys.argv)
             raise typer.Exit(error.code) from error
+    values |= pairs_from_environment()
+    if values:
         ctx.default_map = dict.fromkeys(app_verbs(), values) | {
             "kernels": {"run": values, "status": values},
             "bundle": {"export": values, "import": values},

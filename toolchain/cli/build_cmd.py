@@ -82,6 +82,10 @@ def build(
         kernel_timeout=kernel_timeout, only=only, jobs=jobs, offline=offline, contract=contract, json=json_,
         locked=locked, lock_file=lock_file,
     )  # fmt: skip
+    if archive is not None:
+        from toolchain.archives import check_folder  # noqa: PLC0415
+
+        check_folder(stage, archive)
     built = build_stages(request, stage, command=_command(), reuse=reuse)
     if archive is not None:
         _archive(request, built, archive)

@@ -18,7 +18,7 @@ from toolchain.oci.reference import LayoutRef, parse
 
 _WORDS = {"trusted": "trusted", "intact": "intact, not authenticated (no --key)", "untrusted": "NOT ok"}
 _DO_NOT = "do not use it; fetch or build it again"
-DestArg = Annotated[str | None, typer.Argument(help="oci:DIR or REGISTRY/NS.", show_default=False)]
+DestArg = Annotated[str | None, typer.Argument(metavar="DEST", help="oci:DIR or REGISTRY/NS.", show_default=False)]
 StageOpt = Annotated[str, typer.Option("--stage", help="base, llvm, triton, kernels, aotriton or all.")]
 KeyOpt = Annotated[
     Path | None, typer.Option("--key", envvar="TOOLCHAIN_KEY", help="Private key in PEM: signs SBOM and provenance.")
@@ -39,8 +39,11 @@ RefArg = Annotated[str, typer.Argument(help="oci:DIR[:TAG] or REGISTRY/NS/NAME[:
 
 
 def publish(
-    dest: DestArg = None,
-    to: Annotated[str | None, typer.Option("--dest", envvar="TOOLCHAIN_DEST", help="Instead of the argument.")] = None,
+    where: DestArg = None,
+    # Called as in toolchain.toml: the file gives the option its default, which everything else overrules.
+    dest: Annotated[
+        str | None, typer.Option("--dest", envvar="TOOLCHAIN_DEST", help="Instead of the argument.")
+    ] = None,
     stage: StageOpt = "all",
     base: o.BaseOpt = "debian13",
     arch: o.ArchOpt = "amd64",
@@ -68,7 +71,7 @@ def publish(
     from toolchain.delivery import deliver  # noqa: PLC0415 - brings the registry client in
     from toolchain.trust.keys import load_signer  # noqa: PLC0415
 
-    where = dest or to
+    where = where or dest
     if not where:
         raise ConfigError("no destination", fix="toolchain publish oci:DIR, or REGISTRY/NS")
     request = o.make_request(

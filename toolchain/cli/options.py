@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import errno
 import functools
+import os
+import re
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, ParamSpec, TypeVar
@@ -13,7 +16,11 @@ import typer
 from toolchain import console
 from toolchain.errors import ConfigError, ResourceError, ToolchainError
 from toolchain.machines import machine_of
+from toolchain.process import CommandError
 from toolchain.settings import Cache, Request, default_cache
+
+SOURCES = ("aotriton", "flash-attn", "llvm", "triton")
+_NEXT = re.compile(rf"\s+(?=(?:{'|'.join(SOURCES)})=)")
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -28,14 +35,13 @@ SourceOpt = Annotated[
     list[str] | None,
     typer.Option(
         "--source",
-        envvar="TOOLCHAIN_SOURCE",
-        help="NAME=PATH, NAME=URL@SHA or NAME=distro:PACKAGE; again for each source.",
+        help="NAME=PATH, NAME=URL@SHA or NAME=distro:PACKAGE; again for each source. [env var: TOOLCHAIN_SOURCE]",
         metavar="NAME=WHERE",
     ),
 ]
 PatchOpt = Annotated[
     list[str] | None,
-    typer.Option("--patch", envvar="TOOLCHAIN_PATCH", help="Patch for a source; again for each.", metavar="NAME=FILE"),
+    typer.Option("--patch", help="Patch for a source; again for each. [env var: TOOLCHAIN_PATCH]", metavar="NAME=FILE"),
 ]
 TritonOpt = Annotated[
     str | None,
@@ -120,7 +126,7 @@ def handled(command: Callable[P, R]) -> Callable[P, R]:
         console.begin()
         try:
             return command(*args, **kwargs)
-        except (ToolchainError, OSError) as error:
+        except (ToolchainError, OSError, sqlite3.Error) as error:
             told = _full_disk(error) or error
             if not isinstance(told, ToolchainError):
                 raise
@@ -130,14 +136,35 @@ def handled(command: Callable[P, R]) -> Callable[P, R]:
     return wrapper
 
 
-def _full_disk(error: BaseException | None) -> ResourceError | None:
-    """A full disk is told as what it is, whichever part of the tool met it."""
+def _full_disk(told: Exception) -> ResourceError | None:
+    """A full disk is told as what it is, whichever part of the tool, or program that it ran, met it."""
+    error: BaseException | None = told
     while error is not None:
-        if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:
-            where = f": {error.filename}" if error.filename else ""
-            return ResourceError("the disk is full", why=f"{error.strerror}{where}", fix="free room and run it again")
+        if why := _no_space(error):
+            more = f"\n       {told.fix}" if isinstance(told, ToolchainError) and told.fix else ""
+            return ResourceError("the disk is full", why=why, fix=f"free room and run it again{more}")
         error = error.__cause__
     return None
+
+
+def _no_space(error: BaseException) -> str:
+    """Which words of an error say that the disk is full; empty when none do."""
+    if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        return f"{error.strerror}" + (f": {error.filename}" if error.filename else "")
+    if isinstance(error, sqlite3.Error) and getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL:
+        return str(error)
+    if isinstance(error, CommandError):
+        return next((line for line in error.tail if os.strerror(errno.ENOSPC).lower() in line.lower()), "")
+    return ""
+
+
+def pairs_from_environment() -> dict[str, list[str]]:
+    """TOOLCHAIN_SOURCE and TOOLCHAIN_PATCH by option: several NAME=VALUE with space between them.
+
+    Typer would part them at every space, and paths may have some: only one before the name of a source parts here.
+    """
+    given = {option: os.environ.get(f"TOOLCHAIN_{option.upper()}", "").strip() for option in ("source", "patch")}
+    return {option: _NEXT.split(text) for option, text in given.items() if text}
 
 
 def _pairs(values: list[str] | None, option: str) -> list[tuple[str, str]]:
@@ -173,6 +200,9 @@ def make_request(
     """
     from toolchain.gpus import parse_gpus  # noqa: PLC0415 - not every verb needs the table
 
+    gpus = parse_gpus(gpu) if gpu is not None else ()
+    if gpu is not None and not gpus:
+        raise ConfigError(f"--gpu {gpu!r} names no GPU", fix="e.g. --gpu gfx942,gfx1100, or leave it out")
     arches = tuple(sorted({part.strip() for part in arch.split(",") if part.strip()}))
     for one in arches:
         machine_of(one)
@@ -180,7 +210,6 @@ def make_request(
         raise ConfigError("--arch names no architecture")
     if compression not in {"gzip", "zstd"}:
         raise ConfigError(f"unknown compression {compression!r}", fix="gzip or zstd")
-    known = {"llvm", "triton", "aotriton", "flash-attn"}
     sources = dict(_pairs(source, "--source"))
     patches: dict[str, tuple[Path, ...]] = {}
     for name, file in _pairs(patch, "--patch"):
@@ -189,20 +218,22 @@ def make_request(
             raise ConfigError(f"--patch {name}={file}: no such file")
         patches[name] = (*patches.get(name, ()), path.absolute())
     for name in (*sources, *patches):
-        if name not in known:
-            raise ConfigError(f"unknown source {name!r}", fix=f"one of {', '.join(sorted(known))}")
+        if name not in SOURCES:
+            raise ConfigError(f"unknown source {name!r}", fix=f"one of {', '.join(SOURCES)}")
     lock = None
     if locked or lock_file is not None:
         from toolchain.lockfile import DEFAULT, read  # noqa: PLC0415 - most calls have no lock
 
         lock = read(lock_file or Path(DEFAULT))
+    where = Cache((cache or default_cache()).absolute())
+    where.check(write=False)
     return Request(
-        cache=Cache((cache or default_cache()).absolute()),
+        cache=where,
         base=base,
         arch=arches,
         sources=sources,
         patches=patches,
-        gpus=parse_gpus(gpu) if gpu else (),
+        gpus=gpus,
         allow_binary=tuple(allow_binary or ()),
         drop_binary=tuple(drop_binary or ()),
         pythons=tuple(part.strip() for part in (python or "").split(",") if part.strip()),

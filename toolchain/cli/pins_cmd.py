@@ -14,6 +14,7 @@ from rich.table import Table
 
 from toolchain import console
 from toolchain import pins as facts
+from toolchain.cli.options import JsonOpt
 
 _WIDE = 220  # columns where nobody watches: a cut digit would make the table useless
 _STYLES = {"verified": "green", "inferred": "yellow", "unknown": "red"}
@@ -26,17 +27,17 @@ def pins(
     from_path: Annotated[
         Path | None, typer.Option("--from", metavar="PATH", help="Read a pin file, a folder or a Triton checkout.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json_: JsonOpt = False,
 ) -> None:
     """Show which LLVM a version is pinned to; without options, everything on record."""
     given = [value for value in (pytorch, triton, aotriton, from_path) if value is not None]
     if len(given) > 1:
         raise typer.BadParameter("give one of --pytorch, --triton, --aotriton and --from")
     if not given:
-        _all(as_json)
+        _all(json_)
         return
     found = _resolve(pytorch, triton, aotriton, from_path)
-    if as_json:
+    if json_:
         console.data({name: _row(value) for name, value in found.items()})
         return
     _resolved(found)

@@ -94,6 +94,7 @@ def fetch(
         lock_file=lock_file,
         json=json_,
     )
+    request.cache.check()
     found = []
     for row in plan_stages(request, stage):
         for one in row.planned.sources:

@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache as memoize
 from functools import cmp_to_key
@@ -14,40 +14,18 @@ from pathlib import Path
 
 from toolchain import process
 from toolchain.digest import write_atomically
-from toolchain.errors import DigestError, EngineError, SourceError, ToolchainError, UnreachableError
+from toolchain.errors import DigestError, SourceError, ToolchainError, UnreachableError
 from toolchain.process import CommandError
 from toolchain.settings import Cache
 from toolchain.sources.archive import fetch_archive
 from toolchain.sources.lock import held
+from toolchain.sources.mirrors import Mirror, apt_mirrors, groups, stanzas
 from toolchain.sources.reach import network_environment, refuse_offline
 from toolchain.sources.store import Store
 from toolchain.sources.tree import Source
 
 _HELPER = Path("/usr/lib/apt/apt-helper")
-_TARGETS = "$(CREATED_BY)\t$(SITE)\t$(RELEASE)\t$(COMPONENT)\t$(ORIGIN)\t$(SOURCESENTRY)"
 _ORIG = re.compile(r"_(?P<version>[^_/]+)\.orig\.tar\.(?:xz|gz|bz2|zst)")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Mirror:
-    """One archive and suite that apt is configured to use.
-
-    Args:
-        site: base URL; never to be logged or recorded.
-        suite: e.g. `bookworm-security`.
-        components: e.g. `("main",)`.
-        keyring: file that signs it, or a whole armoured key; empty for apt's default keys.
-    """
-
-    site: str
-    suite: str
-    components: tuple[str, ...]
-    keyring: str
-
-    @property
-    def security(self) -> bool:
-        """Whether this is the security archive, which does not carry the other suites."""
-        return self.suite.endswith("-security") or "/updates" in self.suite
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,102 +122,6 @@ def _noted(package: str, version: str, cache: Cache) -> Package | None:
     return row if version in ("", row.version) else None
 
 
-def apt_mirrors() -> list[Mirror]:
-    """The archives apt uses for the distribution itself, the main archive first; third parties' are left out.
-
-    Raises:
-        SourceError: apt is not there or has none configured.
-    """
-    try:
-        listing = process.run(["apt-get", "indextargets", "--format", _TARGETS], capture=True).stdout
-    except (CommandError, EngineError) as error:
-        raise SourceError(
-            "apt cannot name its mirrors", why=error.why or error.what, fix="this needs a Debian or Ubuntu machine"
-        ) from error
-    codename = _codename()
-    rows: dict[tuple[str, str], tuple[list[str], str]] = {}
-    for line in listing.splitlines():
-        created_by, site, suite, component, origin, entry = (line.split("\t") + [""] * 6)[:6]
-        known = origin if not origin.startswith("$(") else ""
-        # Before the first update apt knows no origin; then the suite's name tells.
-        ours = known in {"Debian", "Ubuntu"} or (not known and suite.partition("-")[0] == codename)
-        if created_by == "Packages" and ours and suite:
-            components, _ = rows.setdefault((site, suite), ([], entry))
-            if component not in components:
-                components.append(component)
-    mirrors = [
-        Mirror(site=site, suite=suite, components=tuple(components), keyring=_signed_by(entry, site, suite))
-        for (site, suite), (components, entry) in rows.items()
-    ]
-    if not mirrors:
-        raise SourceError(
-            "apt has no mirror of the distribution configured",
-            fix="add one to /etc/apt/sources.list.d, then apt-get update",
-        )
-    return sorted(mirrors, key=lambda mirror: (mirror.security, "-" in mirror.suite))
-
-
-def _codename() -> str:
-    try:
-        text = Path("/etc/os-release").read_text(encoding="utf-8")
-    except OSError:
-        return ""
-    match = re.search(r'^VERSION_CODENAME="?([a-z]+)', text, re.MULTILINE)
-    return match.group(1) if match else ""
-
-
-def _signed_by(entry: str, site: str, suite: str) -> str:
-    """The Signed-By of the entry (`FILE:NUMBER`) that configures a mirror; apt does not print it itself."""
-    path = Path(entry.rpartition(":")[0])
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        return ""
-    if path.suffix == ".sources":
-        for stanza in _stanzas(text):
-            if site in stanza.get("uris", "").split() and suite in stanza.get("suites", "").split():
-                return stanza.get("signed-by", "")
-        return next((s["signed-by"] for s in _stanzas(text) if s.get("signed-by") and suite in s.get("suites", "")), "")
-    for line in text.splitlines():
-        match = re.match(r"\s*deb\s+\[([^\]]*)\]", line)
-        if match and suite in line.split() and (option := re.search(r"signed-by=(\S+)", match.group(1))):
-            return option.group(1)
-    return ""
-
-
-def _stanzas(text: str) -> Iterable[dict[str, str]]:
-    """Paragraphs of a control file, keys in lower case, continuation lines kept."""
-    for block in re.split(r"\n[ \t]*\n", text):
-        stanza: dict[str, str] = {}
-        key = ""
-        for line in block.splitlines():
-            if line.startswith("#"):
-                continue
-            if line[:1] in (" ", "\t") and key:
-                stanza[key] += "\n" + line
-            elif ":" in line:
-                key, _, value = line.partition(":")
-                key = key.strip().lower()
-                stanza[key] = value.strip()
-        if stanza:
-            yield stanza
-
-
-def _groups(mirrors: Sequence[Mirror], hints: Sequence[str]) -> list[list[Mirror]]:
-    """Which indexes to read one after the other until a package is found, the hinted ones first: a main index is large.
-
-    Args:
-        hints: `security` and `main` mean the machine's own suites, any other name a suite of its main archive.
-    """
-    own = {
-        "security": [mirror for mirror in mirrors if mirror.security],
-        "main": [mirror for mirror in mirrors if not mirror.security],
-    }
-    order = [*hints, *(name for name in own if name not in hints)]
-    groups = [own[name] if name in own else [replace(mirrors[0], suite=name)] for name in order]
-    return [group for group in groups if group]
-
-
 class _Apt:
     """apt with source indexes of its own, apart from the system's; the system's mirrors, keys and proxies serve it."""
 
@@ -267,7 +149,7 @@ class _Apt:
         """The tarball, from the first suite that has it: an index may name what its pool lost."""
         seen: list[str] = []
         failed: ToolchainError | None = None
-        for group in _groups(apt_mirrors(), extra_suites):
+        for group in groups(apt_mirrors(), extra_suites):
             try:
                 self._update(group)
                 for found in self._versions(package):
@@ -291,12 +173,12 @@ class _Apt:
         shutil.rmtree(folder, ignore_errors=True)
         for path in (folder, self.root / "lists" / "partial", self.root / "cache" / "archives" / "partial"):
             path.mkdir(parents=True, exist_ok=True)
-        stanzas = [
+        entries = [
             f"Types: deb-src\nURIs: {mirror.site}\nSuites: {mirror.suite}\nComponents: {' '.join(mirror.components)}\n"
             + (f"Signed-By: {mirror.keyring}\n" if mirror.keyring else "")
             for mirror in mirrors
         ]
-        write_atomically(folder / "mirrors.sources", "\n".join(stanzas).encode())
+        write_atomically(folder / "mirrors.sources", "\n".join(entries).encode())
         try:
             self._run("apt-get", "-q", "update")
         except CommandError as error:
@@ -313,7 +195,7 @@ class _Apt:
         except CommandError:
             return []  # apt-cache fails for a name it does not know
         found: dict[str, Package] = {}
-        for stanza in _stanzas(text):
+        for stanza in stanzas(text):
             package_version = stanza.get("version", "")
             for line in stanza.get("checksums-sha256", "").splitlines():
                 words = line.split()
@@ -373,6 +255,7 @@ class _Apt:
             [program, *self.options, *words],
             capture=True,
             env={**network_environment(), "DEBIAN_FRONTEND": "noninteractive"},
+            helpers=True,
         ).stdout
 
 

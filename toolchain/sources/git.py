@@ -121,7 +121,9 @@ def _export(url: str, sha: str, dest: Path, *, env: Mapping[str, str], only: Seq
     # fmt: on
 
     def git(*words: str, capture: bool = False) -> str:
-        return process.run(["git", *fixed, *words], env=env, capture=capture).stdout.strip()
+        return process.run(
+            ["git", *fixed, *words], env=env, capture=capture, helpers=words[0] == "fetch"
+        ).stdout.strip()
 
     try:
         git("init", "--quiet", "--bare", "--template=", env["GIT_DIR"])

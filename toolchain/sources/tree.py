@@ -185,7 +185,7 @@ def require(tree: Path, *paths: str, what: str = "source", fix: str = "") -> Non
     if missing:
         raise SourceError(
             f"the {what} tree lacks {', '.join(missing)}",
-            why=f"{tree} is not a whole {what} source tree",
+            why=f"{tree} is not a whole {'' if what == 'source' else what + ' '}source tree",
             fix=fix or "give the top folder of a complete checkout or archive",
         )
 

@@ -31,6 +31,10 @@ _LIST_PACKAGES = (
 )
 
 
+# Bytes: the root file system, and twice its tar, measured on debian13 (1.5 GB).
+_DISK = 5_000_000_000
+
+
 @dataclass(frozen=True)
 class BaseStage:
     """`debian13` and its like. The resolved package list is the base's digest, so a base not yet resolved has none."""
@@ -46,7 +50,14 @@ class BaseStage:
         inputs: dict[str, Any] | None = None
         if lock is not None:
             inputs = {**common_inputs(self.name, request), "base": recipe.name, "packages": sha256_json(lock)}
-        return Planned(name=self.name, image=f"toolchain-base-{recipe.name}", inputs=inputs)
+        return Planned(
+            name=self.name,
+            image=f"toolchain-base-{recipe.name}",
+            inputs=inputs,
+            disk=_DISK,
+            engine=recipe.kind == "containerfile",
+            online=True,
+        )
 
     def build(self, planned: Planned, below: Mapping[str, Built], shop: Shop) -> Built:
         """See `Stage.build`."""
@@ -159,7 +170,7 @@ def run_mmdebstrap(
         SourceError: apt knows no mirror.
         BuildError: mmdebstrap failed.
     """
-    from toolchain.sources.distro import apt_mirrors  # noqa: PLC0415 - asks apt, which plan must not
+    from toolchain.sources.mirrors import apt_mirrors  # noqa: PLC0415 - asks apt, which plan must not
 
     if shop.request.offline:
         raise UnreachableError(
@@ -181,8 +192,9 @@ def run_mmdebstrap(
     process.which("mmdebstrap")
     # Its apt cannot handle a root whose path has quotes; the tar goes where we say all the same.
     plain = re.fullmatch(r"[A-Za-z0-9_./+-]+", str(shop.cache.work)) is not None
-    place = shop.cache.work / "mmdebstrap" if plain else Path(tempfile.mkdtemp(prefix="toolchain-"))
-    # A killed run leaves a whole root file system behind; the stage's lock says that nobody is in it.
+    place = shop.work() / "mmdebstrap" if plain else Path(tempfile.mkdtemp(prefix="toolchain-"))
+    # A killed run leaves a whole root file system behind; the stage's lock says that nobody is in it, and the folder is
+    # this stage's own: another base may be made at the same time.
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
     try:

@@ -62,6 +62,7 @@ class KernelsStage:
             sources=(source,),
             binaries=below["triton"].binaries,
             partial=", ".join(part),
+            engine=True,
         )
 
     def build(self, planned: Planned, below: Mapping[str, Built], shop: Shop) -> Built:

@@ -45,7 +45,7 @@ class LlvmStage:
         """See `Stage.plan`."""
         arch, source, needs = request.arch[0], llvm_source(request), llvm_needs(request)
         part, cross = part_of(request.only, needs), arch != this_machine()
-        if source.path is not None:  # a checkout, or fetched before: look before the base is made
+        if source.path is not None and source.path.is_dir():  # a checkout: look before the base is made
             _require(source, needs)
         sources = source_inputs([source], request.patches)
         under = {name: below[name].input_digest for name in (("base", "sysroot") if cross else ("base",))}
@@ -71,6 +71,8 @@ class LlvmStage:
             inputs=inputs,
             sources=(source,),
             partial=part.told,
+            disk=part.disk,
+            engine=True,
         )
 
     def build(self, planned: Planned, below: Mapping[str, Built], shop: Shop) -> Built:

@@ -10,6 +10,7 @@ from toolchain.errors import UnsupportedError
 DISTRIBUTION = "distribution"
 TABLEGEN = "tablegen"
 SUPPORT = "support"
+FULL_DISK = 14_000_000_000  # bytes: tree, ccache and installed copy of all of LLVM
 # Built for this machine first when LLVM is built for another one: they write sources of it.
 _GENERATORS = (
     "llvm-min-tblgen",
@@ -74,7 +75,7 @@ def part_of(only: str, needs: Needs) -> Part:
     if only == DISTRIBUTION:
         return Part(
             name=only, told="", stem="llvm-triton", projects=needs.projects, components=needs.components,
-            goal="distribution", native=_GENERATORS, disk=14_000_000_000,
+            goal="distribution", native=_GENERATORS, disk=FULL_DISK,
         )  # fmt: skip
     if only == TABLEGEN:
         return Part(

@@ -24,6 +24,9 @@ class Planned:
         inputs: everything that makes the output what it is, JSON-able; None where something is not locked yet.
         binaries: prebuilt things it lets in, by the names of `--allow-binary`.
         partial: what is left out, for people; empty for a whole.
+        disk: bytes that must be free before it is begun.
+        engine: whether it is built by the container engine; what a stage does with files alone needs none.
+        online: whether making it reaches out for more than its sources.
     """
 
     name: str
@@ -32,6 +35,9 @@ class Planned:
     sources: tuple[Source, ...] = ()
     binaries: tuple[str, ...] = ()
     partial: str = ""
+    disk: int = 0
+    engine: bool = False
+    online: bool = False
 
     @property
     def input_digest(self) -> str | None:

@@ -116,4 +116,6 @@ def _planned(request: Request, lock: Mapping[str, Any] | None) -> Planned:
     inputs: dict[str, Any] | None = None
     if lock is not None:
         inputs = {**common_inputs("sysroot", request), "base": recipe.name, "packages": sha256_json(dict(lock))}
-    return Planned(name="sysroot", image=f"toolchain-sysroot-{recipe.name}", inputs=inputs, partial=PARTIAL)
+    return Planned(
+        name="sysroot", image=f"toolchain-sysroot-{recipe.name}", inputs=inputs, partial=PARTIAL, online=True
+    )

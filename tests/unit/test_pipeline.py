@@ -1,0 +1,213 @@
+"""The plan and its run: what is refused before the first long step, and who works where."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from filelock import FileLock
+
+from toolchain import pipeline, prefetch, process
+from toolchain.cli.options import make_request
+from toolchain.engine import isolation, resources
+from toolchain.errors import ConfigError, DigestError, EngineError, LockHeldError, ResourceError, UnreachableError
+from toolchain.settings import Cache, Request
+from toolchain.sources.mirrors import Mirror
+from toolchain.sources.tree import Source
+from toolchain.stages import base
+from toolchain.stages.llvm import LlvmStage
+from toolchain.stages.stage import Built, Planned, Shop, Stage
+
+SOURCE = Source(
+    name="llvm",
+    kind="distro",
+    ref="distro:llvm-toolchain-99",
+    repository="debian",
+    digest=None,
+    path=None,
+    locked=False,
+)
+
+
+@dataclass
+class Fake:
+    """A stage whose build is a line of Python."""
+
+    name: str
+    planned: Callable[[], Planned]
+    work: Callable[[Shop], object] = lambda _: None
+    built: list[Planned] = field(default_factory=list)
+
+    def plan(self, request: Request, below: Mapping[str, Planned]) -> Planned:  # noqa: ARG002 - as stages have it
+        return self.planned()
+
+    def build(self, planned: Planned, below: Mapping[str, Built], shop: Shop) -> Built:  # noqa: ARG002
+        self.built.append(planned)
+        self.work(shop)
+        return Built(planned=planned, input_digest=str(planned.input_digest), manifest="", layers=())
+
+
+def planned(name: str, **more: Any) -> Planned:
+    return Planned(**{"name": name, "image": f"image-of-{name}", "inputs": {"stage": name}, **more})
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Built]]:
+    """Build some stages as the one goal there is."""
+
+    def build(*stages: Stage) -> list[Built]:
+        monkeypatch.setattr(pipeline, "stages_of", lambda goal, request: stages)
+        return pipeline.build(Request(cache=Cache(tmp_path / "cache")), "all")
+
+    return build
+
+
+def test_too_little_disk_for_a_later_stage_is_told_first(
+    run: Callable[..., list[Built]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resources, "disk_free", lambda _: 6_000_000_000)
+    below = Fake("base", lambda: planned("base", disk=5_000_000_000))
+    with pytest.raises(ResourceError, match="too little disk"):
+        run(below, Fake("llvm", lambda: planned("llvm", disk=14_000_000_000)))
+    assert below.built == []
+    run(below)
+    assert len(below.built) == 1
+
+
+def test_no_engine_is_told_before_a_base_that_needs_none(
+    run: Callable[..., list[Built]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def probe(_: object) -> None:
+        raise EngineError("buildah is not installed")
+
+    monkeypatch.setattr(isolation, "probe", probe)
+    below = Fake("base", lambda: planned("base"))
+    with pytest.raises(EngineError):
+        run(below, Fake("llvm", lambda: planned("llvm", engine=True)))
+    assert below.built == []
+    run(below)
+    assert len(below.built) == 1
+
+
+def test_the_stages_say_what_they_need(tmp_path: Path) -> None:
+    request = make_request(cache=tmp_path / "cache", source=["llvm=distro:llvm-toolchain-22"])
+    below = base.BaseStage().plan(request, {})
+    assert not below.engine
+    llvm = LlvmStage().plan(request, {"base": below})
+    assert (llvm.engine, llvm.disk > below.disk > 10**9) == (True, True)
+    assert base.BaseStage().plan(replace(request, base="ubi9"), {}).engine
+
+
+def test_a_cache_that_cannot_be_one(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="the cache cannot lie in"):
+        make_request(cache=tmp_path / "file" / "cache")
+    make_request(cache=tmp_path / "not" / "there")
+
+
+def test_a_gpu_list_without_a_gpu(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="names no GPU"):
+        make_request(cache=tmp_path, gpu=" ,; ")
+
+
+def test_a_source_whose_digest_only_a_fetch_tells(
+    run: Callable[..., list[Built]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it a stage would be built for hours and could not be recorded."""
+    known: list[str] = []
+    monkeypatch.setattr(pipeline, "fetch_source", lambda source, **_: known.append(source.ref))
+    # The prefetch has not got there: the mirror did not answer it.
+    monkeypatch.setattr(prefetch, "fetch_source", refuse(UnreachableError("the mirror does not answer")))
+
+    def plan() -> Planned:
+        source = replace(SOURCE, digest=f"sha256:{'a' * 64}" if known else None)
+        return planned("llvm", inputs={"sources": source.digest} if known else None, sources=(source,))
+
+    stage = Fake("llvm", plan)
+    run(stage)
+    assert known == [SOURCE.ref]
+    assert [one.input_digest is None for one in stage.built] == [False]
+
+
+def refuse(error: Exception) -> Callable[..., None]:
+    def fetch(*_: object, **__: object) -> None:
+        raise error
+
+    return fetch
+
+
+def test_a_source_that_is_not_what_it_must_be_ends_the_stage_below(
+    run: Callable[..., list[Built]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefetch, "fetch_source", refuse(DigestError("llvm.tar has the wrong digest")))
+    source = replace(SOURCE, digest=f"sha256:{'a' * 64}")
+
+    def hours(shop: Shop) -> None:
+        for _ in range(200):
+            shop.on_line("a package")
+            time.sleep(0.1)
+
+    below = Fake("base", lambda: planned("base"), hours)
+    above = Fake("llvm", lambda: planned("llvm", sources=(source,)))
+    begun = time.monotonic()
+    with pytest.raises(DigestError, match="wrong digest"):
+        run(below, above)
+    assert above.built == []
+    assert time.monotonic() - begun < 15
+
+
+def test_two_works_without_a_digest_do_not_meet(run: Callable[..., list[Built]]) -> None:
+    places = []
+    for image in ("toolchain-base-debian12", "toolchain-base-debian13"):
+        one = planned("base", image=image, inputs=None)
+        run(Fake("base", partial(replace, one), lambda shop: places.append(shop.work())))
+    assert len(set(places)) == 2
+
+
+def test_what_mmdebstrap_unpacks_lies_in_the_stages_own_folder(
+    tmp_path: Path, run: Callable[..., list[Built]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder is emptied first, and another base may be made at the same time."""
+    said: list[str] = []
+    mirror = Mirror(site="http://mirror.invalid", suite="stable", components=("main",), keyring="")
+    monkeypatch.setattr("toolchain.sources.mirrors.apt_mirrors", lambda: [mirror])
+    monkeypatch.setattr(process, "which", str)
+    monkeypatch.setattr(process, "run", lambda _, env, **__: said.append(env["TMPDIR"]))
+
+    def work(shop: Shop) -> None:
+        base.run_mmdebstrap(shop, tmp_path / "tar", suite="s", variant="v", packages=("p",), what="a base", options=())
+        assert Path(said[-1]).parent == shop.work()
+
+    run(Fake("base", lambda: planned("base", inputs=None), work))
+    assert len(said) == 1
+
+
+def test_who_holds_the_lock(run: Callable[..., list[Built]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Fake("base", lambda: planned("base", inputs=None))
+    locks = Cache(tmp_path / "cache").locks
+    locks.mkdir(parents=True)
+    (locks / "base-image-of-base.pid").write_text("pid 4711 (build all)")
+    with FileLock(locks / "base-image-of-base.lock"):
+        monkeypatch.setenv("TOOLCHAIN_LOCK_TIMEOUT", "0.1")
+        with pytest.raises(LockHeldError, match="pid 4711"):
+            run(stage)
+        monkeypatch.setenv("TOOLCHAIN_LOCK_TIMEOUT", "soon")
+        with pytest.raises(ConfigError, match="TOOLCHAIN_LOCK_TIMEOUT"):
+            run(stage)
+    assert stage.built == []
+    run(stage)
+    assert len(stage.built) == 1
+
+
+def test_a_local_archive_is_looked_into_once_it_is_unpacked(tmp_path: Path) -> None:
+    archive = tmp_path / "llvm project.tar.xz"
+    archive.write_bytes(b"not read by a plan")
+    request = make_request(cache=tmp_path / "cache", source=[f"llvm={archive}"])
+    below = base.BaseStage().plan(request, {})
+    (source,) = LlvmStage().plan(request, {"base": below}).sources
+    assert source.path == archive

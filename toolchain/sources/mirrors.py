@@ -1,0 +1,132 @@
+"""Where this machine's apt gets the distribution from, and what signs it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from toolchain import process
+from toolchain.errors import EngineError, SourceError
+from toolchain.process import CommandError
+
+_TARGETS = "$(CREATED_BY)\t$(SITE)\t$(RELEASE)\t$(COMPONENT)\t$(ORIGIN)\t$(SOURCESENTRY)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mirror:
+    """One archive and suite that apt is configured to use.
+
+    Args:
+        site: base URL; never to be logged or recorded.
+        suite: e.g. `bookworm-security`.
+        components: e.g. `("main",)`.
+        keyring: file that signs it, or a whole armoured key; empty for apt's default keys.
+    """
+
+    site: str
+    suite: str
+    components: tuple[str, ...]
+    keyring: str
+
+    @property
+    def security(self) -> bool:
+        """Whether this is the security archive, which does not carry the other suites."""
+        return self.suite.endswith("-security") or "/updates" in self.suite
+
+
+def apt_mirrors() -> list[Mirror]:
+    """The archives apt uses for the distribution itself, the main archive first; third parties' are left out.
+
+    Raises:
+        SourceError: apt is not there or has none configured.
+    """
+    try:
+        listing = process.run(["apt-get", "indextargets", "--format", _TARGETS], capture=True).stdout
+    except (CommandError, EngineError) as error:
+        raise SourceError(
+            "apt cannot name its mirrors", why=error.why or error.what, fix="this needs a Debian or Ubuntu machine"
+        ) from error
+    codename = _codename()
+    rows: dict[tuple[str, str], tuple[list[str], str]] = {}
+    for line in listing.splitlines():
+        created_by, site, suite, component, origin, entry = (line.split("\t") + [""] * 6)[:6]
+        known = origin if not origin.startswith("$(") else ""
+        # Before the first update apt knows no origin; then the suite's name tells.
+        ours = known in {"Debian", "Ubuntu"} or (not known and suite.partition("-")[0] == codename)
+        if created_by == "Packages" and ours and suite:
+            components, _ = rows.setdefault((site, suite), ([], entry))
+            if component not in components:
+                components.append(component)
+    mirrors = [
+        Mirror(site=site, suite=suite, components=tuple(components), keyring=_signed_by(entry, site, suite))
+        for (site, suite), (components, entry) in rows.items()
+    ]
+    if not mirrors:
+        raise SourceError(
+            "apt has no mirror of the distribution configured",
+            fix="add one to /etc/apt/sources.list.d, then apt-get update",
+        )
+    return sorted(mirrors, key=lambda mirror: (mirror.security, "-" in mirror.suite))
+
+
+def _codename() -> str:
+    try:
+        text = Path("/etc/os-release").read_text(encoding="utf-8")
+    except OSError:
+        return ""
+    match = re.search(r'^VERSION_CODENAME="?([a-z]+)', text, re.MULTILINE)
+    return match.group(1) if match else ""
+
+
+def _signed_by(entry: str, site: str, suite: str) -> str:
+    """The Signed-By of the entry (`FILE:NUMBER`) that configures a mirror; apt does not print it itself."""
+    path = Path(entry.rpartition(":")[0])
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return ""
+    if path.suffix == ".sources":
+        for stanza in stanzas(text):
+            if site in stanza.get("uris", "").split() and suite in stanza.get("suites", "").split():
+                return stanza.get("signed-by", "")
+        return next((s["signed-by"] for s in stanzas(text) if s.get("signed-by") and suite in s.get("suites", "")), "")
+    for line in text.splitlines():
+        match = re.match(r"\s*deb\s+\[([^\]]*)\]", line)
+        if match and suite in line.split() and (option := re.search(r"signed-by=(\S+)", match.group(1))):
+            return option.group(1)
+    return ""
+
+
+def stanzas(text: str) -> Iterable[dict[str, str]]:
+    """Paragraphs of a control file, keys in lower case, continuation lines kept."""
+    for block in re.split(r"\n[ \t]*\n", text):
+        stanza: dict[str, str] = {}
+        key = ""
+        for line in block.splitlines():
+            if line.startswith("#"):
+                continue
+            if line[:1] in (" ", "\t") and key:
+                stanza[key] += "\n" + line
+            elif ":" in line:
+                key, _, value = line.partition(":")
+                key = key.strip().lower()
+                stanza[key] = value.strip()
+        if stanza:
+            yield stanza
+
+
+def groups(mirrors: Sequence[Mirror], hints: Sequence[str]) -> list[list[Mirror]]:
+    """Which indexes to read one after the other until a package is found, the hinted ones first: a main index is large.
+
+    Args:
+        hints: `security` and `main` mean the machine's own suites, any other name a suite of its main archive.
+    """
+    own = {
+        "security": [mirror for mirror in mirrors if mirror.security],
+        "main": [mirror for mirror in mirrors if not mirror.security],
+    }
+    order = [*hints, *(name for name in own if name not in hints)]
+    groups = [own[name] if name in own else [replace(mirrors[0], suite=name)] for name in order]
+    return [group for group in groups if group]
