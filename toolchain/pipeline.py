@@ -17,6 +17,7 @@ from filelock import FileLock, Timeout
 from toolchain import console
 from toolchain.errors import ConfigError, LockHeldError, PolicyError, ToolchainError, UnreachableError
 from toolchain.goals import by_arch, request_of, stages_of
+from toolchain.machines import this_machine
 from toolchain.oci.layout import Layout
 from toolchain.prefetch import Prefetch
 from toolchain.settings import Cache, Request
