@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal
 
-Kind = Literal["status", "reset", "lose-answer", "truncate", "flip", "digest", "header"]
+Kind = Literal["status", "reset", "lose-answer", "truncate", "flip", "digest", "header", "stall"]
 _HOP = {"connection", "transfer-encoding", "keep-alive", "te", "upgrade"}
 
 
@@ -27,7 +27,8 @@ class Fault:
         kind: `status` answers `status` without asking the registry; `reset` breaks the connection after `after` bytes
             of the request's body went through; `lose-answer` does so after the registry took all of it; `truncate`
             breaks off the answer after `after` bytes, `flip` changes one bit there; `digest` lies in
-            Docker-Content-Digest, `header` adds `headers` to the answer.
+            Docker-Content-Digest, `header` puts `headers` into the answer; `stall` says nothing more after `after` bytes
+            of the request's body, or of the answer to a request without one.
         method: pattern of the verb.
         path: pattern of the path.
         times: how often, -1 always.
@@ -70,6 +71,7 @@ class FaultProxy(ThreadingHTTPServer):
         self.seen: list[Seen] = []
         self.tokens: dict[str, int] = {}
         self.lock = threading.Lock()
+        self.over = threading.Event()
 
     @property
     def host(self) -> str:
@@ -185,8 +187,10 @@ class _Handler(BaseHTTPRequestHandler):
         upstream.endheaders()
         while seen.body < size:
             piece = self.rfile.read(min(size - seen.body, 1 << 16))
-            if fault is not None and fault.kind == "reset" and seen.body + len(piece) > fault.after:
+            if fault is not None and fault.kind in {"reset", "stall"} and seen.body + len(piece) > fault.after:
                 upstream.send(piece[: fault.after - seen.body])
+                if fault.kind == "stall":
+                    self.server.over.wait(60)
                 self._break()
                 return
             upstream.send(piece)
@@ -204,17 +208,24 @@ class _Handler(BaseHTTPRequestHandler):
         for name, value in fault.headers.items() if fault is not None and fault.kind == "header" else ():
             self.send_header(name, value)
         for name, value in got.getheaders():
-            if name.lower() not in _HOP | {"date", "server"}:
+            replaced = fault.headers if fault is not None and fault.kind == "header" else {}
+            if name.lower() not in _HOP | {"date", "server"} | {one.lower() for one in replaced}:
                 lie = fault is not None and fault.kind == "digest" and name.lower() == "docker-content-digest"
                 self.send_header(name, f"sha256:{'0' * 64}" if lie else value)
         self.end_headers()
         done = 0
         while self.command != "HEAD" and (part := got.read(1 << 16)):
-            if fault is not None and fault.kind in {"truncate", "flip"} and done <= fault.after < done + len(part):
+            if (
+                fault is not None
+                and fault.kind in {"truncate", "flip", "stall"}
+                and done <= fault.after < done + len(part)
+            ):
                 at = fault.after - done
-                if fault.kind == "truncate":
+                if fault.kind in {"truncate", "stall"}:
                     self.wfile.write(part[:at])
                     self.wfile.flush()
+                    if fault.kind == "stall":
+                        self.server.over.wait(60)
                     self._break(orderly=True)
                     return
                 part = part[:at] + bytes([part[at] ^ 1]) + part[at + 1 :]
@@ -233,5 +244,6 @@ def fault_proxy(upstream: str, *, login: str = "", uses: int = 0) -> Iterator[Fa
         try:
             yield proxy
         finally:
+            proxy.over.set()
             proxy.shutdown()
             thread.join(10)
