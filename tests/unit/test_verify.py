@@ -13,6 +13,7 @@ import pytest
 from tests.evidence_fixtures import FILES, FINISHED, LLVM, Stand, ed25519_signer, material, small_image
 from toolchain.digest import canonical
 from toolchain.errors import ConfigError
+from toolchain.oci import descriptor as media
 from toolchain.oci.image import write_index
 from toolchain.oci.layout import Layout
 from toolchain.trust import attest, dsse, sbom
@@ -288,6 +289,17 @@ def test_bytes_come_first(stand: Stand) -> None:
     verdict = look(stand)
     assert verdict.problems[0].startswith(f"digests: {layer.digest} holds other bytes")
     assert verdict.checks == {}
+
+
+@pytest.mark.parametrize("value", [None, 1, "x", [1], {"Labels": [1]}, {"Labels": {"toolchain.input-digest": 5}}])
+def test_a_config_that_is_none(stand: Stand, value: Any) -> None:
+    """Whoever may push may also push nonsense: it is a verdict, not a crash."""
+    config = stand.layout.children(stand.manifest)[0]
+    other = stand.layout.put_json({**stand.layout.read_json(config), "config": value}, media.CONFIG)
+    manifest = {**stand.layout.read_json(stand.manifest), "config": other.as_json()}
+    bad = stand.layout.put_json(manifest, media.MANIFEST)
+    assert verify(stand.ref, stand.layout, bad, key=stand.signer.public, now=NOW).verdict == "untrusted"
+    assert verify(stand.ref, stand.layout, bad, now=NOW).verdict == "intact"
 
 
 def test_both_images_of_an_index_must_be_signed(stand: Stand) -> None:

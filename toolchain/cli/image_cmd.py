@@ -180,6 +180,8 @@ def images_at(ref: str, scratch: Path) -> tuple[Layout, dict[str, Descriptor]]:
 
 
 def _describe(layout: Layout, name: str, descriptor: Descriptor) -> dict[str, Any]:
+    from toolchain.oci.image import labels_of  # noqa: PLC0415
+
     images = []
     for one in layout.walk(descriptor) if descriptor.media_type in media.MANIFESTS else ():
         if one.media_type not in media.IMAGES:
@@ -190,7 +192,7 @@ def _describe(layout: Layout, name: str, descriptor: Descriptor) -> dict[str, An
             {
                 "digest": one.digest,
                 "platform": f"{value.get('os')}/{value.get('architecture')}",
-                "labels": (value.get("config") or {}).get("Labels") or {},
+                "labels": labels_of(value),
                 "layers": [layer.as_json() for layer in layers],
             }
         )

@@ -13,7 +13,7 @@ from toolchain.errors import DigestError, RegistryError, UntrustedError
 from toolchain.oci import descriptor as media
 from toolchain.oci.check import verify_layout
 from toolchain.oci.descriptor import Descriptor
-from toolchain.oci.image import diff_ids_of
+from toolchain.oci.image import diff_ids_of, labels_of
 from toolchain.oci.layout import Layout, children_of, parse_object
 from toolchain.oci.reference import LayoutRef, Target
 from toolchain.oci.referrers import referrers, subject_of
@@ -194,7 +194,7 @@ class _Image:
         config, *layers = layout.children(image)
         value = layout.read_json(config)
         diff_ids = diff_ids_of(value)
-        self._label = ((value.get("config") or {}).get("Labels") or {}).get(INPUT_DIGEST)
+        self._label = labels_of(value).get(INPUT_DIGEST)
         self._diff_id = diff_ids[-1] if diff_ids else ""
         self._layer = layers[-1] if layers else None
         self._path = layout.blob(layers[-1].digest) if layers else None
