@@ -236,9 +236,12 @@ def test_no_answer_is_no_empty_list(without_api: FakeRegistry, subject: Descript
 
 def test_a_list_without_an_end_is_not_read_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("toolchain.oci.transport.MANIFEST_LIMIT", 50)
-    with fake_registry() as server, Registry(server.host, login="") as registry:
-        with pytest.raises(RegistryError, match="too long"):
-            referrers(RegistryRef(server.host, "x"), f"sha256:{'1' * 64}", registry=registry)
+    with (
+        fake_registry() as server,
+        Registry(server.host, login="") as registry,
+        pytest.raises(RegistryError, match="too long"),
+    ):
+        referrers(RegistryRef(server.host, "x"), f"sha256:{'1' * 64}", registry=registry)
 
 
 def test_a_token_does_not_follow_an_address_without_encryption() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -16,9 +17,10 @@ from toolchain.errors import ConfigError
 from toolchain.oci import descriptor as media
 from toolchain.oci.image import write_index
 from toolchain.oci.layout import Layout
+from toolchain.oci.referrers import attach, write_artifact
 from toolchain.trust import attest, dsse, sbom
 from toolchain.trust.policy import Policy, make_policy, normal_repository
-from toolchain.trust.verify import Verdict, verify
+from toolchain.trust.verify import Verdict, gather, verify
 
 NOW = datetime.fromtimestamp(FINISHED, UTC) + timedelta(days=10)
 TOOL = "usr/lib64/thing/bin/tool"
@@ -289,6 +291,25 @@ def test_bytes_come_first(stand: Stand) -> None:
     verdict = look(stand)
     assert verdict.problems[0].startswith(f"digests: {layer.digest} holds other bytes")
     assert verdict.checks == {}
+
+
+def test_what_others_attach_is_not_all_kept(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Some things of half a gigabyte each would fill any memory; a size that is a lie does not help."""
+    stand.say_all()
+    monkeypatch.setattr("toolchain.trust.verify._MOST_BYTES", 20_000)
+    for number in range(40):
+        stand.attach(b"%d" % number + b"x" * 3000)
+    kept = gather(stand.ref, [stand.manifest.digest], stand.layout)
+    assert 0 < sum(len(one.content) for one in kept) <= 20_000
+    assert "too large" in caplog.text
+    big = stand.attach(b"y" * 30_000, "application/spdx+json")
+    blob = dataclasses.replace(big, size=10)
+    made = write_artifact(stand.layout, stand.manifest, blob, artifact_type="application/spdx+json")
+    attach(stand.layout, [made], stand.ref)
+    kept = gather(stand.ref, [stand.manifest.digest], stand.layout)
+    assert all(len(one.content) < 10_000 for one in kept)
 
 
 @pytest.mark.parametrize("value", [None, 1, "x", [1], {"Labels": [1]}, {"Labels": {"toolchain.input-digest": 5}}])

@@ -27,7 +27,7 @@ LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 # Anyone who may push can attach things; none of it may eat memory or time.
 _MOST_ARTIFACTS = 200
-_MOST_BYTES = 512 << 20
+_MOST_BYTES = 512 << 20  # together; an SBOM of ours has a few
 _KINDS = frozenset({dsse.MEDIA_TYPE, sbom.MEDIA_TYPE})
 INPUT_DIGEST = "toolchain.input-digest"
 
@@ -142,7 +142,7 @@ def gather(
         with Registry(target.host) as made:
             return gather(target, subjects, scratch, registry=made)
     found: dict[str, Evidence] = {}
-    left = _MOST_ARTIFACTS
+    left, room = _MOST_ARTIFACTS, _MOST_BYTES
     for subject in subjects:
         for artifact in referrers(target, subject, registry=registry):
             left -= 1
@@ -150,7 +150,8 @@ def gather(
                 LOG.warning("more than %d things are attached; the rest is not looked at", _MOST_ARTIFACTS)
                 return list(found.values())
             try:
-                for one in _contents(target, artifact, subject, scratch, registry):
+                for one in _contents(target, artifact, subject, scratch, registry, room=room):
+                    room -= len(one.content)
                     found.setdefault(one.media_type + one.artifact, one)
             except (RegistryError, DigestError) as error:
                 LOG.warning("%s, which is attached, cannot be read: %s", artifact.digest, error.what)
@@ -158,7 +159,7 @@ def gather(
 
 
 def _contents(
-    target: Target, artifact: Descriptor, subject: str, scratch: Layout, registry: Registry | None
+    target: Target, artifact: Descriptor, subject: str, scratch: Layout, registry: Registry | None, *, room: int
 ) -> Iterable[Evidence]:
     if artifact.media_type not in media.IMAGES:
         return
@@ -173,10 +174,17 @@ def _contents(
     if subject_of(value) != subject:
         return
     for layer in children_of(value, artifact)[1:]:
-        if layer.media_type not in _KINDS or layer.size > _MOST_BYTES:
+        if layer.media_type not in _KINDS:
             continue
+        if layer.size > room:
+            LOG.warning("%s, which is attached, is too large: %d bytes", artifact.digest, layer.size)
+            continue
+        room -= layer.size
         if not isinstance(target, LayoutRef) and registry is not None:
             registry.pull_blob(target.repository, layer, place)
+        path = place.blob(layer.digest)
+        if path.stat().st_size != layer.size:
+            raise DigestError(f"{layer.digest} has another size than its artifact says")
         place.verify(layer.digest)
         yield Evidence(layer.media_type, place.blob(layer.digest).read_bytes(), artifact.digest)
 
