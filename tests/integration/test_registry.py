@@ -7,6 +7,7 @@ import itertools
 import logging
 import random
 import shutil
+import sys
 import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -540,6 +541,40 @@ def test_a_large_blob_needs_no_memory(registry_host: str, repository: str, layou
         finally:
             tracemalloc.stop()
     assert peak < 6 << 20
+
+
+_BIG = """
+import random, resource, sys
+from pathlib import Path
+from toolchain.oci.layout import Layout
+from toolchain.oci.registry import Registry
+
+host, repository, folder, size = sys.argv[1], sys.argv[2], Path(sys.argv[3]), int(sys.argv[4])
+limit = 400 << 20
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+source = folder / "big"
+piece = random.Random(1).randbytes(1 << 20)
+with source.open("wb") as sink:
+    for number in range(size >> 20):
+        sink.write(number.to_bytes(8, "big") + piece[8:])
+one, other = Layout(folder / "one").ensure(), Layout(folder / "other").ensure()
+blob = one.put_file(source, move=True)
+with Registry(host, login="") as registry:
+    assert registry.push_blob(repository, blob, one.blob(blob.digest)) == size
+    assert registry.push_blob(repository, blob, one.blob(blob.digest)) == 0
+    assert registry.pull_blob(repository, blob, other) == size
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10)
+"""
+
+
+@pytest.mark.full
+@pytest.mark.timeout(3600)
+def test_a_blob_of_a_gigabyte_needs_no_memory(registry_host: str, repository: str, tmp_path: Path) -> None:
+    """In a process of its own, so that its peak is its own."""
+    argv = [sys.executable, "-c", _BIG, registry_host, repository, str(tmp_path), str(1 << 30)]
+    done = process.run(argv, capture=True, env={"PYTHONPATH": str(Path(__file__).resolve().parents[2])})
+    peak = int(done.stdout)
+    assert peak < 200_000_000, f"peak {peak} bytes resident"
 
 
 def test_two_publish_at_once(registry_host: str, repository: str, layout: Layout, tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ def _walk(path: Path, media_type: str, keep: tuple[str, int, list[bytes]] | None
     known: dict[str, LayerFile] = {}
     with (
         _plain(path, media_type) as plain,
-        tarfile.open(fileobj=(stream := _Watched(plain)), mode="r|", tarinfo=_Member) as tar,
+        tarfile.open(fileobj=cast("Any", stream := _Watched(plain)), mode="r|", tarinfo=_Member) as tar,
     ):
         for member in tar:
             cast("Any", tar).members = []  # tarfile keeps every member for a look-up that a stream never makes
