@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal
 
-Kind = Literal["status", "reset", "lose-answer", "truncate", "flip", "digest", "header"]
+Kind = Literal["status", "reset", "lose-answer", "truncate", "flip", "digest", "header", "stall"]
 _HOP = {"connection", "transfer-encoding", "keep-alive", "te", "upgrade"}
 
 
@@ -27,7 +27,8 @@ class Fault:
         kind: `status` answers `status` without asking the registry; `reset` breaks the connection after `after` bytes
             of the request's body went through; `lose-answer` does so after the registry took all of it; `truncate`
             breaks off the answer after `after` bytes, `flip` changes one bit there; `digest` lies in
-            Docker-Content-Digest, `header` adds `headers` to the answer.
+            Docker-Content-Digest, `header` puts `headers` into the answer; `stall` falls silent after `after` bytes of
+            the request's body, or of the answer to a request without one.
         method: pattern of the verb.
         path: pattern of the path.
         times: how often, -1 always.
@@ -70,6 +71,7 @@ class FaultProxy(ThreadingHTTPServer):
         self.seen: list[Seen] = []
         self.tokens: dict[str, int] = {}
         self.lock = threading.Lock()
+        self.over = threading.Event()
 
     @property
     def host(self) -> str:
@@ -178,6 +180,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _forward(self, upstream: http.client.HTTPConnection, fault: Fault | None, seen: Seen) -> None:
         size = int(self.headers.get("Content-Length") or 0)
+        kind = fault.kind if fault is not None else ""
         upstream.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
         for name, value in self.headers.items():
             if name.lower() not in _HOP | {"authorization"}:
@@ -185,41 +188,53 @@ class _Handler(BaseHTTPRequestHandler):
         upstream.endheaders()
         while seen.body < size:
             piece = self.rfile.read(min(size - seen.body, 1 << 16))
-            if fault is not None and fault.kind == "reset" and seen.body + len(piece) > fault.after:
+            if fault is not None and kind in {"reset", "stall"} and seen.body + len(piece) > fault.after:
                 upstream.send(piece[: fault.after - seen.body])
+                self._fall_silent(kind)
                 self._break()
                 return
             upstream.send(piece)
             seen.body += len(piece)
-        if fault is not None and fault.kind == "reset":
+        if kind == "reset":
             self._break()
             return
         got = upstream.getresponse()
         seen.status = got.status
-        if fault is not None and fault.kind == "lose-answer":
+        if kind == "lose-answer":
             got.read()
             self._break()
             return
         self.send_response(got.status)
-        for name, value in fault.headers.items() if fault is not None and fault.kind == "header" else ():
+        said = fault.headers if fault is not None and kind == "header" else {}
+        for name, value in said.items():
             self.send_header(name, value)
         for name, value in got.getheaders():
-            if name.lower() not in _HOP | {"date", "server"}:
-                lie = fault is not None and fault.kind == "digest" and name.lower() == "docker-content-digest"
+            if name.lower() not in _HOP | {"date", "server"} | {one.lower() for one in said}:
+                lie = kind == "digest" and name.lower() == "docker-content-digest"
                 self.send_header(name, f"sha256:{'0' * 64}" if lie else value)
         self.end_headers()
+        if self.command != "HEAD":
+            self._pass_on(got, fault)
+
+    def _pass_on(self, got: http.client.HTTPResponse, fault: Fault | None) -> None:
         done = 0
-        while self.command != "HEAD" and (part := got.read(1 << 16)):
-            if fault is not None and fault.kind in {"truncate", "flip"} and done <= fault.after < done + len(part):
+        kinds = {"truncate", "flip", "stall"}
+        while part := got.read(1 << 16):
+            if fault is not None and fault.kind in kinds and done <= fault.after < done + len(part):
                 at = fault.after - done
-                if fault.kind == "truncate":
+                if fault.kind != "flip":
                     self.wfile.write(part[:at])
                     self.wfile.flush()
+                    self._fall_silent(fault.kind)
                     self._break(orderly=True)
                     return
                 part = part[:at] + bytes([part[at] ^ 1]) + part[at + 1 :]
             self.wfile.write(part)
             done += len(part)
+
+    def _fall_silent(self, kind: str) -> None:
+        if kind == "stall":
+            self.server.over.wait(60)
 
     do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = _serve  # noqa: N815
 
@@ -233,5 +248,6 @@ def fault_proxy(upstream: str, *, login: str = "", uses: int = 0) -> Iterator[Fa
         try:
             yield proxy
         finally:
+            proxy.over.set()
             proxy.shutdown()
             thread.join(10)

@@ -50,13 +50,13 @@ def begin() -> None:
 def data(value: Any) -> None:
     """Print `value` as JSON on standard output."""
     _said.append(value)
-    sys.stdout.write(json.dumps(value, indent=2, sort_keys=False, ensure_ascii=False) + "\n")
-    sys.stdout.flush()
+    text(json.dumps(value, indent=2, sort_keys=False, ensure_ascii=False))
 
 
 def text(value: str) -> None:
     """Print plain data on standard output."""
-    sys.stdout.write(value + "\n")
+    # Text of others may hold what no encoding can: half a surrogate pair out of somebody's JSON.
+    sys.stdout.write(value.encode("utf-8", "backslashreplace").decode("utf-8") + "\n")
     sys.stdout.flush()
 
 

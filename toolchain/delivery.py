@@ -23,6 +23,7 @@ from toolchain.oci.registry import Registry
 from toolchain.pipeline import PlanRow, plan
 from toolchain.settings import EPOCH, Cache, Request
 from toolchain.stages.stage import Built, Planned
+from toolchain.trust.keyless import Keyless
 from toolchain.trust.keys import Signer
 
 
@@ -51,7 +52,7 @@ class Delivered:
         }
 
 
-def deliver(request: Request, goal: str, dest: Target, *, signer: Signer | None = None) -> list[Delivered]:
+def deliver(request: Request, goal: str, dest: Target, *, signer: Signer | Keyless | None = None) -> list[Delivered]:
     """Publish the finished images of `goal` (its topmost stage, or all but the base for `all`), each as an index.
 
     Images of one name for several architectures go into one index, whose bytes do not tell which was built first.
@@ -104,7 +105,9 @@ def _tag(images: Sequence[_One]) -> str:
     return digest.removeprefix("sha256:")[:12]
 
 
-def _deliver(cache: Cache, image: str, images: Sequence[_One], dest: Target, signer: Signer | None) -> Delivered:
+def _deliver(
+    cache: Cache, image: str, images: Sequence[_One], dest: Target, signer: Signer | Keyless | None
+) -> Delivered:
     planned = images[0].row.planned
     unlocked = [source.name for source in planned.sources if not source.locked and source.digest is None]
     if unlocked:

@@ -156,7 +156,8 @@ def _storage(cache: Cache) -> Check:
 
 def _isolation(cache: Cache) -> Check:
     found = isolation.probe(Storage(cache), again=True)
-    detail = f"{found.mode}; a container without network sees {found.interfaces} interfaces besides loopback"
+    seen = ", ".join(f"{number} under {mode}" for mode, number in found.offered.items())
+    detail = f"{found.mode}; interfaces besides loopback that a container without network sees: {seen}"
     if found.refused:
         detail += "; refused: " + ", ".join(f"{mode} ({_short(why)})" for mode, why in found.refused.items())
     return Check("isolation", "ok", detail)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import tempfile
@@ -14,7 +15,7 @@ from typing import Any
 from toolchain import __version__
 from toolchain.bases import base_recipe
 from toolchain.digest import canonical, sha256_file, sha256_json, write_atomically
-from toolchain.errors import UnsupportedError
+from toolchain.errors import UnsupportedError, UntrustedError
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.image import diff_ids_of, timestamp
 from toolchain.oci.layout import Layout
@@ -25,12 +26,15 @@ from toolchain.settings import EPOCH, Cache, Request
 from toolchain.stages import sysroot
 from toolchain.stages.base import lock_path
 from toolchain.stages.stage import Planned
-from toolchain.trust import attest, dsse, sbom
+from toolchain.trust import attest, dsse, keyless, sbom
 from toolchain.trust.files import layer_files, read_member
+from toolchain.trust.keyless import Keyless
 from toolchain.trust.keys import Signer
 from toolchain.trust.material import Material, Package, Record, parse_dpkg_status, parse_lock
+from toolchain.trust.verify import gather
 
 PREDICATE_TYPE = "in-toto.io/predicate-type"
+_BUNDLE = {"dev.sigstore.bundle.content": "dsse-envelope"}  # as cosign marks them
 _ANNOTATED = {"org.opencontainers.image.created": timestamp(EPOCH)}
 
 
@@ -239,14 +243,14 @@ def attach_evidence(
     index: Descriptor,
     dest: Target,
     *,
-    signer: Signer | None,
+    signer: Signer | Keyless | None,
     registry: Registry | None = None,
     scratch: Path,
 ) -> AttachedEvidence:
     """Make SBOM and provenance of an image, and attach them to it and to its index.
 
-    With a key both go in signed envelopes. Without one only the SBOM goes, as plain SPDX: what it lists anyone can
-    compare with the bytes, while a provenance that nobody signed could not be told from an invented one.
+    With a key or an identity both go in signed envelopes. Without one only the SBOM goes, as plain SPDX: what it lists
+    anyone can compare with the bytes, while a provenance that nobody signed could not be told from an invented one.
 
     Args:
         layout: holds the image.
@@ -257,17 +261,24 @@ def attach_evidence(
     Raises:
         RegistryError, DigestError, UnreachableError: as `oci.referrers.attach`.
     """
+    scratch.mkdir(parents=True, exist_ok=True)
     document = bill(material, layout, manifest)
     contents: list[tuple[bytes, str, Mapping[str, str]]] = []
+    known: dict[bytes, bytes] | None = None
     if signer is None:
         contents.append((canonical(document), sbom.MEDIA_TYPE, {}))
     else:
         about = attest.subjects(material.record["image"], [manifest.digest, index.digest])
         for statement in (attest.sbom_statement(document, about), attest.provenance(material, about)):
-            content = dsse.sign(statement, signer).as_bytes()
-            contents.append((content, dsse.MEDIA_TYPE, {PREDICATE_TYPE: statement["predicateType"]}))
+            notes = {PREDICATE_TYPE: statement["predicateType"]}
+            if isinstance(signer, Signer):
+                contents.append((dsse.sign(statement, signer).as_bytes(), dsse.MEDIA_TYPE, notes))
+            else:
+                if known is None:
+                    known = _signed_before(signer, manifest, dest, scratch=scratch, registry=registry)
+                content = known.get(canonical(statement)) or signer.sign(statement)
+                contents.append((content, keyless.MEDIA_TYPE, {**notes, **_BUNDLE}))
     pushed, how = 0, "none"
-    scratch.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=scratch, prefix="evidence-") as folder:
         own = Layout(Path(folder)).ensure()
         blobs = [own.put_bytes(content, kind) for content, kind, _ in contents]
@@ -280,4 +291,18 @@ def attach_evidence(
             pushed += done.pushed_bytes
             how = done.how if done.how != "none" else how
     kinds = ("sbom",) if signer is None else ("sbom", "provenance")
-    return AttachedEvidence(kinds, signer.public.id if signer else "", how, pushed)
+    who = signer.public.id if isinstance(signer, Signer) else signer.identity.id if signer is not None else ""
+    return AttachedEvidence(kinds, who, how, pushed)
+
+
+def _signed_before(
+    signer: Keyless, manifest: Descriptor, dest: Target, *, scratch: Path, registry: Registry | None
+) -> dict[bytes, bytes]:
+    """Bundles of this identity by their payload: a new one would be another, and another entry in a public log."""
+    found = {}
+    with tempfile.TemporaryDirectory(dir=scratch, prefix="evidence-") as folder:
+        for one in gather(dest, [manifest.digest], Layout(Path(folder)).ensure(), registry=registry):
+            if one.media_type == keyless.MEDIA_TYPE:
+                with contextlib.suppress(UntrustedError):
+                    found[signer.identity.opened(one.content).payload] = one.content
+    return found

@@ -7,7 +7,7 @@ import json
 import shlex
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -166,6 +166,7 @@ class _Taker:
         self._entries = entries
         self._store = Store(cache.store)
         self._images = Layout(cache.images)
+        self._layers: dict[str, list[str]] = {}  # of each image, lowest first
 
     def _of(self, *kinds: str) -> list[Entry]:
         return [entry for entry in self._entries if entry.kind in kinds]
@@ -198,6 +199,7 @@ class _Taker:
             HostileInputError, DigestError: see `bring`.
         """
         _complete(lock, self._entries)
+        self._named_parts(lock)
         records, bases = self._records(lock), self._bases(lock)
         done = [Taken(self._of("lock")[0], True)]
         done += [Taken(entry, self._source(entry, lock)) for entry in self._of("file", "tree", "patch")]
@@ -216,8 +218,22 @@ class _Taker:
 
     # What the lock says about the base
 
+    def _named_parts(self, lock: Lock) -> None:
+        """Insist that the parts of an image are those that its locked manifest names, all of them and no others."""
+        for base in lock.bases:
+            name = f"toolchain-base-{base.name}"
+            parts = {entry.blob.digest: entry for entry in self._of("blob") if entry.name == name}
+            manifest = parts[base.image]  # `_complete` looked
+            value = parse_object(self._small(manifest), base.image)
+            named = children_of(value, replace(manifest.blob, media_type=manifest.of))
+            expected = {base.image, *(child.digest for child in named)}
+            for digest in sorted(parts.keys() ^ expected):
+                if digest in parts:
+                    raise HostileInputError(f"the bundle holds what no image in its lock names: {digest}", fix=_DO_NOT)
+                raise HostileInputError("the bundle lacks a part of the base's image", why=digest, fix=_DO_NOT)
+            self._layers[base.image] = [child.digest for child in named[1:]]
+
     def _records(self, lock: Lock) -> dict[Entry, dict[str, Any]]:
-        blobs = {entry.blob.digest for entry in self._of("blob")}
         found = {}
         for entry in self._of("record"):
             record = parse_object(self._small(entry), entry.title)
@@ -234,8 +250,11 @@ class _Taker:
                 raise HostileInputError("the bundle's record is not that of the base in its lock", fix=_DO_NOT)
             layers = record.get("layers")
             digests = [str(one.get("digest")) for one in layers] if isinstance(layers, list) else []
-            if not {base.image, *digests} <= blobs:
-                raise HostileInputError("the bundle lacks a part of the base's image", fix=_DO_NOT)
+            if digests != self._layers[base.image]:
+                raise HostileInputError("the bundle's record names other layers than the base's image", fix=_DO_NOT)
+            # A base has none of these, and provenances and SBOMs of all that is built on it repeat what stands here.
+            if any(record.get(name) for name in ("sources", "binaries", "partial", "taken_from")):
+                raise HostileInputError("the bundle's record says of a base what none has", fix=_DO_NOT)
             found[entry] = record
         return found
 

@@ -113,6 +113,10 @@ def test_isolation_is_found_by_trying_and_remembered(here: Here) -> None:
     assert found.mode in {"oci", "rootless", "chroot"}
     assert found.interfaces == 0
     assert found.kernel == platform.release()
+    # Each isolation that there is was tried inside, and is either offered with its count or refused with a reason.
+    assert {*found.offered, *found.refused} == {"oci" if os.geteuid() == 0 else "rootless", "chroot"}
+    assert not {*found.offered} & {*found.refused}
+    assert set(found.offered.values()) == {0}
     begun = time.monotonic()
     assert isolation.probe(here.buildah) == found
     assert time.monotonic() - begun < 1

@@ -7,6 +7,7 @@ import itertools
 import logging
 import random
 import shutil
+import sys
 import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fake_registry import fake_registry
 from tests.fault_proxy import Fault, FaultProxy, fault_proxy
 from tests.registry_fixtures import free_port, small_index
 from toolchain import process
@@ -203,6 +205,58 @@ def test_a_push_survives_a_broken_connection(
         assert sum(seen.body for seen in proxy.seen) == SIZE
 
 
+@pytest.mark.parametrize(
+    "fault",
+    [Fault("stall", "PATCH", skip=1, after=10_000), Fault("stall", "GET", "/blobs/sha256", after=100_000)],
+    ids=["push", "pull"],
+)
+def test_a_registry_that_falls_silent_is_asked_again(
+    proxy: FaultProxy, connect: Connect, repository: str, layout: Layout, fresh: Layout, fault: Fault
+) -> None:
+    blob, path = some_blob(layout)
+    proxy.faults.append(fault)
+    registry = connect(timeout=(1.0, 1.0))
+    assert registry.push_blob(repository, blob, path) == SIZE
+    assert registry.pull_blob(repository, blob, fresh) == SIZE
+    assert fault.hits == 1
+    assert fresh.blob(blob.digest).read_bytes() == path.read_bytes()
+
+
+def test_silence_that_stays_is_told_soon(
+    proxy: FaultProxy, connect: Connect, repository: str, layout: Layout, fresh: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seconds, not hours: each question is asked `attempts` times more, and nobody asks all of that again."""
+    monkeypatch.setattr("toolchain.oci.transport.QUESTION", 0.2)
+    blob, path = some_blob(layout)
+    connect().push_blob(repository, blob, path)
+    registry = connect(attempts=2, timeout=(5.0, 300.0))
+    for name, ask in (
+        ("blobs", lambda: registry.pull_blob(repository, blob, fresh)),
+        ("manifests", lambda: registry.get_manifest(repository, "t")),
+    ):
+        proxy.faults[:] = [Fault("reset", "GET", name, times=-1)]
+        with pytest.raises(UnreachableError):
+            ask()
+        assert proxy.faults[0].hits == 3
+    proxy.faults[:] = [Fault("stall", "GET", "blobs", times=-1)]
+    with pytest.raises(UnreachableError):
+        registry.pull_blob(repository, blob, fresh)
+    assert proxy.faults[0].hits == 3
+    assert leftovers(fresh) == []
+
+
+def test_a_registry_that_keeps_nothing_ends_with_an_error(
+    proxy: FaultProxy, connect: Connect, repository: str, layout: Layout
+) -> None:
+    """It takes each piece, and says each time that nothing came."""
+    blob, path = some_blob(layout)
+    proxy.faults.append(Fault("header", "PATCH", times=50, headers={"Range": "0-0"}))
+    proxy.faults.append(Fault("header", "GET", "/uploads/", times=-1, headers={"Range": "0-0"}))
+    with pytest.raises(RegistryError):
+        connect(attempts=2).push_blob(repository, blob, path)
+    assert 0 < proxy.faults[0].hits < 10
+
+
 @pytest.mark.parametrize("status", [405, 413, 501])
 def test_a_registry_without_chunks_gets_one_piece(
     proxy: FaultProxy, connect: Connect, repository: str, layout: Layout, status: int
@@ -329,6 +383,18 @@ def test_a_pull_that_keeps_breaking_keeps_nothing(
     assert leftovers(fresh) == []
     with pytest.raises(RegistryError, match="does not give"):
         registry.pull_blob(repository, Descriptor(media.LAYER, "sha256:" + "0" * 64, 5), fresh)
+    assert leftovers(fresh) == []
+
+
+def test_a_pull_that_never_gets_further_ends(proxy: FaultProxy, layout: Layout, fresh: Layout) -> None:
+    """A registry without ranges, whose connection breaks at the same place each time."""
+    blob, path = some_blob(layout, 3_000_000)
+    with fake_registry() as server, fault_proxy(server.host) as breaking:
+        server.blobs[blob.digest] = path.read_bytes()
+        breaking.faults.append(Fault("truncate", "GET", "/blobs/", times=50, after=2_500_000))
+        with Registry(breaking.host, attempts=2, backoff=0.01, login="") as registry, pytest.raises(UnreachableError):
+            registry.pull_blob("x", blob, fresh)
+        assert breaking.faults[0].hits == 3, "what comes again is no progress"
     assert leftovers(fresh) == []
 
 
@@ -475,6 +541,40 @@ def test_a_large_blob_needs_no_memory(registry_host: str, repository: str, layou
         finally:
             tracemalloc.stop()
     assert peak < 6 << 20
+
+
+_BIG = """
+import random, resource, sys
+from pathlib import Path
+from toolchain.oci.layout import Layout
+from toolchain.oci.registry import Registry
+
+host, repository, folder, size = sys.argv[1], sys.argv[2], Path(sys.argv[3]), int(sys.argv[4])
+limit = 400 << 20
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+source = folder / "big"
+piece = random.Random(1).randbytes(1 << 20)
+with source.open("wb") as sink:
+    for number in range(size >> 20):
+        sink.write(number.to_bytes(8, "big") + piece[8:])
+one, other = Layout(folder / "one").ensure(), Layout(folder / "other").ensure()
+blob = one.put_file(source, move=True)
+with Registry(host, login="") as registry:
+    assert registry.push_blob(repository, blob, one.blob(blob.digest)) == size
+    assert registry.push_blob(repository, blob, one.blob(blob.digest)) == 0
+    assert registry.pull_blob(repository, blob, other) == size
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10)
+"""
+
+
+@pytest.mark.full
+@pytest.mark.timeout(3600)
+def test_a_blob_of_a_gigabyte_needs_no_memory(registry_host: str, repository: str, tmp_path: Path) -> None:
+    """In a process of its own, so that its peak is its own."""
+    argv = [sys.executable, "-c", _BIG, registry_host, repository, str(tmp_path), str(1 << 30)]
+    done = process.run(argv, capture=True, env={"PYTHONPATH": str(Path(__file__).resolve().parents[2])})
+    peak = int(done.stdout)
+    assert peak < 200_000_000, f"peak {peak} bytes resident"
 
 
 def test_two_publish_at_once(registry_host: str, repository: str, layout: Layout, tmp_path: Path) -> None:

@@ -185,7 +185,9 @@ def test_a_provenance_says_it_all() -> None:
     assert FINISHED == 1767229200
     probe = run["byproducts"][0]
     shown = json.loads(base64.b64decode(probe["content"]))
-    assert shown == {"mode": "chroot", "interfaces": 0, "buildah": "1.28.2", "refused": ["oci"]}
+    assert shown == {
+        "mode": "chroot", "interfaces": 0, "offered": {"chroot": 0}, "buildah": "1.28.2", "refused": ["oci"],
+    }  # fmt: skip
     assert "/root/place" not in canonical(said).decode()
 
 

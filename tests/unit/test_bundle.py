@@ -276,6 +276,12 @@ def _extra_version(value: dict[str, Any], layout: Layout) -> None:
     value["layers"].append({**first_file(value), "digest": blob.digest, "size": blob.size})
 
 
+def _stowaway(value: dict[str, Any], layout: Layout) -> None:
+    """A blob in the name of the base's image, which its manifest does not name."""
+    blob = layout.put_bytes(b"stowaway", "x")
+    value["layers"].append({**entry(value, "blob"), "digest": blob.digest, "size": blob.size})
+
+
 def _missing_file(value: dict[str, Any], _: Layout) -> None:
     value["layers"].remove(first_file(value))
 
@@ -316,6 +322,7 @@ def _other_type(value: dict[str, Any], _: Layout) -> None:
         (_media, HostileInputError, "media type"),
         (_extra, HostileInputError, "does not name: stranger"),
         (_extra_version, HostileInputError, "does not name"),
+        (_stowaway, HostileInputError, "no image in its lock names"),
         (_missing_file, HostileInputError, "lacks the file"),
         (_missing_blob, HostileInputError, "lacks a part of the base's image"),
         (_missing_record, HostileInputError, "lacks the record"),
@@ -410,6 +417,10 @@ def test_a_tree_that_climbs_out(place: Place) -> None:
         {"inputs": {"stage": "base", "base": "debian13"}},
         {"inputs": "text"},
         {"layers": [{"digest": "sha256:" + "0" * 64}]},
+        {"layers": []},
+        {"sources": [{"name": "llvm", "ref": "x", "repository": "elsewhere", "digest": None}]},
+        {"binaries": ["ptxas"]},
+        {"partial": "tablegen"},
     ],
 )
 def test_a_record_of_something_else(place: Place, change: dict[str, Any]) -> None:

@@ -17,7 +17,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from toolchain import delivery, errors
+from toolchain import console, delivery, errors
 from toolchain.cli.app import app
 from toolchain.cli.options import handled
 from toolchain.delivery import Delivered
@@ -93,6 +93,44 @@ def test_a_base_that_is_not_here_is_not_made_offline(clean: dict[str, str], tmp_
     assert done.stdout == ""
     cache = Path(clean["TOOLCHAIN_CACHE"])
     assert [path for path in cache.rglob("*") if path.is_file() and path.suffix not in {".lock", ".log"}] == []
+
+
+HOSTILE = ("base", "arch", "source", "patch", "triton", "aotriton", "gpu", "select", "allow-binary", "drop-binary",
+           "python", "only", "compression")  # fmt: skip
+
+
+def test_no_value_is_run_or_begins_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Option values, from wherever they come, with a newline or with what a shell would run."""
+    for name in [name for name in os.environ if name.startswith("TOOLCHAIN_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("TOOLCHAIN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    canary = tmp_path / "canary"
+    for option in HOSTILE:
+        name = "llvm=" if option in {"source", "patch"} else ""
+        for way in ("option", "environment"):
+            words, env = ["plan", "kernels"], {}
+            if way == "option":
+                words += [f"--{option}", f"{name}a\nRUN touch {canary}"]
+            else:
+                env = {f"TOOLCHAIN_{option.upper().replace('-', '_')}": f"{name}a\nRUN touch {canary}"}
+            found = CliRunner().invoke(app, words, env=env)
+            # A list in a variable is split at every white space, so there the newline never comes in.
+            good = {0} if option in {"allow-binary", "drop-binary"} and way == "environment" else set()
+            assert found.exit_code in {2, 3} | good, (option, way, found.output, found.exception)
+        found = CliRunner().invoke(app, ["plan", "kernels", f"--{option}", f"{name}$(touch {canary})`touch {canary}`"])
+        assert found.exit_code != 1, (option, found.exception)
+    (tmp_path / "toolchain.toml").write_text(f'select = "a\\nRUN touch {canary}"\n')
+    assert CliRunner().invoke(app, ["plan", "kernels"]).exit_code == 3
+    assert not canary.exists()
+
+
+def test_half_a_character_can_be_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    """JSON of others may hold half a surrogate pair, which no encoding takes."""
+    console.data({"a": "\ud800b"})
+    out = capsys.readouterr().out
+    assert out.encode()
+    assert "ud800b" in out
 
 
 def test_a_tree_without_mlir(clean: dict[str, str], tmp_path: Path) -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from toolchain.engine import isolation
 from toolchain.engine.storage import Storage
+from toolchain.errors import EngineError
 from toolchain.process import CommandError
 from toolchain.settings import Cache
 
@@ -52,3 +57,46 @@ def test_a_failure_is_told(storage: Storage, tmp_path: Path) -> None:
     with pytest.raises(CommandError, match="exited with 1") as caught:
         storage.attempt([sys.executable, "-c", PROGRAM, str(tmp_path / "count"), "9", "Error: broken"])
     assert "Error: broken" in caught.value.why
+
+
+STRONG = "oci" if os.geteuid() == 0 else "rootless"
+
+
+@pytest.mark.parametrize(
+    ("seen", "mode", "offered", "refused"),
+    [
+        ({STRONG: 0, "chroot": 0}, STRONG, {STRONG: 0, "chroot": 0}, set()),
+        ({STRONG: None, "chroot": 0}, "chroot", {"chroot": 0}, {STRONG}),
+        ({STRONG: 0, "chroot": 3}, STRONG, {STRONG: 0}, {"chroot"}),
+        ({STRONG: 2, "chroot": -1}, None, {}, set()),
+    ],
+)
+def test_every_isolation_is_tried(
+    storage: Storage,
+    monkeypatch: pytest.MonkeyPatch,
+    seen: dict[str, int | None],
+    mode: str | None,
+    offered: dict[str, int],
+    refused: set[str],
+) -> None:
+    """Not the first that works alone: the provenance shall say what each that there is gave."""
+
+    @contextlib.contextmanager
+    def nothing(*_: object) -> Iterator[Path]:
+        yield storage.cache.root
+
+    for name in ("container", "invocation"):
+        monkeypatch.setattr(storage, name, nothing)
+    monkeypatch.setattr(storage, "version", lambda: "1")
+    monkeypatch.setattr(storage, "call", lambda *_: None)
+    monkeypatch.setattr(isolation, "tiny_root", lambda folder: folder)
+    monkeypatch.setattr(isolation, "remove_tree", lambda folder: None)
+    monkeypatch.setattr(isolation, "_interfaces", lambda _storage, _name, one: (seen[one], "why not"))
+    if mode is None:
+        with pytest.raises(EngineError, match="no isolation works"):
+            isolation.probe(storage)
+        return
+    found = isolation.probe(storage)
+    assert (found.mode, found.interfaces, found.offered, set(found.refused)) == (mode, 0, offered, refused)
+    assert next(iter(found.offered)) == mode
+    assert isolation.probe(storage) == found, "remembered"

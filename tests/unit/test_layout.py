@@ -13,7 +13,7 @@ from toolchain.digest import sha256_bytes
 from toolchain.errors import DigestError, RegistryError, ToolchainError
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
-from toolchain.oci.layout import Layout
+from toolchain.oci.layout import Layout, parse_object
 from toolchain.oci.publish import fetch_image, publish, resolve, verify_layout
 from toolchain.oci.reference import LayoutRef
 
@@ -226,6 +226,33 @@ def test_publish_to_a_layout_and_back(layout: Layout, tmp_path: Path) -> None:
     alone = Layout(tmp_path / "alone").ensure()
     assert fetch_image(dest, alone, platform=amd64.platform) == amd64
     assert not alone.has(index.digest)
+
+
+def test_what_decayed_in_a_folder_is_published_anew(layout: Layout, tmp_path: Path) -> None:
+    index = small_index(layout, tmp_path)
+    dest = LayoutRef(tmp_path / "dest")
+    publish(layout, index, dest, ["latest"])
+    there = Layout(tmp_path / "dest")
+    image = layout.children(index)[0]
+    for item in (layout.children(image)[1], image):
+        path = there.blob(item.digest)
+        path.write_bytes(b"x" * item.size)
+        assert publish(layout, index, dest, ["latest"]).pushed_bytes == item.size
+        assert verify_layout(there, index) == []
+
+
+@pytest.mark.parametrize("how", ["gzip", "zstd"])
+def test_a_layer_that_never_ends_is_not_unpacked_to_its_end(
+    layout: Layout, tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = small_index(layout, tmp_path, how=how, arches="amd64")  # type: ignore[arg-type]
+    monkeypatch.setattr("toolchain.oci.check._MOST_UNPACKED", 1000)
+    assert "more than any layer holds" in verify_layout(layout, index)[0]
+
+
+def test_json_that_is_nested_too_deep() -> None:
+    with pytest.raises(RegistryError, match="is not JSON"):
+        parse_object(b'{"a":' + b"[" * 500_000, "it")
 
 
 def test_publish_does_not_take_what_is_damaged_or_no_index(layout: Layout, tmp_path: Path) -> None:

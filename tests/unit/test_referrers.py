@@ -232,3 +232,22 @@ def test_no_answer_is_no_empty_list(without_api: FakeRegistry, subject: Descript
         referrers(RegistryRef(without_api.host, "x"), subject.digest, registry=registry)
     with Registry("127.0.0.1:1", login="", attempts=0) as registry, pytest.raises(UnreachableError):
         referrers(RegistryRef("127.0.0.1:1", "x"), subject.digest, registry=registry)
+
+
+def test_a_list_without_an_end_is_not_read_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("toolchain.oci.transport.MANIFEST_LIMIT", 50)
+    with (
+        fake_registry() as server,
+        Registry(server.host, login="") as registry,
+        pytest.raises(RegistryError, match="too long"),
+    ):
+        referrers(RegistryRef(server.host, "x"), f"sha256:{'1' * 64}", registry=registry)
+
+
+def test_a_token_does_not_follow_an_address_without_encryption() -> None:
+    with Registry("registry.example", login="x") as registry:
+        assert registry.url("http://registry.example/v2/up?a=b") == "https://registry.example/v2/up?a=b"
+        assert registry.url("/v2/up") == "https://registry.example/v2/up"
+        assert registry.url("http://other.example/up") == "http://other.example/up"
+    with Registry("127.0.0.1:5", login="x") as registry:
+        assert registry.url("http://127.0.0.1:5/v2/up") == "http://127.0.0.1:5/v2/up"

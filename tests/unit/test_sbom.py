@@ -227,6 +227,27 @@ def test_hard_links_count_as_files(tmp_path: Path) -> None:
     assert one.sha256 == other.sha256
 
 
+def test_nothing_hides_in_a_layer(tmp_path: Path) -> None:
+    """Behind the end mark, or behind garbage that one reader takes for the end and another passes over."""
+    first = tar(tmp_path / "a", ("a", b"x")).read_bytes()
+    second = tar(tmp_path / "b", ("b", b"evil")).read_bytes()
+    end = first.index(b"x") + 512
+    assert len(layer_files(tmp_path / "a", media.LAYER)) == 1
+    for name, content in (
+        ("two archives", first + second),
+        ("one block of zeros", first[:end] + b"\0" * 512 + second),
+        ("far behind", first + b"\0" * 100_000 + second),
+    ):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(UntrustedError, match="behind its end mark"):
+            layer_files(tmp_path / name, media.LAYER)
+    (tmp_path / "garbage").write_bytes(first[:end] + b"\xff" * 512 + second)
+    with pytest.raises(UntrustedError, match="garbage"):
+        layer_files(tmp_path / "garbage", media.LAYER)
+    (tmp_path / "padded").write_bytes(first + b"\0" * 100_000)
+    assert len(layer_files(tmp_path / "padded", media.LAYER)) == 1
+
+
 def test_layers_that_lie(tmp_path: Path) -> None:
     with pytest.raises(UntrustedError, match="twice"):
         layer_files(tar(tmp_path / "twice", ("a", b"x"), ("./a", b"y")), media.LAYER)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -13,11 +14,13 @@ import pytest
 from tests.evidence_fixtures import FILES, FINISHED, LLVM, Stand, ed25519_signer, material, small_image
 from toolchain.digest import canonical
 from toolchain.errors import ConfigError
+from toolchain.oci import descriptor as media
 from toolchain.oci.image import write_index
 from toolchain.oci.layout import Layout
+from toolchain.oci.referrers import attach, write_artifact
 from toolchain.trust import attest, dsse, sbom
 from toolchain.trust.policy import Policy, make_policy, normal_repository
-from toolchain.trust.verify import Verdict, verify
+from toolchain.trust.verify import Verdict, gather, verify
 
 NOW = datetime.fromtimestamp(FINISHED, UTC) + timedelta(days=10)
 TOOL = "usr/lib64/thing/bin/tool"
@@ -288,6 +291,36 @@ def test_bytes_come_first(stand: Stand) -> None:
     verdict = look(stand)
     assert verdict.problems[0].startswith(f"digests: {layer.digest} holds other bytes")
     assert verdict.checks == {}
+
+
+def test_what_others_attach_is_not_all_kept(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Some things of half a gigabyte each would fill any memory; a size that is a lie does not help."""
+    stand.say_all()
+    monkeypatch.setattr("toolchain.trust.verify._MOST_BYTES", 20_000)
+    for number in range(40):
+        stand.attach(b"%d" % number + b"x" * 3000)
+    kept = gather(stand.ref, [stand.manifest.digest], stand.layout)
+    assert 0 < sum(len(one.content) for one in kept) <= 20_000
+    assert "too large" in caplog.text
+    big = stand.attach(b"y" * 30_000, "application/spdx+json")
+    blob = dataclasses.replace(big, size=10)
+    made = write_artifact(stand.layout, stand.manifest, blob, artifact_type="application/spdx+json")
+    attach(stand.layout, [made], stand.ref)
+    kept = gather(stand.ref, [stand.manifest.digest], stand.layout)
+    assert all(len(one.content) < 10_000 for one in kept)
+
+
+@pytest.mark.parametrize("value", [None, 1, "x", [1], {"Labels": [1]}, {"Labels": {"toolchain.input-digest": 5}}])
+def test_a_config_that_is_none(stand: Stand, value: Any) -> None:
+    """Whoever may push may also push nonsense: it is a verdict, not a crash."""
+    config = stand.layout.children(stand.manifest)[0]
+    other = stand.layout.put_json({**stand.layout.read_json(config), "config": value}, media.CONFIG)
+    manifest = {**stand.layout.read_json(stand.manifest), "config": other.as_json()}
+    bad = stand.layout.put_json(manifest, media.MANIFEST)
+    assert verify(stand.ref, stand.layout, bad, key=stand.signer.public, now=NOW).verdict == "untrusted"
+    assert verify(stand.ref, stand.layout, bad, now=NOW).verdict == "intact"
 
 
 def test_both_images_of_an_index_must_be_signed(stand: Stand) -> None:

@@ -26,6 +26,25 @@ KeyOpt = Annotated[
 PublicKeyOpt = Annotated[
     Path | None, typer.Option("--key", envvar="TOOLCHAIN_KEY", help="Key in PEM whose signature counts.")
 ]
+KeylessOpt = Annotated[
+    bool,
+    typer.Option("--keyless", envvar="TOOLCHAIN_KEYLESS", help="Sign as this CI job, by OIDC and Sigstore."),
+]
+SigstoreOpt = Annotated[
+    Path | None,
+    typer.Option(
+        "--sigstore", envvar="TOOLCHAIN_SIGSTORE", help="Trust config of a Sigstore of your own; else the public one."
+    ),
+]
+IdentityOpt = Annotated[
+    str | None,
+    typer.Option(
+        "--identity", envvar="TOOLCHAIN_IDENTITY", help="Who must have signed, as the certificate names it; no --key."
+    ),
+]
+IssuerOpt = Annotated[
+    str | None, typer.Option("--issuer", envvar="TOOLCHAIN_ISSUER", help="Who vouches for --identity, a URL.")
+]
 RepoOpt = Annotated[
     list[str] | None,
     typer.Option(
@@ -62,6 +81,8 @@ def publish(
     only: o.OnlyOpt = "distribution",
     compression: o.CompressionOpt = "gzip",
     key: KeyOpt = None,
+    keyless: KeylessOpt = False,
+    sigstore: SigstoreOpt = None,
     locked: o.LockedOpt = False,
     lock_file: o.LockFileOpt = None,
     cache: o.CacheOpt = None,
@@ -69,6 +90,7 @@ def publish(
 ) -> None:
     """Publish finished images, children first, each read back and compared; then what is inside and how it was made."""
     from toolchain.delivery import deliver  # noqa: PLC0415 - brings the registry client in
+    from toolchain.trust.keyless import Keyless  # noqa: PLC0415
     from toolchain.trust.keys import load_signer  # noqa: PLC0415
 
     where = where or dest
@@ -81,10 +103,12 @@ def publish(
         locked=locked, lock_file=lock_file,
     )  # fmt: skip
     target = parse(where)
-    signer = load_signer(key) if key is not None else None
+    if key is not None and keyless:
+        raise ConfigError("--key and --keyless sign in two ways", fix="leave one of them out")
+    signer = load_signer(key) if key is not None else Keyless(sigstore) if keyless else None
     done = deliver(request, stage, target, signer=signer)
     if signer is None:
-        console.note("not signed: the SBOM is attached, a provenance is not (--key FILE; `toolchain keygen` makes one)")
+        console.note("not signed: the SBOM is attached, a provenance is not (--key FILE or --keyless)")
     if json_:
         console.data({"published": [one.as_json() for one in done]})
         return
@@ -105,6 +129,9 @@ def keygen(
 def verify(
     ref: RefArg,
     key: PublicKeyOpt = None,
+    identity: IdentityOpt = None,
+    issuer: IssuerOpt = None,
+    sigstore: SigstoreOpt = None,
     source_repo: RepoOpt = None,
     policy: Annotated[
         str | None, typer.Option("--policy", help="`source-only`: nothing prebuilt but what --allow-binary names.")
@@ -115,17 +142,27 @@ def verify(
 ) -> None:
     """Say whether an image is what it must be: bytes, signature, provenance, SBOM, policy; the first fault counts."""
     from toolchain.trust import verify as trust  # noqa: PLC0415 - cryptography and the registry client
-    from toolchain.trust.keys import load_public  # noqa: PLC0415
+    from toolchain.trust.keyless import Identity, require  # noqa: PLC0415
+    from toolchain.trust.keys import PublicKey, load_public  # noqa: PLC0415
     from toolchain.trust.policy import make_policy  # noqa: PLC0415
 
     demands = make_policy(policy, allow=allow_binary or (), source_repos=source_repo or (), max_age=max_age)
-    if key is None and not demands.empty:
+    if (identity is None) != (issuer is None) or (identity is not None and key is not None):
+        raise ConfigError(
+            "--identity and --issuer belong together, and --key is instead of them",
+            why="a name means something only by who vouches for it",
+            fix="e.g. --issuer https://token.actions.githubusercontent.com",
+        )
+    if key is None and identity is None and not demands.empty:
         raise ConfigError(
             "without --key nothing can be said about sources, age or policy",
             why="they stand in statements that count only when signed",
-            fix="give the publisher's public key: --key FILE",
+            fix="give the publisher's public key: --key FILE, or --identity and --issuer",
         )
-    public = load_public(key) if key is not None else None
+    public: PublicKey | Identity | None = load_public(key) if key is not None else None
+    if identity is not None and issuer is not None:
+        require()
+        public = Identity(identity, issuer, sigstore)
     target = parse(ref)
     with tempfile.TemporaryDirectory(prefix="toolchain-verify-") as scratch:
         try:
@@ -183,6 +220,8 @@ def images_at(ref: str, scratch: Path) -> tuple[Layout, dict[str, Descriptor]]:
 
 
 def _describe(layout: Layout, name: str, descriptor: Descriptor) -> dict[str, Any]:
+    from toolchain.oci.image import labels_of  # noqa: PLC0415
+
     images = []
     for one in layout.walk(descriptor) if descriptor.media_type in media.MANIFESTS else ():
         if one.media_type not in media.IMAGES:
@@ -193,7 +232,7 @@ def _describe(layout: Layout, name: str, descriptor: Descriptor) -> dict[str, An
             {
                 "digest": one.digest,
                 "platform": f"{value.get('os')}/{value.get('architecture')}",
-                "labels": (value.get("config") or {}).get("Labels") or {},
+                "labels": labels_of(value),
                 "layers": [layer.as_json() for layer in layers],
             }
         )

@@ -177,6 +177,17 @@ def _pairs(values: list[str] | None, option: str) -> list[tuple[str, str]]:
     return pairs
 
 
+def _one_line(option: str, value: Any) -> None:
+    """Option values end in labels, records, file names and build arguments: none of these has room for a newline.
+
+    Raises:
+        ConfigError: a control character is in it.
+    """
+    for text in value if isinstance(value, list) else [value]:
+        if isinstance(text, str) and any(ord(char) < 32 or ord(char) == 127 for char in text):
+            raise ConfigError(f"--{option.replace('_', '-')} {text[:200]!r} holds a control character")
+
+
 def make_request(
     *,
     cache: Path | None = None,
@@ -200,6 +211,10 @@ def make_request(
     """
     from toolchain.gpus import parse_gpus  # noqa: PLC0415 - not every verb needs the table
 
+    given = {"base": base, "arch": arch, "source": source, "patch": patch, "gpu": gpu, "allow-binary": allow_binary,
+             "drop-binary": drop_binary, "python": python, "compression": compression, **rest}  # fmt: skip
+    for option, value in given.items():
+        _one_line(option, value)
     gpus = parse_gpus(gpu) if gpu is not None else ()
     if gpu is not None and not gpus:
         raise ConfigError(f"--gpu {gpu!r} names no GPU", fix="e.g. --gpu gfx942,gfx1100, or leave it out")

@@ -73,7 +73,7 @@ def _expected(ref: str, scratch: Path, arch: str) -> dict[str, Any]:
     """The image to compare with, as `reproduce.reproduce` takes it; its blobs lie below `scratch` or in its layout."""
     from toolchain.cli.image_cmd import images_at  # noqa: PLC0415 - the registry client
     from toolchain.oci import descriptor as media  # noqa: PLC0415
-    from toolchain.oci.image import diff_ids_of  # noqa: PLC0415
+    from toolchain.oci.image import diff_ids_of, labels_of  # noqa: PLC0415
 
     layout, found = images_at(ref, scratch)
     if len(found) != 1:
@@ -85,12 +85,13 @@ def _expected(ref: str, scratch: Path, arch: str) -> dict[str, Any]:
     if len(chosen) != 1:
         raise UnsupportedError(f"{ref} holds {len(images)} images, {len(chosen)} for {arch}", fix="name one: --arch")
     ((manifest, content),) = chosen
-    layers = layout.children(manifest)[1:]
-    labels = (content.get("config") or {}).get("Labels") or {}
+    layers, diff_ids = layout.children(manifest)[1:], diff_ids_of(content)
+    if not layers or len(layers) != len(diff_ids):
+        raise UnsupportedError(f"{ref} holds no image of this tool", why=f"{len(layers)} layers, {len(diff_ids)} named")
     return {
         "image": ref,
-        "input_digest": labels.get("toolchain.input-digest", ""),
-        "diff_id": diff_ids_of(content)[-1],
+        "input_digest": labels_of(content).get("toolchain.input-digest", ""),
+        "diff_id": diff_ids[-1],
         "blob": layers[-1].digest,
         "index": descriptor.digest if descriptor.media_type == media.INDEX and len(images) == 1 else "",
         "media_type": layers[-1].media_type,

@@ -43,7 +43,8 @@ class Isolation:
         interfaces: network interfaces besides loopback that a process saw in a container without network; must be 0.
         buildah: version it was tried with.
         kernel: release it was tried on.
-        refused: why each stronger mode was not taken, by mode.
+        refused: why each mode that cannot be used here cannot, by mode.
+        offered: the interfaces seen under each mode that can, by mode; `mode` is the first of them.
     """
 
     mode: str
@@ -51,6 +52,7 @@ class Isolation:
     buildah: str
     kernel: str
     refused: dict[str, str]
+    offered: dict[str, int]
 
 
 def answer(line: str) -> int | None:
@@ -118,7 +120,7 @@ def _libraries(program: Path) -> list[Path]:
 
 
 def probe(storage: Storage, *, again: bool = False) -> Isolation:
-    """The strongest isolation that works here, without network; tried once for each buildah and kernel.
+    """The strongest isolation that works here, without network; all are tried, once for each buildah and kernel.
 
     Args:
         storage: the engine's storage.
@@ -138,6 +140,7 @@ def probe(storage: Storage, *, again: bool = False) -> Isolation:
             if (known.buildah, known.kernel, known.interfaces) == (version, kernel, 0):
                 return known
     refused: dict[str, str] = {}
+    offered: dict[str, int] = {}
     with storage.container("scratch") as name:
         with storage.invocation("run") as folder:
             root = tiny_root(folder / "root")
@@ -146,10 +149,13 @@ def probe(storage: Storage, *, again: bool = False) -> Isolation:
         for mode in ("oci" if os.geteuid() == 0 else "rootless", "chroot"):
             number, why = _interfaces(storage, name, mode)
             if number == 0:
-                found = Isolation(mode, 0, version, kernel, refused)
-                write_atomically(remembered, canonical(asdict(found)))
-                return found
-            refused[mode] = why if number is None else f"{number} network interfaces are visible"
+                offered[mode] = number
+            else:
+                refused[mode] = why if number is None else f"{number} network interfaces are visible"
+    if offered:
+        found = Isolation(next(iter(offered)), 0, version, kernel, refused, offered)
+        write_atomically(remembered, canonical(asdict(found)))
+        return found
     raise EngineError(
         "no isolation works here",
         why="\n".join(f"{mode}: {why}" for mode, why in refused.items()),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import tempfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +18,13 @@ from toolchain.oci.layout import Layout
 
 _GZIP = frozenset({media.LAYER_GZIP, media.DOCKER_LAYER_GZIP})
 _PLAIN = frozenset({media.LAYER, media.DOCKER_LAYER})
+# A layer is unpacked before anybody has asked who made it: a bomb may cost minutes, neither days nor disk.
+_MOST_UNPACKED = 256 << 30
+_TOO_MUCH = "nothing (it unpacks to more than any layer holds)"
+
+
+class _BombError(Exception):
+    """More came out than any layer holds."""
 
 
 def verify_layout(layout: Layout, descriptor: Descriptor) -> list[str]:
@@ -115,8 +121,27 @@ class _Check:
         return self._diff_ids[layer.digest]
 
 
+class _Hasher:
+    """SHA-256 of what comes out of a decompressor, as long as that is not too much."""
+
+    def __init__(self) -> None:
+        self._sha256 = hashlib.sha256()
+        self._left = _MOST_UNPACKED
+
+    def update(self, piece: bytes) -> None:
+        """Take the next bytes."""
+        self._left -= len(piece)
+        if self._left < 0:
+            raise _BombError
+        self._sha256.update(piece)
+
+    def digest(self) -> str:
+        """`sha256:<hex>`."""
+        return f"sha256:{self._sha256.hexdigest()}"
+
+
 def _gunzipped(path: Path) -> str:
-    hasher = hashlib.sha256()
+    hasher = _Hasher()
     unpacker = zlib.decompressobj(31)
     try:
         with path.open("rb", buffering=0) as stream:
@@ -129,14 +154,19 @@ def _gunzipped(path: Path) -> str:
             hasher.update(unpacker.flush())
     except zlib.error as error:
         return f"nothing (not gzip: {error})"
-    return f"sha256:{hasher.hexdigest()}" if unpacker.eof else "nothing (it ends early)"
+    except _BombError:
+        return _TOO_MUCH
+    return hasher.digest() if unpacker.eof else "nothing (it ends early)"
 
 
 def _unzstd(path: Path) -> str:
-    with tempfile.TemporaryDirectory(prefix="toolchain-") as folder:
-        out = Path(folder) / "layer.tar"
-        try:
-            process.run(["zstd", "-q", "-d", "-f", "-o", out, "--", path])
-        except process.CommandError as error:
-            return f"nothing (not zstd: {error.tail[-1] if error.tail else ''})"
-        return sha256_file(out)
+    hasher = _Hasher()
+    try:
+        with process.output(["zstd", "-dcq", "--", path.absolute()]) as stream:
+            while piece := stream.read(CHUNK):
+                hasher.update(piece)
+    except process.CommandError as error:
+        return f"nothing (not zstd: {error.tail[-1] if error.tail else ''})"
+    except _BombError:
+        return _TOO_MUCH
+    return hasher.digest()

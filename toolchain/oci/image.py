@@ -127,6 +127,13 @@ def diff_ids_of(config: Mapping[str, Any]) -> list[str]:
     return [str(text) for text in found] if isinstance(found, list) else []
 
 
+def labels_of(config: Mapping[str, Any]) -> dict[str, str]:
+    """The labels of a config; none where it has them not as OCI says."""
+    run = config.get("config")
+    found = run.get("Labels") if isinstance(run, dict) else None
+    return {str(name): str(text) for name, text in found.items()} if isinstance(found, dict) else {}
+
+
 def platform_of(config: Mapping[str, Any]) -> Platform:
     """The platform that a config names."""
     return Platform(

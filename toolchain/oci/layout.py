@@ -360,7 +360,7 @@ def parse_object(content: bytes, name: str) -> dict[str, Any]:
     """
     try:
         value = json.loads(content)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RegistryError(f"{name} is not JSON", why=str(error)) from error
     if not isinstance(value, dict):
         raise RegistryError(f"{name} is not a JSON object")

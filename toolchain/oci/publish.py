@@ -92,13 +92,25 @@ def _connection(ref: RegistryRef, registry: Registry | None) -> Iterator[Registr
         yield made
 
 
+def _whole(there: Layout, item: Descriptor) -> bool:
+    """Whether a folder holds a blob as it must be; one that decayed is taken away."""
+    if not there.has(item.digest):
+        return False
+    try:
+        there.verify(item.digest)
+    except DigestError:
+        there.blob(item.digest).unlink()
+        return False
+    return True
+
+
 def _to_layout(layout: Layout, descriptor: Descriptor, dest: LayoutRef, tags: tuple[str, ...]) -> Published:
     there = Layout(dest.path).ensure()
     same = there.root.resolve() == layout.root.resolve()
     pushed = skipped = count = 0
     for item in _children_first(layout, descriptor):
         count += 1
-        if same or there.has(item.digest):
+        if same or _whole(there, item):
             layout.blob(item.digest)
             skipped += item.size
         else:

@@ -93,8 +93,7 @@ class Registry(Transport):
 
     def _download(self, repository: str, blob: Descriptor, partial: Path) -> str:
         hasher = hashlib.sha256()
-        done = 0
-        failures = 0
+        done = furthest = failures = 0
         with partial.open("wb", buffering=CHUNK) as sink:
             while True:
                 headers = {"Accept-Encoding": "identity"}
@@ -115,13 +114,17 @@ class Registry(Transport):
                             sink.write(piece)
                             done += len(piece)
                             self.traffic.received += len(piece)
-                            failures = 0
+                            # Where a registry always begins anew, the same way once more is no progress.
+                            failures = 0 if done > furthest else failures
+                            furthest = max(furthest, done)
                             if done > blob.size:
                                 return f"more than {blob.size} bytes"
                     if done == blob.size:
                         return f"sha256:{hasher.hexdigest()}"
                     broken: Exception = HTTPError(f"the answer ended after {done} of {blob.size} bytes")
-                except (requests.RequestException, HTTPError) as error:
+                except requests.RequestException as error:
+                    raise self.unreachable(error) from None  # asked often enough by `request`
+                except HTTPError as error:
                     broken = error
                 failures += 1
                 if failures > self.attempts:
@@ -172,7 +175,9 @@ class Registry(Transport):
                         raise self.failed(got, f"{self.host} has no {repository}:{reference}")
                     content = bytes(got.raw.read(MANIFEST_LIMIT + 1, decode_content=True))
                     return content, got.headers.get("Content-Type", "").partition(";")[0].strip()
-            except (requests.RequestException, HTTPError) as error:
+            except requests.RequestException as error:
+                raise self.unreachable(error) from None  # asked often enough by `request`
+            except HTTPError as error:
                 failures += 1
                 if failures > self.attempts:
                     raise self.unreachable(error) from None
@@ -227,7 +232,7 @@ class Registry(Transport):
                     return []
                 if got.status_code != 200:
                     raise self.failed(got, f"{self.host} does not list the tags of {repository}")
-                value: dict[str, Any] = parse_object(got.content, "the list of tags")
+                value: dict[str, Any] = parse_object(self.content(got, "the list of tags"), "the list of tags")
                 found.update(str(tag) for tag in value.get("tags") or ())
                 further = re.search(r'<([^>]+)>;\s*rel="?next', got.headers.get("Link", ""))
                 path = further[1] if further else None

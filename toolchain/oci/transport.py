@@ -19,11 +19,12 @@ from urllib3.util import Retry
 from toolchain.digest import CHUNK
 from toolchain.errors import RegistryError, ToolchainError, UnreachableError
 from toolchain.oci import auth
-from toolchain.oci.layout import parse_object
+from toolchain.oci.layout import MANIFEST_LIMIT, parse_object
 
 LOG = logging.getLogger(__name__)
 TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
 LONGEST_WAIT = 120.0
+QUESTION = 60.0  # seconds without a byte after which a question is asked again
 
 
 class _Quiet(logging.Filter):
@@ -89,7 +90,7 @@ class Transport:
         chunk: bytes of one PATCH; smaller blobs go in one PUT.
         attempts: how often a failure is tried again before it counts, and an upload begun anew.
         backoff: seconds of the first wait; each further one is twice as long, at most 30.
-        timeout: seconds to connect and to wait for an answer.
+        timeout: seconds to connect and to wait for an answer; for one to a question at most `QUESTION`.
         login: instead of the user's (see `auth.credentials`): what follows `Basic`.
     """
 
@@ -145,8 +146,13 @@ class Transport:
     # Requests
 
     def url(self, path: str) -> str:
-        """The address of `path`, which may be an address already (a `Location`)."""
-        return urljoin(self._base + "/", path)
+        """The address of `path`, which may be an address already (a `Location`).
+
+        Registries behind a proxy that ends TLS name themselves by http; a token must not go there in the clear.
+        """
+        url = urljoin(self._base + "/", path)
+        one, own = urlsplit(url), urlsplit(self._base)
+        return one._replace(scheme="https").geturl() if one[:2] == ("http", own.netloc) and own[0] == "https" else url
 
     @contextlib.contextmanager
     def request(
@@ -180,7 +186,7 @@ class Transport:
                 headers=sent,
                 params=dict(params or {}),
                 stream=True,
-                timeout=self._timeout,
+                timeout=self._patience(method),
                 allow_redirects=method in {"GET", "HEAD"},
             )
             with response:
@@ -194,6 +200,11 @@ class Transport:
                     raise self.failed(response, f"{self.host} refuses {method} in {repository}", login=True)
                 yield response
                 return
+
+    def _patience(self, method: str) -> tuple[float, float]:
+        """A registry may digest what it was sent for minutes; one that says nothing to a question hangs."""
+        connect, read = self._timeout
+        return (connect, min(read, QUESTION)) if method in {"GET", "HEAD"} else (connect, read)
 
     def failed(self, response: requests.Response, what: str, *, login: bool = False) -> RegistryError:
         """The error for an answer that nobody expected, with the registry's own words and without any secret."""
@@ -210,6 +221,20 @@ class Transport:
             why=f"HTTP {response.status_code} {text}".rstrip(),
             fix=f"log in: oras login {self.host}" if login else "try again; if it stays, ask who runs the registry",
         )
+
+    def content(self, response: requests.Response, name: str) -> bytes:
+        """A list of the registry's own, whole.
+
+        Raises:
+            RegistryError: longer than any is.
+            requests.RequestException: the connection broke.
+        """
+        found = bytearray()
+        for piece in response.iter_content(CHUNK):
+            found += piece
+            if len(found) > MANIFEST_LIMIT:
+                raise RegistryError(f"{name} of {self.host} is too long", why=f"over {MANIFEST_LIMIT} bytes")
+        return bytes(found)
 
     def unreachable(self, error: Exception) -> UnreachableError:
         """The error for no answer at all."""

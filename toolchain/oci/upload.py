@@ -53,7 +53,7 @@ class Upload:
         self._blob = blob
         self._path = path
         self._location = ""
-        self._offset = 0
+        self._offset = self._furthest = 0
         self._chunk = registry.chunk
         self._whole = blob.size <= registry.chunk
         self._failures = 0
@@ -143,7 +143,11 @@ class Upload:
                     raise self._problem(got, "breaks off an upload")
                 self._location = self._registry.url(got.headers.get("Location", self._location))
                 self._offset = _reached(got.headers.get("Range"), end)
-                self._failures = 0
+                if self._offset <= start:
+                    raise _TryAgainError(self._problem_with(f"keeps {self._offset} of {end} bytes"))
+                # The way that was gone before counts as no progress: a registry that loses it again and again ends.
+                self._failures = 0 if self._offset > self._furthest else self._failures
+                self._furthest = max(self._furthest, self._offset)
 
     def _finish(self, stream: IO[bytes]) -> None:
         joint = "&" if "?" in self._location else "?"
@@ -171,6 +175,12 @@ class Upload:
         if got.status_code in {400, 404} and self._location:
             return _TryAgainError(problem, restart=True)
         return problem
+
+    def _problem_with(self, what: str) -> RegistryError:
+        return RegistryError(
+            f"{self._registry.host} {what} of an upload to {self._repository}",
+            fix="try again; if it stays, ask who runs the registry",
+        )
 
     def _recover(self, failure: _TryAgainError) -> None:
         self._failures += 1

@@ -49,10 +49,32 @@ class _Member(tarfile.TarInfo):
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
-        member = super().frombuf(buf, encoding, errors)
+        try:
+            member = super().frombuf(buf, encoding, errors)
+        except tarfile.HeaderError as error:
+            if any(buf):  # tarfile would take it for the end; others may read on behind it
+                raise UntrustedError("a layer holds garbage between its members", why=str(error)) from error
+            raise
         if member.size < 0 or (member.type in _LONG and member.size > _HEADER_LIMIT):
             raise UntrustedError("a layer has a header of impossible size", why=f"{member.size} bytes")
         return member
+
+
+class _Watched:
+    """A stream that knows where the last byte that is not zero was: behind a tar's end mark there must be none."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+        self._at = 0
+        self.last = 0
+
+    def read(self, count: int) -> bytes:
+        """The next bytes."""
+        piece = self._stream.read(count)
+        if full := len(piece.rstrip(b"\0")):
+            self.last = self._at + full
+        self._at += len(piece)
+        return piece
 
 
 def layer_files(path: Path, media_type: str) -> list[LayerFile]:
@@ -83,7 +105,10 @@ def read_member(path: Path, media_type: str, name: str, *, limit: int = 64 << 20
 
 def _walk(path: Path, media_type: str, keep: tuple[str, int, list[bytes]] | None) -> Iterator[LayerFile]:
     known: dict[str, LayerFile] = {}
-    with _plain(path, media_type) as stream, tarfile.open(fileobj=stream, mode="r|", tarinfo=_Member) as tar:
+    with (
+        _plain(path, media_type) as plain,
+        tarfile.open(fileobj=cast("Any", stream := _Watched(plain)), mode="r|", tarinfo=_Member) as tar,
+    ):
         for member in tar:
             cast("Any", tar).members = []  # tarfile keeps every member for a look-up that a stream never makes
             name = shown(member.name.removeprefix("./").strip("/"))
@@ -103,6 +128,8 @@ def _walk(path: Path, media_type: str, keep: tuple[str, int, list[bytes]] | None
             yield one
         while stream.read(CHUNK):  # so that the decompressor checks its own sums
             pass
+        if stream.last > tar.offset:
+            raise UntrustedError("a layer holds something behind its end mark", why=f"{stream.last - tar.offset} bytes")
 
 
 def _read(

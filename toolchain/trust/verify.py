@@ -13,13 +13,14 @@ from toolchain.errors import DigestError, RegistryError, UntrustedError
 from toolchain.oci import descriptor as media
 from toolchain.oci.check import verify_layout
 from toolchain.oci.descriptor import Descriptor
-from toolchain.oci.image import diff_ids_of
+from toolchain.oci.image import diff_ids_of, labels_of
 from toolchain.oci.layout import Layout, children_of, parse_object
 from toolchain.oci.reference import LayoutRef, Target
 from toolchain.oci.referrers import referrers, subject_of
 from toolchain.oci.registry import Registry
-from toolchain.trust import attest, dsse, policy, sbom
+from toolchain.trust import attest, dsse, keyless, policy, sbom
 from toolchain.trust.files import LayerFile, layer_files
+from toolchain.trust.keyless import Identity
 from toolchain.trust.keys import PublicKey
 from toolchain.trust.policy import Policy
 
@@ -27,8 +28,8 @@ LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 # Anyone who may push can attach things; none of it may eat memory or time.
 _MOST_ARTIFACTS = 200
-_MOST_BYTES = 512 << 20
-_KINDS = frozenset({dsse.MEDIA_TYPE, sbom.MEDIA_TYPE})
+_MOST_BYTES = 512 << 20  # together; an SBOM of ours has a few
+_KINDS = frozenset({dsse.MEDIA_TYPE, sbom.MEDIA_TYPE, keyless.MEDIA_TYPE})
 INPUT_DIGEST = "toolchain.input-digest"
 
 
@@ -76,7 +77,7 @@ def verify(
     layout: Layout,
     top: Descriptor,
     *,
-    key: PublicKey | None = None,
+    key: PublicKey | Identity | None = None,
     demands: Policy | None = None,
     registry: Registry | None = None,
     now: datetime | None = None,
@@ -87,7 +88,7 @@ def verify(
         target: the repository or layout folder where it came from and where evidence lies.
         layout: where its blobs are.
         top: image or index.
-        key: whose signature counts; without one nothing is authenticated.
+        key: whose signature counts: a key's or an identity's; without one nothing is authenticated.
         demands: further conditions; they count only with a key.
         registry: an open connection to the registry of `target`.
         now: for tests.
@@ -142,7 +143,7 @@ def gather(
         with Registry(target.host) as made:
             return gather(target, subjects, scratch, registry=made)
     found: dict[str, Evidence] = {}
-    left = _MOST_ARTIFACTS
+    left, room = _MOST_ARTIFACTS, _MOST_BYTES
     for subject in subjects:
         for artifact in referrers(target, subject, registry=registry):
             left -= 1
@@ -150,7 +151,8 @@ def gather(
                 LOG.warning("more than %d things are attached; the rest is not looked at", _MOST_ARTIFACTS)
                 return list(found.values())
             try:
-                for one in _contents(target, artifact, subject, scratch, registry):
+                for one in _contents(target, artifact, subject, scratch, registry, room=room):
+                    room -= len(one.content)
                     found.setdefault(one.media_type + one.artifact, one)
             except (RegistryError, DigestError) as error:
                 LOG.warning("%s, which is attached, cannot be read: %s", artifact.digest, error.what)
@@ -158,7 +160,7 @@ def gather(
 
 
 def _contents(
-    target: Target, artifact: Descriptor, subject: str, scratch: Layout, registry: Registry | None
+    target: Target, artifact: Descriptor, subject: str, scratch: Layout, registry: Registry | None, *, room: int
 ) -> Iterable[Evidence]:
     if artifact.media_type not in media.IMAGES:
         return
@@ -173,10 +175,17 @@ def _contents(
     if subject_of(value) != subject:
         return
     for layer in children_of(value, artifact)[1:]:
-        if layer.media_type not in _KINDS or layer.size > _MOST_BYTES:
+        if layer.media_type not in _KINDS:
             continue
+        if layer.size > room:
+            LOG.warning("%s, which is attached, is too large: %d bytes", artifact.digest, layer.size)
+            continue
+        room -= layer.size
         if not isinstance(target, LayoutRef) and registry is not None:
             registry.pull_blob(target.repository, layer, place)
+        path = place.blob(layer.digest)
+        if path.stat().st_size != layer.size:
+            raise DigestError(f"{layer.digest} has another size than its artifact says")
         place.verify(layer.digest)
         yield Evidence(layer.media_type, place.blob(layer.digest).read_bytes(), artifact.digest)
 
@@ -194,7 +203,7 @@ class _Image:
         config, *layers = layout.children(image)
         value = layout.read_json(config)
         diff_ids = diff_ids_of(value)
-        self._label = ((value.get("config") or {}).get("Labels") or {}).get(INPUT_DIGEST)
+        self._label = labels_of(value).get(INPUT_DIGEST)
         self._diff_id = diff_ids[-1] if diff_ids else ""
         self._layer = layers[-1] if layers else None
         self._path = layout.blob(layers[-1].digest) if layers else None
@@ -221,7 +230,7 @@ class _Image:
                 LOG.warning("%s: %s", one.artifact, error.what)
         return documents
 
-    def signed(self, key: PublicKey, demands: Policy, now: datetime) -> Mapping[str, Any]:
+    def signed(self, key: PublicKey | Identity, demands: Policy, now: datetime) -> Mapping[str, Any]:
         """With a key only what it signed counts; the provenance that was believed."""
         statements = self._by(key)
         made = self._about(statements, attest.PREDICATE, "provenance")
@@ -239,29 +248,37 @@ class _Image:
             self._checks["policy"] = "nothing prebuilt but what was allowed"
         return chosen
 
-    def _by(self, key: PublicKey) -> list[dict[str, Any]]:
-        envelopes, broken = [], ""
-        for one in self._found:
-            if one.media_type == dsse.MEDIA_TYPE:
-                try:
-                    envelopes.append(dsse.read(one.content))
-                except UntrustedError as error:
-                    broken = error.what
-        if not envelopes:
+    def _by(self, key: PublicKey | Identity) -> list[dict[str, Any]]:
+        kind = dsse.MEDIA_TYPE if isinstance(key, PublicKey) else keyless.MEDIA_TYPE
+        contents = [one.content for one in self._found if one.media_type == kind]
+        good, broken, names = [], "", set()
+        for content in contents:
+            try:
+                if isinstance(key, Identity):
+                    good.append(key.opened(content))
+                    continue
+                envelope = dsse.read(content)
+            except UntrustedError as error:
+                broken = error.what + (f": {error.why}" if error.why else "")
+                continue
+            names |= {name[:80] for name, _ in envelope.signatures}
+            if envelope.signed_by(key):
+                good.append(envelope)
+        who = f"the key {key.id}" if isinstance(key, PublicKey) else key.id
+        if not contents or not (good or names or isinstance(key, Identity)):
             raise UntrustedError(
                 f"signature: nothing signed is attached to {self._image.digest}",
                 why=broken,
-                fix="publish it with --key, or ask who published it",
+                fix="publish it with --key or --keyless, or ask who published it",
             )
-        good = [one for one in envelopes if one.payload_type == dsse.IN_TOTO and one.signed_by(key)]
-        if not good:
-            named = sorted({name for one in envelopes for name, _ in one.signatures})
+        statements = [_statement(one) for one in good if one.payload_type == dsse.IN_TOTO]
+        if not statements:
             raise UntrustedError(
-                f"signature: none of {len(envelopes)} envelopes is signed by the key {key.id}",
-                why=f"they name {', '.join(name[:80] for name in named[:3])}",
+                f"signature: none of {len(contents)} envelopes is signed by {who}",
+                why=f"they name {', '.join(sorted(names)[:3])}" if names else broken,
             )
-        self._checks["signature"] = f"by the key {key.id}"
-        return [_statement(one) for one in good]
+        self._checks["signature"] = f"by {who}"
+        return statements
 
     def _about(self, statements: Sequence[dict[str, Any]], kind: str, name: str) -> list[dict[str, Any]]:
         of_kind = [one for one in statements if one["predicateType"] == kind]

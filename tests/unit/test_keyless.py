@@ -1,0 +1,264 @@
+"""Signatures by identity, from the token to the verdict, against a Sigstore on this machine."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from tests.evidence_fixtures import Stand, finished_base
+from tests.fake_registry import fake_registry
+from tests.fake_sigstore import FakeSigstore, fake_sigstore, token
+from tests.registry_fixtures import free_port
+from toolchain.cli.app import app
+from toolchain.errors import ConfigError, UnreachableError, UntrustedError
+from toolchain.evidence import attach_evidence
+from toolchain.oci.layout import Layout
+from toolchain.settings import Cache
+from toolchain.trust import attest, keyless
+from toolchain.trust.keyless import Identity, Keyless
+from toolchain.trust.policy import Policy
+from toolchain.trust.verify import Verdict, verify
+
+WHO = "https://github.example/me/it/.github/workflows/publish.yml@refs/tags/v1"
+ISSUER = "https://token.example"
+
+
+@dataclass
+class Place:
+    stand: Stand
+    server: FakeSigstore
+    config: Path
+
+    @property
+    def identity(self) -> Identity:
+        return Identity(WHO, ISSUER, self.config)
+
+    def publish(self) -> int:
+        """Sign and attach; how many entries the log has then."""
+        stand = self.stand
+        signer = Keyless(self.config)
+        done = attach_evidence(
+            stand.material, stand.layout, stand.manifest, stand.index, stand.ref,
+            signer=signer, scratch=stand.work,
+        )  # fmt: skip
+        assert done.signed_by == f"{WHO} (vouched for by {ISSUER})"
+        return len(self.server.entries)
+
+    def look(self, identity: Identity | None = None, **demands: Any) -> Verdict:
+        stand = self.stand
+        return verify(stand.ref, stand.layout, stand.index, key=identity or self.identity, demands=Policy(**demands))
+
+
+@pytest.fixture
+def clean(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No CI, no token."""
+    for name in ("GITHUB_ACTIONS", "GITLAB_CI", "BUILDKITE", "CIRCLECI", keyless.TOKEN):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clean: None) -> Iterator[Place]:
+    pytest.importorskip("sigstore", reason="sigstore is NOT INSTALLED: signing by identity is not tested")
+    monkeypatch.setenv(keyless.TOKEN, token(WHO, ISSUER))
+    with fake_sigstore() as server:
+        stand = Stand(Layout(tmp_path / "lay out"), tmp_path / "work")
+        yield Place(stand, server, server.write_config(tmp_path / "trust config.json"))
+
+
+def test_signed_and_verified(place: Place) -> None:
+    assert place.publish() == 2, "the SBOM and the provenance"
+    verdict = place.look(source_only=True)
+    assert (verdict.verdict, verdict.problems) == ("trusted", [])
+    assert verdict.checks["signature"] == f"by {WHO} (vouched for by {ISSUER})"
+    assert verdict.provenance is not None
+    # A key is not asked for by an identity, nor the other way round.
+    key = place.stand.signer.public
+    assert verify(place.stand.ref, place.stand.layout, place.stand.index, key=key).verdict == "untrusted"
+
+
+def test_what_is_signed_is_not_signed_again(place: Place) -> None:
+    assert (place.publish(), place.publish()) == (2, 2)
+    place.stand.material = replace(place.stand.material, finished=1.0)
+    changed = {**place.stand.material.record, "finished": 1767229999.0}
+    place.stand.material = replace(place.stand.material, record=changed)
+    assert place.publish() == 3, "the provenance alone says something new"
+
+
+def test_others_do_not_count(place: Place, tmp_path: Path) -> None:
+    place.publish()
+    for name, issuer in ((WHO.replace("v1", "v2"), ISSUER), (WHO, "https://other.example"), ("", ISSUER)):
+        verdict = place.look(Identity(name, issuer, place.config))
+        assert (verdict.verdict, "signature: none of" in verdict.problems[0]) == ("untrusted", True)
+    with fake_sigstore() as other:
+        verdict = place.look(Identity(WHO, ISSUER, other.write_config(tmp_path / "other.json")))
+        assert verdict.verdict == "untrusted", "another Sigstore vouched for it"
+
+
+def test_nothing_signed_by_anybody(place: Place) -> None:
+    place.stand.say_all()
+    assert "nothing signed is attached" in place.look().problems[0]
+
+
+def _flip(text: str) -> str:
+    content = bytearray(base64.b64decode(text))
+    content[-1] ^= 1
+    return base64.b64encode(content).decode()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        ("dsseEnvelope", "payload"),
+        ("dsseEnvelope", "payloadType"),
+        ("dsseEnvelope", "signatures", 0, "sig"),
+        ("verificationMaterial", "certificate", "rawBytes"),
+        ("verificationMaterial", "tlogEntries", 0, "canonicalizedBody"),
+        ("verificationMaterial", "tlogEntries", 0, "inclusionPromise", "signedEntryTimestamp"),
+        ("verificationMaterial", "tlogEntries", 0, "inclusionProof", "rootHash"),
+        ("verificationMaterial", "tlogEntries", 0, "inclusionProof", "checkpoint", "envelope"),
+        ("verificationMaterial", "tlogEntries"),
+    ],
+    ids=lambda path: ".".join(str(part) for part in path),
+)
+def test_a_changed_bundle(place: Place, path: tuple[str | int, ...]) -> None:
+    statement = attest.sbom_statement(place.stand.sbom(), place.stand.subjects())
+    content = Keyless(place.config).sign(statement)
+    assert json.loads(place.identity.opened(content).payload) == statement
+    value = json.loads(content)
+    at = value
+    for part in path[:-1]:
+        at = at[part]
+    old = at[path[-1]]
+    match path[-1]:
+        case "payloadType":
+            at[path[-1]] = "text/plain"
+        case "envelope":
+            at[path[-1]] = old.replace("fake\n1\n", "fake\n2\n")
+        case "tlogEntries":
+            at[path[-1]] = []
+        case _:
+            at[path[-1]] = _flip(old)
+    with pytest.raises(UntrustedError):
+        place.identity.opened(json.dumps(value).encode())
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[", b"[" * 100_000, b'{"mediaType": 5}', b"\xff"])
+def test_no_bundle(place: Place, content: bytes) -> None:
+    with pytest.raises(UntrustedError):
+        place.identity.opened(content)
+
+
+def test_no_identity(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(keyless.TOKEN)
+    with pytest.raises(ConfigError, match="this process has none") as caught:
+        Keyless(place.config)
+    assert "id-token: write" in caught.value.fix
+    for bad in ("x", token(WHO, ISSUER, lives=-3600)):
+        monkeypatch.setenv(keyless.TOKEN, bad)
+        with pytest.raises(ConfigError, match="cannot be used") as caught:
+            Keyless(place.config)
+        assert bad not in str(caught.value) or bad == "x"
+
+
+def test_a_token_that_ends_is_asked_for_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    signer = Keyless(place.config)
+    monkeypatch.setattr(signer._token, "_exp", 1)
+    statement = attest.sbom_statement(place.stand.sbom(), place.stand.subjects())
+    assert signer.sign(statement)
+    monkeypatch.setattr(signer._token, "_exp", 1)
+    monkeypatch.delenv(keyless.TOKEN)
+    with pytest.raises(ConfigError, match="this process has none"):
+        signer.sign(statement)
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "error"),
+    [
+        ("/api/v2", 403, ConfigError),
+        ("/api/v2", 503, UnreachableError),
+        ("/api/v1", 400, ConfigError),
+        ("/api/v1", 502, UnreachableError),
+    ],
+)
+def test_a_sigstore_that_does_not_sign(place: Place, path: str, status: int, error: type[Exception]) -> None:
+    place.server.statuses[path] = status
+    signer = Keyless(place.config)
+    with pytest.raises(error, match="does not sign") as caught:
+        signer.sign(attest.sbom_statement(place.stand.sbom(), place.stand.subjects()))
+    assert str(signer._token) not in str(caught.value) + repr(signer)
+    assert caught.value.__cause__ is None, "the library's error holds the request, token included"
+
+
+def test_nobody_answers(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    signer, statement = Keyless(place.config), attest.sbom_statement(place.stand.sbom(), place.stand.subjects())
+    monkeypatch.setattr(keyless, "PATIENCE", 0.5)
+    place.server.statuses["/api/v1"] = -1
+    with pytest.raises(UnreachableError, match="falls silent"):
+        signer.sign(statement)
+    value = json.loads(place.config.read_text())
+    value["signingConfig"]["caUrls"][0]["url"] = f"http://127.0.0.1:{free_port()}"
+    place.config.write_text(json.dumps(value))
+    monkeypatch.setattr(keyless, "PATIENCE", 60)
+    with pytest.raises(UnreachableError, match="does not sign"):
+        signer.sign(statement)
+
+
+def test_a_trust_config_that_is_none(place: Place, tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("{")
+    for path in (tmp_path / "x", tmp_path / "none"):
+        with pytest.raises(ConfigError, match="not a trust config"):
+            Identity(WHO, ISSUER, path).opened(b"{}")
+
+
+def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sigstore", None)
+    monkeypatch.setitem(sys.modules, "sigstore.models", None)
+    with pytest.raises(ConfigError, match="not installed") as caught:
+        Keyless()
+    assert "toolchain[keyless]" in caught.value.fix
+
+
+def test_by_the_command_line(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = Cache(tmp_path / "cache")
+    finished_base(cache, tmp_path / "base")
+    monkeypatch.setenv("TOOLCHAIN_CACHE", str(cache.root))
+    monkeypatch.setenv("TOOLCHAIN_SIGSTORE", str(place.config))
+    secret, said = os.environ[keyless.TOKEN], []
+
+    def call(*words: str) -> Result:
+        found = CliRunner().invoke(app, ["-v", "-v", *words])
+        said.append(found.stdout + found.stderr)
+        return found
+
+    name = ("--identity", WHO, "--issuer", ISSUER)
+    with fake_registry() as server:
+        publish = ("publish", f"{server.host}/ns", "--stage", "base", "--keyless", "--json")
+        done = call(*publish)
+        assert done.exit_code == 0, done.stderr
+        (row,) = json.loads(done.stdout)["published"]
+        assert row["evidence"]["signed_by"].startswith(WHO)
+        (row,) = json.loads(call(*publish).stdout)["published"]
+        assert (row["pushed_bytes"], row["evidence"]["pushed_bytes"]) == (0, 0)
+        ref = f"{server.host}/ns/toolchain-base-debian13"
+        good = call("verify", ref, *name, "--policy", "source-only")
+        assert (good.exit_code, good.stdout.endswith("\ttrusted\n")) == (0, True), good.stderr
+        assert call("verify", ref, "--identity", "me", "--issuer", ISSUER).exit_code == 17
+        monkeypatch.delenv(keyless.TOKEN)
+        server.seen.clear()
+        assert (call(*publish).exit_code, server.seen) == (3, []), "told before anything is sent"
+        stored = b"".join([*server.blobs.values(), *(content for _, content in server.manifests.values())])
+        for words in (("--identity", "me"), ("--issuer", "x"), (*name, "--key", "x")):
+            assert call("verify", ref, *words).exit_code == 3
+        assert call(*publish, "--key", "x").exit_code == 3
+    records = b"".join(path.read_bytes() for path in cache.root.rglob("*") if path.is_file())
+    for part in (secret, *secret.split(".")[1:], "not-signed-51"):
+        assert part.encode() not in "".join(said).encode() + stored + records

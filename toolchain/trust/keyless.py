@@ -1,0 +1,232 @@
+"""Signing by who one is instead of by a key: an OIDC identity, a certificate that lives for minutes, a public log.
+
+Sigstore does the work; its library is an optional extra, so nothing of it is imported before it is needed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from toolchain.digest import canonical
+from toolchain.errors import ConfigError, ToolchainError, UnreachableError, UntrustedError
+from toolchain.trust.dsse import Envelope
+
+if TYPE_CHECKING:
+    from sigstore.models import ClientTrustConfig
+    from sigstore.oidc import IdentityToken
+    from sigstore.verify import Verifier
+
+T = TypeVar("T")
+PATIENCE = 180.0  # seconds for a signature, or for Sigstore's roots
+MEDIA_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
+TOKEN = "SIGSTORE_IDENTITY_TOKEN"  # noqa: S105 - the name of a variable, the same as sigstore's own program reads
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Whose signature counts: the name in a certificate, and who vouched for it.
+
+    Args:
+        name: as the certificate has it: an address, or of a GitHub workflow
+            `https://github.com/OWNER/NAME/.github/workflows/FILE@refs/…`.
+        issuer: of the identity, e.g. `https://token.actions.githubusercontent.com`.
+        config: trust config of a Sigstore of one's own, or one that was kept to do without a network; None for the
+            public one, whose roots are refreshed.
+    """
+
+    name: str
+    issuer: str
+    config: Path | None = None
+
+    @property
+    def id(self) -> str:
+        """For people."""
+        return f"{self.name} (vouched for by {self.issuer})"
+
+    @cached_property
+    def _verifier(self) -> Verifier:
+        from sigstore.verify import Verifier  # noqa: PLC0415
+
+        with _told("the roots of Sigstore cannot be had"):
+            return Verifier(trusted_root=_patiently(lambda: trust_config(self.config)).trusted_root)
+
+    def opened(self, content: bytes) -> Envelope:
+        """What a bundle holds, once signature, certificate, log and identity have been looked at.
+
+        Raises:
+            UntrustedError: it is no bundle, or one of these is wrong.
+            UnreachableError: Sigstore's roots cannot be refreshed.
+            ConfigError: the extra is not installed, or `config` cannot be used.
+        """
+        require()
+        from sigstore.errors import Error  # noqa: PLC0415
+        from sigstore.models import Bundle  # noqa: PLC0415
+        from sigstore.verify.policy import Identity as Demand  # noqa: PLC0415
+
+        verifier = self._verifier
+        try:
+            kind, payload = verifier.verify_dsse(
+                Bundle.from_json(content), Demand(identity=self.name, issuer=self.issuer)
+            )
+        except Error as error:
+            raise UntrustedError("a bundle is not signed by this identity", why=_short(error)) from error
+        except Exception as error:
+            # Certificates and JSON of strangers reach deep into libraries, which raise what they like.
+            raise UntrustedError("what is attached is no bundle", why=type(error).__name__) from error
+        return Envelope(kind, payload, ((self.name, b""),))
+
+
+class Keyless:
+    """Signs as the identity that this process has. The token is never shown."""
+
+    def __init__(self, config: Path | None = None) -> None:
+        """Take the identity, so that what is missing shows before anything is sent.
+
+        Raises:
+            ConfigError: the extra is not installed, there is no identity, or its token or `config` cannot be used.
+        """
+        require()
+        self._config = config
+        self._token = _identity()
+        self.identity = Identity(self._token.identity, self._token.federated_issuer, config)
+
+    def __repr__(self) -> str:
+        return f"Keyless({self.identity.id})"
+
+    def sign(self, statement: Mapping[str, Any]) -> bytes:
+        """A bundle with the statement, its signature, the certificate and the log's entry.
+
+        Raises:
+            UnreachableError: Sigstore does not answer.
+            ConfigError: it refuses the identity, or the identity has expired and no new one can be had.
+        """
+        from sigstore.dsse import Statement  # noqa: PLC0415
+        from sigstore.sign import SigningContext  # noqa: PLC0415
+
+        if not self._token.in_validity_period():
+            self._token = _identity()  # of a GitHub job it lasts for minutes, and an upload may take longer
+
+        def signed() -> bytes:
+            context = SigningContext.from_trust_config(trust_config(self._config))
+            with context.signer(self._token) as signer:
+                return signer.sign_dsse(Statement(canonical(statement))).to_json().encode()
+
+        with _told("Sigstore does not sign", secret=str(self._token)):
+            return _patiently(signed)
+
+
+def require() -> None:
+    """Insist that the library is there.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    try:
+        import sigstore.models  # noqa: F401, PLC0415
+    except ImportError as error:
+        raise ConfigError(
+            "signatures by identity need sigstore, which is not installed",
+            why=str(error),
+            fix="pip install 'toolchain[keyless]', or use --key",
+        ) from error
+    # At its most talkative it writes whole statements into the log.
+    logging.getLogger("sigstore").setLevel(logging.WARNING)
+
+
+def trust_config(path: Path | None) -> ClientTrustConfig:
+    """Where Sigstore is and whose keys it has.
+
+    Raises:
+        ConfigError: `path` is no such file.
+    """
+    from sigstore.models import ClientTrustConfig  # noqa: PLC0415
+
+    if path is None:
+        return ClientTrustConfig.production()
+    try:
+        return ClientTrustConfig.from_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} is not a trust config of Sigstore", why=type(error).__name__) from error
+
+
+def _identity() -> IdentityToken:
+    from sigstore.oidc import IdentityError, IdentityToken, detect_credential  # noqa: PLC0415
+
+    try:
+        raw = os.environ.get(TOKEN) or detect_credential()
+        if raw:
+            return IdentityToken(raw)
+    except IdentityError as error:
+        raise ConfigError(
+            "the identity of this process cannot be used",
+            why=str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__,
+            fix="on GitHub: permissions: id-token: write",
+        ) from None
+    raise ConfigError(
+        "--keyless needs an identity, and this process has none",
+        why=f"no CI that hands out OIDC tokens was recognised, and {TOKEN} is not set",
+        fix="run it in such a CI (on GitHub: permissions: id-token: write), or sign with --key FILE",
+    )
+
+
+@contextmanager
+def _told(what: str, *, secret: str = "") -> Iterator[None]:
+    """Errors of the library as errors of ours, without the token."""
+    import requests  # noqa: PLC0415
+    from sigstore.errors import NetworkError, TUFError  # noqa: PLC0415
+
+    try:
+        yield
+    except ToolchainError:
+        raise
+    except (requests.RequestException, NetworkError, TUFError) as error:
+        raise UnreachableError(
+            what, why=_short(error, secret), fix="check the network; --sigstore FILE names another Sigstore"
+        ) from None
+    except Exception as error:
+        # Its clients' errors are of classes that it does not export.
+        if not (isinstance(error, ValueError) or type(error).__module__.startswith("sigstore")):
+            raise
+        cause = error.__cause__ or error.__context__
+        response = cause.response if isinstance(cause, requests.HTTPError) else None
+        told = f"HTTP {response.status_code}: " if response is not None else ""
+        kind = UnreachableError if response is not None and response.status_code >= 500 else ConfigError
+        raise kind(what, why=told + _short(error, secret), fix="check the identity and its rights") from None
+
+
+def _patiently(call: Callable[[], T]) -> T:
+    """What `call` gives: the library waits for ever for a server that falls silent.
+
+    Raises:
+        UnreachableError: it gave nothing in time.
+    """
+    found: list[T] = []
+    failed: list[Exception] = []
+
+    def run() -> None:
+        try:
+            found.append(call())
+        except Exception as error:  # noqa: BLE001 - raised again where somebody waits
+            failed.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)  # nobody waits for it at the end
+    thread.start()
+    thread.join(PATIENCE)
+    if failed:
+        raise failed[0]
+    if not found:
+        raise UnreachableError("Sigstore falls silent", why=f"no answer in {PATIENCE:g} s", fix="try again later")
+    return found[0]
+
+
+def _short(error: BaseException, secret: str = "") -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return (text.replace(secret, "[secret]") if secret else text)[:300]
