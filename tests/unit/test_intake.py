@@ -89,3 +89,18 @@ def test_a_name_that_the_recipe_would_not_read_is_not_said_to_be_dropped(
     (triton / name).write_bytes(b"\x7fELF" + bytes(40))
     with pytest.raises(PolicyError, match="cannot be passed on"):
         take_in("triton", triton, request(tmp_path, allow=("libdevice",), drop=(name,)))
+
+
+def test_what_only_upstreams_tests_read_is_counted_apart(triton: Path, tmp_path: Path) -> None:
+    for name in ("llvm/test/Object/Inputs/a.elf", "llvm/unittests/b.bc", "llvm/lib/test.bc"):
+        path = triton / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(BITCODE)
+    asked = request(tmp_path, allow=("libdevice", "llvm/lib/test.bc"))
+    intake, findings = take_in("triton", triton, asked, tests=("test", "unittests"))
+    assert intake.tests == ("llvm/test/Object/Inputs/a.elf", "llvm/unittests/b.bc")
+    fates = {row["path"]: row["fate"] for row in intake.rows(findings)}
+    assert "tests" in fates["llvm/unittests/b.bc"]
+    assert fates["llvm/lib/test.bc"] == "let in by --allow-binary"
+    with pytest.raises(PolicyError, match="2 prebuilt files"):  # a file called test is not a folder of tests
+        take_in("triton", triton, request(tmp_path), tests=("test", "unittests"))

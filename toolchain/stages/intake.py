@@ -36,11 +36,13 @@ class Intake:
         allowed: let in by name.
         dropped: files left out of the build.
         replaced: absolute glob of the base's file by the file it takes the place of.
+        tests: files of upstream's own tests, which the recipe does not build.
     """
 
     allowed: tuple[Finding, ...] = ()
     dropped: tuple[str, ...] = ()
     replaced: Mapping[str, str]
+    tests: tuple[str, ...] = ()
 
     def rows(self, findings: Sequence[Finding]) -> list[dict[str, Any]]:
         """Every finding with what became of it, for records."""
@@ -54,6 +56,8 @@ class Intake:
     def _fate(self, finding: Finding) -> str:
         if finding.file in self.replaced:
             return f"replaced by the base's {self.replaced[finding.file]}"
+        if finding.file in self.tests:
+            return "input of upstream's own tests, which are not built"
         return "dropped" if finding.file in self.dropped else "let in by --allow-binary"
 
 
@@ -79,8 +83,13 @@ def choices(source: str, request: Request) -> dict[str, Any]:
     }
 
 
-def take_in(source: str, tree: Path, request: Request) -> tuple[Intake, tuple[Finding, ...]]:
+def take_in(
+    source: str, tree: Path, request: Request, *, tests: Sequence[str] = ()
+) -> tuple[Intake, tuple[Finding, ...]]:
     """Scan a tree and decide on each binary in it.
+
+    Args:
+        tests: names of folders, at any depth, whose files are input of tests that the recipe leaves out.
 
     Returns:
         The decision and all findings, sorted.
@@ -94,7 +103,11 @@ def take_in(source: str, tree: Path, request: Request) -> tuple[Intake, tuple[Fi
     dropped: set[str] = set()
     replaced: dict[str, str] = {}
     unknown: list[Finding] = []
+    tested: set[str] = set()
     for finding in findings:
+        if set(tests) & set(finding.file.split("/")[:-1]):
+            tested.add(finding.file)
+            continue
         row = rows.get(finding.file)
         names = {finding.file} | ({row.name} if row else set())
         if names & set(request.allow_binary):
@@ -121,7 +134,10 @@ def take_in(source: str, tree: Path, request: Request) -> tuple[Intake, tuple[Fi
             fix=" ".join(f"--allow-binary {_name(f, rows)}" for f in unknown[:3])
             + " lets them in by name; --drop-binary leaves them out",
         )
-    return Intake(allowed=tuple(allowed), dropped=tuple(sorted(dropped)), replaced=replaced), findings
+    intake = Intake(
+        allowed=tuple(allowed), dropped=tuple(sorted(dropped)), replaced=replaced, tests=tuple(sorted(tested))
+    )
+    return intake, findings
 
 
 def _name(finding: Finding, rows: Mapping[str, Known]) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from toolchain.components import Needs, features_of, needs_for
+from toolchain.digest import sha256_json
+from toolchain.errors import PolicyError
 from toolchain.machines import emulator, this_machine
 from toolchain.pins import LlvmPin, aotriton_release, read_pin, triton_release
 from toolchain.recipe import Recipe, digests
@@ -15,6 +17,7 @@ from toolchain.settings import Request
 from toolchain.sources.resolve import locate, parse_source_spec, parts, require
 from toolchain.sources.tree import Source
 from toolchain.stages.base import base_label
+from toolchain.stages.intake import take_in
 from toolchain.stages.parts import TABLEGEN, part_of
 from toolchain.stages.stage import Built, Planned, Shop, common_inputs, locked, source_inputs
 
@@ -88,6 +91,7 @@ class LlvmStage:
         source = shop.fetch(planned.sources[0])
         assert source.path is not None  # noqa: S101 - fetch gives it
         _require(source, needs)
+        planned, found = _take_in(source.path, request, planned)
         prefix = prefix_of(source)
         system = shop.unpack(below["sysroot"]) if cross else None
         tree = shop.build(
@@ -127,7 +131,7 @@ class LlvmStage:
         return shop.finish(
             planned,
             tree=tree,
-            facts={"prefix": prefix},
+            facts={"prefix": prefix, **found},
             labels={
                 "org.opencontainers.image.title": planned.image,
                 "org.opencontainers.image.licenses": "Apache-2.0 WITH LLVM-exception",
@@ -137,6 +141,21 @@ class LlvmStage:
             check=check if proved else None,
             check_on=below["base"],
         )
+
+
+def _take_in(tree: Path, request: Request, planned: Planned) -> tuple[Planned, dict[str, Any]]:
+    """Refuse binaries in LLVM's source; what its own tests read, a thousand files, is counted and not listed.
+
+    Raises:
+        PolicyError: there are others, with the list.
+    """
+    intake, findings = take_in("llvm", tree, request, tests=("test", "unittests"))
+    if intake.dropped:
+        raise PolicyError("prebuilt files of LLVM cannot be left out one by one", why=", ".join(intake.dropped))
+    tests = [one.as_json() for one in findings if one.file in intake.tests]
+    others = [one for one in findings if one.file not in intake.tests]
+    facts = {"found_binaries": intake.rows(others), "found_in_tests": {"count": len(tests), "list": sha256_json(tests)}}
+    return replace(planned, binaries=intake.binaries(planned.binaries)), facts
 
 
 def _libraries(needs: Needs) -> dict[str, str]:
