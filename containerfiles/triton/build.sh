@@ -7,7 +7,8 @@
 #   CXXFLAGS   further flags of the C++ compiler
 #   LIT        ON runs upstream's own lit tests afterwards; what fails there is recorded and fails nothing
 #   JOBS, LINK_JOBS
-# Reads /src/triton, /wheels and /recipe, keeps its tree in /build, writes /out: wheel/, auditwheel.txt, lit-*.xml.
+# Reads /src/triton, /wheels and /recipe, keeps its tree in /build, writes /out: wheel/, auditwheel.txt, lit-*.xml,
+# ninja-*.log, and in python the version of the base's own.
 set -eu
 umask 022
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
@@ -59,7 +60,16 @@ link="${linker}-Wl,-s -Wl,--gc-sections -Wl,--build-id=sha1"
 
 rm -rf /out
 mkdir -p /out/wheel
-for version in ${PYTHONS:-$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')}; do
+own=$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+echo "$own" >/out/python
+case " ${PYTHONS:-$own} " in
+*" $own "*) ;;
+*)
+  echo "toolchain: the base runs Python $own, which --python ($PYTHONS) leaves out; its image could not run the wheel" >&2
+  exit 46
+  ;;
+esac
+for version in ${PYTHONS:-$own}; do
   if ! command -v "python$version" >/dev/null; then
     echo "toolchain: the base has no python$version" >&2
     exit 42
@@ -91,8 +101,9 @@ for version in ${PYTHONS:-$(python3 -c 'import sys; print("%d.%d" % sys.version_
   done
   wheel=$(echo "/build/dist-$version"/*.whl)
   # The platform tag is what auditwheel finds in the symbols, which is no better than the base's C library.
-  "$venv/bin/python" -m auditwheel show "$wheel" | tee -a /out/auditwheel.txt
-  tag=$(sed -n 's/.*platform tag: "\([a-z0-9_]*\)".*/\1/p' /out/auditwheel.txt | tail -n 1)
+  "$venv/bin/python" -m auditwheel show "$wheel" >"/build/auditwheel-$version.txt"
+  tee -a /out/auditwheel.txt <"/build/auditwheel-$version.txt"
+  tag=$(sed -n 's/.*platform tag: "\([a-z0-9_]*\)".*/\1/p' "/build/auditwheel-$version.txt" | tail -n 1)
   if [ -z "$tag" ]; then
     echo "toolchain: auditwheel names no platform for $wheel" >&2
     exit 45

@@ -62,6 +62,7 @@ def call(env: dict[str, str], *words: str, cwd: Path | None = None) -> subproces
         (("reproduce", "--arch", "amd64,arm64"), 7, "2 architectures"),
         (("build", "llvm", "--source", "llvm"), 3, "NAME=VALUE"),
         (("build", "llvm", "--source", "gcc=/tmp"), 3, "unknown source 'gcc'"),
+        (("plan", "llvm", "--source", "llvm=/a", "--source", "llvm=/b"), 3, "names llvm more than once"),
         (("build", "llvm", "--source", "llvm=/no/such/folder"), 5, "/no/such/folder"),
         (("build", "llvm", "--patch", "llvm=/no/such/file"), 3, "no such file"),
         (("build", "llvm", "--compression", "rar"), 3, "rar"),

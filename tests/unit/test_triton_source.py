@@ -13,7 +13,7 @@ from toolchain.pipeline import plan
 from toolchain.settings import Cache, Request
 from toolchain.stages.aotriton import aotriton_source, commit_of
 from toolchain.stages.llvm import llvm_pin, llvm_source
-from toolchain.stages.triton_source import from_source, lit, lit_totals, ninja_seconds, triton_source
+from toolchain.stages.triton_source import for_python, from_source, lit, lit_totals, ninja_seconds, triton_source
 
 PIN = "0729a74e66aeeb7a9839d80bfd64fc49b2e69f52"
 COMMIT = "d8da7c998c75c88691e0ec157fcfd92b49d7060a"
@@ -138,3 +138,11 @@ def test_a_triton_checkout_pins_its_llvm(tmp_path: Path, request_: Request) -> N
     assert plan(replace(asked, sources={}), "llvm")[-1].planned.sources[0].ref != PIN
     assert llvm_source(asked).ref == PIN
     assert llvm_pin(replace(request_, sources={"triton": "pypi:triton"})).commit != PIN
+
+
+def test_the_image_gets_the_wheel_of_the_base_s_own_python() -> None:
+    """Not the first in the alphabet: an image with another one could not import it."""
+    wheels = [Path(f"triton-3.6.0-cp{tag}-cp{tag}-manylinux_2_38_x86_64.whl") for tag in ("310", "313")]
+    assert for_python(wheels, "3.13") == wheels[1]
+    with pytest.raises(BuildError, match="own Python 3.12"):
+        for_python(wheels, "3.12")

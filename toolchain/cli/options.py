@@ -225,7 +225,11 @@ def make_request(
         raise ConfigError("--arch names no architecture")
     if compression not in {"gzip", "zstd"}:
         raise ConfigError(f"unknown compression {compression!r}", fix="gzip or zstd")
-    sources = dict(_pairs(source, "--source"))
+    named = _pairs(source, "--source")
+    sources = dict(named)
+    if len(named) > len(sources):
+        twice = sorted({name for name, _ in named if sum(name == other for other, _ in named) > 1})
+        raise ConfigError(f"--source names {', '.join(twice)} more than once", fix="leave one of them")
     patches: dict[str, tuple[Path, ...]] = {}
     for name, file in _pairs(patch, "--patch"):
         path = Path(file)

@@ -6,7 +6,7 @@ import json
 import re
 import shutil
 import xml.etree.ElementTree as ET
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -132,7 +132,7 @@ class TritonSourceStage:
         shop.step("layer")
         tree = shop.work() / "tree"
         shutil.rmtree(tree, ignore_errors=True)
-        unzip(wheels[0], tree / SITE.lstrip("/"))
+        unzip(for_python(wheels, (out / "python").read_text(encoding="utf-8").strip()), tree / SITE.lstrip("/"))
         return shop.finish(
             planned,
             tree=tree,
@@ -210,6 +210,23 @@ def triton_source(request: Request) -> Source:
             fix=f"give --source triton=PATH, triton={UPSTREAM}@COMMIT or --triton COMMIT",
         )
     return locate("triton", parse_source_spec(text), cache=request.cache, offline=request.offline)
+
+
+def for_python(wheels: Sequence[Path], version: str) -> Path:
+    """The wheel that the image gets: the one for the base's own Python, `3.13`, for that is what runs in it.
+
+    Raises:
+        BuildError: none is.
+    """
+    tag = f"-cp{version.replace('.', '')}-"
+    for wheel in wheels:
+        if tag in wheel.name:
+            return wheel
+    raise BuildError(
+        f"no wheel was built for the base's own Python {version}",
+        why="the image of base and wheel runs that one; there are " + ", ".join(wheel.name for wheel in wheels),
+        fix=f"add {version} to --python",
+    )
 
 
 def check_llvm(shop: Shop, llvm: Built) -> None:
