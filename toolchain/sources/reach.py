@@ -20,7 +20,7 @@ _NETWORK = (
 )
 RETRY_BACKOFF = 1.0  # seconds before the second try, doubled for each further one
 # Names of query parameters that give access to whoever reads them.
-_SECRET = re.compile(r"token|secret|signature|password|credential|^sig$|^key$|api.?key", re.IGNORECASE)
+_SECRET = re.compile(r"token|secret|signature|pass|credential|auth(?!or)|jwt|session|^sig$|key$|^pw$", re.IGNORECASE)
 
 
 def network_environment(*prefixes: str) -> dict[str, str]:
