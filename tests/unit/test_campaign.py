@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
 import time
 from collections.abc import Generator, Sequence
@@ -13,7 +14,7 @@ import pytest
 
 from tests.kernel_fixtures import FakeWorkers, make_rule
 from toolchain.errors import KernelError, ResourceError
-from toolchain.kernels import campaign
+from toolchain.kernels import campaign, executors
 from toolchain.kernels.campaign import CampaignResult, run_campaign
 from toolchain.kernels.executors import LocalExecutor, Outcome, Task
 from toolchain.kernels.ledger import DONE, FAILED, TIMEOUT, Ledger
@@ -217,6 +218,17 @@ def test_giving_up_in_the_middle_ends_all_workers_at_once(place: Place) -> None:
     assert place.workers.alive == []
     assert executor.about() == {"triton": "0.0"}
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("kernel-")]
+
+
+def test_a_kernel_that_goes_on_and_on_is_named(
+    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without a timeout, which is the default, an endless loop in a compiler would look like patience."""
+    monkeypatch.setattr(executors, "SLOW_SECONDS", 0.5)
+    with caplog.at_level(logging.WARNING):
+        place.run([make_rule("good"), make_rule("hangs")], timeout=2.0)
+    (said,) = [record.getMessage() for record in caplog.records if "--kernel-timeout" in record.getMessage()]
+    assert "hangs" in said
 
 
 def test_a_part_says_so(place: Place) -> None:

@@ -26,6 +26,8 @@ MakeWorker = Callable[[], AbstractContextManager["subprocess.Popen[str]"]]
 START_SECONDS = 180.0
 TAIL_LINES = 25
 ATTEMPTS = 2
+SLOW_SECONDS = 600.0
+"""After so long somebody should hear of a kernel: a compiler in an endless loop looks just like a slow one."""
 
 
 class Executor(Protocol):
@@ -298,12 +300,25 @@ class _Crew:
             seconds = round(time.monotonic() - started, 3)
             return {"id": task["id"], "status": status, "reason": reason, "seconds": seconds, "attempt": attempt}
 
+        slow = threading.Timer(SLOW_SECONDS, _tell_slow, [task])
+        slow.daemon = True
+        slow.start()
         try:
             answer = worker.ask(task, self._timeout)
         except _TimedOutError:
             return ended("timeout", f"no result after {self._timeout:g} s"), False
         except _DiedError as error:
             return (ended("failed", str(error)) if attempt == ATTEMPTS else None), False
+        finally:
+            slow.cancel()
         if answer.get("id") != task["id"] or answer.get("status") not in ("done", "failed"):
             return ended("failed", f"the worker answered something else: {json.dumps(answer)[:500]}"), False
         return {**answer, "attempt": attempt}, True
+
+
+def _tell_slow(task: Task) -> None:
+    LOG.warning(
+        "%s is being compiled for %.0f minutes now; --kernel-timeout SECONDS ends such a kernel and names it",
+        task.get("out", task["id"]),
+        SLOW_SECONDS / 60,
+    )
