@@ -51,7 +51,9 @@ class FakeRegistry(ThreadingHTTPServer):
             value = json.loads(content)
             if name.startswith("sha256:") and (value.get("subject") or {}).get("digest") == subject:
                 entry = {"mediaType": kind, "digest": name, "size": len(content)}
-                found.append({**entry, "artifactType": value["artifactType"], "annotations": value["annotations"]})
+                found.append(
+                    {**entry, "artifactType": value["artifactType"], "annotations": value.get("annotations", {})}
+                )
         return found
 
 

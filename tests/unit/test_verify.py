@@ -12,12 +12,17 @@ from typing import Any
 import pytest
 
 from tests.evidence_fixtures import FILES, FINISHED, LLVM, Stand, ed25519_signer, material, small_image
+from tests.fake_registry import fake_registry
 from toolchain.digest import canonical
 from toolchain.errors import ConfigError
 from toolchain.oci import descriptor as media
+from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.image import write_index
 from toolchain.oci.layout import Layout
-from toolchain.oci.referrers import attach, write_artifact
+from toolchain.oci.publish import fetch_image, publish
+from toolchain.oci.reference import RegistryRef
+from toolchain.oci.referrers import attach, referrers, write_artifact
+from toolchain.oci.registry import Registry
 from toolchain.trust import attest, dsse, sbom
 from toolchain.trust.policy import Policy, make_policy, normal_repository
 from toolchain.trust.verify import Verdict, gather, verify
@@ -342,3 +347,27 @@ def test_policies_from_options() -> None:
     for bad in ("", "a b", "../x", "https://", "ftp://h/x", "file:///x", "a/b/c"):
         with pytest.raises(ConfigError, match="not a repository"):
             normal_repository(bad)
+
+
+def test_a_tag_that_moves_while_it_is_pulled(stand: Stand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was resolved is pulled and judged, by digest; the next look sees the other image, and judges that."""
+    stand.say_all()
+    other = write_index(stand.layout, [small_image(stand.layout, stand.work, files={"usr/lib64/thing/x": b"evil"})])
+    with fake_registry() as server, Registry(server.host, login="") as registry:
+        ref = RegistryRef(server.host, "x", "t")
+        publish(stand.layout, other, ref.at(tag="other"), registry=registry)
+        publish(stand.layout, stand.index, ref, registry=registry)
+        attach(stand.layout, referrers(stand.ref, stand.manifest.digest), ref, registry=registry)
+        read = registry.get_manifest
+
+        def moved(repository: str, reference: str) -> tuple[Descriptor, bytes]:
+            found = read(repository, reference)
+            server.manifests["t"] = server.manifests["other"]
+            return found
+
+        monkeypatch.setattr(registry, "get_manifest", moved)
+        for name, expected, verdict in (("a", stand.index, "trusted"), ("b", other, "untrusted")):
+            own = Layout(tmp_path / name).ensure()
+            top = fetch_image(ref, own, registry=registry)
+            assert top.digest == expected.digest
+            assert verify(ref, own, top, key=stand.signer.public, registry=registry, now=NOW).verdict == verdict
