@@ -60,8 +60,14 @@ link="${linker}-Wl,-s -Wl,--gc-sections -Wl,--build-id=sha1"
 
 rm -rf /out
 mkdir -p /out/wheel
-own=$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+own=$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])' || :)
 echo "$own" >/out/python
+for version in ${PYTHONS:-$own}; do
+  if ! command -v "python$version" >/dev/null; then
+    echo "toolchain: the base has no python$version" >&2
+    exit 42
+  fi
+done
 case " ${PYTHONS:-$own} " in
 *" $own "*) ;;
 *)
@@ -70,10 +76,6 @@ case " ${PYTHONS:-$own} " in
   ;;
 esac
 for version in ${PYTHONS:-$own}; do
-  if ! command -v "python$version" >/dev/null; then
-    echo "toolchain: the base has no python$version" >&2
-    exit 42
-  fi
   venv=/build/venv-$version
   "python$version" -m venv --clear "$venv"
   "$venv/bin/python" -m pip install --quiet setuptools wheel pybind11 auditwheel lit

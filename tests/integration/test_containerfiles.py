@@ -339,6 +339,8 @@ def shell(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> str:
     bitcode.write_text("the base's own\n")
     script(tree / "usr/bin/cmake", 'for word in "$@"; do echo "asked $word"; done; exit 7')
     script(tree / "usr/bin/python3.98", 'cat /build/src/lib/ocml.bc /build/src/lib/gone 2>&1; echo "$PREFIX"; exit 9')
+    script(tree / "usr/bin/python3", "echo 3.98")
+    script(tree / "usr/bin/python3.97", "exit 9")
     return engine.image("shell", tree)
 
 
@@ -361,6 +363,13 @@ def test_triton_for_a_python_that_the_base_lacks(engine: Engine, shell: str, lay
     failed = triton(engine, shell, layer, tmp_path, "--build-arg", "PYTHONS=3.99")
     assert any("toolchain: the base has no python3.99" in line for line in failed.tail)
     assert any("exit status 42" in line for line in failed.tail)
+
+
+def test_triton_for_all_pythons_but_the_bases_own(engine: Engine, shell: str, layer: str, tmp_path: Path) -> None:
+    """The image of base and wheel could not import it; that is told before anything is compiled."""
+    failed = triton(engine, shell, layer, tmp_path, "--build-arg", "PYTHONS=3.97")
+    assert any("toolchain: the base runs Python 3.98, which --python (3.97) leaves out" in line for line in failed.tail)
+    assert any("exit status 46" in line for line in failed.tail)
 
 
 def test_triton_takes_the_bases_bitcode_in_place_of_a_prebuilt_one(
