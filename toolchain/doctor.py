@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -18,6 +19,7 @@ from toolchain import console, process
 from toolchain.engine import isolation, resources
 from toolchain.engine.storage import Storage
 from toolchain.errors import EngineError, ResourceError, ToolchainError
+from toolchain.pipeline import records
 from toolchain.settings import Cache
 from toolchain.stages.parts import FULL_DISK
 
@@ -292,13 +294,30 @@ def _git_host(_: Cache) -> Check:
 
 def _hip(cache: Cache) -> Check:
     """AOTriton calls hipStreamGetDevice, which older HIPs lack."""
-    headers = [
-        header
-        for layers in ("overlay/*/diff", "vfs/dir/*")
-        for header in sorted((cache.engine / "storage").glob(f"{layers}/usr/include/hip/hip_runtime_api.h"))
-    ]
-    if not headers:
+    names, storage = _base_layers(cache), cache.engine / "storage"
+    served: dict[str, bool] = {}
+    for layers, depth in (("overlay/*/diff", 1), ("vfs/dir/*", 2)):
+        for header in sorted(storage.glob(f"{layers}/usr/include/hip/hip_runtime_api.h")):
+            layer = header.relative_to(storage).parts[depth]
+            text = header.read_text(encoding="utf-8", errors="replace")
+            served[names.get(layer, f"layer {layer[:12]}")] = "hipStreamGetDevice" in text
+    if not served:
         return Check("hip", "warn", "not checked: no base with HIP in the engine's storage", "toolchain build base")
-    if any("hipStreamGetDevice" in header.read_text(encoding="utf-8", errors="replace") for header in headers):
-        return Check("hip", "ok", "the base's HIP has hipStreamGetDevice")
-    return Check("hip", "warn", "the base's HIP lacks hipStreamGetDevice", "AOTriton needs --base debian13")
+    told = [f"{name} {'has' if has else 'lacks'} hipStreamGetDevice" for name, has in sorted(served.items())]
+    if all(served.values()):
+        return Check("hip", "ok", "; ".join(told))
+    return Check("hip", "warn", "; ".join(told), "AOTriton needs --base debian13")
+
+
+def _base_layers(cache: Cache) -> dict[str, str]:
+    """The layers of the engine's storage that are bases of ours: id -> the base's image name."""
+    bases = {one["facts"]["diff_id"]: one["image"] for one in records(cache) if one["stage"] == "base"}
+    named: dict[str, str] = {}
+    for file in (cache.engine / "storage").glob("*-layers/layers.json"):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            named |= {
+                layer["id"]: bases[layer["diff-digest"]]
+                for layer in json.loads(file.read_bytes())
+                if layer.get("diff-digest") in bases
+            }
+    return named

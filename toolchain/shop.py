@@ -104,6 +104,10 @@ class BuildShop:
         self.engine.build(recipe_, root=recipe.root(), out=out, log=self.log, on_line=self.on_line)
         return out
 
+    def drop_tree(self, recipe_: Recipe) -> None:
+        """See `Shop`."""
+        self.engine.drop_cache(recipe_.name, recipe_.cache_key)
+
     def worker(
         self, image: str, argv: Sequence[str], *, mounts: Sequence[Mount], env: Mapping[str, str]
     ) -> AbstractContextManager[subprocess.Popen[str]]:

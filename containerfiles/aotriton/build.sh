@@ -81,7 +81,7 @@ done
   cd /build/plan
   # Of each GPU family's shards the generator has made one file at the top.
   find . -path ./Bare.shards -prune -o -type f \
-    \( -name '*.nsv' -o -name '*.sqlite3' -o -path './Bare.*' -o -path './Affine.*' \) -exec cp --parents '{}' /out/plan ';'
+    \( -name '*.nsv' -o -name '*.sqlite3' -o -path './Bare.*' -o -path './Affine.*' \) -exec cp --parents --target-directory /out/plan '{}' +
 )
 cp -a "$("$venv/bin/python" -c 'import site; print(site.getsitepackages()[0])')" /out/python
 find /out/python -name __pycache__ -prune -exec rm -rf '{}' +

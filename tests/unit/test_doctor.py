@@ -101,13 +101,38 @@ def test_too_little_disk_and_memory(bare: Cache, monkeypatch: pytest.MonkeyPatch
     assert "1 link" in checks["memory"].detail
 
 
-def test_hip_is_looked_up_in_the_base(bare: Cache) -> None:
-    header = bare.engine / "storage/overlay/abc/diff/usr/include/hip/hip_runtime_api.h"
-    header.parent.mkdir(parents=True)
-    header.write_text("hipError_t hipStreamCreate(hipStream_t* stream);\n")
-    assert found(bare)["hip"].status == "warn"
-    header.write_text("hipError_t hipStreamGetDevice(hipStream_t stream, hipDevice_t* device);\n")
+def test_hip_is_looked_up_in_each_base(bare: Cache) -> None:
+    storage = bare.engine / "storage"
+    old, new = (storage / f"overlay/{name}/diff/usr/include/hip/hip_runtime_api.h" for name in ("abc", "def"))
+    for header in (old, new):
+        header.parent.mkdir(parents=True)
+    old.write_text("hipError_t hipStreamCreate(hipStream_t* stream);\n")
+    assert found(bare)["hip"] == Check(
+        "hip", "warn", "layer abc lacks hipStreamGetDevice", "AOTriton needs --base debian13"
+    )
+    new.write_text("hipError_t hipStreamGetDevice(hipStream_t stream, hipDevice_t* device);\n")
+    told = found(bare)["hip"]
+    assert (told.status, told.detail) == (
+        "warn",
+        "layer abc lacks hipStreamGetDevice; layer def has hipStreamGetDevice",
+    )
+    old.unlink()
     assert found(bare)["hip"].status == "ok"
+
+
+def test_hip_names_the_base(bare: Cache) -> None:
+    storage = bare.engine / "storage"
+    header = storage / "overlay/abc/diff/usr/include/hip/hip_runtime_api.h"
+    header.parent.mkdir(parents=True)
+    header.write_text("hipStreamGetDevice\n")
+    (storage / "overlay-layers").mkdir()
+    (storage / "overlay-layers/layers.json").write_text(json.dumps([{"id": "abc", "diff-digest": "sha256:1"}]))
+    bare.records.mkdir(parents=True)
+    record = {"stage": "base", "image": "toolchain-base-debian13", "facts": {"diff_id": "sha256:1"}}
+    (bare.records / "1.json").write_text(json.dumps(record))
+    assert found(bare)["hip"].detail == "toolchain-base-debian13 has hipStreamGetDevice"
+    (bare.records / "2.json").write_text("no JSON")
+    assert found(bare)["hip"].status == "ok", "names are only for people"
 
 
 def test_the_verb_prints_json_and_leaves_with_the_code(bare: Cache) -> None:

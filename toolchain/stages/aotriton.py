@@ -77,6 +77,8 @@ class AotritonStage:
             sources=(source, *wheels),
             binaries=tuple(sorted({*below["triton"].binaries, *names_allowed("aotriton", request)})),
             partial=", ".join(part),
+            disk=_DISK,
+            engine=True,
         )
 
     def build(self, planned: Planned, below: Mapping[str, Built], shop: Shop) -> Built:
@@ -93,7 +95,8 @@ class AotritonStage:
         sha1 = commit_of(source)
         library = _Library(source, prefix, sha1, intake.dropped)
         key = _library_key(planned, below, request, library)
-        built = _library(planned, below, shop, library, key)
+        making = _library(planned, below, shop, library, key)
+        built = shop.build(making)
         objects = {"library": key, "triton": below["triton"].input_digest, "recipe": digests("aotriton/worker.py")}
         with campaign_folder(shop.cache, sha256_json(objects)) as folder:
             images = KernelImages(folder / "plan", source.path, shop.image(below["triton"]), shop)
@@ -141,6 +144,7 @@ class AotritonStage:
             if not made.partial and not result.bad:
                 # Otherwise the rest may be asked for next, and need not compile these again.
                 shutil.rmtree(folder, ignore_errors=True)
+                shop.drop_tree(making)
         return done
 
 
@@ -167,27 +171,25 @@ def _library_key(planned: Planned, below: Mapping[str, Built], request: Request,
     )
 
 
-def _library(planned: Planned, below: Mapping[str, Built], shop: Shop, what: _Library, key: str) -> Path:
+def _library(planned: Planned, below: Mapping[str, Built], shop: Shop, what: _Library, key: str) -> Recipe:
     assert what.source.path is not None  # noqa: S101 - the caller fetched it
     gpus = shop.request.gpus or DEFAULT_GPUS
-    return shop.build(
-        Recipe(
-            name="aotriton",
-            containerfile="containerfiles/aotriton/Containerfile",
-            base=shop.image(below["base"]),
-            args={
-                "PREFIX": what.prefix,
-                "GPUS": " ".join(gpus),
-                "SHA1": what.sha1,
-                "TREE_SHA1": what.sha1,
-                "DROP": ";".join(what.dropped),
-                "JOBS": str(shop.jobs("compile")),
-                "INPUT_DIGEST": key,
-            },
-            contexts={"aotriton": what.source.path, "wheels": wheel_folder(planned.sources[1:], shop)},
-            cache_key=key.removeprefix("sha256:")[:12],
-            steps=_WEIGHTS,
-        )
+    return Recipe(
+        name="aotriton",
+        containerfile="containerfiles/aotriton/Containerfile",
+        base=shop.image(below["base"]),
+        args={
+            "PREFIX": what.prefix,
+            "GPUS": " ".join(gpus),
+            "SHA1": what.sha1,
+            "TREE_SHA1": what.sha1,
+            "DROP": ";".join(what.dropped),
+            "JOBS": str(shop.jobs("compile")),
+            "INPUT_DIGEST": key,
+        },
+        contexts={"aotriton": what.source.path, "wheels": wheel_folder(planned.sources[1:], shop)},
+        cache_key=key.removeprefix("sha256:")[:12],
+        steps=_WEIGHTS,
     )
 
 

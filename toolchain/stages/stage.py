@@ -89,6 +89,9 @@ class Shop(Protocol):
     def build(self, recipe: Recipe) -> Path:
         """Run a containerised build; the folder with its output tree."""
 
+    def drop_tree(self, recipe: Recipe) -> None:
+        """Delete the unfinished tree that `build` keeps for a recipe with a cache key other than the stage's own."""
+
     def unpack(self, built: Built) -> Path:
         """A folder with what a finished stage's own layer holds; it goes with this stage's unfinished work."""
 

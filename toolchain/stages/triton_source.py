@@ -84,6 +84,8 @@ class TritonSourceStage:
             inputs=inputs,
             sources=(source, *wheels),
             binaries=names_allowed("triton", request),
+            disk=_DISK,
+            engine=True,
         )
 
     def build(self, planned: Planned, below: Mapping[str, Built], shop: Shop) -> Built:
