@@ -15,6 +15,9 @@ from typing import Any
 import pytest
 
 from tests.registry_fixtures import running_registry
+from toolchain import pipeline
+from toolchain.engine.buildah import Buildah
+from toolchain.settings import Cache, default_cache
 
 TOP = Path(__file__).resolve().parents[2]
 
@@ -81,3 +84,40 @@ def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Quickstart:
     said = Said(done.returncode, done.stdout, done.stderr)
     assert said.code == 0, f"./quickstart failed:\n{said.err[-6000:]}"
     return Quickstart(said, out)
+
+
+@pytest.fixture(scope="module")
+def base_layout(request: pytest.FixtureRequest) -> tuple[Cache | None, Path, str]:
+    """The base image: TOOLCHAIN_TEST_BASE (an OCI layout), else what the quickstart made, with its cache."""
+    if named := os.environ.get("TOOLCHAIN_TEST_BASE"):
+        layout = Path(named.removeprefix("oci:"))
+        return None, layout, _only_manifest(layout)
+    request.getfixturevalue("quickstart")
+    cache = Cache(default_cache())
+    found = pipeline.find_image(cache, "toolchain-base-debian13")
+    assert found, "the quickstart made no base"
+    return cache, cache.images, found[0]["manifest"]
+
+
+@pytest.fixture(scope="module")
+def base(
+    base_layout: tuple[Cache | None, Path, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Buildah, str]]:
+    """An engine, and the base image in it."""
+    for program in ("buildah", "unshare"):
+        if shutil.which(program) is None:
+            pytest.skip(f"{program} is not installed: apt-get install {program}")
+    cache, layout, manifest = base_layout
+    engine = Buildah(cache or Cache(tmp_path_factory.mktemp("contract") / "cache"))
+    yield engine, engine.ensure_image("base-debian13", layout, manifest)
+    if cache is None:
+        engine.destroy()
+
+
+def _only_manifest(layout: Path) -> str:
+    content, digest = json.loads((layout / "index.json").read_text()), ""
+    while "manifests" in content:
+        (entry,) = content["manifests"]
+        digest = str(entry["digest"])
+        content = json.loads((layout / "blobs" / digest.replace(":", "/")).read_text())
+    return digest

@@ -7,23 +7,20 @@ taken away, each of which must fail and say what is missing.
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
-import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.dockerd_fixture import dockerd
-from toolchain import pipeline
 from toolchain.components import Needs, needs_for
 from toolchain.contract import check_layer, check_names
 from toolchain.engine.buildah import Buildah
 from toolchain.engine.container import DockerRunner
 from toolchain.process import Result
 from toolchain.recipe import Mount
-from toolchain.settings import Cache, default_cache
+from toolchain.settings import Cache
 from toolchain.sources.mirrors import apt_mirrors
 
 UNPREPARED = 90
@@ -109,43 +106,6 @@ class Prepared:
         if result.returncode == UNPREPARED:
             pytest.skip(f"NO LLVM PACKAGES TO CHECK: apt-get install {PACKAGES} failed: {result.tail[-3:]}")
         return result
-
-
-@pytest.fixture(scope="module")
-def base_layout(request: pytest.FixtureRequest) -> tuple[Cache | None, Path, str]:
-    """The base image: TOOLCHAIN_TEST_BASE (an OCI layout), else what the quickstart made, with its cache."""
-    if named := os.environ.get("TOOLCHAIN_TEST_BASE"):
-        layout = Path(named.removeprefix("oci:"))
-        return None, layout, _only_manifest(layout)
-    request.getfixturevalue("quickstart")
-    cache = Cache(default_cache())
-    found = pipeline.find_image(cache, "toolchain-base-debian13")
-    assert found, "the quickstart made no base"
-    return cache, cache.images, found[0]["manifest"]
-
-
-@pytest.fixture(scope="module")
-def base(
-    base_layout: tuple[Cache | None, Path, str], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Buildah, str]]:
-    """An engine, and the base image in it."""
-    for program in ("buildah", "unshare"):
-        if shutil.which(program) is None:
-            pytest.skip(f"{program} is not installed: apt-get install {program}")
-    cache, layout, manifest = base_layout
-    engine = Buildah(cache or Cache(tmp_path_factory.mktemp("contract") / "cache"))
-    yield engine, engine.ensure_image("base-debian13", layout, manifest)
-    if cache is None:
-        engine.destroy()
-
-
-def _only_manifest(layout: Path) -> str:
-    content, digest = json.loads((layout / "index.json").read_text()), ""
-    while "manifests" in content:
-        (entry,) = content["manifests"]
-        digest = str(entry["digest"])
-        content = json.loads((layout / "blobs" / digest.replace(":", "/")).read_text())
-    return digest
 
 
 def taken(needs: Needs) -> dict[str, str]:

@@ -19,7 +19,7 @@ from toolchain.gpus import known_gpus, pack
 from toolchain.kernels.campaign import CampaignResult
 from toolchain.kernels.ledger import DONE, reproducible
 from toolchain.pins import aotriton_release
-from toolchain.recipe import Mount, Recipe, digests
+from toolchain.recipe import Mount, Recipe, Runner, digests
 from toolchain.settings import Cache, Request
 from toolchain.sources.resolve import locate, parse_source_spec, require
 from toolchain.sources.tree import Source
@@ -324,25 +324,30 @@ def _bitcode(result: CampaignResult) -> dict[str, int]:
 def _check(prefix: str, shop: Shop) -> Callable[[str], Mapping[str, Any]]:
     def check(image: str) -> Mapping[str, Any]:
         shop.step("contract")
-        script = (
-            "set -e; cmake -G Ninja -S /contract -B /tmp/c -DCMAKE_CXX_COMPILER=clang++ "
-            f"-DCMAKE_PREFIX_PATH='{prefix};/usr' -DCMAKE_POLICY_VERSION_MINIMUM=3.5 >/tmp/log 2>&1 "
-            "|| { cat /tmp/log; exit 1; }; "
-            "cmake --build /tmp/c >/tmp/log 2>&1 || { cat /tmp/log; exit 1; }; /tmp/c/version"
-        )
-        done = shop.runner.run(
-            image,
-            ["sh", "-c", script],
-            mounts=[Mount(recipe.root() / "aotriton" / "contract", "/contract", read_only=True)],
-            log=shop.log,
-            capture=True,
-            check=False,
-        )
-        said = done.stdout.strip().splitlines()
-        if done.returncode != 0 or not said or not said[-1].startswith("aotriton "):
-            raise ContractError(
-                "a program cannot be built on this AOTriton", why="\n".join(said[-40:]), fix="see the log"
-            )
-        return {"contract": {"version": said[-1].removeprefix("aotriton ")}}
+        return {"contract": {"version": consumed(shop.runner, image, prefix, log=shop.log)}}
 
     return check
+
+
+def consumed(runner: Runner, image: str, prefix: str, *, log: Path, mounts: Sequence[Mount] = ()) -> str:
+    """The version that a C++ program prints which found the AOTriton at `prefix` by find_package, and linked it.
+
+    Args:
+        mounts: what lies in the container beside the image's own files.
+
+    Raises:
+        ContractError: it was not found, does not link or does not run.
+    """
+    script = (
+        'set -e; cmake -G Ninja -S /contract -B /tmp/c -DCMAKE_CXX_COMPILER=clang++ "-DCMAKE_PREFIX_PATH=$1;/usr" '
+        ">/tmp/log 2>&1 || { cat /tmp/log; exit 1; }; "
+        "cmake --build /tmp/c >/tmp/log 2>&1 || { cat /tmp/log; exit 1; }; /tmp/c/version"
+    )
+    places = [Mount(recipe.root() / "aotriton" / "contract", "/contract", read_only=True), *mounts]
+    done = runner.run(image, ["sh", "-c", script, "sh", prefix], mounts=places, log=log, capture=True, check=False)
+    said = done.stdout.strip().splitlines()
+    if done.returncode != 0 or not said or not said[-1].startswith("aotriton "):
+        raise ContractError(
+            "a program cannot be built on this AOTriton", why="\n".join(said[-40:]), fix=f"see the log: {log}"
+        )
+    return said[-1].removeprefix("aotriton ")

@@ -1,0 +1,64 @@
+"""aotriton/contract inside the base, against a small stand-in for an installed AOTriton: the real one takes an hour."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from toolchain.engine.buildah import Buildah
+from toolchain.errors import ContractError
+from toolchain.recipe import Mount
+from toolchain.stages.aotriton import consumed
+
+PREFIX = "/opt/standin"
+CONFIG = """
+#define AOTRITON_VERSION_MAJOR 1
+#define AOTRITON_VERSION_MINOR 2
+#define AOTRITON_VERSION_PATCH 3
+"""
+FLASH = """
+namespace aotriton::v3::flash {
+struct attn_fwd_params {
+  attn_fwd_params();
+  int Max_seqlen_q;
+};
+}
+"""
+LIBRARY = """
+#include <aotriton/flash.h>
+aotriton::v3::flash::attn_fwd_params::attn_fwd_params() : Max_seqlen_q(0) {}
+"""
+PACKAGE = f"""
+add_library(aotriton_v2 SHARED IMPORTED)
+set_target_properties(aotriton_v2 PROPERTIES IMPORTED_LOCATION {PREFIX}/lib/libaotriton_v2.so
+  INTERFACE_INCLUDE_DIRECTORIES {PREFIX}/include INTERFACE_LINK_LIBRARIES hip::host)
+"""
+
+
+def test_a_program_finds_links_and_runs(base: tuple[Buildah, str], tmp_path: Path) -> None:
+    engine, image = base
+    folder = tmp_path / "in"
+    for name, text in (
+        ("include/aotriton/config.h", CONFIG),
+        ("include/aotriton/flash.h", FLASH),
+        ("lib/cmake/aotriton/aotriton-config.cmake", PACKAGE),
+        ("library.cpp", LIBRARY),
+    ):
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    here, log = [Mount(folder, PREFIX, read_only=False)], tmp_path / "log"
+    compiled = ["clang++", "-shared", "-fPIC", f"-I{PREFIX}/include", f"{PREFIX}/library.cpp"]
+    compiled += ["-o", f"{PREFIX}/lib/libaotriton_v2.so"]
+    engine.run(image, compiled, mounts=here)
+    assert consumed(engine, image, PREFIX, log=log, mounts=here) == "1.2.3"
+    (folder / "library.cpp").write_text("void nothing() {}\n", encoding="utf-8")
+    engine.run(image, compiled, mounts=here)
+    with pytest.raises(ContractError) as caught:
+        consumed(engine, image, PREFIX, log=log, mounts=here)
+    assert "attn_fwd_params" in caught.value.why, "the library lacks what the program calls"
+    (folder / "lib/cmake/aotriton/aotriton-config.cmake").unlink()
+    with pytest.raises(ContractError) as caught:
+        consumed(engine, image, PREFIX, log=log, mounts=here)
+    assert "Could not find a package configuration file" in caught.value.why
