@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,8 +10,9 @@ from typing import Any
 
 from toolchain.components import Needs, features_of, needs_for
 from toolchain.digest import sha256_json
-from toolchain.errors import PolicyError
+from toolchain.errors import PinError, PolicyError, UnsupportedError
 from toolchain.machines import emulator, this_machine
+from toolchain.pindata import require as require_known
 from toolchain.pins import LlvmPin, aotriton_release, read_pin, triton_release
 from toolchain.recipe import Recipe, digests
 from toolchain.settings import Request
@@ -175,19 +177,37 @@ def triton_of(request: Request) -> str | None:
     """The Triton version whose needs count: asked for, or the one an AOTriton release carries; None for neither."""
     if request.triton:
         return request.triton
-    if request.aotriton or "llvm" in request.sources:
-        return None
-    return DEFAULT_TRITON
+    if request.aotriton:
+        release = aotriton_release(request.aotriton)
+        if "triton" not in request.sources:
+            require_known(release, "triton")
+        return release.triton or None
+    return None if "llvm" in request.sources else DEFAULT_TRITON
 
 
 def llvm_pin(request: Request) -> LlvmPin:
-    """The commit to build when no source is named: what a Triton checkout pins, else what the data knows."""
+    """The commit to build when no source is named: what a Triton checkout pins, else what the data knows.
+
+    Raises:
+        PinError: a Triton is named whose pin neither the data nor a folder tells.
+    """
     checkout = local_triton(request)
     if checkout is not None:
         return read_pin(checkout)
     if request.aotriton:
         return aotriton_release(request.aotriton).pin
-    return triton_release(triton_of(request) or DEFAULT_TRITON).pin
+    named = request.sources.get("triton", "")
+    if request.triton or not named or named.startswith("pypi:"):
+        return triton_release(request.triton or DEFAULT_TRITON).pin
+    spec = parse_source_spec(named)
+    if spec.kind == "git":
+        with contextlib.suppress(PinError, UnsupportedError):
+            return triton_release(spec.version).pin
+    raise PinError(
+        f"which LLVM the Triton of --source triton={named} pins is not known without fetching it",
+        why="only the pins of releases and of a few commits are on record",
+        fix="give a checkout: --source triton=PATH; or say which: --source llvm=..., --triton VERSION",
+    )
 
 
 def llvm_needs(request: Request) -> Needs:
