@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from toolchain.errors import ConfigError, SourceError
+from toolchain.gpus import pack as pack_of
+from toolchain.gpus import short_list
 from toolchain.machines import machine_of
 from toolchain.oci.archive import write_tar_gz
 from toolchain.oci.image import platform_of
@@ -112,7 +114,7 @@ def _wheels(request: Request, built: Built, folder: Path) -> list[Path]:
 
 
 def _aotriton(request: Request, built: Built, folder: Path) -> list[Path]:
-    """The library as `aotriton-<git12>-<base>_<machine>-hip<minor>-shared.tar.gz`, and one archive for each image pack.
+    """The library as `aotriton-<git12>-<base>_<machine>-hip<minor>[-<gpus>]-shared.tar.gz`, and an archive a pack.
 
     The platform is the base that it was built on, never a manylinux that nobody checked. A part, a pack that lacks GPUs
     of its family, and images with kernels that are known bad say so in their names. What was made from a checkout is
@@ -122,19 +124,24 @@ def _aotriton(request: Request, built: Built, folder: Path) -> list[Path]:
     short = ("tree" if _OF_A_TREE.search(built.planned.image) else "") + str(facts["sha1"])[:12]
     hip = ".".join(str(facts["hip"]).split(".")[:2]) or "unknown"
     base = base_label(request)
-    runtime = (
-        folder / f"aotriton-{short}-{base}_{machine_of(_platform(request.cache, built)).kernel}-hip{hip}-shared.tar.gz"
-    )
+    machine, gpus = machine_of(_platform(request.cache, built)).kernel, short_list(facts["gpus"])
+    # The library serves the GPUs that it was built for and no others.
+    runtime = folder / f"aotriton-{short}-{base}_{machine}-hip{hip}{f'-{gpus}' if gpus else ''}-shared.tar.gz"
     counts = facts["kernels"]
     bad = int(counts["failed"]) + int(counts["timed_out"])
     part = built.planned.image.startswith("aotriton-partial-")
+    by_pack = facts.get("known_bad_by_pack", {})
     written = [runtime]
     with _tree(request.cache, built) as tree:
         prefix = tree / str(facts["prefix"]).lstrip("/")
         write_tar_gz(prefix, runtime, top="aotriton", epoch=EPOCH, exclude=("lib/aotriton.images",))
         for pack in facts["packs"]:
-            kind = "images" + ("-partial" if part or pack in facts.get("lacking", {}) else "")
-            kind += f"-knownbad{bad}" if bad else ""
+            lacks = pack in facts.get("lacking", {})
+            kind = "images" + ("-partial" if part or lacks else "")
+            # Two parts of one pack for different GPUs are different things.
+            kind += f"-{short_list([gpu for gpu in facts['gpus'] if f'amd-{pack_of(gpu)}' == pack])}" if lacks else ""
+            known_bad = int(by_pack.get(pack, 0) if by_pack else bad)
+            kind += f"-knownbad{known_bad}" if known_bad else ""
             out = folder / f"aotriton-{short}-{kind}-{pack}.tar.gz"
             others = tuple(
                 f"lib/aotriton.images/{one.name}"

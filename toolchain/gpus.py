@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Sequence
 from typing import Literal
 
+from toolchain.digest import sha256_json
 from toolchain.errors import UnsupportedError
 
 # By LLVM's name: AOTriton's image pack, and the market names, written as people write them.
@@ -98,6 +100,15 @@ def pack(gpu: str) -> str:
 def packs(gpus: tuple[str, ...]) -> tuple[str, ...]:
     """The packs that `gpus` need, each once, sorted as text."""
     return tuple(sorted({pack(gpu) for gpu in gpus}))
+
+
+def short_list(gpus: Sequence[str]) -> str:
+    """What tells images for different GPUs apart in names: `gfx1100-gfx942`; more than three as `5gpus` and 6 digits of
+    their digest; nothing for all that are known."""
+    names = sorted(set(gpus))
+    if names == list(known_gpus()):
+        return ""
+    return "-".join(names) if len(names) <= 3 else f"{len(names)}gpus{sha256_json(names).removeprefix('sha256:')[:6]}"
 
 
 def _known(gpu: str) -> str:

@@ -56,8 +56,11 @@ class PlanRow:
         return row
 
 
-def plan(request: Request, goal: str) -> list[PlanRow]:
+def plan(request: Request, goal: str, *, proved: bool = False) -> list[PlanRow]:
     """What `build` would do, architecture by architecture. Reads files only: no network, no engine.
+
+    Args:
+        proved: see `find`.
 
     Raises:
         LockedError: with `request.lock`, something is not as it is locked.
@@ -71,20 +74,26 @@ def plan(request: Request, goal: str) -> list[PlanRow]:
             planned = stage.plan(own, below)
             below[stage.name] = planned
             elsewhere = request.arch != (this_machine(),)
-            row = PlanRow(planned, find(request.cache, planned), own.arch[0] if elsewhere else "")
+            row = PlanRow(planned, find(request.cache, planned, proved=proved), own.arch[0] if elsewhere else "")
             if row not in rows:  # all architectures share this machine's base
                 rows.append(row)
     within_lock(request, [row.planned for row in rows])
     return rows
 
 
-def find(cache: Cache, planned: Planned) -> Built | None:
-    """The finished result for these inputs, if its record and all its blobs are here."""
+def find(cache: Cache, planned: Planned, *, proved: bool = False) -> Built | None:
+    """The finished result for these inputs, if its record and all its blobs are here.
+
+    Args:
+        proved: pass over one that was made with --no-contract: the same bytes, but nobody has tried them.
+    """
     digest = planned.input_digest
     if digest is None:
         return None
     try:
         record = json.loads(record_path(cache, digest).read_bytes())
+        if proved and not record.get("request", {}).get("contract", True):
+            return None
         layout = Layout(cache.images)
         for part in (record["manifest"], *(layer["digest"] for layer in record["layers"])):
             if not layout.has(part):
@@ -126,7 +135,7 @@ def build(request: Request, goal: str, *, command: Sequence[str] = (), reuse: Re
         ToolchainError: a stage failed; what is finished stays.
     """
     # What is wrong with the request must show before the first long step, not behind it.
-    rows = plan(request, goal)
+    rows = plan(request, goal, proved=request.contract)
     for row in rows:
         _allowed(request, row.planned)
     if reuse is None:  # else all of it may come from elsewhere
@@ -150,10 +159,10 @@ def _build_stages(
     for number, stage in enumerate(stages, 1):
         own = request_of(stage, request)
         planned = _known(stage, own, planned_below, prefetch)
-        built = find(request.cache, planned)
+        built = find(request.cache, planned, proved=own.contract)
         if built is None:
             with _stage_lock(request.cache, planned):
-                built = find(request.cache, planned)  # the one we waited for may have made it
+                built = find(request.cache, planned, proved=own.contract)  # the one we waited for may have made it
                 if built is None and reuse is not None:
                     from toolchain.reuse import take  # noqa: PLC0415 - the registry client and cryptography
 

@@ -11,6 +11,7 @@
 #   plan/    the generator's Bare.* files and manifests, and the tuning databases; paths in them begin with /build/plan
 #   python/  the generator and packers with all they import
 #   hip-version
+#   redirected.json  choices of aiter's kernels in upstream's tables that lead to Triton's now; see without_aiter.py
 set -eu
 umask 022
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
@@ -25,14 +26,17 @@ export AOTRITON_CI_SUPPLIED_SHA1="$SHA1" AOTRITON_GIT_TREESHA1="${TREE_SHA1:-$SH
 mkdir -p "$HOME"
 
 echo "@step configure"
-if [ "$(cat /build/toolchain-stamp 2>/dev/null)" != "${INPUT_DIGEST:-}" ] || [ ! -d /build/src ]; then
-  rm -rf /build/src /build/runtime /build/plan /build/toolchain-stamp
+# Without a digest nobody knows whether the tree is of these inputs.
+if [ -z "${INPUT_DIGEST:-}" ] || [ "$(cat /build/toolchain-stamp 2>/dev/null)" != "$INPUT_DIGEST" ]; then
+  rm -f /build/toolchain-stamp /build/planned
+  rm -rf /build/src /build/runtime /build/plan
   # Upstream's build installs its generator from the source folder, which writes there.
   cp -a /src/aotriton /build/src
   (
     IFS=';'
     for file in ${DROP:-}; do rm -f "/build/src/$file"; done
   )
+  python3 /recipe/containerfiles/aotriton/without_aiter.py /build/src /build/redirected.json
   targets=$(echo "$GPUS" | tr ' ' ';')
   flags='-ffile-prefix-map=/build/src=. -ffile-prefix-map=/build=.'
   cmake -G Ninja -S /build/src -B /build/runtime \
@@ -47,7 +51,8 @@ fi
 
 echo "@step plan"
 venv=/build/runtime/venv
-if [ ! -f /build/plan/Bare.flatzip ]; then
+# The generator appends to its files piece by piece: that they are there does not say that they are whole.
+if [ ! -f /build/planned ]; then
   rm -rf /build/plan /build/plan.partial
   mkdir -p /build/plan.partial
   # The NOIMAGE configuration has composed the tuning databases; the signature needs them beside the plan.
@@ -66,6 +71,8 @@ if [ ! -f /build/plan/Bare.flatzip ]; then
     VIRTUAL_ENV=$venv AOTRITON_ENABLE_FP32=1 "$venv/bin/python" -X utf8 -m aotriton.generate \
       --target_gpus $(echo "$gpus" | tr ';' ' ') --build_dir /build/plan --root_dir /build/src
   )
+  sync -f /build/plan
+  touch /build/planned
 fi
 
 echo "@step compile"
@@ -87,4 +94,5 @@ cp -a "$("$venv/bin/python" -c 'import site; print(site.getsitepackages()[0])')"
 find /out/python -name __pycache__ -prune -exec rm -rf '{}' +
 sed -n 's/^set(PACKAGE_VERSION "\([0-9.]*\).*/\1/p' "$ROCM_PATH"/lib/*/cmake/hip/hip-config-version.cmake "$ROCM_PATH"/lib/cmake/hip/hip-config-version.cmake 2>/dev/null | head -n 1 >/out/hip-version
 cp /build/runtime/.ninja_log /out/ninja.log
+cp /build/redirected.json /out/redirected.json
 echo "@step done"

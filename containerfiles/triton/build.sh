@@ -22,8 +22,10 @@ mkdir -p "$HOME"
 echo "@step configure"
 # Triton's build writes links and generated files beside its sources, so it works on a copy; times are kept, and with
 # them ninja's idea of what is done.
-if [ "$(cat /build/toolchain-stamp 2>/dev/null)" != "${INPUT_DIGEST:-}" ] || [ ! -d /build/src ]; then
-  rm -rf /build/src /build/cmake-* /build/toolchain-stamp
+# Without a digest nobody knows whether the tree is of these inputs.
+if [ -z "${INPUT_DIGEST:-}" ] || [ "$(cat /build/toolchain-stamp 2>/dev/null)" != "$INPUT_DIGEST" ]; then
+  rm -f /build/toolchain-stamp
+  rm -rf /build/src /build/cmake-*
   cp -a /src/triton /build/src
   (
     IFS=';'

@@ -13,6 +13,7 @@ import pytest
 from toolchain.archives import check_folder, write_archives
 from toolchain.digest import sha256_file
 from toolchain.errors import ConfigError, SourceError
+from toolchain.gpus import known_gpus
 from toolchain.oci.image import ImageSpec, add_layer, write_image
 from toolchain.oci.layer import compress, write_layer
 from toolchain.oci.layout import Layout
@@ -70,6 +71,7 @@ def aotriton(request: Request, image: str, kernels: Mapping[str, int]) -> Built:
         "hip": "5.7.31921",
         "kernels": kernels,
         "packs": ["amd-gfx110x", "amd-gfx942"],
+        "gpus": list(known_gpus()),
     }
     return built(request, "aotriton", image, files, facts)
 
@@ -126,9 +128,26 @@ def test_a_part_and_known_bad_kernels_show_in_the_name(
 
 def test_a_pack_that_lacks_gpus_of_its_family_shows_it_in_its_name(request_: Request, tmp_path: Path) -> None:
     one = aotriton(request_, "aotriton-30ae9671-debian13", GOOD)
-    one = replace(one, facts={**one.facts, "lacking": {"amd-gfx110x": ["gfx1101"]}})
+    one = replace(
+        one,
+        facts={
+            **one.facts,
+            "gpus": ["gfx1100", "gfx1102", "gfx942"],
+            "lacking": {"amd-gfx110x": ["gfx1101", "gfx1103"]},
+        },
+    )
+    assert [path.name for path in write_archives(request_, [one], tmp_path)] == [
+        "aotriton-30ae96716b3e-debian13_x86_64-hip5.7-gfx1100-gfx1102-gfx942-shared.tar.gz",
+        "aotriton-30ae96716b3e-images-partial-gfx1100-gfx1102-amd-gfx110x.tar.gz",
+        "aotriton-30ae96716b3e-images-amd-gfx942.tar.gz",
+    ]
+
+
+def test_known_bad_kernels_count_for_the_pack_that_has_them(request_: Request, tmp_path: Path) -> None:
+    one = aotriton(request_, "aotriton-30ae9671-debian13", {"done": 7, "failed": 2, "timed_out": 0})
+    one = replace(one, facts={**one.facts, "known_bad_by_pack": {"amd-gfx110x": 2}})
     assert [path.name for path in write_archives(request_, [one], tmp_path)][1:] == [
-        "aotriton-30ae96716b3e-images-partial-amd-gfx110x.tar.gz",
+        "aotriton-30ae96716b3e-images-knownbad2-amd-gfx110x.tar.gz",
         "aotriton-30ae96716b3e-images-amd-gfx942.tar.gz",
     ]
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from toolchain.errors import UnsupportedError
-from toolchain.gpus import known_gpus, market_names, pack, packs, parse_gpus, wavefront_size
+from toolchain.gpus import known_gpus, market_names, pack, packs, parse_gpus, short_list, wavefront_size
 
 
 @pytest.mark.parametrize(
@@ -86,3 +88,12 @@ def test_packs() -> None:
 def test_only_known_gpus(function: object) -> None:
     with pytest.raises(UnsupportedError):
         function("gfx803")  # type: ignore[operator]
+
+
+def test_what_tells_images_for_different_gpus_apart() -> None:
+    assert short_list(["gfx942"]) == "gfx942"
+    assert short_list(["gfx942", "gfx1100"]) == short_list(["gfx1100", "gfx942"]) == "gfx1100-gfx942"
+    many = ["gfx1100", "gfx1101", "gfx1102", "gfx1103"]
+    assert re.fullmatch("4gpus[0-9a-f]{6}", short_list(many))
+    assert short_list(many) != short_list([*many[:3], "gfx942"])
+    assert short_list(known_gpus()) == ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -16,6 +17,8 @@ from toolchain import pipeline, prefetch, process
 from toolchain.cli.options import make_request
 from toolchain.engine import isolation, resources
 from toolchain.errors import ConfigError, DigestError, EngineError, LockHeldError, ResourceError, UnreachableError
+from toolchain.oci import descriptor as media
+from toolchain.oci.layout import Layout
 from toolchain.settings import Cache, Request
 from toolchain.sources.mirrors import Mirror
 from toolchain.sources.tree import Source
@@ -211,3 +214,16 @@ def test_a_local_archive_is_looked_into_once_it_is_unpacked(tmp_path: Path) -> N
     below = base.BaseStage().plan(request, {})
     (source,) = LlvmStage().plan(request, {"base": below}).sources
     assert source.path == archive
+
+
+def test_what_nobody_has_tried_is_built_again_where_a_contract_is_asked_for(tmp_path: Path) -> None:
+    one, cache = planned("llvm"), Cache(tmp_path)
+    manifest = Layout(cache.images).ensure().put_json({"layers": []}, media.MANIFEST)
+    record = {"manifest": manifest.digest, "layers": [], "facts": {}, "request": {"contract": False}}
+    path = pipeline.record_path(cache, str(one.input_digest))
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(record))
+    assert pipeline.find(cache, one) is not None, "it can be published"
+    assert pipeline.find(cache, one, proved=True) is None
+    path.write_text(json.dumps({**record, "request": {"contract": True}}))
+    assert pipeline.find(cache, one, proved=True) is not None

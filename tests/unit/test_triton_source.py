@@ -11,7 +11,7 @@ from toolchain.errors import BuildError, PinError, SourceError, UnsupportedError
 from toolchain.goals import stages_of
 from toolchain.pipeline import plan
 from toolchain.settings import Cache, Request
-from toolchain.stages.aotriton import aotriton_source, commit_of
+from toolchain.stages.aotriton_library import aotriton_source, commit_of
 from toolchain.stages.llvm import llvm_pin, llvm_source
 from toolchain.stages.triton_source import for_python, from_source, lit, lit_totals, ninja_seconds, triton_source
 

@@ -26,6 +26,8 @@ def plan(
     gpu: o.GpuOpt = None,
     select: o.SelectOpt = None,
     limit: o.LimitOpt = None,
+    keep_going: o.KeepGoingOpt = False,
+    kernel_timeout: o.KernelTimeoutOpt = None,
     allow_binary: o.AllowBinaryOpt = None,
     drop_binary: o.DropBinaryOpt = None,
     python: o.PythonOpt = None,
@@ -40,10 +42,11 @@ def plan(
     request = o.make_request(
         cache=cache, base=base, arch=arch, source=source, patch=patch, gpu=gpu, compression=compression,
         triton=triton, aotriton=aotriton, select=select, limit=limit, only=only,
+        keep_going=keep_going, kernel_timeout=kernel_timeout,
         allow_binary=allow_binary, drop_binary=drop_binary, python=python, json=json_,
         locked=locked, lock_file=lock_file,
     )  # fmt: skip
-    rows = plan_stages(request, stage)
+    rows = plan_stages(request, stage, proved=True)
     if json_:
         console.data({"stages": [row.as_json() for row in rows]})
         return

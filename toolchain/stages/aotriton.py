@@ -5,36 +5,40 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
-from toolchain import console, recipe
+from toolchain import recipe
 from toolchain.digest import sha256_json
-from toolchain.errors import ContractError, PinError, UnsupportedError
+from toolchain.errors import ContractError
 from toolchain.gpus import known_gpus, pack
 from toolchain.kernels.campaign import CampaignResult
-from toolchain.kernels.ledger import DONE, reproducible
-from toolchain.pins import aotriton_release
-from toolchain.recipe import Mount, Recipe, Runner, digests
+from toolchain.kernels.ledger import DONE, Entry, reproducible
+from toolchain.recipe import Mount, Runner, digests
 from toolchain.settings import Cache, Request
-from toolchain.sources.resolve import locate, parse_source_spec, require
-from toolchain.sources.tree import Source
-from toolchain.stages.aotriton_images import KernelImages, MadeImages
+from toolchain.stages.aotriton_images import ENVIRONMENT, KernelImages, MadeImages
+from toolchain.stages.aotriton_library import (
+    DEFAULT_GPUS,
+    Library,
+    alone,
+    aotriton_source,
+    library_facts,
+    library_of,
+    library_recipe,
+    name_of,
+    require_aotriton,
+)
 from toolchain.stages.base import base_label
 from toolchain.stages.intake import choices, names_allowed, take_in
 from toolchain.stages.stage import Built, Planned, Shop, common_inputs, source_inputs
-from toolchain.stages.wheels import AOTRITON, wheel_folder, wheel_sources
+from toolchain.stages.wheels import AOTRITON, wheel_sources
 
-UPSTREAM = "https://github.com/ROCm/aotriton"
-DEFAULT_GPUS = ("gfx942",)
 # Beside upstream's own `__signature__` in each pack: which kernels are in it, and where some are missing, that.
 LEDGER, PARTIAL = "__ledger__", "__partial__"
 _DISK = 8_000_000_000
-_WEIGHTS = {"configure": 60.0, "plan": 30.0, "compile": 1000.0, "install": 5.0}
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,7 @@ class AotritonStage:
         """See `Stage.plan`."""
         source = aotriton_source(request)
         if source.path is not None:
-            _require(source)
+            require_aotriton(source)
         wheels = wheel_sources(AOTRITON)
         sources = source_inputs([source, *wheels], request.patches)
         base, triton = below["base"].input_digest, below["triton"].input_digest
@@ -62,17 +66,19 @@ class AotritonStage:
                 "triton": triton,
                 "sources": sources,
                 "recipe": digests("containerfiles/aotriton", "aotriton/worker.py", "aotriton/pack.py"),
+                "environment": ENVIRONMENT,
                 "gpus": list(gpus),
                 "binaries": choices("aotriton", request),
                 "select": request.select,
                 "limit": request.limit,
                 "keep_going": request.keep_going,
-                "timeout": request.kernel_timeout,
+                # What takes too long is marked as known bad then: other results. Otherwise it fails the build.
+                **({"timeout": request.kernel_timeout} if request.keep_going and request.kernel_timeout else {}),
             }
         stem = "aotriton-partial" if part else "aotriton"
         return Planned(
             name=self.name,
-            image=f"{stem}-{_label(source)}-{base_label(request)}",
+            image=f"{stem}-{name_of(source, request)}-{base_label(request)}",
             inputs=inputs,
             sources=(source, *wheels),
             binaries=tuple(sorted({*below["triton"].binaries, *names_allowed("aotriton", request)})),
@@ -89,18 +95,17 @@ class AotritonStage:
         shop.step("source")
         source = shop.fetch(planned.sources[0])
         assert source.path is not None  # noqa: S101 - fetch gives it
-        _require(source)
+        require_aotriton(source)
         intake, findings = take_in("aotriton", source.path, request)
-        prefix = f"/usr/lib64/aotriton-{_label(source)}"
-        sha1 = commit_of(source)
-        library = _Library(source, prefix, sha1, intake.dropped)
-        key = _library_key(planned, below, request, library)
-        making = _library(planned, below, shop, library, key)
-        built = shop.build(making)
-        objects = {"library": key, "triton": below["triton"].input_digest, "recipe": digests("aotriton/worker.py")}
-        with campaign_folder(shop.cache, sha256_json(objects)) as folder:
+        library = library_of(planned, below, request, source, intake.dropped)
+        prefix, tree_of = library.prefix, f"aotriton-tree-{library.key.removeprefix('sha256:')[:12]}"
+        making = library_recipe(planned, below, shop, library)
+        # Builds of several parts share this tree.
+        with alone(shop.cache, tree_of, "build of the same library"):
+            built = shop.build(making)
+        with campaign_folder(shop.cache, sha256_json(_objects(below, request, library))) as folder:
             images = KernelImages(folder / "plan", source.path, shop.image(below["triton"]), shop)
-            made = images.make(built, gpus=gpus, sha1=sha1)
+            made = images.make(built, gpus=gpus, sha1=library.sha1)
             result = made.result
             tree = shop.work() / "tree"
             assemble(tree, prefix, built / "prefix", made, gpus=gpus)
@@ -111,12 +116,13 @@ class AotritonStage:
                 tree=tree,
                 facts={
                     "prefix": prefix,
-                    "hip": (built / "hip-version").read_text(encoding="utf-8").strip(),
-                    "sha1": sha1,
+                    **library_facts(built),
+                    "sha1": library.sha1,
                     "gpus": list(gpus),
                     "rules": made.rules,
                     "kernels": result.counts(),
                     "known_bad": [entry.out for entry in result.bad],
+                    "known_bad_by_pack": by_pack(result.bad),
                     "failures": [
                         {"out": entry.out, "status": entry.status, "reason": entry.reason} for entry in result.bad
                     ],
@@ -141,101 +147,37 @@ class AotritonStage:
                 check=_check(prefix, shop) if request.contract else None,
                 check_on=below["base"],
             )
-            if not made.partial and not result.bad:
+            whole = not made.partial and not result.bad
+            if whole and not lacking(gpus):
                 # Otherwise the rest may be asked for next, and need not compile these again.
                 shutil.rmtree(folder, ignore_errors=True)
+        if whole:
+            with alone(shop.cache, tree_of, "build of the same library"):
                 shop.drop_tree(making)
         return done
 
 
-@dataclass(frozen=True)
-class _Library:
-    """What upstream's own build is told."""
-
-    source: Source
-    prefix: str
-    sha1: str
-    dropped: tuple[str, ...]
-
-
-def _library_key(planned: Planned, below: Mapping[str, Built], request: Request, what: _Library) -> str:
-    """Of what the library and the plan rest on; another selection of kernels builds neither again."""
-    return sha256_json(
-        {
-            "base": below["base"].input_digest,
-            "sources": source_inputs(planned.sources, request.patches),
-            "recipe": digests("containerfiles/aotriton"),
-            "gpus": list(request.gpus or DEFAULT_GPUS),
-            "dropped": list(what.dropped),
-        }
-    )
+def _objects(below: Mapping[str, Built], request: Request, library: Library) -> dict[str, Any]:
+    """All that decides the objects beside their rules. Which GPUs, and how the library is built, is not among it."""
+    return {
+        "sources": source_inputs([library.source], request.patches),
+        "dropped": list(library.dropped),
+        # By content: the same Triton is the same compiler, whatever its build was called.
+        "triton": below["triton"].layers[-1]["digest"],
+        "base": below["base"].input_digest,
+        "recipe": digests("aotriton/worker.py"),
+        "environment": ENVIRONMENT,
+    }
 
 
-def _library(planned: Planned, below: Mapping[str, Built], shop: Shop, what: _Library, key: str) -> Recipe:
-    assert what.source.path is not None  # noqa: S101 - the caller fetched it
-    gpus = shop.request.gpus or DEFAULT_GPUS
-    return Recipe(
-        name="aotriton",
-        containerfile="containerfiles/aotriton/Containerfile",
-        base=shop.image(below["base"]),
-        args={
-            "PREFIX": what.prefix,
-            "GPUS": " ".join(gpus),
-            "SHA1": what.sha1,
-            "TREE_SHA1": what.sha1,
-            "DROP": ";".join(what.dropped),
-            "JOBS": str(shop.jobs("compile")),
-            "INPUT_DIGEST": key,
-        },
-        contexts={"aotriton": what.source.path, "wheels": wheel_folder(planned.sources[1:], shop)},
-        cache_key=key.removeprefix("sha256:")[:12],
-        steps=_WEIGHTS,
-    )
-
-
-def aotriton_source(request: Request) -> Source:
-    """Where AOTriton comes from, without any network.
-
-    Raises:
-        PinError: nothing names a commit.
-        UnsupportedError: the base's HIP cannot serve it.
-    """
-    from toolchain.bases import base_recipe  # noqa: PLC0415 - data of another room
-
-    if not request.base.startswith("oci:") and not base_recipe(request.base, request.arch[0]).hip:
-        raise UnsupportedError(
-            f"AOTriton cannot be built on {request.base}", why="its HIP lacks hipStreamGetDevice", fix="--base debian13"
-        )
-    text = request.sources.get("aotriton")
-    if text is None and request.aotriton:
-        commit = aotriton_release(request.aotriton).commit
-        if not commit:
-            raise PinError(f"the commit of AOTriton {request.aotriton} is not known", fix="give --source aotriton=")
-        text = f"{UPSTREAM}@{commit}"
-    if text is None:
-        raise PinError("no AOTriton is named", fix="give --aotriton RELEASE or --source aotriton=PATH")
-    return locate("aotriton", parse_source_spec(text), cache=request.cache, offline=request.offline)
-
-
-def commit_of(source: Source) -> str:
-    """40 hex digits that the library says it was made of: the commit, or the start of a tree's own digest."""
-    if source.kind == "git":
-        return source.ref
-    return (source.digest or "").removeprefix("sha256:")[:40]
-
-
-def _label(source: Source) -> str:
-    return commit_of(source)[:8] if source.kind == "git" else "tree" + commit_of(source)[:8]
-
-
-def _require(source: Source) -> None:
-    assert source.path is not None  # noqa: S101 - the callers look
-    require(source.path, "CMakeLists.txt", "v3src/CMakeLists.txt", "python/generate.py", "modules")
+def by_pack(bad: Sequence[Entry]) -> dict[str, int]:
+    """How many of `bad` each pack has."""
+    return dict(sorted(Counter(entry.cluster.partition("/")[0] for entry in bad).items()))
 
 
 @contextlib.contextmanager
 def campaign_folder(cache: Cache, objects: str) -> Iterator[Path]:
-    """The folder for all kernels of one plan and one Triton, whichever part of them is asked for and however patiently.
+    """The folder for all kernels of one AOTriton and one Triton, whichever part of them is asked for and how patiently.
 
     A part, a part that is larger, and the whole with --keep-going have other input digests, but the same objects.
 
@@ -243,17 +185,8 @@ def campaign_folder(cache: Cache, objects: str) -> Iterator[Path]:
         objects: digest of all that decides them.
     """
     name = f"campaign-{objects.removeprefix('sha256:')[:12]}"
-    cache.locks.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(cache.locks / f"{name}.lock")
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        console.note(f"aotriton: waiting for another campaign over the same kernels ({name})")
-        lock.acquire()
-    try:
+    with alone(cache, name, "campaign over the same kernels"):
         yield cache.work / name
-    finally:
-        lock.release()
 
 
 def lacking(gpus: Sequence[str]) -> dict[str, tuple[str, ...]]:

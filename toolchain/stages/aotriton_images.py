@@ -129,24 +129,30 @@ class KernelImages:
         def start() -> AbstractContextManager[Popen[str]]:
             return self.shop.worker(self.image, ["python3", "/recipe/aotriton/worker.py"], mounts=mounts, env=env)
 
-        with Ledger(self.build.with_name("ledger.sqlite")) as ledger:
+        executor = LocalExecutor(start, workers=self.shop.jobs("kernel"), timeout=request.kernel_timeout)
+        about, known = self.build.with_name("about.json"), self.build.with_name("ledger.sqlite")
+        if not about.is_file():
+            # Killed before it could be told what compiles here: a ledger without that is worth nothing.
+            known.unlink(missing_ok=True)
+
+        def count(done: int, total: int, label: str) -> None:
+            if not about.is_file() and (told := executor.about()):
+                write_atomically(about, json.dumps(told, sort_keys=True).encode())
+            self.shop.on_line(f"@count {done}/{total} {label}")
+
+        with Ledger(known) as ledger:
             result = run_campaign(
                 rules,
-                LocalExecutor(start, workers=self.shop.jobs("kernel"), timeout=request.kernel_timeout),
+                executor,
                 ledger,
                 self.build,
                 worker_tree=SOURCE,
                 worker_out=PLAN,
                 keep_going=request.keep_going,
-                on_count=lambda done, total, label: self.shop.on_line(f"@count {done}/{total} {label}"),
+                on_count=count,
             )
-        # What compiled here has to be known even where a killed run had compiled everything.
-        about = self.build.with_name("about.json")
-        if result.about:
-            write_atomically(about, json.dumps(result.about, sort_keys=True).encode())
-        elif about.is_file():
-            result = replace(result, about=json.loads(about.read_bytes()))
-        return result
+        # The same whether something was left to compile or not.
+        return replace(result, about=json.loads(about.read_bytes())) if about.is_file() else result
 
     def pack(
         self, plan: BarePlan, clusters: Sequence[Cluster], *, python: Path, sha1: str, gpus: Sequence[str]
@@ -271,7 +277,7 @@ def compare(chosen: Sequence[Entry], bad: Sequence[Entry], answers: Mapping[str,
             f"{len(differing)} of {len(chosen)} sampled kernels differ from what AOTriton's own script makes, and "
             f"{len(unlike)} of {len(bad)} failures do not fail alike there",
             why="\n".join([*differing, *unlike][:20]),
-            fix="report this with the log; --no-contract skips the comparison",
+            fix="report this with the log; --no-contract skips the comparison, and compiles nothing again",
         )
     return {"sampled": len(chosen), "equal": len(chosen), "failures": len(bad), "alike": len(bad)}
 

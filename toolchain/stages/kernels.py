@@ -111,6 +111,9 @@ class KernelsStage:
                 keep_going=request.keep_going,
                 on_count=lambda done, total, label: shop.on_line(f"@count {done}/{total} {label}"),
             )
+        if result.bad:
+            told = [planned.partial] if planned.partial else []
+            planned = replace(planned, partial=", ".join([*told, f"{len(result.bad)} kernels known bad"]))
         licence = next((p for p in (source.path / "LICENSE", source.path / "LICENSE.txt") if p.is_file()), None)
         if licence is not None:
             (out / "LICENSE").write_bytes(licence.read_bytes())

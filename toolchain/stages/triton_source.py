@@ -75,7 +75,6 @@ class TritonSourceStage:
                 "recipe": digests("containerfiles/triton"),
                 "pythons": list(request.pythons),
                 "binaries": choices("triton", request),
-                "lit": request.contract,
                 "site": SITE,
             }
         return Planned(

@@ -1,0 +1,120 @@
+"""Has a copy of AOTriton's source choose kernels of its own where its tuning database would choose aiter's.
+
+aiter's kernels come as prebuilt code objects from a repository of their own. A build without them has none in its image
+packs, but upstream's tables still lead to them, and the library then throws where it could have used its own kernels.
+Each operator names its backends in `modules/FAMILY/aot`; the first is the one upstream itself falls back to.
+
+    without_aiter.py SOURCE REPORT
+
+Rewrites `modules/FAMILY/database/op_database.sqlite3.tar.xz` below SOURCE, and writes to REPORT, as JSON, how many
+choices of each operator and GPU were redirected: {"op_attn_fwd": {"gfx942_mod0": 73}}. A source without such a database
+is left alone, and the report is {}.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import os
+import sqlite3
+import sys
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+MEMBER = "op_database.sqlite3"
+BACKEND = "op$backend"
+
+
+def functions(folder: Path) -> Iterator[ast.FunctionDef]:
+    """All top level functions in a folder's Python files."""
+    for path in sorted(folder.glob("*.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8"), str(path)).body:
+            if isinstance(node, ast.FunctionDef):
+                yield node
+
+
+def backends(folder: Path) -> dict[str, dict[int, str]]:
+    """The implementations of each operator that a family declares: {operator: {index: function}}."""
+    found: dict[str, dict[int, str]] = {}
+    for node in functions(folder):
+        for mark in node.decorator_list:
+            if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "ati.backend":
+                index, implementation = mark.args[:2]
+                found.setdefault(node.name, {})[int(ast.literal_eval(index))] = ast.unparse(implementation)
+    return found
+
+
+def foreign(folder: Path) -> set[str]:
+    """The functions that describe kernels which are not Triton's."""
+    return {
+        node.name
+        for node in functions(folder)
+        if any(ast.unparse(mark).startswith("ati.affine") for mark in node.decorator_list)
+    }
+
+
+def redirect(
+    database: Path, family: str, operators: dict[str, dict[int, str]], out: set[str]
+) -> dict[str, dict[str, int]]:
+    """Change the database; how many rows of each operator and GPU were changed."""
+    counts: dict[str, dict[str, int]] = {}
+    with sqlite3.connect(database) as db:
+        tables = {row[0] for row in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        for operator, known in sorted(operators.items()):
+            table = f"{family.upper()}${operator}"
+            gone = sorted(index for index, name in known.items() if name in out)
+            stay = sorted(set(known) - set(gone))
+            if table not in tables or not gone:
+                continue
+            if not stay:
+                raise SystemExit(f"toolchain: {operator} has no backend but aiter's")
+            marks = ",".join("?" * len(gone))
+            where = f'"{BACKEND}" IN ({marks})'  # of a table that is there
+            rows = db.execute(f'SELECT gpu, count(*) FROM "{table}" WHERE {where} GROUP BY gpu ORDER BY gpu', gone)  # noqa: S608
+            found = rows.fetchall()
+            db.execute(f'UPDATE "{table}" SET "{BACKEND}" = ? WHERE {where}', [stay[0], *gone])  # noqa: S608
+            if found:
+                counts[operator] = dict(found)
+    db.close()
+    return counts
+
+
+def rewrite(archive: Path, family: str, folder: Path) -> dict[str, dict[str, int]]:
+    """Change the database inside an archive; the archive is replaced as a whole."""
+    with tempfile.TemporaryDirectory() as scratch:
+        database = Path(scratch) / MEMBER
+        with tarfile.open(archive, "r:xz") as tar:
+            member = tar.extractfile(MEMBER)
+            if member is None:
+                raise SystemExit(f"toolchain: {archive.name} holds no {MEMBER}")
+            database.write_bytes(member.read())
+        counts = redirect(database, family, backends(folder), foreign(folder))
+        if not counts:
+            return {}
+        content = database.read_bytes()
+    info = tarfile.TarInfo(MEMBER)
+    info.size, info.mtime = len(content), int(os.environ.get("SOURCE_DATE_EPOCH", "0"))
+    partial = archive.with_name(f"{archive.name}.partial")
+    with tarfile.open(partial, "w:xz", preset=1) as tar:
+        tar.addfile(info, io.BytesIO(content))
+    partial.replace(archive)
+    return counts
+
+
+def main(source: Path, report: Path) -> None:
+    """Change what is below `source`, and say what was changed."""
+    counts: dict[str, dict[str, int]] = {}
+    for archive in sorted(source.glob(f"modules/*/database/{MEMBER}.tar.xz")):
+        family = archive.parent.parent
+        counts |= rewrite(archive, family.name, family / "aot")
+    report.write_text(json.dumps(counts, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    for operator, gpus in sorted(counts.items()):
+        told = ", ".join(f"{gpu} {count}" for gpu, count in gpus.items())
+        sys.stdout.write(f"{operator}: choices of aiter's kernels that lead to Triton's now: {told}\n")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

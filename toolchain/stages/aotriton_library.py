@@ -1,0 +1,166 @@
+"""AOTriton's library and upstream's plan of the kernels: where the source comes from, and the recipe for both."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from toolchain import console
+from toolchain.digest import sha256_json
+from toolchain.errors import PinError, UnsupportedError
+from toolchain.gpus import short_list
+from toolchain.pins import aotriton_release
+from toolchain.recipe import Recipe, digests
+from toolchain.settings import Cache, Request
+from toolchain.sources.resolve import locate, parse_source_spec, require
+from toolchain.sources.tree import Source
+from toolchain.stages.stage import Built, Planned, Shop, source_inputs
+from toolchain.stages.wheels import wheel_folder
+
+UPSTREAM = "https://github.com/ROCm/aotriton"
+DEFAULT_GPUS = ("gfx942",)
+_WEIGHTS = {"configure": 60.0, "plan": 30.0, "compile": 1000.0, "install": 5.0}
+
+
+@dataclass(frozen=True)
+class Library:
+    """What upstream's own build is told.
+
+    Args:
+        source: AOTriton's tree, fetched.
+        prefix: where the library will lie.
+        sha1: see `commit_of`.
+        dropped: files of the source that stay out.
+        key: digest of all that library and plan rest on; another selection of kernels builds neither again.
+    """
+
+    source: Source
+    prefix: str
+    sha1: str
+    dropped: tuple[str, ...]
+    key: str
+
+
+def library_of(
+    planned: Planned, below: Mapping[str, Built], request: Request, source: Source, dropped: tuple[str, ...]
+) -> Library:
+    """What to tell upstream's build."""
+    gpus = request.gpus or DEFAULT_GPUS
+    key = sha256_json(
+        {
+            "base": below["base"].input_digest,
+            "sources": source_inputs(planned.sources, request.patches),
+            "recipe": digests("containerfiles/aotriton"),
+            "gpus": list(gpus),
+            "dropped": list(dropped),
+        }
+    )
+    return Library(source, f"/usr/lib64/aotriton-{name_of(source, request)}", commit_of(source), dropped, key)
+
+
+def library_recipe(planned: Planned, below: Mapping[str, Built], shop: Shop, what: Library) -> Recipe:
+    """The build of library and plan."""
+    assert what.source.path is not None  # noqa: S101 - the caller fetched it
+    return Recipe(
+        name="aotriton",
+        containerfile="containerfiles/aotriton/Containerfile",
+        base=shop.image(below["base"]),
+        args={
+            "PREFIX": what.prefix,
+            "GPUS": " ".join(shop.request.gpus or DEFAULT_GPUS),
+            "SHA1": what.sha1,
+            "TREE_SHA1": what.sha1,
+            "DROP": ";".join(what.dropped),
+            "JOBS": str(shop.jobs("compile")),
+            "INPUT_DIGEST": what.key,
+        },
+        contexts={"aotriton": what.source.path, "wheels": wheel_folder(planned.sources[1:], shop)},
+        cache_key=what.key.removeprefix("sha256:")[:12],
+        steps=_WEIGHTS,
+    )
+
+
+def library_facts(built: Path) -> dict[str, Any]:
+    """What the recipe's build says of itself.
+
+    Returns:
+        `hip`: the version that HIP's CMake package names; `redirected`: how many of upstream's tuned choices of aiter's
+        kernels lead to Triton's now, by operator and GPU.
+    """
+    return {
+        "hip": (built / "hip-version").read_text(encoding="utf-8").strip(),
+        "redirected": json.loads((built / "redirected.json").read_bytes()),
+    }
+
+
+@contextlib.contextmanager
+def alone(cache: Cache, name: str, what: str) -> Iterator[None]:
+    """Only one process at a time works on `name`; a second one says what it waits for."""
+    cache.locks.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(cache.locks / f"{name}.lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        console.note(f"aotriton: waiting for another {what} ({name})")
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def aotriton_source(request: Request) -> Source:
+    """Where AOTriton comes from, without any network.
+
+    Raises:
+        PinError: nothing names a commit.
+        UnsupportedError: the base's HIP cannot serve it.
+    """
+    from toolchain.bases import base_recipe  # noqa: PLC0415 - data of another room
+
+    if not request.base.startswith("oci:") and not base_recipe(request.base, request.arch[0]).hip:
+        raise UnsupportedError(
+            f"AOTriton cannot be built on {request.base}", why="its HIP lacks hipStreamGetDevice", fix="--base debian13"
+        )
+    text = request.sources.get("aotriton")
+    if text is None and request.aotriton:
+        commit = aotriton_release(request.aotriton).commit
+        if not commit:
+            raise PinError(f"the commit of AOTriton {request.aotriton} is not known", fix="give --source aotriton=")
+        text = f"{UPSTREAM}@{commit}"
+    if text is None:
+        raise PinError("no AOTriton is named", fix="give --aotriton RELEASE or --source aotriton=PATH")
+    return locate("aotriton", parse_source_spec(text), cache=request.cache, offline=request.offline)
+
+
+def commit_of(source: Source) -> str:
+    """40 hex digits that the library says it was made of: the commit, or the start of a tree's own digest."""
+    if source.kind == "git":
+        return source.ref
+    return (source.digest or "").removeprefix("sha256:")[:40]
+
+
+def name_of(source: Source, request: Request) -> str:
+    """The id in names, and the GPUs where they are not all: a library serves no other than it was built for."""
+    gpus = short_list(request.gpus or DEFAULT_GPUS)
+    return _label(source) + (f"-{gpus}" if gpus else "")
+
+
+def _label(source: Source) -> str:
+    return commit_of(source)[:8] if source.kind == "git" else "tree" + commit_of(source)[:8]
+
+
+def require_aotriton(source: Source) -> None:
+    """Insist that a fetched source is a tree of AOTriton.
+
+    Raises:
+        SourceError: with what it lacks.
+    """
+    assert source.path is not None  # noqa: S101 - the callers look
+    require(source.path, "CMakeLists.txt", "v3src/CMakeLists.txt", "python/generate.py", "modules")
