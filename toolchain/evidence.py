@@ -79,7 +79,7 @@ def run_facts(request: Request, planned: Planned, seconds: float) -> dict[str, A
             {
                 **source.as_plan(),
                 "kind": source.kind,
-                "license": source.license,
+                "license": source.licensed,
                 "locked": source.locked,
                 "patches": [
                     {"name": patch.name, "digest": sha256_file(patch)} for patch in request.patches.get(source.name, ())

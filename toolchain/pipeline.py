@@ -17,7 +17,7 @@ from filelock import FileLock, Timeout
 from toolchain import console
 from toolchain.errors import ConfigError, LockHeldError, PolicyError, ToolchainError, UnreachableError
 from toolchain.goals import by_arch, request_of, stages_of
-from toolchain.machines import this_machine
+from toolchain.machines import emulator, this_machine
 from toolchain.oci.layout import Layout
 from toolchain.prefetch import Prefetch
 from toolchain.settings import Cache, Request
@@ -188,7 +188,7 @@ def _ready(request: Request, rows: Sequence[PlanRow]) -> None:
         UnreachableError: `--offline`, and a base that only its mirrors can give.
         ConfigError: the cache folder cannot be written to.
         ResourceError: too little disk for one of the stages.
-        EngineError: no engine, or none that works here.
+        EngineError: no engine, or none that works here; or no emulator to prove another machine's LLVM with.
     """
     to_build = [row.planned for row in rows if row.built is None]
     if not to_build:
@@ -199,6 +199,11 @@ def _ready(request: Request, rows: Sequence[PlanRow]) -> None:
             f"{' and '.join(away)} not in the cache and --offline forbids to make {'it' if len(away) == 1 else 'them'}",
             fix="run `toolchain build base` once with a network, import a bundle, or give --base oci:DIR",
         )
+    for row in rows:
+        # Another machine's LLVM is always proved by running it, whatever part it is; other stages run nothing of it.
+        foreign = row.planned.name == "llvm" and row.arch not in {"", this_machine()}
+        if foreign and row.built is None and request.contract:
+            emulator(row.arch)
     from toolchain.engine.resources import require_disk  # noqa: PLC0415 - a no-op build needs none of it
 
     request.cache.check()
