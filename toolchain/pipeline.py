@@ -9,7 +9,8 @@ import re
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
@@ -22,7 +23,9 @@ from toolchain.oci.layout import Layout
 from toolchain.prefetch import Prefetch
 from toolchain.settings import Cache, Request
 from toolchain.shop import BuildShop, record_path, within_lock
+from toolchain.sources.patch import listed
 from toolchain.sources.resolve import fetch_source
+from toolchain.sources.tree import Source
 from toolchain.stages.stage import Built, Planned, Stage
 
 if TYPE_CHECKING:
@@ -34,11 +37,12 @@ __all__ = ["PlanRow", "build", "find", "find_image", "plan", "record_path", "rec
 @dataclass(frozen=True)
 class PlanRow:
     """A planned stage, whether its result is already here, and what its image is for where that is not this machine
-    alone."""
+    alone; and the patches on its sources, by source."""
 
     planned: Planned
     built: Built | None
     arch: str = ""
+    patches: Mapping[str, Sequence[Path]] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """A row of `plan --json`; scripts depend on these names."""
@@ -47,13 +51,17 @@ class PlanRow:
             "image": self.planned.image,
             "input_digest": self.planned.input_digest,
             "reused": self.built is not None,
-            "sources": [source.as_plan() for source in self.planned.sources],
+            "sources": [self._source(source) for source in self.planned.sources],
             "binaries": list(self.planned.binaries),
             **({"arch": self.arch} if self.arch else {}),
         }
         if self.planned.partial:
             row["partial"] = self.planned.partial
         return row
+
+    def _source(self, source: Source) -> dict[str, Any]:
+        patches = listed(self.patches.get(source.name, ()))
+        return {**source.as_plan(), **({"patches": patches} if patches else {})}
 
 
 def plan(request: Request, goal: str) -> list[PlanRow]:
@@ -71,7 +79,7 @@ def plan(request: Request, goal: str) -> list[PlanRow]:
             planned = stage.plan(own, below)
             below[stage.name] = planned
             elsewhere = request.arch != (this_machine(),)
-            row = PlanRow(planned, find(request.cache, planned), own.arch[0] if elsewhere else "")
+            row = PlanRow(planned, find(request.cache, planned), own.arch[0] if elsewhere else "", own.patches)
             if row not in rows:  # all architectures share this machine's base
                 rows.append(row)
     within_lock(request, [row.planned for row in rows])

@@ -93,7 +93,7 @@ def test_debian13_mends_the_builtins_library_where_it_is_known_how() -> None:
 def test_a_base_that_was_never_run_says_so() -> None:
     bases = load_bases()
     assert bases["debian13"].tested
-    assert not any(bases[name].tested for name in BY_IMAGE)
+    assert not any(bases[name].tested for name in ("debian12", *BY_IMAGE)), "made is not used to compile"
     assert all("never run" in bases[name].note for name in BY_IMAGE)
 
 
