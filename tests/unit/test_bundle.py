@@ -173,8 +173,7 @@ def test_what_goes_in_comes_out(place: Place) -> None:
 
 
 def test_the_command_builds_the_same_kernels(place: Place) -> None:
-    asked = {"gpus": ("gfx1100", "gfx942"), "select": "attn fwd*", "limit": 3}
-    place.request = dataclasses.replace(place.request, **asked)
+    place.request = dataclasses.replace(place.request, gpus=("gfx1100", "gfx942"), select="attn fwd*", limit=3)
     place.export()
     words = [shlex.split(word)[0] for word in place.bring().command]
     given = [tuple(words[at : at + 2]) for at in range(len(words) - 1)]
