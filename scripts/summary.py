@@ -36,7 +36,7 @@ def main(seconds: int, out: Path) -> None:
     screen.print(f"published to oci:{out}; this run took {console.duration(seconds)}")
     screen.print(
         "FlashAttention's modules import torch; a stand-in that only satisfies the import was used.\n"
-        "The full build (about two hours on two cores):\n"
+        "The full build (hours on two cores):\n"
         "  toolchain build llvm --source llvm=distro:llvm-toolchain-22\n"
         "  toolchain publish REGISTRY/NS --stage llvm --source llvm=distro:llvm-toolchain-22",
         markup=False,

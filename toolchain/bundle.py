@@ -17,7 +17,7 @@ from toolchain.bases import base_recipe
 from toolchain.digest import canonical
 from toolchain.errors import HostileInputError, SourceError
 from toolchain.lockfile import Lock
-from toolchain.locking import locked_source, resolve, safe_name
+from toolchain.locking import locked_source, require_native, resolve, safe_name
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.image import timestamp
@@ -116,8 +116,10 @@ def export(request: Request, goal: str, dest: Target) -> Exported:
 
     Raises:
         SourceError: the base is not built yet, or a source cannot be had.
+        UnsupportedError: it is for another machine than this one.
         RegistryError, UnreachableError: it could not be written or sent.
     """
+    require_native(request)
     rows = plan(request, goal)
     _require_base(request, rows[0])
     request.cache.work.mkdir(parents=True, exist_ok=True)

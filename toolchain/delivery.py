@@ -98,11 +98,14 @@ class _One:
         return self.row.built
 
 
-def _tag(images: Sequence[_One]) -> str:
-    """What names the work: the input digest, or one over those of all architectures."""
+def _tags(images: Sequence[_One]) -> tuple[str, ...]:
+    """What names the work: the input digest; of several architectures one over theirs, then each one's own.
+
+    By its own whoever plans one architecture alone asks for it (`reuse.reference`).
+    """
     digests = {one.row.arch: one.built.input_digest for one in images}
-    digest = sha256_json(digests) if len(digests) > 1 else next(iter(digests.values()))
-    return digest.removeprefix("sha256:")[:12]
+    joint = (sha256_json(digests),) if len(digests) > 1 else ()
+    return tuple(digest.removeprefix("sha256:")[:12] for digest in (*joint, *digests.values()))
 
 
 def _deliver(
@@ -115,13 +118,13 @@ def _deliver(
     layout = Layout(cache.images).ensure()
     manifests = [_compressed(cache, layout, one.built) for one in images]
     index = write_index(layout, manifests, standard_annotations(epoch=EPOCH, title=image))
-    short = _tag(images)
+    names = _tags(images)
     if isinstance(dest, RegistryRef):
         target: Target = dest.child(image)
-        tags: Sequence[str] = ("latest", short)
+        tags: Sequence[str] = ("latest", *names)
     else:
         assert isinstance(dest, LayoutRef)  # noqa: S101 - the other kind
-        target, tags = LayoutRef(dest.path), (image, f"{image}.{short}")
+        target, tags = LayoutRef(dest.path), (image, *(f"{image}.{name}" for name in names))
     with contextlib.ExitStack() as stack:
         registry = stack.enter_context(Registry(target.host)) if isinstance(target, RegistryRef) else None
         done: Published = publish(layout, index, target, tags, registry=registry)

@@ -14,7 +14,7 @@ from typing import Any
 
 from toolchain import __version__
 from toolchain.bases import base_recipe
-from toolchain.digest import canonical, sha256_file, sha256_json, write_atomically
+from toolchain.digest import canonical, sha256_json, write_atomically
 from toolchain.errors import UnsupportedError, UntrustedError
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.image import diff_ids_of, timestamp
@@ -23,6 +23,7 @@ from toolchain.oci.reference import Target
 from toolchain.oci.referrers import attach, write_artifact
 from toolchain.oci.registry import Registry
 from toolchain.settings import EPOCH, Cache, Request
+from toolchain.sources.patch import listed
 from toolchain.stages import sysroot
 from toolchain.stages.base import lock_path
 from toolchain.stages.stage import Planned
@@ -79,11 +80,9 @@ def run_facts(request: Request, planned: Planned, seconds: float) -> dict[str, A
             {
                 **source.as_plan(),
                 "kind": source.kind,
-                "license": source.license,
+                "license": source.licensed,
                 "locked": source.locked,
-                "patches": [
-                    {"name": patch.name, "digest": sha256_file(patch)} for patch in request.patches.get(source.name, ())
-                ],
+                "patches": listed(request.patches.get(source.name, ())),
             }
             for source in planned.sources
         ],

@@ -13,9 +13,10 @@ from urllib.parse import unquote, urlsplit
 from toolchain import __version__, console
 from toolchain.bases import base_recipe
 from toolchain.digest import sha256_file, sha256_json
-from toolchain.errors import LockedError, SourceError, UnreachableError
+from toolchain.errors import LockedError, SourceError, UnreachableError, UnsupportedError
 from toolchain.lockdiff import differences
 from toolchain.lockfile import Lock, LockedBase, LockedPackage, LockedPatch, LockedSource, read, write
+from toolchain.machines import this_machine
 from toolchain.oci.layer import compressor_id
 from toolchain.settings import EPOCH, FORMAT, Cache, Request
 from toolchain.sources.distro import known_package
@@ -26,14 +27,24 @@ from toolchain.sources.tree import Source
 from toolchain.stages.base import BaseStage, base_label, read_lock, recipe_digest
 from toolchain.stages.stage import Planned
 
-# Of a project, not of where its source came from; data says more where it says something.
-_LICENSES = {
-    "llvm": "Apache-2.0 WITH LLVM-exception",
-    "triton": "MIT",
-    "aotriton": "MIT",
-    "flash-attn": "BSD-3-Clause",
-}
 _LISTED = 30
+
+
+def require_native(request: Request) -> None:
+    """Refuse to lock what is for another machine: it is made in this machine's base against packages of the other's.
+
+    A lock has no place for those.
+
+    Raises:
+        UnsupportedError: the request names another architecture than this machine's.
+    """
+    here = this_machine()
+    if foreign := [arch for arch in request.arch if arch != here]:
+        raise UnsupportedError(
+            f"nothing is locked or bundled for {', '.join(foreign)} on a machine for {here}",
+            why="a lock holds one base, and what is cross-compiled also takes in packages of the other machine",
+            fix=f"use --arch {here} here, and do the rest on a machine of its own; or build without a lock",
+        )
 
 
 def resolve(request: Request, planned: Sequence[Planned], goal: str, *, open_base: bool = False) -> Lock:
@@ -44,7 +55,11 @@ def resolve(request: Request, planned: Sequence[Planned], goal: str, *, open_bas
     Args:
         planned: the stages of `goal`, lowest first.
         open_base: leave the base's packages to the mirrors.
+
+    Raises:
+        UnsupportedError: see `require_native`.
     """
+    require_native(request)
     sources = {source.name: source for one in planned for source in one.sources}
     bases = tuple(_base(replace(request, arch=(arch,)), open_base=open_base) for arch in request.arch)
     return Lock(
@@ -80,8 +95,9 @@ def make(request: Request, planned: Sequence[Planned], goal: str, path: Path, *,
     """Fetch what is not here, then write the lock.
 
     Raises:
-        ToolchainError: a source cannot be had, or nothing promises its digest.
+        ToolchainError: a source cannot be had, or nothing promises its digest; see `require_native`.
     """
+    require_native(request)  # before anything is fetched
     fetch_all(request, planned)
     found = resolve(request, planned, goal, open_base=open_base)
     loose = [one.ref for one in found.sources if not one.digest]
@@ -100,7 +116,9 @@ def check_file(request: Request, planned: Sequence[Planned], goal: str, path: Pa
 
     Raises:
         LockedError: with every difference.
+        UnsupportedError: see `require_native`.
     """
+    require_native(request)
     locked = read(path)
     found = differences(locked, resolve(request, planned, goal), whole=True)
     if found:
@@ -163,7 +181,7 @@ def locked_source(request: Request, source: Source) -> LockedSource:
         file=file,
         parts=tuple(part.split(",")) if part else (),
         tree=tree,
-        license=source.license or _LICENSES.get(source.name, ""),
+        license=source.licensed,
         patches=tuple(
             LockedPatch(name=path.name, digest=sha256_file(path)) for path in request.patches.get(source.name, ())
         ),
@@ -258,6 +276,9 @@ def _request(request: Request, goal: str, sources: Mapping[str, Source]) -> dict
         "triton": request.triton,
         "aotriton": request.aotriton,
         "python": list(request.pythons),
+        "gpu": list(request.gpus),
+        "select": request.select,
+        "limit": request.limit,
         "allow-binary": list(request.allow_binary),
         "drop-binary": list(request.drop_binary),
         "only": request.only if request.only != "distribution" else "",

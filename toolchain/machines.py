@@ -53,6 +53,11 @@ def machine_of(arch: str) -> Machine:
     return MACHINES[arch]
 
 
+def emulator_name(arch: str) -> str:
+    """The program that `emulator` looks for."""
+    return f"qemu-{machine_of(arch).kernel}-static"
+
+
 def emulator(arch: str) -> Path:
     """A qemu that runs single programs of `arch` and needs no file of this machine, so that it works in any container.
 
@@ -61,7 +66,7 @@ def emulator(arch: str) -> Path:
     Raises:
         EngineError: it is not installed.
     """
-    name = f"qemu-{machine_of(arch).kernel}-static"
+    name = emulator_name(arch)
     found = shutil.which(name)
     if found is None:
         raise EngineError(

@@ -9,7 +9,8 @@ import re
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
@@ -17,12 +18,14 @@ from filelock import FileLock, Timeout
 from toolchain import console
 from toolchain.errors import ConfigError, LockHeldError, PolicyError, ToolchainError, UnreachableError
 from toolchain.goals import by_arch, request_of, stages_of
-from toolchain.machines import this_machine
+from toolchain.machines import emulator, this_machine
 from toolchain.oci.layout import Layout
 from toolchain.prefetch import Prefetch
 from toolchain.settings import Cache, Request
 from toolchain.shop import BuildShop, record_path, within_lock
+from toolchain.sources.patch import listed
 from toolchain.sources.resolve import fetch_source
+from toolchain.sources.tree import Source
 from toolchain.stages.stage import Built, Planned, Stage
 
 if TYPE_CHECKING:
@@ -34,11 +37,12 @@ __all__ = ["PlanRow", "build", "find", "find_image", "plan", "record_path", "rec
 @dataclass(frozen=True)
 class PlanRow:
     """A planned stage, whether its result is already here, and what its image is for where that is not this machine
-    alone."""
+    alone; and the patches on its sources, by source."""
 
     planned: Planned
     built: Built | None
     arch: str = ""
+    patches: Mapping[str, Sequence[Path]] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """A row of `plan --json`; scripts depend on these names."""
@@ -47,13 +51,17 @@ class PlanRow:
             "image": self.planned.image,
             "input_digest": self.planned.input_digest,
             "reused": self.built is not None,
-            "sources": [source.as_plan() for source in self.planned.sources],
+            "sources": [self._source(source) for source in self.planned.sources],
             "binaries": list(self.planned.binaries),
             **({"arch": self.arch} if self.arch else {}),
         }
         if self.planned.partial:
             row["partial"] = self.planned.partial
         return row
+
+    def _source(self, source: Source) -> dict[str, Any]:
+        patches = listed(self.patches.get(source.name, ()))
+        return {**source.as_plan(), **({"patches": patches} if patches else {})}
 
 
 def plan(request: Request, goal: str, *, proved: bool = False) -> list[PlanRow]:
@@ -74,7 +82,8 @@ def plan(request: Request, goal: str, *, proved: bool = False) -> list[PlanRow]:
             planned = stage.plan(own, below)
             below[stage.name] = planned
             elsewhere = request.arch != (this_machine(),)
-            row = PlanRow(planned, find(request.cache, planned, proved=proved), own.arch[0] if elsewhere else "")
+            built = find(request.cache, planned, proved=proved)
+            row = PlanRow(planned, built, own.arch[0] if elsewhere else "", own.patches)
             if row not in rows:  # all architectures share this machine's base
                 rows.append(row)
     within_lock(request, [row.planned for row in rows])
@@ -197,7 +206,7 @@ def _ready(request: Request, rows: Sequence[PlanRow]) -> None:
         UnreachableError: `--offline`, and a base that only its mirrors can give.
         ConfigError: the cache folder cannot be written to.
         ResourceError: too little disk for one of the stages.
-        EngineError: no engine, or none that works here.
+        EngineError: no engine, or none that works here; or no emulator to prove another machine's LLVM with.
     """
     to_build = [row.planned for row in rows if row.built is None]
     if not to_build:
@@ -208,6 +217,11 @@ def _ready(request: Request, rows: Sequence[PlanRow]) -> None:
             f"{' and '.join(away)} not in the cache and --offline forbids to make {'it' if len(away) == 1 else 'them'}",
             fix="run `toolchain build base` once with a network, import a bundle, or give --base oci:DIR",
         )
+    for row in rows:
+        # Another machine's LLVM is always proved by running it, whatever part it is; other stages run nothing of it.
+        foreign = row.planned.name == "llvm" and row.arch not in {"", this_machine()}
+        if foreign and row.built is None and request.contract:
+            emulator(row.arch)
     from toolchain.engine.resources import require_disk  # noqa: PLC0415 - a no-op build needs none of it
 
     request.cache.check()

@@ -146,7 +146,7 @@ def bring(ref: Target, cache: Cache, lock_path: Path) -> Imported:
             shutil.rmtree(folder, ignore_errors=True)
             raise
         shutil.rmtree(folder, ignore_errors=True)
-    return Imported(manifest.digest, lock, tuple(taken), _command(cache, lock))
+    return Imported(manifest.digest, lock, tuple(taken), _command(cache, lock, lock_path))
 
 
 def _entries(manifest: Descriptor, content: bytes, ref: str) -> tuple[Entry, ...]:
@@ -386,7 +386,7 @@ def _write(path: Path, value: Mapping[str, Any]) -> bool:
     return True
 
 
-def _command(cache: Cache, lock: Lock) -> tuple[str, ...]:
+def _command(cache: Cache, lock: Lock, lock_path: Path) -> tuple[str, ...]:
     """How to build from what came: sources and patches that had a path of their own have one in the cache now."""
     instead: dict[str, Any] = {}
     local = {one.name: one for one in lock.sources if one.kind == "local"}
@@ -403,5 +403,6 @@ def _command(cache: Cache, lock: Lock) -> tuple[str, ...]:
     if image := next((base for base in lock.bases if base.state == "image"), None):
         instead["base"] = f"oci:{cache.images}:toolchain-base-{image.name}.bundle"
     stage = str(lock.request.get("stage", "all"))
-    words = ("toolchain", "build", stage, "--offline", "--locked", *lockfile.options(lock, **instead))
+    named = () if lock_path == Path(lockfile.DEFAULT) else ("--lock-file", str(lock_path))
+    words = ("toolchain", "build", stage, "--offline", "--locked", *named, *lockfile.options(lock, **instead))
     return tuple(shlex.quote(word) for word in words)

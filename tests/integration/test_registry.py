@@ -484,7 +484,7 @@ def test_a_login_made_with_oras_is_used(
         monkeypatch.setenv("HOME", str(tmp_path))
         with Registry(proxy.host) as registry, pytest.raises(RegistryError, match="does not let us in") as caught:
             registry.push_blob(repository, blob, path)
-        assert "oras login" in caught.value.fix
+        assert "skopeo login --authfile ~/.docker/config.json" in caught.value.fix
         docker_login(tmp_path / "docker", proxy.host, "user:pass-word")
         with Registry(proxy.host) as registry:
             assert registry.push_blob(repository, blob, path) == SIZE

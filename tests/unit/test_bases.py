@@ -8,9 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.evidence_fixtures import FILES, Stand, small_image
 from toolchain.bases import DATA, base_recipe, load_bases
-from toolchain.errors import ConfigError, UnsupportedError
+from toolchain.errors import ConfigError, RegistryError, UnsupportedError
+from toolchain.oci.layout import Layout
 from toolchain.recipe import root
+from toolchain.settings import Cache, Request
+from toolchain.stages.base import BaseStage, base_label, local_manifest
+from toolchain.stages.stage import common_inputs
 
 NAMES = ["debian13", "debian12", "ubi9", "almalinux8", "manylinux_2_28"]
 BY_IMAGE = ["ubi9", "almalinux8", "manylinux_2_28"]
@@ -88,8 +93,44 @@ def test_debian13_mends_the_builtins_library_where_it_is_known_how() -> None:
 def test_a_base_that_was_never_run_says_so() -> None:
     bases = load_bases()
     assert bases["debian13"].tested
-    assert not any(bases[name].tested for name in BY_IMAGE)
+    assert not any(bases[name].tested for name in ("debian12", *BY_IMAGE)), "made is not used to compile"
     assert all("never run" in bases[name].note for name in BY_IMAGE)
+
+
+def test_a_local_image_by_tag_by_digest_and_as_the_only_one(tmp_path: Path) -> None:
+    stand = Stand(Layout(tmp_path / "images"), tmp_path / "work")
+    stand.say_all()
+
+    def chosen(suffix: str) -> str:
+        request = Request(cache=Cache(tmp_path / "cache"), base=f"oci:{stand.layout.root}{suffix}")
+        digest = str(local_manifest(request)[1]["digest"])
+        assert BaseStage().plan(request, {}).inputs == {**common_inputs("base", request), "image": digest}
+        assert base_label(request) == f"local-{digest[7:15]}"
+        return digest
+
+    first = stand.manifest
+    assert {chosen(""), chosen(":thing"), chosen(f"@{first.digest}")} == {first.digest}
+    second = small_image(stand.layout, stand.work, files={**FILES, "more": b"x"})
+    stand.layout.tag(second, "latest")
+    with pytest.raises(RegistryError, match="several images") as caught:
+        chosen("")
+    assert "latest, thing" in caught.value.why
+    assert (chosen(":latest"), chosen(f"@{second.digest}")) == (second.digest, second.digest)
+    assert chosen(f"@{first.digest}") == first.digest, "a digest decides, whatever is called latest"
+    with pytest.raises(RegistryError, match="lacks sha256:1111"):
+        chosen(f"@sha256:{'1' * 64}")
+
+
+def test_a_local_image_without_a_name(tmp_path: Path) -> None:
+    """As skopeo leaves one; what is attached to it has no name either."""
+    stand = Stand(Layout(tmp_path / "images"), tmp_path / "work")
+    stand.say_all()
+    stand.layout.untag("thing")
+    request = Request(cache=Cache(tmp_path / "cache"), base=f"oci:{stand.layout.root}")
+    with pytest.raises(RegistryError, match="no image"):
+        local_manifest(request)
+    stand.layout.add(stand.index)
+    assert local_manifest(request)[1]["digest"] == stand.manifest.digest
 
 
 @pytest.mark.parametrize("name", BY_IMAGE)

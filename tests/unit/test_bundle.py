@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import shlex
 import shutil
 import tarfile
 from collections.abc import Callable
@@ -169,6 +170,17 @@ def test_what_goes_in_comes_out(place: Place) -> None:
                 assert (got.path / "python" / "link").readlink() == Path("tool")
                 assert (got.path / "python" / "tool").stat().st_mode & 0o111
                 assert (got.path / "empty").is_dir()
+
+
+def test_the_command_builds_the_same_kernels(place: Place) -> None:
+    place.request = dataclasses.replace(place.request, gpus=("gfx1100", "gfx942"), select="attn fwd*", limit=3)
+    place.export()
+    words = [shlex.split(word)[0] for word in place.bring().command]
+    given = [tuple(words[at : at + 2]) for at in range(len(words) - 1)]
+    assert {("--gpu", "gfx1100,gfx942"), ("--select", "attn fwd*"), ("--limit", "3")} <= set(given)
+    assert ("--lock-file", str(place.root / "other" / "toolchain.lock")) in given
+    lock = lockfile.read(place.root / "other" / "toolchain.lock")
+    assert (lock.request["gpu"], lock.request["limit"]) == (["gfx1100", "gfx942"], 3)
 
 
 def test_the_stages_have_the_same_inputs_there(place: Place) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import json
 import os
 import re
@@ -226,6 +227,23 @@ def test_plan_of_an_empty_machine_has_no_digests(clean: dict[str, str], tmp_path
     assert llvm["image"] == "llvm-triton-22.1.8-debian13"
     (source,) = llvm["sources"]
     assert source["digest"] == "sha256:b49b9277aef97616320b2da259e1f8174c65b0ce2fbe2e8629644a97693402fe"
+
+
+def test_plan_names_patches(clean: dict[str, str], tmp_path: Path) -> None:
+    for name in ("one.patch", "two fix.patch"):
+        (tmp_path / name).write_text(name)
+    words = ["plan", "llvm", "--source", "llvm=distro:llvm-toolchain-22"]
+    (bare,) = json.loads(call(clean, *words, "--json", cwd=tmp_path).stdout)["stages"][1]["sources"]
+    assert set(bare) == {"name", "ref", "repository", "digest"}
+    words += ["--patch", "llvm=one.patch", "--patch", "llvm=two fix.patch"]
+    (source,) = json.loads(call(clean, *words, "--json", cwd=tmp_path).stdout)["stages"][1]["sources"]
+    assert source.pop("patches") == [
+        {"name": name, "digest": f"sha256:{hashlib.sha256(name.encode()).hexdigest()}"}
+        for name in ("one.patch", "two fix.patch")
+    ]
+    assert source == bare
+    shown = call({**clean, "COLUMNS": "200"}, *words, cwd=tmp_path).stdout
+    assert re.search(r"llvm distro:llvm-toolchain-22=\S+.*\n.*\+ one\.patch.*\n.*\+ two fix\.patch", shown), shown
 
 
 @pytest.mark.parametrize(

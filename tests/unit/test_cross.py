@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from tests.evidence_fixtures import ed25519_signer
 from toolchain import contract, goals, machines, process, recipe
 from toolchain.bases import base_recipe, load_bases
 from toolchain.components import needs_for
@@ -31,6 +32,7 @@ from toolchain.pipeline import plan
 from toolchain.prefetch import Prefetch
 from toolchain.process import Result
 from toolchain.recipe import Mount
+from toolchain.reuse import Reuse, take
 from toolchain.settings import Cache, Request
 from toolchain.shop import BuildShop
 from toolchain.stages import base, sysroot
@@ -334,6 +336,29 @@ def test_one_index_whatever_was_built_first(tmp_path: Path) -> None:
         named = {(package["name"], package["versionInfo"]) for package in bills[0]["packages"]}
         assert ("libc6-dev", "2.41") in named, "the other system's packages are not in its SBOM"
     assert len(found) == 1
+
+
+@pytest.mark.parametrize("arch", ["amd64", "arm64"])
+def test_one_index_of_several_serves_who_wants_one_of_them(tmp_path: Path, arch: str) -> None:
+    """By the digest of its own inputs, which is all that a plan for one architecture knows."""
+    request = lock_all(
+        Request(cache=Cache(tmp_path / "one"), sources={"llvm": "distro:llvm-toolchain-22"}, only=SUPPORT)
+    )
+    for one in ("amd64", "arm64"):
+        finish(request, one, tmp_path / "work")
+    out, signer = LayoutRef(tmp_path / "out"), ed25519_signer()
+    # The contract check is left out here, and whoever takes it says that it may be.
+    request = replace(request, arch=("amd64", "arm64"), contract=False)
+    (done,) = deliver(request, "llvm", out, signer=signer)
+    wanted = lock_all(replace(request, cache=Cache(tmp_path / "other"), arch=(arch,)))
+    planned = plan(wanted, "llvm")[-1].planned
+    short = str(planned.input_digest)[7:19]
+    assert f"oci:{out.path}:{planned.image}.{short}" in done.refs
+    built = take(wanted, planned, Reuse(place=out, key=signer.public, only=True))
+    assert built is not None
+    layout = Layout(wanted.cache.images)
+    config = layout.read_json(layout.children(layout.resolve(built.manifest))[0])
+    assert config["architecture"] == arch
 
 
 def test_what_showed_to_be_missing_is_told_by_publish(tmp_path: Path, request_: Request) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import socket
 from pathlib import Path
 
@@ -99,6 +100,20 @@ def test_too_little_disk_and_memory(bare: Cache, monkeypatch: pytest.MonkeyPatch
     assert part_of(DISTRIBUTION, needs_for("3.7.1")).disk == FULL_DISK
     assert checks["memory"].status == "warn"
     assert "1 link" in checks["memory"].detail
+
+
+def test_emulators_are_looked_for_as_the_build_does(bare: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    check = found(bare)["emulators"]
+    assert (check.status, check.fix) == ("warn", "apt-get install qemu-user-static")
+    install(bare, "qemu-aarch64-static", "exit 0")
+    check = found(bare)["emulators"]
+    assert check.status == "warn"
+    assert "arm64: qemu-aarch64-static; ppc64le: qemu-ppc64le-static is not installed" in check.detail
+    assert "x86_64" not in check.detail
+    for name in ("ppc64le", "s390x"):
+        install(bare, f"qemu-{name}-static", "exit 0")
+    assert found(bare)["emulators"].status == "ok"
 
 
 def test_hip_is_looked_up_in_each_base(bare: Cache) -> None:

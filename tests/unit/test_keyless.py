@@ -224,7 +224,7 @@ def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sigstore.models", None)
     with pytest.raises(ConfigError, match="not installed") as caught:
         Keyless()
-    assert "toolchain[keyless]" in caught.value.fix
+    assert "pip install '.[keyless]' in a checkout" in caught.value.fix
 
 
 def test_by_the_command_line(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

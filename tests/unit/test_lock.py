@@ -387,6 +387,26 @@ def test_bad_input(here: Here, words: tuple[str, ...], code: int, says: str, tmp
     assert list(here.folder.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("lock", "llvm"),
+        ("lock", "llvm", "--check"),
+        ("plan", "llvm", "--lock-file", str(TOP / lockfile.DEFAULT)),
+        ("build", "llvm", "--lock-file", str(TOP / lockfile.DEFAULT)),
+        ("bundle", "export", "oci:out", "llvm"),
+    ],
+)
+def test_what_is_for_another_machine_has_no_lock(here: Here, words: tuple[str, ...]) -> None:
+    """One base in the lock would say nothing of the packages that a cross build compiles against."""
+    for arch in ("arm64", "amd64,arm64"):
+        done = here.call(*words, "--arch", arch, "--source", "llvm=distro:llvm-toolchain-22")
+        assert done.exit_code == 7, done.stderr
+        assert "nothing is locked or bundled for arm64 on a machine for amd64" in done.stderr
+        assert "use --arch amd64" in done.stderr
+    assert list(here.folder.iterdir()) == []
+
+
 def test_a_lock_without_a_network_says_what_it_leaves_out(here: Here, tmp_path: Path) -> None:
     words = ("llvm", "--source", "llvm=distro:llvm-toolchain-22")
     done = here.call("lock", *words, "--offline")

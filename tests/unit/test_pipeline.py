@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -95,6 +96,26 @@ def test_no_engine_is_told_before_a_base_that_needs_none(
     assert below.built == []
     run(below)
     assert len(below.built) == 1
+
+
+@pytest.mark.parametrize(("contract", "refused"), [(True, True), (False, False)])
+def test_no_emulator_is_told_before_another_machine_s_hours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, contract: bool, refused: bool
+) -> None:
+    """Not inside the build of the second architecture, when that of the first one has taken hours."""
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    both = {arch: Fake("llvm", partial(planned, "llvm", inputs={"arch": arch})) for arch in ("amd64", "arm64")}
+    monkeypatch.setattr(pipeline, "stages_of", lambda goal, request: (both[request.arch[0]],))
+    request = Request(cache=Cache(tmp_path / "cache"), arch=("amd64", "arm64"), contract=contract)
+    if refused:
+        with pytest.raises(EngineError, match="qemu-aarch64-static is not installed"):
+            pipeline.build(request, "llvm")
+        assert [one.built for one in both.values()] == [[], []]
+        pipeline.build(replace(request, arch=("amd64",)), "llvm")
+    else:
+        pipeline.build(request, "llvm")
+        assert [len(one.built) for one in both.values()] == [1, 1]
 
 
 def test_the_stages_say_what_they_need(tmp_path: Path) -> None:

@@ -18,9 +18,12 @@ from packageurl import PackageURL
 from tests.evidence_fixtures import BASE, COMMIT, FILES, Stand, material, small_image
 from toolchain.digest import canonical
 from toolchain.errors import UntrustedError
-from toolchain.evidence import bill
+from toolchain.evidence import bill, run_facts
 from toolchain.oci import descriptor as media
 from toolchain.oci.layout import Layout
+from toolchain.settings import Cache, Request
+from toolchain.sources.tree import Source
+from toolchain.stages.stage import Planned
 from toolchain.trust import sbom
 from toolchain.trust.files import layer_files, read_member
 from toolchain.trust.material import Package, origin, parse_dpkg_status, parse_lock
@@ -96,6 +99,26 @@ def test_it_is_valid_and_lists_everything(stand: Stand) -> None:
     # The base is not inside an image of one layer; it was there while that was built.
     assert ("BUILD_DEPENDENCY_OF", sbom.IMAGE) in related(document, apt["SPDXID"])
     assert sbom.binaries_in(document) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "own", "license_"),
+    [
+        ("triton", "git", "", "MIT"),
+        ("llvm", "local", "", "Apache-2.0 WITH LLVM-exception"),
+        ("aotriton", "archive", "", "MIT"),
+        ("flash-attn", "pypi", "BSD-2-Clause", "BSD-2-Clause"),
+        ("wheel-of-somebody", "pypi", "", ""),
+    ],
+)
+def test_a_source_has_its_project_s_licence(tmp_path: Path, name: str, kind: Any, own: str, license_: str) -> None:
+    """Git, archives and checkouts bring none of their own."""
+    source = Source(
+        name=name, kind=kind, ref="x", repository="x", digest=f"sha256:{'1' * 64}", path=None, locked=True, license=own
+    )
+    planned = Planned(name="llvm", image="x", inputs={}, sources=(source,))
+    facts = run_facts(Request(cache=Cache(tmp_path)), planned, 1.0)
+    assert [row["license"] for row in facts["sources"]] == [license_]
 
 
 def test_the_checker_can_fail(stand: Stand) -> None:

@@ -26,7 +26,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 BaseOpt = Annotated[
-    str, typer.Option("--base", envvar="TOOLCHAIN_BASE", help="Base recipe, or a local image as oci:DIR[:TAG].")
+    str, typer.Option("--base", envvar="TOOLCHAIN_BASE", help="Base recipe, or a local image as oci:DIR[:TAG|@DIGEST].")
 ]
 ArchOpt = Annotated[
     str, typer.Option("--arch", envvar="TOOLCHAIN_ARCH", help="OCI architectures, with commas between them.")

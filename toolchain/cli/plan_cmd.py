@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from toolchain import console
 from toolchain.cli import options as o
@@ -54,13 +55,18 @@ def plan(
     for row in rows:
         planned = row.planned
         digest = (planned.input_digest or "not locked yet").removeprefix("sha256:")
-        sources = "\n".join(f"{s.name} {s.ref}" + ("" if s.locked else " (unlocked)") for s in planned.sources)
+        sources = "\n".join(
+            f"{s.name} {s.ref}"
+            + ("" if s.locked else " (unlocked)")
+            + "".join(f"\n  + {patch.name}" for patch in row.patches.get(s.name, ()))
+            for s in planned.sources
+        )
         table.add_row(
             planned.name,
             planned.image + (f"\n{planned.partial}" if planned.partial else ""),
             digest[:16],
             "here" if row.built else "to build",
-            sources,
+            Text(sources),  # names of files are no markup
             ", ".join(planned.binaries),
         )
     Console(soft_wrap=not console.interactive()).print(table)

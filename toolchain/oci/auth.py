@@ -139,7 +139,12 @@ class Authorizer:
 
     def refused(self, why: str) -> RegistryError:
         """The error that says so."""
-        return RegistryError(f"{self._host} does not let us in", why=why, fix=f"log in: oras login {self._host}")
+        return RegistryError(f"{self._host} does not let us in", why=why, fix=f"log in: {login_command(self._host)}")
+
+
+def login_command(host: str) -> str:
+    """What a person runs to log in where `credentials` looks, with a program that builds need too."""
+    return f"skopeo login --authfile ~/.docker/config.json {host}"
 
 
 def redact(text: str, secrets: Iterable[str]) -> str:

@@ -239,13 +239,15 @@ def resolve(ref: LayoutRef) -> Descriptor:
     if ref.digest or ref.tag:
         return there.resolve(ref.digest or ref.tag or "")
     refs = there.refs()
-    if len({found.digest for found in refs.values()}) != 1:
+    # Other tools leave an image without a name; an artifact without one is what is said about an image.
+    found = {one.digest for one in refs.values()} or {one.digest for one in there.roots() if not one.artifact_type}
+    if len(found) != 1:
         raise RegistryError(
-            f"{ref} holds {'no image' if not refs else 'several images'}",
-            why=f"images there: {', '.join(refs) or 'none'}",
-            fix=f"name one: {ref}:TAG" if refs else "build or fetch one",
+            f"{ref} holds {'several images' if found else 'no image'}",
+            why=f"images there: {', '.join(refs or sorted(found)) or 'none'}",
+            fix=f"name one: {ref}{':TAG' if refs else '@DIGEST'}" if found else "build or fetch one",
         )
-    return there.resolve(next(iter(refs)))
+    return there.resolve(next(iter(found)))
 
 
 def _choose(images: Sequence[Descriptor], platform: Platform, ref: str) -> Descriptor:

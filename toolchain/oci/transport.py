@@ -219,7 +219,9 @@ class Transport:
         return RegistryError(
             what,
             why=f"HTTP {response.status_code} {text}".rstrip(),
-            fix=f"log in: oras login {self.host}" if login else "try again; if it stays, ask who runs the registry",
+            fix=f"log in: {auth.login_command(self.host)}"
+            if login
+            else "try again; if it stays, ask who runs the registry",
         )
 
     def content(self, response: requests.Response, name: str) -> bytes:

@@ -16,6 +16,11 @@ from toolchain.sources.tree import check_links
 _LIMIT = 64 << 20
 
 
+def listed(patches: Sequence[Path]) -> list[dict[str, str]]:
+    """Patch files as plans and records name them: `name` of the file, `digest` of its bytes."""
+    return [{"name": patch.name, "digest": sha256_file(patch)} for patch in patches]
+
+
 def copy_tree(source: Path, dest: Path) -> None:
     """Copy a file or tree, times and links kept; the file system shares the blocks where it can.
 

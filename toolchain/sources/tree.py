@@ -23,6 +23,13 @@ Kind = Literal["git", "archive", "distro", "local", "pypi"]
 _RACY_NS = 2_000_000_000
 _CACHE_FORMAT = 1
 _MAX_LINKS = 40  # as the kernel
+# Of a project, not of where its source came from; data says more where it says something.
+_LICENSES = {
+    "llvm": "Apache-2.0 WITH LLVM-exception",
+    "triton": "MIT",
+    "aotriton": "MIT",
+    "flash-attn": "BSD-3-Clause",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +55,11 @@ class Source:
     path: Path | None
     locked: bool
     license: str = ""
+
+    @property
+    def licensed(self) -> str:
+        """SPDX expression: the data's word, else the project's own; empty where neither is known."""
+        return self.license or _LICENSES.get(self.name, "")
 
     def as_plan(self) -> dict[str, str | None]:
         """The source as `plan --json` prints it."""

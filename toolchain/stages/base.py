@@ -237,13 +237,18 @@ def _from_containerfile(stage: BaseStage, planned: Planned, recipe: BaseRecipe, 
 def local_manifest(request: Request) -> tuple[Layout, Mapping[str, Any]]:
     """The layout of a local base image, and `{"digest", "manifest"}` of its image for the architecture.
 
+    Without a tag and a digest it is the one image that lies there, whatever its name.
+
     Raises:
-        UnsupportedError: it holds none.
+        RegistryError: there is none of this name or digest, or several and no name; the names are listed.
+        UnsupportedError: it is for another machine.
     """
+    from toolchain.oci.publish import resolve  # noqa: PLC0415 - the registry client, and most bases are recipes
+
     target = parse(request.base)
     assert isinstance(target, LayoutRef)  # noqa: S101 - the caller looked at the prefix
     layout = Layout(target.path)
-    found = layout.resolve(target.tag or "latest")
+    found = resolve(target)
     for descriptor in layout.walk(found):
         if "manifest.v1" in descriptor.media_type:
             manifest = json.loads(layout.blob(descriptor.digest).read_bytes())

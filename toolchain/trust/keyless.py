@@ -135,7 +135,7 @@ def require() -> None:
         raise ConfigError(
             "signatures by identity need sigstore, which is not installed",
             why=str(error),
-            fix="pip install 'toolchain[keyless]', or use --key",
+            fix="pip install '.[keyless]' in a checkout of the tool, or use --key",
         ) from error
     # At its most talkative it writes whole statements into the log.
     logging.getLogger("sigstore").setLevel(logging.WARNING)
