@@ -92,3 +92,16 @@ def test_a_file_that_is_no_ledger_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match="ledger"):
         Ledger(tmp_path / "l", "env")
+
+
+def test_how_far_the_latest_request_is(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    with Ledger(path, "env") as ledger:
+        assert ledger.of_asked() == (0, 0)
+        ledger.progress(3, 328)
+        ledger.record(Entry.of(make_rule("k"), DONE, sha256="ab"))
+    with Ledger(path) as ledger:
+        assert ledger.of_asked() == (3, 328)
+        assert ledger.summary().done == 1, "progress is no other environment"
+    with Ledger(path, "another") as ledger:
+        assert (ledger.of_asked(), ledger.summary().done) == ((0, 0), 0)

@@ -120,14 +120,15 @@ def kernels_run(
 
 
 def kernels_status(cache: o.CacheOpt = None, json_: o.JsonOpt = False) -> None:
-    """How far the unfinished kernel campaigns are."""
+    """How far the kernel campaigns are whose objects are kept: how many of those asked for last are through."""
     from toolchain.kernels.ledger import Ledger  # noqa: PLC0415 - build needs it only inside the stage
 
     request = o.make_request(cache=cache)
     rows = []
     for path in sorted(request.cache.work.glob("*/ledger.sqlite")):
         with Ledger(path) as ledger:
-            rows.append({"campaign": path.parent.name, **ledger.summary().as_json()})
+            count, asked = ledger.of_asked()
+            rows.append({"campaign": path.parent.name, "count": count, "asked": asked, **ledger.summary().as_json()})
     if json_:
         console.data({"campaigns": rows})
     elif not rows:

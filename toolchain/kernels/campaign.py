@@ -152,6 +152,7 @@ def run_campaign(
     skipped = len(wanted) - len(todo)
     count = skipped
     out.mkdir(parents=True, exist_ok=True)
+    ledger.progress(count, len(wanted))
     if on_count is not None:
         on_count(count, len(wanted), "")
     for rule in todo.values():
@@ -166,6 +167,7 @@ def run_campaign(
                 _blame_the_machine(entry, out)
             ledger.record(entry)
             count += 1
+            ledger.progress(count, len(wanted))
             if on_count is not None:
                 on_count(count, len(wanted), f"{rule.kernel} {rule.target}")
     # A killed worker may have left one.

@@ -18,6 +18,7 @@ DONE = "done"
 FAILED = "failed"
 TIMEOUT = "timeout"
 FORMAT = "1"
+_PROGRESS = "progress"
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS entry (id TEXT PRIMARY KEY, content TEXT NOT NULL);
@@ -98,8 +99,10 @@ class Ledger:
             known = dict(self._db.execute("SELECT name, value FROM about"))
         except sqlite3.DatabaseError as error:
             raise ConfigError(f"the ledger {path} cannot be used", why=str(error), fix=f"remove {path}") from error
+        self._progress = known.pop(_PROGRESS, "")
         about = {"format": FORMAT, "environment": known.get("environment", "") if environment is None else environment}
         if known != about:
+            self._progress = ""
             with self._transaction():
                 self._db.execute("DELETE FROM entry")
                 self._db.execute("DELETE FROM about")
@@ -126,9 +129,11 @@ class Ledger:
         Raises:
             ResourceError: it could not be written.
         """
-        content = canonical(asdict(entry)).decode()
+        self._write("entry", entry.id, canonical(asdict(entry)).decode())
+
+    def _write(self, table: str, key: str, value: str) -> None:
         try:
-            self._db.execute("INSERT OR REPLACE INTO entry VALUES (?, ?)", (entry.id, content))
+            self._db.execute(f"INSERT OR REPLACE INTO {table} VALUES (?, ?)", (key, value))  # noqa: S608 - ours
         except sqlite3.Error as error:
             raise ResourceError(
                 f"the ledger {self.path} cannot be written",
@@ -150,6 +155,20 @@ class Ledger:
         """The entries of some rules, in the rules' order, for those that have one."""
         found = {entry.id: entry for entry in self}
         return tuple(found[rule.id] for rule in rules if rule.id in found)
+
+    def progress(self, count: int, asked: int) -> None:
+        """Note how many of the kernels that the latest request asks for are through.
+
+        Raises:
+            ResourceError: it could not be written.
+        """
+        self._progress = f"{count}/{asked}"
+        self._write("about", _PROGRESS, self._progress)
+
+    def of_asked(self) -> tuple[int, int]:
+        """How many are through of how many that the latest request asked for; zeros when nobody noted it."""
+        count, _, asked = self._progress.partition("/")
+        return (int(count), int(asked)) if asked else (0, 0)
 
     def summary(self) -> Summary:
         """Entries by status."""

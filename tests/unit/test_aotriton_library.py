@@ -1,0 +1,70 @@
+"""What AOTriton's library is called, what it rests on, and who may work on it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from toolchain.kernels.ledger import Entry
+from toolchain.settings import Cache, Request
+from toolchain.sources.tree import Source
+from toolchain.stages.aotriton import _objects, by_pack
+from toolchain.stages.aotriton_library import library_facts, library_of, name_of
+from toolchain.stages.stage import Built, Planned
+
+SHA1 = "30ae96716b3e7a1bf0d7892ce3b8288244f8ebec"
+SOURCE = Source(
+    name="aotriton", kind="git", ref=SHA1, repository="https://example.org/a", digest="sha256:1", path=None, locked=True
+)
+
+
+def below(name: str, *, layer: str = "sha256:aa", inputs: str = "") -> Built:
+    planned = Planned(name=name, image=name, inputs={"stage": name, "more": inputs})
+    return Built(planned=planned, input_digest=str(planned.input_digest), manifest="m", layers=({"digest": layer},))
+
+
+def request(tmp_path: Path, *gpus: str) -> Request:
+    return Request(cache=Cache(tmp_path), gpus=gpus)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "name"),
+    [(("gfx942",), "30ae9671-gfx942"), ((), "30ae9671-gfx942"), (("gfx1100", "gfx942"), "30ae9671-gfx1100-gfx942")],
+)
+def test_a_library_is_named_by_its_gpus(tmp_path: Path, gpus: tuple[str, ...], name: str) -> None:
+    assert name_of(SOURCE, request(tmp_path, *gpus)) == name
+    under = {"base": below("base")}
+    planned = Planned(name="aotriton", image="a", inputs={}, sources=(SOURCE,))
+    assert library_of(planned, under, request(tmp_path, *gpus), SOURCE, ()).prefix == f"/usr/lib64/aotriton-{name}"
+
+
+def test_the_objects_are_the_same_for_more_gpus_and_for_a_triton_that_was_built_otherwise(tmp_path: Path) -> None:
+    planned = Planned(name="aotriton", image="a", inputs={}, sources=(SOURCE,))
+    under = {"base": below("base"), "triton": below("triton")}
+    one, two = request(tmp_path, "gfx942"), request(tmp_path, "gfx942", "gfx950")
+    library = library_of(planned, under, one, SOURCE, ())
+    other = library_of(planned, under, two, SOURCE, ())
+    assert library.key != other.key, "the library serves other GPUs"
+    assert _objects(under, one, library) == _objects(under, two, other)
+    renamed = {**under, "triton": below("triton", inputs="another recipe")}
+    assert _objects(renamed, one, library) == _objects(under, one, library)
+    changed = {**under, "triton": below("triton", layer="sha256:bb")}
+    assert _objects(changed, one, library) != _objects(under, one, library)
+    assert _objects(under, one, replace(library, dropped=("a.co",))) != _objects(under, one, library)
+
+
+def test_bad_kernels_count_for_their_pack() -> None:
+    def entry(cluster: str) -> Entry:
+        return Entry(id=cluster, kernel="k", target="gfx942", out=cluster, cluster=cluster, status="failed")
+
+    found = by_pack([entry("amd-gfx942/a"), entry("amd-gfx90a/b"), entry("amd-gfx942/c")])
+    assert found == {"amd-gfx90a": 1, "amd-gfx942": 2}
+
+
+def test_what_the_build_says_of_itself(tmp_path: Path) -> None:
+    (tmp_path / "hip-version").write_text("5.7.0\n")
+    (tmp_path / "redirected.json").write_text(json.dumps({"op_attn_fwd": {"gfx942_mod0": 73}}))
+    assert library_facts(tmp_path) == {"hip": "5.7.0", "redirected": {"op_attn_fwd": {"gfx942_mod0": 73}}}
