@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from toolchain import console
@@ -16,8 +15,9 @@ from toolchain.settings import Cache, default_cache
 def main(seconds: int, out: Path) -> None:
     """Print it."""
     cache = Cache(default_cache())
-    screen = Console(highlight=False)
-    table = Table("stage", "image", "unpacked", "blob", "seconds", "steps", title="made")
+    table = Table(title="made")
+    for column in ("stage", "image", "unpacked", "blob", "seconds", "steps"):
+        table.add_column(column, overflow="fold")
     for record in records(cache):
         facts = record["facts"]
         steps = ", ".join(f"{name} {took:.0f}" for name, took in facts.get("seconds", {}).items())
@@ -32,14 +32,13 @@ def main(seconds: int, out: Path) -> None:
         for row in facts.get("by_kernel", ()):
             times = f"median {row['median_seconds']} s, at most {row['max_seconds']} s"
             table.add_row("", f"  {row['kernel']} {row['gpu']}", "", f"{row['done']} objects", "", times)
-    screen.print(table)
-    screen.print(f"published to oci:{out}; this run took {console.duration(seconds)}")
-    screen.print(
+    console.show(table)
+    console.text(f"published to oci:{out}; this run took {console.duration(seconds)}")
+    console.text(
         "FlashAttention's modules import torch; a stand-in that only satisfies the import was used.\n"
         "The full build (hours on two cores):\n"
         "  toolchain build llvm --source llvm=distro:llvm-toolchain-22\n"
-        "  toolchain publish REGISTRY/NS --stage llvm --source llvm=distro:llvm-toolchain-22",
-        markup=False,
+        "  toolchain publish REGISTRY/NS --stage llvm --source llvm=distro:llvm-toolchain-22"
     )
 
 

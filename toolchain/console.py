@@ -8,12 +8,13 @@ import os
 import sys
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.logging import RichHandler
 
 from toolchain.errors import ToolchainError
 
 err = Console(stderr=True, highlight=False, soft_wrap=True)
+_WIDE = 220  # columns of a table that goes into a file or a log
 _said: list[Any] = []
 """What this command has printed as data; a command prints one document."""
 
@@ -51,6 +52,15 @@ def data(value: Any) -> None:
     """Print `value` as JSON on standard output."""
     _said.append(value)
     text(json.dumps(value, indent=2, sort_keys=False, ensure_ascii=False))
+
+
+def show(*pictures: RenderableType) -> None:
+    """Print tables on standard output; where nobody watches they are wide, since what is cut off is lost."""
+    out = Console(file=sys.stdout, highlight=False)
+    if not out.is_terminal:
+        out = Console(file=sys.stdout, highlight=False, width=_WIDE)
+    for picture in pictures:
+        out.print(picture)
 
 
 def text(value: str) -> None:

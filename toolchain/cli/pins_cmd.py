@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from toolchain import console
 from toolchain import pins as facts
 from toolchain.cli.options import JsonOpt
 
-_WIDE = 220  # columns where nobody watches: a cut digit would make the table useless
 _STYLES = {"verified": "green", "inferred": "yellow", "unknown": "red"}
 
 
@@ -65,14 +62,6 @@ def _row(value: Any) -> dict[str, Any]:
     return {name: None if field == "" else field for name, field in dataclasses.asdict(value).items()}
 
 
-def _print(tables: Iterable[Table]) -> None:
-    out = Console(file=sys.stdout, highlight=False)
-    if not out.is_terminal:
-        out = Console(file=sys.stdout, highlight=False, width=_WIDE)
-    for table in tables:
-        out.print(table)
-
-
 def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     for name in columns:
@@ -96,43 +85,41 @@ def _all(as_json: bool) -> None:
             }
         )
         return
-    _print(
-        [
-            _table(
-                "Triton",
-                ("triton", "llvm", "repository", "certainty", "source"),
-                [
-                    (
-                        row.version or row.commit[:12],
-                        row.llvm or "-",
-                        row.repository or "-",
-                        _sure(row.certainty),
-                        row.source,
-                    )
-                    for row in facts.triton_releases()
-                ],
-            ),
-            _table(
-                "AOTriton",
-                ("release", "date", "commit", "triton", "llvm", "certainty"),
-                [
-                    (
-                        row.name,
-                        row.date,
-                        row.commit[:12] or "-",
-                        row.triton[:12] or "-",
-                        row.llvm or "-",
-                        _sure(row.certainty),
-                    )
-                    for row in facts.aotriton_releases()
-                ],
-            ),
-            _table(
-                "PyTorch",
-                ("pytorch", "aotriton", "certainty", "source"),
-                [(row.version, row.aotriton, _sure(row.certainty), row.source) for row in facts.pytorch_rows()],
-            ),
-        ]
+    console.show(
+        _table(
+            "Triton",
+            ("triton", "llvm", "repository", "certainty", "source"),
+            [
+                (
+                    row.version or row.commit[:12],
+                    row.llvm or "-",
+                    row.repository or "-",
+                    _sure(row.certainty),
+                    row.source,
+                )
+                for row in facts.triton_releases()
+            ],
+        ),
+        _table(
+            "AOTriton",
+            ("release", "date", "commit", "triton", "llvm", "certainty"),
+            [
+                (
+                    row.name,
+                    row.date,
+                    row.commit[:12] or "-",
+                    row.triton[:12] or "-",
+                    row.llvm or "-",
+                    _sure(row.certainty),
+                )
+                for row in facts.aotriton_releases()
+            ],
+        ),
+        _table(
+            "PyTorch",
+            ("pytorch", "aotriton", "certainty", "source"),
+            [(row.version, row.aotriton, _sure(row.certainty), row.source) for row in facts.pytorch_rows()],
+        ),
     )
 
 

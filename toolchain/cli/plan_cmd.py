@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -51,7 +50,9 @@ def plan(
     if json_:
         console.data({"stages": [row.as_json() for row in rows]})
         return
-    table = Table("stage", "image", "input digest", "state", "sources", "prebuilt")
+    table = Table()
+    for column in ("stage", "image", "input digest", "state", "sources", "prebuilt"):
+        table.add_column(column, overflow="fold")
     for row in rows:
         planned = row.planned
         digest = (planned.input_digest or "not locked yet").removeprefix("sha256:")
@@ -69,7 +70,7 @@ def plan(
             Text(sources),  # names of files are no markup
             ", ".join(planned.binaries),
         )
-    Console(soft_wrap=not console.interactive()).print(table)
+    console.show(table)
 
 
 def fetch(
