@@ -332,6 +332,8 @@ def test_a_checkout_is_locked_and_held_to_it(here: Here, checkout: Path, tmp_pat
         assert "the source llvm: the tree sha256:" in done.stderr, verb
     done = here.call("publish", "oci:out", "--stage", *words, "--locked")
     assert done.exit_code == 21
+    done = here.call("reproduce", "--stage", *words, "--locked")
+    assert done.exit_code == 21
     done = here.call("lock", *words, "--check", "--json")
     assert (done.exit_code, json.loads(done.stdout)["error"]) == (21, "Not locked")
     assert not (here.folder / "out").exists()
@@ -370,6 +372,7 @@ def test_what_else_is_refused(here: Here, checkout: Path, tmp_path: Path) -> Non
     [
         (("plan", "--locked"), 3, "cannot read toolchain.lock"),
         (("build", "all", "--lock-file", "no such file"), 3, "no such file"),
+        (("kernels", "run", "--lock-file", "no such file"), 3, "no such file"),
         (("lock", "nothing"), 7, "nothing"),
         (("lock", "--check"), 3, "cannot read toolchain.lock"),
         (("lock", "llvm", "--offline", "--source", "llvm=distro:llvm-toolchain-17"), 18, "llvm-toolchain-17"),

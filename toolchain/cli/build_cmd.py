@@ -96,23 +96,27 @@ def build(
 def kernels_run(
     base: o.BaseOpt = "debian13",
     source: o.SourceOpt = None,
+    patch: o.PatchOpt = None,
     gpu: o.GpuOpt = None,
     select: o.SelectOpt = None,
     limit: o.LimitOpt = None,
     keep_going: o.KeepGoingOpt = False,
     kernel_timeout: o.KernelTimeoutOpt = None,
     allow_binary: o.AllowBinaryOpt = None,
+    drop_binary: o.DropBinaryOpt = None,
     jobs: o.JobsOpt = 0,
     offline: o.OfflineOpt = False,
+    locked: o.LockedOpt = False,
+    lock_file: o.LockFileOpt = None,
     compression: o.CompressionOpt = "gzip",
     cache: o.CacheOpt = None,
     json_: o.JsonOpt = False,
 ) -> None:
     """Compile the FlashAttention kernels inside the Triton image."""
     request = o.make_request(
-        cache=cache, base=base, source=source, gpu=gpu, allow_binary=allow_binary, compression=compression,
-        select=select, limit=limit, keep_going=keep_going, kernel_timeout=kernel_timeout, jobs=jobs, offline=offline,
-        json=json_,
+        cache=cache, base=base, source=source, patch=patch, gpu=gpu, allow_binary=allow_binary, jobs=jobs,
+        drop_binary=drop_binary, compression=compression, select=select, limit=limit, keep_going=keep_going,
+        kernel_timeout=kernel_timeout, offline=offline, locked=locked, lock_file=lock_file, json=json_,
     )  # fmt: skip
     built = build_stages(request, "kernels", command=_command())
     _show(built, json_)

@@ -42,6 +42,8 @@ def reproduce_image(
     python: o.PythonOpt = None,
     only: o.OnlyOpt = "distribution",
     jobs: o.JobsOpt = 0,
+    locked: o.LockedOpt = False,
+    lock_file: o.LockFileOpt = None,
     compression: o.CompressionOpt = "gzip",
     cache: o.CacheOpt = None,
     json_: o.JsonOpt = False,
@@ -51,7 +53,7 @@ def reproduce_image(
         cache=cache, base=base, arch=arch, source=source, patch=patch, gpu=gpu, compression=compression,
         triton=triton, aotriton=aotriton, select=select, limit=limit, keep_going=keep_going, only=only, jobs=jobs,
         kernel_timeout=kernel_timeout, allow_binary=allow_binary, drop_binary=drop_binary, python=python, json=json_,
-        offline=True,
+        offline=True, locked=locked, lock_file=lock_file,
     )  # fmt: skip
     again = [shlex.quote(word) for word in ("toolchain", *sys.argv[1:])]
     with tempfile.TemporaryDirectory(prefix="toolchain-reproduce-") as scratch:
