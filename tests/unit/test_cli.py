@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from toolchain import console, delivery, errors
 from toolchain.cli.app import app
-from toolchain.cli.options import handled
+from toolchain.cli.failing import handled
 from toolchain.delivery import Delivered
 from toolchain.errors import ToolchainError
 from toolchain.oci.reference import Target

@@ -8,11 +8,11 @@ import pytest
 import typer
 
 from toolchain import console
-from toolchain.cli import options as o
+from toolchain.cli.failing import handled
 from toolchain.errors import NotReproducedError
 
 
-@o.handled
+@handled
 def differs(json: bool = False, say: bool = True) -> None:
     if say:
         console.data({"equal": False})

@@ -15,7 +15,7 @@ import pytest
 from filelock import FileLock
 
 from toolchain import pipeline, prefetch, process
-from toolchain.cli.options import make_request
+from toolchain.cli.request import make_request
 from toolchain.engine import isolation, resources
 from toolchain.errors import ConfigError, DigestError, EngineError, LockHeldError, ResourceError, UnreachableError
 from toolchain.oci import descriptor as media

@@ -14,12 +14,13 @@ from toolchain import __version__, console
 from toolchain.cli.build_cmd import build, kernels_run, kernels_status
 from toolchain.cli.bundle_cmd import bundle_export, bundle_import
 from toolchain.cli.doctor_cmd import doctor
+from toolchain.cli.failing import handled
 from toolchain.cli.image_cmd import inspect, keygen, publish, verify
 from toolchain.cli.lock_cmd import lock
-from toolchain.cli.options import handled, pairs_from_environment
 from toolchain.cli.pins_cmd import pins
 from toolchain.cli.plan_cmd import fetch, plan
 from toolchain.cli.reproduce_cmd import reproduce_image
+from toolchain.cli.request import pairs_from_environment
 from toolchain.errors import ToolchainError
 
 app = typer.Typer(

@@ -11,6 +11,7 @@ import typer
 
 from toolchain import console
 from toolchain.cli import options as o
+from toolchain.cli.request import make_request, with_request
 from toolchain.errors import ConfigError, KernelError
 from toolchain.pipeline import build as build_stages
 from toolchain.settings import Request
@@ -20,9 +21,6 @@ if TYPE_CHECKING:
     from toolchain.reuse import Reuse
 
 GoalArg = Annotated[str, typer.Argument(help="base, llvm, triton, kernels, aotriton or all.")]
-ContractOpt = Annotated[
-    bool, typer.Option("--contract/--no-contract", help="Prove that the layer serves Triton before it counts.")
-]
 ReuseOpt = Annotated[
     str | None,
     typer.Option(
@@ -43,45 +41,18 @@ ArchiveOpt = Annotated[
 ]
 
 
+@with_request()
 def build(
     stage: GoalArg,
-    base: o.BaseOpt = "debian13",
-    arch: o.ArchOpt = "amd64",
-    source: o.SourceOpt = None,
-    patch: o.PatchOpt = None,
-    triton: o.TritonOpt = None,
-    aotriton: o.AotritonOpt = None,
-    gpu: o.GpuOpt = None,
-    select: o.SelectOpt = None,
-    limit: o.LimitOpt = None,
-    keep_going: o.KeepGoingOpt = False,
-    kernel_timeout: o.KernelTimeoutOpt = None,
-    allow_binary: o.AllowBinaryOpt = None,
-    drop_binary: o.DropBinaryOpt = None,
-    python: o.PythonOpt = None,
-    only: o.OnlyOpt = "distribution",
-    jobs: o.JobsOpt = 0,
-    offline: o.OfflineOpt = False,
-    compression: o.CompressionOpt = "gzip",
-    contract: ContractOpt = True,
     archive: ArchiveOpt = None,
-    locked: o.LockedOpt = False,
-    lock_file: o.LockFileOpt = None,
     reuse_from: ReuseOpt = None,
     reuse_only: ReuseOnlyOpt = False,
     key: PublicKeyOpt = None,
-    cache: o.CacheOpt = None,
-    json_: o.JsonOpt = False,
+    *,
+    request: Request,
 ) -> None:
     """Build a stage and all below it. What is already here is not built again."""
-    reuse = _reuse(reuse_from, reuse_only, key, offline)
-    request = o.make_request(
-        cache=cache, base=base, arch=arch, source=source, patch=patch, gpu=gpu, allow_binary=allow_binary,
-        drop_binary=drop_binary, python=python, compression=compression, triton=triton, aotriton=aotriton,
-        select=select, limit=limit, keep_going=keep_going,
-        kernel_timeout=kernel_timeout, only=only, jobs=jobs, offline=offline, contract=contract, json=json_,
-        locked=locked, lock_file=lock_file,
-    )  # fmt: skip
+    reuse = _reuse(reuse_from, reuse_only, key, request.offline)
     if archive is not None:
         from toolchain.archives import check_folder  # noqa: PLC0415
 
@@ -89,37 +60,15 @@ def build(
     built = build_stages(request, stage, command=_command(), reuse=reuse)
     if archive is not None:
         _archive(request, built, archive)
-    _show(built, json_)
+    _show(built, request.json)
     _tell_known_bad(built)
 
 
-def kernels_run(
-    base: o.BaseOpt = "debian13",
-    source: o.SourceOpt = None,
-    patch: o.PatchOpt = None,
-    gpu: o.GpuOpt = None,
-    select: o.SelectOpt = None,
-    limit: o.LimitOpt = None,
-    keep_going: o.KeepGoingOpt = False,
-    kernel_timeout: o.KernelTimeoutOpt = None,
-    allow_binary: o.AllowBinaryOpt = None,
-    drop_binary: o.DropBinaryOpt = None,
-    jobs: o.JobsOpt = 0,
-    offline: o.OfflineOpt = False,
-    locked: o.LockedOpt = False,
-    lock_file: o.LockFileOpt = None,
-    compression: o.CompressionOpt = "gzip",
-    cache: o.CacheOpt = None,
-    json_: o.JsonOpt = False,
-) -> None:
+@with_request("contract")
+def kernels_run(request: Request) -> None:
     """Compile the FlashAttention kernels inside the Triton image."""
-    request = o.make_request(
-        cache=cache, base=base, source=source, patch=patch, gpu=gpu, allow_binary=allow_binary, jobs=jobs,
-        drop_binary=drop_binary, compression=compression, select=select, limit=limit, keep_going=keep_going,
-        kernel_timeout=kernel_timeout, offline=offline, locked=locked, lock_file=lock_file, json=json_,
-    )  # fmt: skip
     built = build_stages(request, "kernels", command=_command())
-    _show(built, json_)
+    _show(built, request.json)
     _tell_known_bad(built)
 
 
@@ -127,7 +76,7 @@ def kernels_status(cache: o.CacheOpt = None, json_: o.JsonOpt = False) -> None:
     """How far the kernel campaigns are whose objects are kept: how many of those asked for last are through."""
     from toolchain.kernels.ledger import Ledger  # noqa: PLC0415 - build needs it only inside the stage
 
-    request = o.make_request(cache=cache)
+    request = make_request(cache=cache)
     rows = []
     for path in sorted(request.cache.work.glob("*/ledger.sqlite")):
         with Ledger(path) as ledger:

@@ -9,8 +9,10 @@ import typer
 
 from toolchain import console
 from toolchain.cli import options as o
+from toolchain.cli.request import make_request, with_request
 from toolchain.lockfile import DEFAULT
 from toolchain.oci.reference import parse
+from toolchain.settings import Request
 
 DestArg = Annotated[str, typer.Argument(help="oci:DIR[:TAG] or REGISTRY/NS/NAME:TAG.", show_default=False)]
 RefArg = Annotated[str, typer.Argument(help="oci:DIR[:TAG] or REGISTRY/NS/NAME[:TAG|@DIGEST].", show_default=False)]
@@ -21,40 +23,13 @@ OutOpt = Annotated[
 ]
 
 
-def bundle_export(
-    dest: DestArg,
-    stage: StageArg = "all",
-    base: o.BaseOpt = "debian13",
-    arch: o.ArchOpt = "amd64",
-    source: o.SourceOpt = None,
-    patch: o.PatchOpt = None,
-    triton: o.TritonOpt = None,
-    aotriton: o.AotritonOpt = None,
-    gpu: o.GpuOpt = None,
-    select: o.SelectOpt = None,
-    limit: o.LimitOpt = None,
-    allow_binary: o.AllowBinaryOpt = None,
-    drop_binary: o.DropBinaryOpt = None,
-    python: o.PythonOpt = None,
-    only: o.OnlyOpt = "distribution",
-    offline: o.OfflineOpt = False,
-    compression: o.CompressionOpt = "gzip",
-    locked: o.LockedOpt = False,
-    lock_file: o.LockFileOpt = None,
-    cache: o.CacheOpt = None,
-    json_: o.JsonOpt = False,
-) -> None:
+@with_request("jobs", "contract")
+def bundle_export(dest: DestArg, stage: StageArg = "all", *, request: Request) -> None:
     """Write sources, wheels, patches, the finished base and their lock as one OCI artifact. The base must be built."""
     from toolchain.bundle import export  # noqa: PLC0415 - brings the registry client in
 
-    request = o.make_request(
-        cache=cache, base=base, arch=arch, source=source, patch=patch, gpu=gpu, compression=compression,
-        triton=triton, aotriton=aotriton, select=select, limit=limit, only=only, offline=offline,
-        allow_binary=allow_binary, drop_binary=drop_binary, python=python, json=json_,
-        locked=locked, lock_file=lock_file,
-    )  # fmt: skip
     done = export(request, stage, parse(dest))
-    if json_:
+    if request.json:
         console.data(done.as_json())
         return
     for entry in done.entries:
@@ -73,7 +48,7 @@ def bundle_import(
     """Fill the cache from a bundle, every digest checked; then `build STAGE --offline --locked` needs no network."""
     from toolchain.unbundle import bring  # noqa: PLC0415 - brings the registry client in
 
-    done = bring(parse(ref), o.make_request(cache=cache).cache, lock_file)
+    done = bring(parse(ref), make_request(cache=cache).cache, lock_file)
     if json_:
         console.data(done.as_json())
         return

@@ -10,11 +10,13 @@ import typer
 
 from toolchain import console
 from toolchain.cli import options as o
+from toolchain.cli.request import with_request
 from toolchain.errors import ConfigError, DigestError, UntrustedError
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.layout import Layout
 from toolchain.oci.reference import LayoutRef, parse
+from toolchain.settings import Request
 
 _WORDS = {"trusted": "trusted", "intact": "intact, not authenticated (no --key)", "untrusted": "NOT ok"}
 _DO_NOT = "do not use it; fetch or build it again"
@@ -57,6 +59,7 @@ RepoOpt = Annotated[
 RefArg = Annotated[str, typer.Argument(help="oci:DIR[:TAG] or REGISTRY/NS/NAME[:TAG|@DIGEST].")]
 
 
+@with_request("jobs", "offline", "contract")
 def publish(
     where: DestArg = None,
     # Called as in toolchain.toml: the file gives the option its default, which everything else overrules.
@@ -64,29 +67,11 @@ def publish(
         str | None, typer.Option("--dest", envvar="TOOLCHAIN_DEST", help="Instead of the argument.")
     ] = None,
     stage: StageOpt = "all",
-    base: o.BaseOpt = "debian13",
-    arch: o.ArchOpt = "amd64",
-    source: o.SourceOpt = None,
-    patch: o.PatchOpt = None,
-    triton: o.TritonOpt = None,
-    aotriton: o.AotritonOpt = None,
-    gpu: o.GpuOpt = None,
-    select: o.SelectOpt = None,
-    limit: o.LimitOpt = None,
-    keep_going: o.KeepGoingOpt = False,
-    kernel_timeout: o.KernelTimeoutOpt = None,
-    allow_binary: o.AllowBinaryOpt = None,
-    drop_binary: o.DropBinaryOpt = None,
-    python: o.PythonOpt = None,
-    only: o.OnlyOpt = "distribution",
-    compression: o.CompressionOpt = "gzip",
     key: KeyOpt = None,
     keyless: KeylessOpt = False,
     sigstore: SigstoreOpt = None,
-    locked: o.LockedOpt = False,
-    lock_file: o.LockFileOpt = None,
-    cache: o.CacheOpt = None,
-    json_: o.JsonOpt = False,
+    *,
+    request: Request,
 ) -> None:
     """Publish finished images, children first, each read back and compared; then what is inside and how it was made."""
     from toolchain.delivery import deliver  # noqa: PLC0415 - brings the registry client in
@@ -96,12 +81,6 @@ def publish(
     where = where or dest
     if not where:
         raise ConfigError("no destination", fix="toolchain publish oci:DIR, or REGISTRY/NS")
-    request = o.make_request(
-        cache=cache, base=base, arch=arch, source=source, patch=patch, gpu=gpu, compression=compression,
-        triton=triton, aotriton=aotriton, select=select, limit=limit, keep_going=keep_going, only=only,
-        kernel_timeout=kernel_timeout, allow_binary=allow_binary, drop_binary=drop_binary, python=python, json=json_,
-        locked=locked, lock_file=lock_file,
-    )  # fmt: skip
     target = parse(where)
     if key is not None and keyless:
         raise ConfigError("--key and --keyless sign in two ways", fix="leave one of them out")
@@ -109,7 +88,7 @@ def publish(
     done = deliver(request, stage, target, signer=signer)
     if signer is None:
         console.note("not signed: the SBOM is attached, a provenance is not (--key FILE or --keyless)")
-    if json_:
+    if request.json:
         console.data({"published": [one.as_json() for one in done]})
         return
     for one in done:

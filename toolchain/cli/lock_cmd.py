@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 from toolchain import console
-from toolchain.cli import options as o
+from toolchain.cli.request import with_request
 from toolchain.lockfile import DEFAULT
+from toolchain.settings import Request
 
 StageArg = Annotated[str, typer.Argument(help="base, llvm, triton, kernels, aotriton or all.")]
 OutOpt = Annotated[Path, typer.Option("--output", "-o", help="The file to write, or with --check to compare with.")]
@@ -19,37 +20,17 @@ OpenOpt = Annotated[
 ]
 
 
+@with_request("jobs", "contract", "locked", "lock_file")
 def lock(
     stage: StageArg = "all",
-    base: o.BaseOpt = "debian13",
-    arch: o.ArchOpt = "amd64",
-    source: o.SourceOpt = None,
-    patch: o.PatchOpt = None,
-    triton: o.TritonOpt = None,
-    aotriton: o.AotritonOpt = None,
-    gpu: o.GpuOpt = None,
-    select: o.SelectOpt = None,
-    limit: o.LimitOpt = None,
-    allow_binary: o.AllowBinaryOpt = None,
-    drop_binary: o.DropBinaryOpt = None,
-    python: o.PythonOpt = None,
-    only: o.OnlyOpt = "distribution",
-    offline: o.OfflineOpt = False,
-    compression: o.CompressionOpt = "gzip",
     output: OutOpt = Path(DEFAULT),
     check: CheckOpt = False,
     open_base: OpenOpt = False,
-    cache: o.CacheOpt = None,
-    json_: o.JsonOpt = False,
+    *,
+    request: Request,
 ) -> None:
     """Write toolchain.lock: every source, wheel, patch and base package of a stage, by digest. Fetches the sources."""
     from toolchain.locking import check_file, make  # noqa: PLC0415 - reads stages and stores
-
-    request = o.make_request(
-        cache=cache, base=base, arch=arch, source=source, patch=patch, gpu=gpu, compression=compression,
-        triton=triton, aotriton=aotriton, select=select, limit=limit, only=only, offline=offline,
-        allow_binary=allow_binary, drop_binary=drop_binary, python=python, json=json_,
-    )  # fmt: skip
     from toolchain.pipeline import plan as plan_stages  # noqa: PLC0415
 
     planned = [row.planned for row in plan_stages(request, stage)]
@@ -60,7 +41,7 @@ def lock(
     if not made.complete:
         open_ones = ", ".join(str(one) for one in made.bases if one.state not in {"resolved", "image"})
         console.note(f"not complete: the packages of {open_ones} are not locked")
-    if json_:
+    if request.json:
         row = {"file": str(output), "complete": made.complete, "sources": [one.name for one in made.sources]}
         console.data(row | {"bases": [{"name": one.name, "arch": one.arch, "state": one.state} for one in made.bases]})
         return

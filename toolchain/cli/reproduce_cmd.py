@@ -5,15 +5,17 @@ from __future__ import annotations
 import shlex
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from toolchain import console
-from toolchain.cli import options as o
+from toolchain.cli.request import with_request
 from toolchain.errors import NotReproducedError, UnsupportedError
 from toolchain.reproduce import Reproduced, reproduce
+from toolchain.settings import Request
 
 RefArg = Annotated[
     str | None,
@@ -23,43 +25,14 @@ StageOpt = Annotated[str, typer.Option("--stage", help="llvm, triton, kernels or
 _LISTED = 20
 
 
-def reproduce_image(
-    ref: RefArg = None,
-    stage: StageOpt = "llvm",
-    base: o.BaseOpt = "debian13",
-    arch: o.ArchOpt = "amd64",
-    source: o.SourceOpt = None,
-    patch: o.PatchOpt = None,
-    triton: o.TritonOpt = None,
-    aotriton: o.AotritonOpt = None,
-    gpu: o.GpuOpt = None,
-    select: o.SelectOpt = None,
-    limit: o.LimitOpt = None,
-    keep_going: o.KeepGoingOpt = False,
-    kernel_timeout: o.KernelTimeoutOpt = None,
-    allow_binary: o.AllowBinaryOpt = None,
-    drop_binary: o.DropBinaryOpt = None,
-    python: o.PythonOpt = None,
-    only: o.OnlyOpt = "distribution",
-    jobs: o.JobsOpt = 0,
-    locked: o.LockedOpt = False,
-    lock_file: o.LockFileOpt = None,
-    compression: o.CompressionOpt = "gzip",
-    cache: o.CacheOpt = None,
-    json_: o.JsonOpt = False,
-) -> None:
+@with_request("offline", "contract")
+def reproduce_image(ref: RefArg = None, stage: StageOpt = "llvm", *, request: Request) -> None:
     """Build an image again from a clean tree, with the options it was built with, and compare the bytes."""
-    request = o.make_request(
-        cache=cache, base=base, arch=arch, source=source, patch=patch, gpu=gpu, compression=compression,
-        triton=triton, aotriton=aotriton, select=select, limit=limit, keep_going=keep_going, only=only, jobs=jobs,
-        kernel_timeout=kernel_timeout, allow_binary=allow_binary, drop_binary=drop_binary, python=python, json=json_,
-        offline=True, locked=locked, lock_file=lock_file,
-    )  # fmt: skip
     again = [shlex.quote(word) for word in ("toolchain", *sys.argv[1:])]
     with tempfile.TemporaryDirectory(prefix="toolchain-reproduce-") as scratch:
         expected = _expected(ref, Path(scratch), request.arch[0]) if ref is not None else None
-        found = reproduce(request, stage, expected, command=again)
-    if json_:
+        found = reproduce(replace(request, offline=True), stage, expected, command=again)
+    if request.json:
         console.data(found.as_json())
     else:
         _tell(found)

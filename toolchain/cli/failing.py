@@ -1,0 +1,59 @@
+"""How a verb ends that cannot do what it was asked for."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import os
+import sqlite3
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+import typer
+
+from toolchain import console
+from toolchain.errors import ResourceError, ToolchainError
+from toolchain.process import CommandError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def handled(command: Callable[P, R]) -> Callable[P, R]:
+    """Turn expected errors into their message and exit code."""
+
+    @functools.wraps(command)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        console.begin()
+        try:
+            return command(*args, **kwargs)
+        except (ToolchainError, OSError, sqlite3.Error) as error:
+            told = _full_disk(error) or error
+            if not isinstance(told, ToolchainError):
+                raise
+            console.failure(told, as_json=any(bool(kwargs.get(name)) for name in ("json_", "json", "as_json")))
+            raise typer.Exit(told.code) from error
+
+    return wrapper
+
+
+def _full_disk(told: Exception) -> ResourceError | None:
+    """A full disk is told as what it is, whichever part of the tool, or program that it ran, met it."""
+    error: BaseException | None = told
+    while error is not None:
+        if why := _no_space(error):
+            more = f"\n       {told.fix}" if isinstance(told, ToolchainError) and told.fix else ""
+            return ResourceError("the disk is full", why=why, fix=f"free room and run it again{more}")
+        error = error.__cause__
+    return None
+
+
+def _no_space(error: BaseException) -> str:
+    """Which words of an error say that the disk is full; empty when none do."""
+    if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        return f"{error.strerror}" + (f": {error.filename}" if error.filename else "")
+    if isinstance(error, sqlite3.Error) and getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL:
+        return str(error)
+    if isinstance(error, CommandError):
+        return next((line for line in error.tail if os.strerror(errno.ENOSPC).lower() in line.lower()), "")
+    return ""
