@@ -193,7 +193,9 @@ class Transport:
                 history = getattr(response.raw, "retries", None)
                 if history is not None:
                     self.traffic.repeated += len(history.history)
-                if response.status_code == 401 and not last:
+                # Only the registry itself may say where our login is to be sent.
+                own = urlsplit(response.url).netloc == urlsplit(self._base).netloc
+                if response.status_code == 401 and own and not last:
                     self._auth.answer(response, repository, actions)
                     continue
                 if response.status_code in {401, 403}:

@@ -1,0 +1,77 @@
+"""Requests to a registry: who gets to see the login."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from toolchain.errors import RegistryError
+from toolchain.oci import descriptor as media
+from toolchain.oci.descriptor import Descriptor
+from toolchain.oci.layout import Layout
+from toolchain.oci.registry import Registry
+
+DIGEST = f"sha256:{'a' * 64}"
+
+
+class Server(ThreadingHTTPServer):
+    """Sends every request elsewhere, or answers 401 and asks for the login at `realm`."""
+
+    daemon_threads = True
+
+    def __init__(self, name: str) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.address = f"{name}:{self.server_address[1]}"
+        self.elsewhere = self.realm = ""
+        self.seen: list[tuple[str, str]] = []
+
+
+class Handler(BaseHTTPRequestHandler):
+    """See `Server`."""
+
+    server: Server
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+        """Quiet."""
+
+    def do_GET(self) -> None:
+        self.server.seen.append((self.path, self.headers.get("Authorization", "")))
+        self.send_response(307 if self.server.elsewhere else 401)
+        if self.server.elsewhere:
+            self.send_header("Location", self.server.elsewhere)
+        else:
+            self.send_header("WWW-Authenticate", f'Bearer realm="{self.server.realm}"')
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+
+@contextmanager
+def serving(server: Server) -> Iterator[Server]:
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_a_store_elsewhere_cannot_ask_for_the_login(tmp_path: Path) -> None:
+    """The registry sends us to a store for the blob; the store says that the login belongs to a place of its own."""
+    with serving(Server("127.0.0.1")) as registry, serving(Server("localhost")) as store:
+        registry.elsewhere = f"http://{store.address}/blob"
+        store.realm = f"http://{store.address}/token"
+        blob = Descriptor(media.LAYER_GZIP, DIGEST, 3)
+        with (
+            Registry(registry.address, login="dXNlcjpzZWNyZXQ=", attempts=1) as connection,
+            pytest.raises(RegistryError, match="refuses GET"),
+        ):
+            connection.pull_blob("ns/name", blob, Layout(tmp_path / "layout").ensure())
+    assert [path for path, _ in store.seen] == ["/blob"]
+    assert not any(login for _, login in store.seen)
