@@ -99,6 +99,21 @@ def test_tree_is_unpacked_once(store: Store) -> None:
     assert (info.files, info.bytes) == (1, 1)
 
 
+def test_what_git_keeps_is_in_no_tree(store: Store) -> None:
+    """No digest counts it, so a build that reads it would not be the one that the digest names."""
+
+    def unpack(dest: Path) -> None:
+        filler()(dest)
+        (dest / ".git").mkdir()
+        (dest / ".git" / "config").write_text("token")
+        (dest / "d" / ".git").write_text("gitdir: elsewhere")
+        (dest / "d" / "sub").mkdir()
+        (dest / "d" / "sub" / ".git").symlink_to("/etc")
+
+    tree = store.tree(DIGEST, unpack, verify=True)
+    assert sorted(path.relative_to(tree).as_posix() for path in tree.rglob("*")) == ["d", "d/f", "d/sub"]
+
+
 def test_parts_and_repositories_are_apart(store: Store) -> None:
     paths = {
         store.tree(DIGEST, filler()),

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
+import shutil
 import stat
 import time
 from collections.abc import Iterator, Mapping
@@ -203,11 +204,17 @@ def require(tree: Path, *paths: str, what: str = "source", fix: str = "") -> Non
 
 
 def normalise(tree: Path) -> None:
-    """Give files mode 0644 or 0755, folders 0755 and everything the one timestamp: ninja and PCH look at times."""
+    """Give files mode 0644 or 0755, folders 0755 and everything the one timestamp: ninja and PCH look at times.
+
+    What git keeps of its own goes, at any depth: no digest counts it, so nothing may be built from it.
+    """
     stamp = (settings.EPOCH, settings.EPOCH)
     for folder, folders, files in os.walk(tree, topdown=False):
         for name in (*files, *folders):
             path = f"{folder}/{name}"
+            if name == ".git":
+                _remove(path)
+                continue
             info = os.lstat(path)
             if stat.S_ISLNK(info.st_mode):
                 os.utime(path, stamp, follow_symlinks=False)
@@ -220,6 +227,13 @@ def normalise(tree: Path) -> None:
                 os.utime(path, stamp)
     tree.chmod(0o755)
     os.utime(tree, stamp)
+
+
+def _remove(path: str) -> None:
+    if os.path.isdir(path) and not os.path.islink(path):  # noqa: PTH112, PTH114
+        shutil.rmtree(path)
+    else:
+        os.unlink(path)  # noqa: PTH108
 
 
 def check_links(tree: Path) -> None:
