@@ -91,6 +91,27 @@ def test_a_container_that_cannot_be_read_is_not_waved_through(tmp_path: Path) ->
         scan(tmp_path)
 
 
+def test_a_zip_with_a_password_is_not_waved_through(tmp_path: Path) -> None:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr("a", "text")
+    content = bytearray(packed.getvalue())
+    for mark in (b"PK\x03\x04", b"PK\x01\x02"):
+        content[content.index(mark) + (6 if mark[2] == 3 else 8)] |= 1  # encrypted
+    (tmp_path / "sealed.zip").write_bytes(content)
+    with pytest.raises(SourceError, match=r"sealed\.zip cannot be looked into"):
+        scan(tmp_path)
+
+
+def test_an_archive_that_unpacks_to_too_much_is_not_waved_through(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("toolchain.sources.scan._LIMIT", 1 << 20)
+    (tmp_path / "bomb.tar.xz").write_bytes(lzma.compress(tar_of(a=bytes(2 << 20))))
+    with pytest.raises(SourceError, match="unpacks to more"):
+        scan(tmp_path)
+
+
 def test_git_and_links_do_not_count(tmp_path: Path) -> None:
     (tmp_path / ".git").mkdir()
     (tmp_path / ".git" / "pack").write_bytes(ELF)

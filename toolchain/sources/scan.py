@@ -8,6 +8,7 @@ import io
 import lzma
 import os
 import tarfile
+import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, cast
 
-from toolchain.digest import sha256_file
+from toolchain.digest import CHUNK, sha256_file
 from toolchain.errors import SourceError
 
 # The first bytes of what a compiler, assembler, linker or archiver writes.
@@ -58,6 +59,9 @@ SEALED = {
 _DEPTH = 3
 # Of a container inside the tree at most this much is looked at, so that a bomb cannot hold a build up.
 _LIMIT = 4 << 30
+_IN_MEMORY = 64 << 20
+# RuntimeError: a zip with a password, or packed in a way that Python does not know.
+_UNREADABLE = (OSError, EOFError, RuntimeError, tarfile.TarError, zipfile.BadZipFile, lzma.LZMAError, zlib.error)
 
 
 @dataclass(frozen=True, order=True)
@@ -118,7 +122,7 @@ def _look(path: Path) -> Iterator[tuple[str, str]]:
     with path.open("rb") as stream:
         try:
             yield from _inside(stream, "", _DEPTH)
-        except (OSError, EOFError, tarfile.TarError, zipfile.BadZipFile, lzma.LZMAError, zlib.error) as error:
+        except _UNREADABLE as error:
             raise SourceError(
                 f"{path} cannot be looked into", why=f"{type(error).__name__}: {error}", fix="leave it out by a patch"
             ) from error
@@ -144,18 +148,18 @@ def _inside(stream: IO[bytes], where: str, depth: int) -> Iterator[tuple[str, st
         with zipfile.ZipFile(stream) as archive:
             for member in archive.infolist():
                 if not member.is_dir():
-                    with archive.open(member) as content:
-                        yield from _inside(_held(content), f"{where}!{member.filename}", depth - 1)
+                    with archive.open(member) as content, _held(content) as held:
+                        yield from _inside(held, f"{where}!{member.filename}", depth - 1)
     elif opened := _unpacked(head, stream):
-        with opened:
-            yield from _inside(_held(opened), where, depth - 1)
+        with opened, _held(opened) as held:
+            yield from _inside(held, where, depth - 1)
     elif _is_tar(head):
         with tarfile.open(fileobj=stream, mode="r:") as tar:
             for entry in tar:
                 file = tar.extractfile(entry) if entry.isfile() else None
                 if file is not None:
-                    with file:
-                        yield from _inside(_held(file), f"{where}!{entry.name}", depth - 1)
+                    with file, _held(file) as held:
+                        yield from _inside(held, f"{where}!{entry.name}", depth - 1)
 
 
 def _unpacked(head: bytes, stream: IO[bytes]) -> IO[bytes] | None:
@@ -173,10 +177,15 @@ def _held(stream: IO[bytes]) -> IO[bytes]:
     head = stream.read(512)
     if _kind(head) or not _is_container(head):
         return io.BytesIO(head)
-    rest = stream.read(_LIMIT)
-    if len(rest) == _LIMIT:
-        raise OSError("it unpacks to more than this looks at")
-    return io.BytesIO(head + rest)
+    kept = tempfile.SpooledTemporaryFile(_IN_MEMORY)  # noqa: SIM115 - the caller reads it
+    kept.write(head)
+    while piece := stream.read(CHUNK):
+        kept.write(piece)
+        if kept.tell() > _LIMIT:
+            kept.close()
+            raise OSError("it unpacks to more than this looks at")
+    kept.seek(0)
+    return cast("IO[bytes]", kept)
 
 
 def _is_container(head: bytes) -> bool:
