@@ -99,10 +99,12 @@ def _source(was: LockedSource, now: LockedSource, whole: bool) -> Iterator[str]:
         yield f"{_what(now)} ({now.ref}) has no digest before it is fetched; {was.digest} is locked"
         return
     if now.kind == "local" and not whole:
-        # A checkout has no place of its own; what counts is that it holds the locked tree.
+        # A checkout has no place of its own; what counts is that it holds the locked tree. Of a source that is taken in
+        # part this shows once it is in the store, and is asked again then.
         expected = was.digest if was.kind == "local" else was.tree
-        if now.digest != expected:
-            yield f"{_what(now)}: the tree {expected or 'of no checkout'} is locked, {now.digest} is in {now.ref}"
+        found = now.tree if was.kind != "local" and now.parts else now.digest
+        if found and found != expected:
+            yield f"{_what(now)}: the tree {expected or 'of no checkout'} is locked, {found} is in {now.ref}"
         keys: tuple[str, ...] = ()
     else:
         keys = ("kind", "repository", "digest", "file", "parts", *(("license",) if whole else ()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import shlex
@@ -181,8 +182,17 @@ _SOURCE_KEYS = ("name", "kind", "ref", "repository", "digest", "file", "parts", 
 
 
 def write(lock: Lock, path: Path) -> None:
-    """Write the file under a partial name, then give it its own."""
-    write_atomically(path, render(lock))
+    """Write the file under a partial name, then give it its own.
+
+    Raises:
+        ConfigError: it cannot be written there.
+    """
+    try:
+        write_atomically(path, render(lock))
+    except OSError as error:
+        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+            raise  # told as a full disk
+        raise ConfigError(f"cannot write {path}", why=str(error.strerror), fix="name another file: -o FILE") from error
 
 
 def _command(lock: Lock) -> str:

@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 from toolchain import __version__, console
 from toolchain.bases import base_recipe
 from toolchain.digest import sha256_file, sha256_json
-from toolchain.errors import LockedError, SourceError, UnreachableError, UnsupportedError
+from toolchain.errors import ConfigError, LockedError, SourceError, UnreachableError, UnsupportedError
 from toolchain.lockdiff import differences
 from toolchain.lockfile import Lock, LockedBase, LockedPackage, LockedPatch, LockedSource, read, write
 from toolchain.machines import this_machine
@@ -97,7 +97,9 @@ def make(request: Request, planned: Sequence[Planned], goal: str, path: Path, *,
     Raises:
         ToolchainError: a source cannot be had, or nothing promises its digest; see `require_native`.
     """
-    require_native(request)  # before anything is fetched
+    require_native(request)  # this and the next before anything is fetched
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise ConfigError(f"cannot write {path}", why="it is a folder, or in none", fix="name another file: -o FILE")
     fetch_all(request, planned)
     found = resolve(request, planned, goal, open_base=open_base)
     loose = [one.ref for one in found.sources if not one.digest]

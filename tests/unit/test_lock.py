@@ -213,7 +213,7 @@ CHANGES: list[tuple[dict[str, Any], str | None]] = [
     ({"sources": (source(), wheel(digest=A))}, "the wheel triton: digest"),
     ({"sources": (source(), wheel(), source(name="new"))}, "the source new is not in the lock"),
     ({"sources": (source(digest=""), wheel())}, "no digest before it is fetched"),
-    ({"sources": (source(kind="local", digest=A, tree=""), wheel())}, "the tree"),
+    ({"sources": (source(kind="local", tree=A), wheel())}, "the source llvm: "),
     ({"bases": (base(name="ubi9"),)}, "base ubi9 (amd64) is not in the lock"),
     ({"bases": (base(arch="arm64"),)}, "base debian13 (arm64) is not in the lock"),
     ({"bases": (base(recipe=B),)}, "its recipe is another one"),
@@ -276,6 +276,10 @@ def test_a_checkout_may_stand_for_the_tree_that_is_locked() -> None:
     checkout = source(kind="local", ref="local:x", repository="local", digest=B, file="", tree=B, parts=())
     assert differences(lock(), lock(sources=(checkout, wheel())), whole=False) == []
     assert differences(lock(), lock(sources=(dataclasses.replace(checkout, digest=A), wheel())), whole=False) != []
+    # Of a source that is taken in part the whole checkout has another digest; in the store its part has the locked one.
+    for tree, good in ((B, True), ("", True), (A, False)):
+        part = dataclasses.replace(checkout, digest=A, tree=tree, parts=("llvm", "mlir"))
+        assert (differences(lock(), lock(sources=(part, wheel())), whole=False) == []) is good
 
 
 # The verbs
