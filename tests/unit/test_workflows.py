@@ -202,22 +202,25 @@ def test_no_job_hangs_and_no_pull_request_gets_a_key() -> None:
 
 
 @pytest.mark.parametrize(
-    ("stage", "source", "triton", "code"),
+    ("stage", "source", "triton", "arches", "code"),
     [
-        ("llvm", "", "", 0),
-        ("triton", "", "", 1),
-        ("triton", "llvm=distro:llvm-toolchain-22", "3.7.1", 1),
-        ("triton", "triton=pypi:triton==3.7.1", "", 1),
-        ("triton", f"llvm=distro:llvm-toolchain-22 triton=https://example.test/triton@{'1' * 40}", "", 0),
-        ("triton", "", "d" * 40, 0),
-        ("triton", "", "d" * 41, 1),
+        ("llvm", "", "", '["arm64"]', 0),
+        ("triton", "", "", '["amd64"]', 1),
+        ("triton", "llvm=distro:llvm-toolchain-22", "3.7.1", '["amd64"]', 1),
+        ("triton", "triton=pypi:triton==3.7.1", "", '["amd64"]', 1),
+        ("triton", f"llvm=distro:llvm-toolchain-22 triton=https://example.test/triton@{'1' * 40}", "", '["amd64"]', 0),
+        ("triton", "", "d" * 40, '["amd64", "arm64"]', 0),
+        ("triton", "", "d" * 40, '["arm64"]', 1),
+        ("triton", "", "d" * 41, '["amd64"]', 1),
     ],
 )
-def test_triton_without_a_source_is_refused_before_llvm(stage: str, source: str, triton: str, code: int) -> None:
+def test_what_triton_cannot_be_built_from_is_refused_before_llvm(
+    stage: str, source: str, triton: str, arches: str, code: int
+) -> None:
     of_build = yaml.safe_load((FOLDER / "build.yml").read_text())["jobs"]
     assert of_build["base"]["needs"] == "asked"
     script = of_build["asked"]["steps"][0]["run"]
-    env = {"PATH": os.environ["PATH"], "STAGE": stage, "SOURCE": source, "TRITON": triton}
+    env = {"PATH": os.environ["PATH"], "STAGE": stage, "SOURCE": source, "TRITON": triton, "ARCHES": arches}
     done = subprocess.run(["bash", "-e", "-c", script], env=env, capture_output=True, text=True, check=False)
     assert (done.returncode, "::error::" in done.stdout) == (code, code == 1), done.stdout + done.stderr
 
