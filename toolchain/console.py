@@ -19,11 +19,6 @@ _said: list[Any] = []
 """What this command has printed as data; a command prints one document."""
 
 
-def interactive() -> bool:
-    """Whether a person watches: a terminal on standard error and no CI."""
-    return err.is_terminal and not os.environ.get("CI")
-
-
 def setup(verbosity: int) -> None:
     """Send log records to standard error; 0 shows warnings, 1 informs, 2 shows every command."""
     level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(max(verbosity, 0), 2)]

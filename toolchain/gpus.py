@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Sequence
-from typing import Literal
 
 from toolchain.digest import sha256_json
 from toolchain.errors import UnsupportedError
@@ -44,15 +43,6 @@ def known_gpus() -> tuple[str, ...]:
     return tuple(sorted(_GPUS))
 
 
-def market_names(gpu: str) -> tuple[str, ...]:
-    """What people call an LLVM name; may be empty.
-
-    Raises:
-        UnsupportedError: no such GPU.
-    """
-    return _GPUS[_known(gpu)][1]
-
-
 def parse_gpus(text: str) -> tuple[str, ...]:
     """LLVM names from a list of LLVM or market names: `gfx942,MI250;RX 7900 XTX`.
 
@@ -79,15 +69,6 @@ def parse_gpus(text: str) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def wavefront_size(gpu: str) -> Literal[32, 64]:
-    """Lanes of a wavefront as kernels are compiled here: 64 up to gfx9, 32 from gfx10 on.
-
-    Raises:
-        UnsupportedError: no such GPU.
-    """
-    return 64 if _known(gpu).startswith("gfx9") else 32
-
-
 def pack(gpu: str) -> str:
     """The AOTriton image pack that holds the kernels of a GPU: `gfx110x` for gfx1101.
 
@@ -95,11 +76,6 @@ def pack(gpu: str) -> str:
         UnsupportedError: no such GPU.
     """
     return _GPUS[_known(gpu)][0]
-
-
-def packs(gpus: tuple[str, ...]) -> tuple[str, ...]:
-    """The packs that `gpus` need, each once, sorted as text."""
-    return tuple(sorted({pack(gpu) for gpu in gpus}))
 
 
 def short_list(gpus: Sequence[str]) -> str:

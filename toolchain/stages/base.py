@@ -16,10 +16,11 @@ from toolchain import process
 from toolchain.bases import BaseRecipe, base_recipe
 from toolchain.digest import sha256_bytes, sha256_json, write_atomically
 from toolchain.errors import BuildError, SourceError, UnreachableError, UnsupportedError
+from toolchain.oci import descriptor as media
 from toolchain.oci.layout import Layout
 from toolchain.oci.reference import LayoutRef, parse
 from toolchain.process import CommandError
-from toolchain.recipe import Recipe, digests
+from toolchain.recipe import Recipe
 from toolchain.settings import EPOCH, Cache, Request
 from toolchain.stages.stage import Built, Planned, Shop, common_inputs
 
@@ -183,12 +184,6 @@ def run_mmdebstrap(
             "apt has no package mirror configured", fix="add one to /etc/apt/sources.list and apt-get update"
         )
     signed = f"[signed-by={main.keyring}] " if main.keyring else ""
-    # fmt: off
-    argv = [
-        "mmdebstrap", "--mode=auto", f"--variant={variant}", f"--include={','.join(packages)}", *options,
-        "--format=tar", suite, str(tar), f"deb {signed}{main.site} {suite} main",
-    ]
-    # fmt: on
     process.which("mmdebstrap")
     # Its apt cannot handle a root whose path has quotes; the tar goes where we say all the same.
     plain = re.fullmatch(r"[A-Za-z0-9_./+-]+", str(shop.cache.work)) is not None
@@ -197,6 +192,16 @@ def run_mmdebstrap(
     # this stage's own: another base may be made at the same time.
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
+    # In a file: a mirror may want a password, and commands go into the log.
+    mirror = place / "sources.list"
+    mirror.touch(mode=0o600)
+    mirror.write_text(f"deb {signed}{main.site} {suite} main\n", encoding="utf-8")
+    # fmt: off
+    argv = [
+        "mmdebstrap", "--mode=auto", f"--variant={variant}", f"--include={','.join(packages)}", *options,
+        "--format=tar", suite, str(tar), str(mirror),
+    ]
+    # fmt: on
     try:
         process.run(
             process.contained(argv, network=True),
@@ -250,11 +255,11 @@ def local_manifest(request: Request) -> tuple[Layout, Mapping[str, Any]]:
     layout = Layout(target.path)
     found = resolve(target)
     for descriptor in layout.walk(found):
-        if "manifest.v1" in descriptor.media_type:
+        if descriptor.media_type in media.IMAGES:
             manifest = json.loads(layout.blob(descriptor.digest).read_bytes())
             config = json.loads(layout.blob(manifest["config"]["digest"]).read_bytes())
             if config.get("architecture") == request.arch[0]:
-                return layout, {"digest": descriptor.digest, "manifest": manifest}
+                return layout, {"digest": descriptor.digest, "manifest": manifest, "type": descriptor.media_type}
     raise UnsupportedError(f"{request.base} holds no image for {request.arch[0]}")
 
 
@@ -285,12 +290,7 @@ def _take_local(planned: Planned, shop: Shop) -> Built:
     content = layout.blob(found["digest"]).read_bytes()
     if sha256_bytes(content) != found["digest"]:
         raise SourceError(f"{shop.request.base} is damaged", why=f"its manifest is not {found['digest']}")
-    own.put_bytes(content, media_type=manifest["mediaType"])
+    own.put_bytes(content, media_type=found["type"])
     digest = planned.input_digest
     assert digest is not None  # noqa: S101 - a local image is always locked
     return Built(planned=planned, input_digest=digest, manifest=found["digest"], layers=tuple(manifest["layers"]))
-
-
-def recipe_files() -> dict[str, str]:
-    """The files a base depends on, with digests."""
-    return digests("containerfiles/base")
