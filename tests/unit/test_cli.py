@@ -66,6 +66,8 @@ def call(env: dict[str, str], *words: str, cwd: Path | None = None) -> subproces
         (("plan", "llvm", "--source", "llvm=/a", "--source", "llvm=/b"), 3, "names llvm more than once"),
         (("build", "llvm", "--source", "llvm=/no/such/folder"), 5, "/no/such/folder"),
         (("build", "llvm", "--patch", "llvm=/no/such/file"), 3, "no such file"),
+        (("plan", "triton", "--patch", f"triton={__file__}"), 3, "has nothing to patch"),
+        (("lock", "base", "-o", "/no/such/folder/lock"), 3, "cannot write /no/such/folder/lock"),
         (("build", "llvm", "--compression", "rar"), 3, "rar"),
         (("build", "llvm", "--only", "everything"), 7, "everything"),
         (("build", "all", "--limit", "0"), 2, "limit"),
@@ -166,6 +168,19 @@ def test_who_wins(clean: dict[str, str], tmp_path: Path) -> None:
     assert image() == "toolchain-base-ubi9"
     assert image(TOOLCHAIN_BASE="debian12") == "toolchain-base-debian12"
     assert image("--base", "almalinux8", TOOLCHAIN_BASE="debian12") == "toolchain-base-almalinux8"
+
+
+def test_no_folder_decides_whom_verify_trusts(clean: dict[str, str], tmp_path: Path) -> None:
+    """Nor what a bare `pins` is asked for."""
+    (tmp_path / "toolchain.toml").write_text(
+        'key = "theirs.pub"\nallow-binary = ["ptxas"]\nsource-repo = ["llvm/llvm-project"]\ntriton = "3.7.1"\n'
+    )
+    said = call(clean, "verify", "--help", cwd=tmp_path).stdout
+    assert "theirs.pub" not in said
+    assert "ptxas" not in said
+    assert "llvm/llvm-project" in said, "what it demands on top is welcome"
+    assert "theirs.pub" in call(clean, "publish", "--help", cwd=tmp_path).stdout
+    assert json.loads(call(clean, "pins", "--json", cwd=tmp_path).stdout)["aotriton"]
 
 
 def test_the_file_knows_what_the_command_line_knows(clean: dict[str, str], tmp_path: Path) -> None:

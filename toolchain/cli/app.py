@@ -64,9 +64,14 @@ def _main(
             raise typer.Exit(error.code) from error
     values |= pairs_from_environment()
     if values:
+        # `pins` answers one question at a time. Whom `verify` trusts, and what it lets pass, no folder may decide that
+        # it happens to run in.
+        judged = {name: value for name, value in values.items() if name not in {"key", "allow_binary"}}
         ctx.default_map = dict.fromkeys(app_verbs(), values) | {
             "kernels": {"run": values, "status": values},
             "bundle": {"export": values, "import": values},
+            "pins": {},
+            "verify": judged,
         }
 
 
@@ -102,5 +107,6 @@ def _terminated(number: int, frame: FrameType | None) -> None:
 def main() -> None:
     """Entry point."""
     signal.signal(signal.SIGTERM, _terminated)
-    signal.signal(signal.SIGHUP, _terminated)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
+        signal.signal(signal.SIGHUP, _terminated)
     app(prog_name="toolchain")

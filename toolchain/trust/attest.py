@@ -142,6 +142,8 @@ def _stage(record: Record) -> Resource:
             "role": "base" if record["stage"] == "base" else "stage",
             "stage": record["stage"],
             "inputDigest": record["input_digest"],
+            # However the layer is packed: the manifest above is that of the image as it was kept here.
+            "diffId": str(dict(record.get("facts") or {}).get("diff_id", "")),
         },
     }
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal, TypeVar
 
+from toolchain.digest import canonical
 from toolchain.errors import DigestError, RegistryError, UntrustedError
 from toolchain.oci import descriptor as media
 from toolchain.oci.check import verify_layout
@@ -224,7 +225,12 @@ class _Image:
             try:
                 if one.media_type == sbom.MEDIA_TYPE:
                     documents.append(parse_object(one.content, "the SBOM"))
-                elif (said := _statement(dsse.read(one.content)))["predicateType"] == sbom.PREDICATE:
+                    continue
+                content = one.content
+                if one.media_type == keyless.MEDIA_TYPE:  # the envelope lies in a bundle
+                    content = canonical(parse_object(content, "the bundle").get("dsseEnvelope"))
+                said = _statement(dsse.read(content))
+                if said["predicateType"] == sbom.PREDICATE:
                     documents.append(said["predicate"])
             except (UntrustedError, RegistryError) as error:
                 LOG.warning("%s: %s", one.artifact, error.what)
