@@ -21,7 +21,7 @@ from toolchain.oci.publish import Published, publish
 from toolchain.oci.reference import LayoutRef, RegistryRef, Target
 from toolchain.oci.registry import Registry
 from toolchain.pipeline import PlanRow, plan
-from toolchain.settings import EPOCH, Cache, Request
+from toolchain.settings import EPOCH, Request
 from toolchain.stages.stage import Built, Planned
 from toolchain.trust.keyless import Keyless
 from toolchain.trust.keys import Signer
@@ -77,7 +77,7 @@ def deliver(request: Request, goal: str, dest: Target, *, signer: Signer | Keyle
                 missing.append(row.planned.image + (f" for {row.arch}" if len(request.arch) > 1 else ""))
     if missing:
         raise SourceError(f"not built yet: {', '.join(missing)}", fix=f"toolchain build {goal}, with the same options")
-    return [_deliver(request.cache, image, images, dest, signer) for image, images in wanted.items()]
+    return [_deliver(request, image, images, dest, signer) for image, images in wanted.items()]
 
 
 def _published(goal: str) -> tuple[str, ...]:
@@ -109,14 +109,14 @@ def _tags(images: Sequence[_One]) -> tuple[str, ...]:
 
 
 def _deliver(
-    cache: Cache, image: str, images: Sequence[_One], dest: Target, signer: Signer | Keyless | None
+    request: Request, image: str, images: Sequence[_One], dest: Target, signer: Signer | Keyless | None
 ) -> Delivered:
-    planned = images[0].row.planned
+    planned, cache = images[0].row.planned, request.cache
     unlocked = [source.name for source in planned.sources if not source.locked and source.digest is None]
     if unlocked:
         raise PolicyError(f"{image} rests on sources without a digest: {', '.join(unlocked)}")
     layout = Layout(cache.images).ensure()
-    manifests = [_compressed(cache, layout, one.built) for one in images]
+    manifests = [_compressed(request, layout, one.built) for one in images]
     index = write_index(layout, manifests, standard_annotations(epoch=EPOCH, title=image))
     names = _tags(images)
     if isinstance(dest, RegistryRef):
@@ -149,7 +149,7 @@ def _joined(told: Set[str]) -> str:
     return "; ".join(sorted(told - {""}))
 
 
-def _compressed(cache: Cache, layout: Layout, built: Built) -> Descriptor:
+def _compressed(request: Request, layout: Layout, built: Built) -> Descriptor:
     """The manifest to publish: layers that were kept plain for this machine's engine are packed first."""
     manifest = layout.resolve(built.manifest)
     config, *_ = layout.children(manifest)
@@ -162,10 +162,10 @@ def _compressed(cache: Cache, layout: Layout, built: Built) -> Descriptor:
         if layer.descriptor.media_type != media.LAYER:
             packed.append(layer)
             continue
-        cache.work.mkdir(parents=True, exist_ok=True)
-        out = cache.work / f"pack-{layer.diff_id.removeprefix('sha256:')[:12]}"
+        request.cache.work.mkdir(parents=True, exist_ok=True)
+        out = request.cache.work / f"pack-{layer.diff_id.removeprefix('sha256:')[:12]}"
         plain = Layer(layer.diff_id, layer.descriptor.size, layout.blob(layer.descriptor.digest))
-        blob = compress(plain, out, "gzip")
+        blob = compress(plain, out, "zstd" if request.compression == "zstd" else "gzip")
         packed.append(
             LayerBlob(layout.put_file(out, digest=blob.digest, move=True, media_type=blob.media_type), layer.diff_id)
         )

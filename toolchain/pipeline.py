@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import re
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,16 +17,18 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock, Timeout
 
 from toolchain import console
-from toolchain.errors import ConfigError, LockHeldError, PolicyError, ToolchainError, UnreachableError
+from toolchain.errors import BuildError, ConfigError, LockHeldError, PolicyError, ToolchainError, UnreachableError
 from toolchain.goals import by_arch, request_of, stages_of
 from toolchain.machines import emulator, this_machine
 from toolchain.oci.layout import Layout
 from toolchain.prefetch import Prefetch
+from toolchain.process import CommandError
 from toolchain.settings import Cache, Request
 from toolchain.shop import BuildShop, record_path, within_lock
 from toolchain.sources.patch import listed
 from toolchain.sources.resolve import fetch_source
 from toolchain.sources.tree import Source
+from toolchain.stages.intake import known_files
 from toolchain.stages.stage import Built, Planned, Stage
 
 if TYPE_CHECKING:
@@ -52,7 +55,7 @@ class PlanRow:
             "input_digest": self.planned.input_digest,
             "reused": self.built is not None,
             "sources": [self._source(source) for source in self.planned.sources],
-            "binaries": list(self.planned.binaries),
+            "binaries": sorted({*self.planned.binaries, *(self.built.binaries if self.built else ())}),
             **({"arch": self.arch} if self.arch else {}),
         }
         if self.planned.partial:
@@ -101,7 +104,7 @@ def find(cache: Cache, planned: Planned, *, proved: bool = False) -> Built | Non
         return None
     try:
         record = json.loads(record_path(cache, digest).read_bytes())
-        if proved and not record.get("request", {}).get("contract", True):
+        if proved and planned.proves and not record.get("request", {}).get("contract", True):
             return None
         layout = Layout(cache.images)
         for part in (record["manifest"], *(layer["digest"] for layer in record["layers"])):
@@ -116,6 +119,7 @@ def find(cache: Cache, planned: Planned, *, proved: bool = False) -> Built | Non
         layers=tuple(record["layers"]),
         facts=record["facts"],
         reused=True,
+        binaries=tuple(record.get("binaries") or ()),
     )
 
 
@@ -146,41 +150,53 @@ def build(request: Request, goal: str, *, command: Sequence[str] = (), reuse: Re
     # What is wrong with the request must show before the first long step, not behind it.
     rows = plan(request, goal, proved=request.contract)
     for row in rows:
-        _allowed(request, row.planned)
-    if reuse is None:  # else all of it may come from elsewhere
-        _ready(request, rows)
+        _allowed(request, row.planned, row.built)
+    # With `reuse` all of it may come from elsewhere; then this waits for the first stage that does not.
+    ready = functools.cache(lambda: _ready(request, plan(request, goal, proved=request.contract)))
+    if reuse is None:
+        ready()
     # What may come finished from elsewhere needs no sources.
     wanted = [source for row in rows if row.built is None and reuse is None for source in row.planned.sources]
-    prefetch = Prefetch(wanted, cache=request.cache, offline=request.offline, patches=request.patches)
+    fetching = Prefetch(wanted, cache=request.cache, offline=request.offline, patches=request.patches)
+    run = _Run(prefetch=fetching, command=command, reuse=reuse, ready=ready)
     results: dict[str, Built] = {}
     for one in by_arch(request):
-        for built in _build_stages(one, goal, prefetch, command, reuse):
+        for built in _build_stages(one, goal, run):
             results.setdefault(built.input_digest, built)
     return list(results.values())
 
 
-def _build_stages(
-    request: Request, goal: str, prefetch: Prefetch, command: Sequence[str], reuse: Reuse | None
-) -> list[Built]:
+@dataclass(frozen=True, kw_only=True)
+class _Run:
+    """What is the same for all stages and architectures of one call."""
+
+    prefetch: Prefetch
+    command: Sequence[str]
+    reuse: Reuse | None
+    ready: Callable[[], None]
+
+
+def _build_stages(request: Request, goal: str, run: _Run) -> list[Built]:
     stages = stages_of(goal, request)
     planned_below: dict[str, Planned] = {}
     built_below: dict[str, Built] = {}
     for number, stage in enumerate(stages, 1):
         own = request_of(stage, request)
-        planned = _known(stage, own, planned_below, prefetch)
+        planned = _known(stage, own, planned_below, run.prefetch)
         built = find(request.cache, planned, proved=own.contract)
         if built is None:
             with _stage_lock(request.cache, planned):
-                built = find(request.cache, planned, proved=own.contract)  # the one we waited for may have made it
-                if built is None and reuse is not None:
+                # The one we waited for may have made it, and only then a base has a digest to be found by.
+                planned = stage.plan(own, planned_below)
+                built = find(request.cache, planned, proved=own.contract)
+                if built is None and run.reuse is not None:
                     from toolchain.reuse import take  # noqa: PLC0415 - the registry client and cryptography
 
-                    built = take(own, planned, reuse)
+                    built = take(own, planned, run.reuse)
                 if built is None:
-                    prefetch.check()
-                    built = _build_stage(
-                        own, stage, planned, built_below, prefetch, of=(number, len(stages)), again=command
-                    )
+                    run.ready()
+                    run.prefetch.check()
+                    built = _build_stage(own, stage, planned, built_below, run, of=(number, len(stages)))
                     within_lock(request, [built.planned])  # a base that was made just now shows what is in it
         planned_below[stage.name] = built.planned
         built_below[stage.name] = built
@@ -233,10 +249,11 @@ def _ready(request: Request, rows: Sequence[PlanRow]) -> None:
         probe(Storage(request.cache))
 
 
-def _allowed(request: Request, planned: Planned) -> None:
-    """Prebuilt code enters by name alone."""
-    for name in planned.binaries:
-        if name not in request.allow_binary:
+def _allowed(request: Request, planned: Planned, built: Built | None) -> None:
+    """Prebuilt code enters by name alone, also what another call of the tool has let in."""
+    by_path = {row.name for row in known_files() if row.path in request.allow_binary}
+    for name in sorted({*planned.binaries, *(built.binaries if built else ())}):
+        if name not in {*request.allow_binary, *by_path}:
             raise PolicyError(
                 f"{planned.image} needs the prebuilt {name}, and only sources enter by default",
                 why="; ".join(source.ref for source in planned.sources),
@@ -249,10 +266,9 @@ def _build_stage(
     stage: Stage,
     planned: Planned,
     below: Mapping[str, Built],
-    prefetch: Prefetch,
+    run: _Run,
     *,
     of: tuple[int, int],
-    again: Sequence[str],
 ) -> Built:
     from toolchain.engine.progress import Progress  # noqa: PLC0415 - a no-op build needs none of it
 
@@ -265,12 +281,17 @@ def _build_stage(
     try:
         with Progress(stage.name, *of, {}, console.err) as progress:
             shop = BuildShop(
-                request=request, log=log, progress=progress, stage=f"{stage.name}-{name}", prefetch=prefetch
+                request=request, log=log, progress=progress, stage=f"{stage.name}-{name}", prefetch=run.prefetch
             )
             built = stage.build(planned, below, shop)
     except ToolchainError as error:
-        command = " ".join(again) or f"toolchain build {stage.name}"
-        error.fix = "\n       ".join(part for part in (error.fix, f"full log: {log}", f"run again: {command}") if part)
+        # What ran in a container that is gone is no advice.
+        advice = "" if isinstance(error, CommandError) else error.fix
+        command = " ".join(run.command) or f"toolchain build {stage.name}"
+        fix = "\n       ".join(part for part in (advice, f"full log: {log}", f"run again: {command}") if part)
+        if isinstance(error, CommandError):
+            raise BuildError(error.what, why=error.why, fix=fix) from error
+        error.fix = fix
         raise
     console.note(f"{stage.name}: done in {console.duration(time.monotonic() - started)}")
     return built

@@ -166,10 +166,13 @@ def _clean(cache: Cache, below: Sequence[PlanRow], digest: str) -> Iterator[Cach
         for row in below:
             assert row.built is not None  # noqa: S101 - the caller looked
             _take(cache, fresh, row.built)
+        from toolchain.engine.storage import Storage  # noqa: PLC0415 - a plan that differs starts no engine
+
         try:
             yield fresh
         finally:
             _remove(root)
+            _remove(Storage(fresh).runroot)
 
 
 def _take(cache: Cache, fresh: Cache, built: Built) -> None:

@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from toolchain import console
-from toolchain.errors import ConfigError, DigestError, RegistryError, SourceError, UnreachableError, UntrustedError
+from toolchain.errors import (
+    ConfigError,
+    DigestError,
+    EngineError,
+    RegistryError,
+    SourceError,
+    UnreachableError,
+    UntrustedError,
+)
 from toolchain.evidence import run_facts, write_record
 from toolchain.oci.descriptor import Descriptor, Platform
 from toolchain.oci.layout import Layout
@@ -84,6 +92,7 @@ def take(request: Request, planned: Planned, reuse: Reuse) -> Built | None:
         RegistryError: with `only`: there is none.
         UnreachableError: with `only`: nobody answers.
         SourceError: with `only`: the inputs have no digest yet.
+        EngineError: with `only`: its layers are packed as this machine cannot unpack them.
     """
     if planned.name == "base" and request.base.startswith("oci:"):
         return None  # it is at hand, and taken as it is
@@ -107,7 +116,7 @@ def take(request: Request, planned: Planned, reuse: Reuse) -> Built | None:
         if reuse.only:
             raise
         _note(planned, f"{ref} cannot be asked for", error.what)
-    except RegistryError as error:
+    except (RegistryError, EngineError) as error:  # EngineError: a compressor that this machine lacks
         if reuse.only:
             raise
         _note(planned, f"{ref} cannot be had", error.what)
@@ -146,7 +155,6 @@ def _look(request: Request, planned: Planned, ref: Target, key: PublicKey, regis
         "input_digest": planned.input_digest,
         "inputs": planned.inputs,
         **run_facts(request, planned, 0),
-        "binaries": list(planned.binaries),
         "arch": request.arch[0],
         "manifest": found.digest,
         "layers": layers,
@@ -165,6 +173,7 @@ def _look(request: Request, planned: Planned, ref: Target, key: PublicKey, regis
         facts=record["facts"],
         reused=True,
         taken_from=by_digest,
+        binaries=tuple(told["binaries"]),
     )
 
 
@@ -187,6 +196,8 @@ def _told(statement: Mapping[str, Any], planned: Planned, request: Request) -> d
             "started": _seconds(run["metadata"]["startedOn"]),
             "finished": _seconds(run["metadata"]["finishedOn"]),
             "tool": tool,
+            # More than was planned, where a scan of the sources found them.
+            "binaries": sorted({*planned.binaries, *(str(name) for name in inner["binaries"])}),
             "partial": str(inner["partial"]),
             **({"isolation": probe} if probe else {}),
         }
@@ -197,7 +208,7 @@ def _told(statement: Mapping[str, Any], planned: Planned, request: Request) -> d
         raise UntrustedError(f"provenance: it is about {named[0]} {named[1]}, not {planned.name} {planned.image}")
     if not facts:
         raise UntrustedError("provenance: it holds no build report", fix="publish it again with this version")
-    if request.contract and asked.get("contract") is False:
+    if planned.proves and request.contract and asked.get("contract") is False:
         raise UntrustedError("provenance: it was built without the contract check", fix="--no-contract takes it")
     return {**told, "facts": facts}
 

@@ -183,8 +183,11 @@ class BuildShop:
             # Containers of it run here, whatever the layer is for.
             candidate = self._write(layout, planned, (*base, plain), {}, this_machine())
             image = self.engine.ensure_image(f"{planned.image}-check", self.cache.images, candidate)
-            found = dict(check(image))
-            self.engine.forget_image(image)
+            try:
+                found = dict(check(image))
+            finally:
+                self.engine.forget_image(image)
+                layout.forget(candidate, *([plain.descriptor.digest] if compress else []))
         how: Compression = self._compression() if compress else "none"
         self.step("compress" if compress else "store")
         blob = compress_layer(layer, self.work() / "blob", how)
@@ -223,7 +226,14 @@ class BuildShop:
         layout.tag(layout.resolve(manifest), f"{planned.image}.{digest.removeprefix('sha256:')[:12]}")
         write_atomically(record_path(self.cache, digest), json.dumps(record, indent=1).encode())
         self._tidy(planned)
-        return Built(planned=planned, input_digest=digest, manifest=manifest, layers=layers, facts=facts)
+        return Built(
+            planned=planned,
+            input_digest=digest,
+            manifest=manifest,
+            layers=layers,
+            facts=facts,
+            binaries=tuple(planned.binaries),
+        )
 
     def _compression(self) -> Compression:
         return "zstd" if self.request.compression == "zstd" else "gzip"

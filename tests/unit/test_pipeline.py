@@ -17,7 +17,16 @@ from filelock import FileLock
 from toolchain import pipeline, prefetch, process
 from toolchain.cli.request import make_request
 from toolchain.engine import isolation, resources
-from toolchain.errors import ConfigError, DigestError, EngineError, LockHeldError, ResourceError, UnreachableError
+from toolchain.errors import (
+    BuildError,
+    ConfigError,
+    DigestError,
+    EngineError,
+    LockHeldError,
+    PolicyError,
+    ResourceError,
+    UnreachableError,
+)
 from toolchain.oci import descriptor as media
 from toolchain.oci.layout import Layout
 from toolchain.settings import Cache, Request
@@ -198,14 +207,22 @@ def test_what_mmdebstrap_unpacks_lies_in_the_stages_own_folder(
 ) -> None:
     """The folder is emptied first, and another base may be made at the same time."""
     said: list[str] = []
-    mirror = Mirror(site="http://mirror.invalid", suite="stable", components=("main",), keyring="")
+    mirror = Mirror(site="http://user:secret@mirror.invalid", suite="stable", components=("main",), keyring="")
     monkeypatch.setattr("toolchain.sources.mirrors.apt_mirrors", lambda: [mirror])
     monkeypatch.setattr(process, "which", str)
-    monkeypatch.setattr(process, "run", lambda _, env, **__: said.append(env["TMPDIR"]))
+    commands: list[list[str]] = []
+
+    def called(argv: list[str], *, env: dict[str, str], **_: object) -> None:
+        commands.append(argv)
+        said.append(env["TMPDIR"])
+        assert "user:secret@" in Path(argv[-1]).read_text()
+
+    monkeypatch.setattr(process, "run", called)
 
     def work(shop: Shop) -> None:
         base.run_mmdebstrap(shop, tmp_path / "tar", suite="s", variant="v", packages=("p",), what="a base", options=())
         assert Path(said[-1]).parent == shop.work()
+        assert not any("secret" in word for word in commands[-1]), "it would stand in the log"
 
     run(Fake("base", lambda: planned("base", inputs=None), work))
     assert len(said) == 1
@@ -237,14 +254,61 @@ def test_a_local_archive_is_looked_into_once_it_is_unpacked(tmp_path: Path) -> N
     assert source.path == archive
 
 
-def test_what_nobody_has_tried_is_built_again_where_a_contract_is_asked_for(tmp_path: Path) -> None:
-    one, cache = planned("llvm"), Cache(tmp_path)
+def recorded(cache: Cache, one: Planned, **more: Any) -> None:
+    """As if it had been built."""
     manifest = Layout(cache.images).ensure().put_json({"layers": []}, media.MANIFEST)
-    record = {"manifest": manifest.digest, "layers": [], "facts": {}, "request": {"contract": False}}
     path = pipeline.record_path(cache, str(one.input_digest))
-    path.parent.mkdir(parents=True)
-    path.write_text(json.dumps(record))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"manifest": manifest.digest, "layers": [], "facts": {}, **more}))
+
+
+def test_what_nobody_has_tried_is_built_again_where_a_contract_is_asked_for(tmp_path: Path) -> None:
+    one, cache = planned("llvm", proves=True), Cache(tmp_path)
+    recorded(cache, one, request={"contract": False})
     assert pipeline.find(cache, one) is not None, "it can be published"
     assert pipeline.find(cache, one, proved=True) is None
-    path.write_text(json.dumps({**record, "request": {"contract": True}}))
+    assert pipeline.find(cache, replace(one, proves=False), proved=True) is not None, "a base has no contract to prove"
+    recorded(cache, one, request={"contract": True})
     assert pipeline.find(cache, one, proved=True) is not None
+
+
+def test_what_another_call_let_in_is_asked_for_by_name_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan does not know what a scan found, and the image is the same with and without the permission."""
+    stage = Fake("llvm", lambda: planned("llvm"))
+    monkeypatch.setattr(pipeline, "stages_of", lambda goal, request: (stage,))
+    request = Request(cache=Cache(tmp_path))
+    recorded(request.cache, planned("llvm"), binaries=["lib/x.o"])
+    with pytest.raises(PolicyError, match=r"needs the prebuilt lib/x\.o"):
+        pipeline.build(request, "llvm")
+    (row,) = pipeline.plan(request, "llvm")
+    assert row.as_json()["binaries"] == ["lib/x.o"]
+    (built,) = pipeline.build(replace(request, allow_binary=("lib/x.o",)), "llvm")
+    assert built.reused
+    assert stage.built == []
+
+
+def test_a_base_that_another_call_made_meanwhile_is_taken(tmp_path: Path, run: Callable[..., list[Built]]) -> None:
+    """Its digest is known only once it is made."""
+    asked: list[int] = []
+
+    def plan() -> Planned:
+        asked.append(1)
+        if len(asked) <= 2:  # the plan of all, and that of the stage before it has the lock
+            return planned("base", inputs=None)
+        recorded(Cache(tmp_path / "cache"), planned("base"))
+        return planned("base")
+
+    stage = Fake("base", plan)
+    (built,) = run(stage)
+    assert built.reused
+    assert stage.built == []
+
+
+def test_a_program_that_fails_is_a_build_that_failed(run: Callable[..., list[Built]]) -> None:
+    def work(_: Shop) -> None:
+        raise process.CommandError(["tar", "--extract"], 2, ["tar: no such file"])
+
+    with pytest.raises(BuildError, match="tar exited with 2") as caught:
+        run(Fake("llvm", lambda: planned("llvm"), work))
+    assert "full log:" in caught.value.fix
+    assert "run: tar" not in caught.value.fix, "in a container that is gone"

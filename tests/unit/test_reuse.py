@@ -12,7 +12,7 @@ import pytest
 
 from tests.evidence_fixtures import FILES, Stand, ed25519_signer, material, small_image
 from toolchain.digest import canonical
-from toolchain.errors import ConfigError, RegistryError, SourceError, UntrustedError
+from toolchain.errors import ConfigError, EngineError, RegistryError, SourceError, UntrustedError
 from toolchain.evidence import read_record
 from toolchain.oci import descriptor as media
 from toolchain.oci.image import write_index
@@ -36,7 +36,7 @@ class Shelf:
             Layout(folder / "else where"), folder / "work", material(**{"facts": FACTS, **changes}), ed25519_signer()
         )
         made = self.stand.material.record
-        self.planned = Planned(name=made["stage"], image=made["image"], inputs=made["inputs"])
+        self.planned = Planned(name=made["stage"], image=made["image"], inputs=made["inputs"], proves=True)
         self.request = Request(cache=Cache(folder / "cache with 'quotes'"))
         self.put()
         if speak:
@@ -212,6 +212,34 @@ def test_what_was_allowed_by_name_is_taken(tmp_path: Path) -> None:
     shelf.request = replace(shelf.request, allow_binary=("ptxas",))
     assert shelf.take() is not None
     assert read_record(shelf.request.cache, str(shelf.planned.input_digest))["binaries"] == ["ptxas"]
+
+
+def test_what_only_a_scan_found_is_not_forgotten(tmp_path: Path) -> None:
+    """No plan knows it, so whoever publishes the image again would attest that nothing prebuilt is in it."""
+    shelf = Shelf(tmp_path, speak=False)
+    with_a_binary(shelf)
+    shelf.request = replace(shelf.request, allow_binary=("ptxas",))
+    built = shelf.take()
+    assert built is not None
+    assert built.binaries == ("ptxas",)
+    assert read_record(shelf.request.cache, str(shelf.planned.input_digest))["binaries"] == ["ptxas"]
+
+
+def test_a_compressor_that_is_missing_here_stops_no_build(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unpack(*_: object, **__: object) -> None:
+        raise EngineError("zstd is not installed")
+
+    monkeypatch.setattr("toolchain.reuse.verify", unpack)
+    assert shelf.take(only=False) is None
+    with pytest.raises(EngineError):
+        shelf.take()
+
+
+def test_unchecked_where_there_is_no_check(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path, speak=False)
+    unchecked(shelf)
+    shelf.planned = replace(shelf.planned, proves=False)
+    assert shelf.take() is not None
 
 
 def test_unchecked_for_who_wants_no_check(tmp_path: Path) -> None:

@@ -9,10 +9,11 @@ import pytest
 
 from toolchain.errors import BuildError, PinError, SourceError, UnsupportedError
 from toolchain.goals import stages_of
+from toolchain.pins import aotriton_releases
 from toolchain.pipeline import plan
 from toolchain.settings import Cache, Request
 from toolchain.stages.aotriton_library import aotriton_source, commit_of
-from toolchain.stages.llvm import llvm_pin, llvm_source
+from toolchain.stages.llvm import llvm_needs, llvm_pin, llvm_source, short_id
 from toolchain.stages.triton_source import for_python, from_source, lit, lit_totals, ninja_seconds, triton_source
 
 PIN = "0729a74e66aeeb7a9839d80bfd64fc49b2e69f52"
@@ -40,6 +41,22 @@ def test_a_commit_comes_from_upstream_and_a_release_of_aotriton_from_amds_fork(r
     assert source.ref == "4280ed1150881bab98c4ecb3e5becb1b3c70fabe"
     with pytest.raises(PinError, match="no commit of Triton"):
         triton_source(request_)
+
+
+def test_a_commit_by_url_brings_its_own_needs(request_: Request) -> None:
+    """AOTriton 0.13b's Triton wants clang beside mlir and lld; the newest release does not."""
+    (commit,) = [row.triton for row in aotriton_releases() if row.name == "0.13b"]
+    url = f"https://github.com/ROCm/triton@{commit}"
+    assert llvm_needs(replace(request_, sources={"triton": url})).clang
+    assert not llvm_needs(replace(request_, sources={"triton": url}, triton="3.7.1")).clang
+    with pytest.raises(UnsupportedError, match="not on record"):
+        llvm_needs(replace(request_, sources={"triton": f"https://example.org/triton@{'0' * 40}"}))
+
+
+def test_names_of_images_take_any_version(request_: Request) -> None:
+    source = replace(llvm_source(replace(request_, sources={"llvm": "distro:llvm-toolchain-22"})), kind="distro")
+    assert short_id(replace(source, ref="distro:llvm-toolchain-22=22.1.8")) == "22.1.8"
+    assert short_id(replace(source, ref="distro:llvm-toolchain-23=23~++20261101.1+rc1")) == "23-20261101.1-rc1"
 
 
 def test_the_stages_follow_from_where_triton_comes(request_: Request) -> None:

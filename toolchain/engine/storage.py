@@ -33,7 +33,12 @@ INSTALL = "apt-get install buildah"
 _NUMBER = itertools.count()
 _STARTS = 4
 _NOT_STARTED = "sealing memfd copy"
+# Our names of containers. Those that buildah names itself are called after their image, which may begin alike.
+_OURS = re.compile(r"toolchain-run-\d+-\d+-\d+")
 _LEFT_BY_BUILDAH = re.compile(r"buildah\d+")
+# Unfinished work that has no place to go on from; whoever still works on it has touched it within a day.
+_SCRATCH = re.compile(r"(archive|bundle|evidence|git|pip|reuse)-[a-z0-9_]{8}")
+_STALE = 86400
 
 
 def process_identity(pid: int) -> str | None:
@@ -234,9 +239,17 @@ class Storage:
                     for left in self.cache.work.iterdir() if self.cache.work.is_dir() else []:
                         if _LEFT_BY_BUILDAH.fullmatch(left.name):
                             remove_tree(left)
+                self._forget_scratch()
         except Timeout:
             LOG.debug("another invocation cleans up")
         return done
+
+    def _forget_scratch(self) -> None:
+        """Remove what other parts of the tool left when they were killed."""
+        for place in (self.cache.work, self.cache.store / "partial"):
+            for left in place.iterdir() if place.is_dir() else []:
+                if _SCRATCH.fullmatch(left.name) and time.time() - left.stat().st_mtime > _STALE:
+                    remove_tree(left)
 
     def _dead(self) -> tuple[list[Path], bool]:
         """Folders of processes that are gone, and whether a build is at work."""
@@ -261,9 +274,9 @@ class Storage:
 
         for folder in dead:
             if folder.name.startswith("build-"):
-                if building:
+                if building or self._dead()[1]:  # one may have begun since
                     continue
-                for name in sorted(name for name in names if not name.startswith("toolchain-")):
+                for name in sorted(name for name in names if not _OURS.fullmatch(name)):
                     names.discard(name)
                     remove(name)
                 for image in self.call("images", "--filter", "dangling=true", "--quiet").stdout.split():

@@ -307,6 +307,11 @@ class Layout:
             yield this
             waiting.extend(reversed(self.children(this)))
 
+    def forget(self, *digests: str) -> None:
+        """Remove blobs of an image that was never tagged; a name of it stays nowhere."""
+        for digest in digests:
+            self._path(digest).unlink(missing_ok=True)
+
     def gc(self, keep: Iterable[str] = ()) -> int:
         """Remove the blobs that neither index.json nor a digest in `keep` reaches, and day-old partial files.
 

@@ -85,6 +85,7 @@ class AotritonStage:
             partial=", ".join(part),
             disk=_DISK,
             engine=True,
+            proves=True,
         )
 
     def build(self, planned: Planned, below: Mapping[str, Built], shop: Shop) -> Built:

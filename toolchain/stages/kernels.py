@@ -17,6 +17,7 @@ from toolchain.sources.resolve import locate, parse_source_spec, require
 from toolchain.sources.tree import Source
 from toolchain.stages.base import base_label
 from toolchain.stages.intake import take_in
+from toolchain.stages.llvm import short_id
 from toolchain.stages.stage import Built, Planned, Shop, common_inputs, source_inputs
 from toolchain.stages.triton import SITE
 
@@ -57,7 +58,7 @@ class KernelsStage:
         stem = "flash-attn-kernels-partial" if part else "flash-attn-kernels"
         return Planned(
             name=self.name,
-            image=f"{stem}-{source.ref.rpartition('==')[2]}-{base_label(request)}",
+            image=f"{stem}-{_version(source)}-{base_label(request)}",
             inputs=inputs,
             sources=(source,),
             binaries=below["triton"].binaries,
@@ -139,6 +140,10 @@ class KernelsStage:
                 **({"toolchain.partial": planned.partial} if planned.partial else {}),
             },
         )
+
+
+def _version(source: Source) -> str:
+    return source.ref.rpartition("==")[2] if source.kind == "pypi" else short_id(source)
 
 
 def sdist_source(request: Request) -> Source:

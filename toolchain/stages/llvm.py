@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from toolchain.sources.resolve import locate, parse_source_spec, parts, require
 from toolchain.sources.tree import Source
 from toolchain.stages.base import base_label
 from toolchain.stages.intake import take_in
-from toolchain.stages.parts import TABLEGEN, part_of
+from toolchain.stages.parts import TABLEGEN, Part, part_of
 from toolchain.stages.stage import Built, Planned, Shop, common_inputs, locked, source_inputs
 
 DEFAULT_TRITON = "3.7.1"
@@ -78,6 +79,7 @@ class LlvmStage:
             partial=part.told,
             disk=part.disk,
             engine=True,
+            proves=_proves(part, cross),
         )
 
     def build(self, planned: Planned, below: Mapping[str, Built], shop: Shop) -> Built:
@@ -85,8 +87,7 @@ class LlvmStage:
         request, needs = shop.request, llvm_needs(shop.request)
         arch, part = request.arch[0], part_of(request.only, needs)
         cross = arch != this_machine()
-        # The table generators alone were always proved by being used; of another machine nothing here uses them.
-        proved = request.contract and (part.name != TABLEGEN or cross)
+        proved = request.contract and _proves(part, cross)
         emulate = emulator(arch) if cross and proved else None
         shop.require_disk(part.disk)
         shop.step("source")
@@ -160,6 +161,11 @@ def _take_in(tree: Path, request: Request, planned: Planned) -> tuple[Planned, d
     return replace(planned, binaries=intake.binaries(planned.binaries)), facts
 
 
+def _proves(part: Part, cross: bool) -> bool:
+    """The table generators alone were always proved by being used; of another machine nothing here uses them."""
+    return part.name != TABLEGEN or cross
+
+
 def _libraries(needs: Needs) -> dict[str, str]:
     return {
         "ROOTS": ";".join(needs.roots),
@@ -174,7 +180,10 @@ def _require(source: Source, needs: Needs) -> None:
 
 
 def triton_of(request: Request) -> str | None:
-    """The Triton version whose needs count: asked for, or the one an AOTriton release carries; None for neither."""
+    """The Triton whose needs count: the version asked for, or the commit that an AOTriton release or `--source` names.
+
+    None where none is named, or one as a folder.
+    """
     if request.triton:
         return request.triton
     if request.aotriton:
@@ -182,6 +191,8 @@ def triton_of(request: Request) -> str | None:
         if "triton" not in request.sources:
             require_known(release, "triton")
         return release.triton or None
+    if "triton" in request.sources and (spec := parse_source_spec(request.sources["triton"])).kind == "git":
+        return spec.version
     return None if "llvm" in request.sources else DEFAULT_TRITON
 
 
@@ -242,7 +253,8 @@ def short_id(source: Source) -> str:
     if source.kind == "git":
         return source.ref[:8]
     if source.kind == "distro":
-        return source.ref.rpartition("=")[2]
+        # A version may hold what no name of an image takes: 23~++20261101, 22.1.0~+rc1.
+        return re.sub(r"[^A-Za-z0-9.]+", "-", source.ref.rpartition("=")[2])
     digest = source.digest or ""
     return "tree" + digest.removeprefix("sha256:")[:8] if source.kind == "local" else digest.removeprefix("sha256:")[:8]
 

@@ -27,6 +27,7 @@ class Planned:
         disk: bytes that must be free before it is begun.
         engine: whether it is built by the container engine; what a stage does with files alone needs none.
         online: whether making it reaches out for more than its sources.
+        proves: whether building it tries what it made, unless --no-contract says not to.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Planned:
     disk: int = 0
     engine: bool = False
     online: bool = False
+    proves: bool = False
 
     @property
     def input_digest(self) -> str | None:
@@ -53,6 +55,7 @@ class Built:
         manifest: digest of the image's manifest in the local layout.
         layers: descriptors of the layers, as in the manifest, lowest first.
         facts: sizes, seconds, counts: what the report shows. Not an input.
+        binaries: prebuilt things in it, by the names of `--allow-binary`: those planned, and those a scan found.
         taken_from: where the image was taken from, by digest, if this invocation took it from somewhere.
     """
 
@@ -63,6 +66,7 @@ class Built:
     facts: Mapping[str, Any] = field(default_factory=dict)
     reused: bool = False
     taken_from: str = ""
+    binaries: tuple[str, ...] = ()
 
 
 class Shop(Protocol):

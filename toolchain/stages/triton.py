@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from toolchain.errors import HostileInputError, UnsupportedError
+from toolchain.errors import ConfigError, HostileInputError, UnsupportedError
 from toolchain.settings import Request
 from toolchain.sources.resolve import locate, parse_source_spec
 from toolchain.sources.tree import Source
@@ -30,6 +30,12 @@ class TritonWheelStage:
     def plan(self, request: Request, below: Mapping[str, Planned]) -> Planned:
         """See `Stage.plan`."""
         source = wheel_source(request)
+        if patches := request.patches.get("triton"):
+            raise ConfigError(
+                f"--patch triton={patches[0]} has nothing to patch",
+                why="Triton comes as the wheel of the index; only its source can be patched",
+                fix="name a source too: --source triton=PATH or URL@COMMIT",
+            )
         under = below["base"].input_digest
         sources = source_inputs([source], {})
         inputs: dict[str, Any] | None = None

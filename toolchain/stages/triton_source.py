@@ -85,6 +85,7 @@ class TritonSourceStage:
             binaries=names_allowed("triton", request),
             disk=_DISK,
             engine=True,
+            proves=True,
         )
 
     def build(self, planned: Planned, below: Mapping[str, Built], shop: Shop) -> Built:
