@@ -152,7 +152,9 @@ def build(request: Request, goal: str, *, command: Sequence[str] = (), reuse: Re
     for row in rows:
         _allowed(request, row.planned, row.built)
     # With `reuse` all of it may come from elsewhere; then this waits for the first stage that does not.
-    ready = functools.cache(lambda: _ready(request, plan(request, goal, proved=request.contract)))
+    ready = functools.cache(
+        lambda: _ready(request, rows if reuse is None else plan(request, goal, proved=request.contract))
+    )
     if reuse is None:
         ready()
     # What may come finished from elsewhere needs no sources.
