@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -46,6 +48,41 @@ def test_lines_of_both_streams_are_kept(tmp_path: Path) -> None:
         ["one", "two"],
     )
     assert sorted(log.read_text().splitlines()[1:]) == ["one", "two"]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_ends_the_tool_and_its_children(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    noted, git = tmp_path / "pid", tmp_path / "bin" / "git"
+    git.parent.mkdir()
+    git.write_text(f"#!/bin/sh\necho $$ >'{noted}.new'; mv '{noted}.new' '{noted}'; exec sleep 300\n")
+    git.chmod(0o755)
+    env = {**os.environ, "PATH": f"{git.parent}:{os.environ['PATH']}", "TOOLCHAIN_CACHE": str(tmp_path / "cache")}
+    words = ["fetch", "llvm", "--source", f"llvm=https://example.test/r@{'1' * 40}"]
+    tool = subprocess.Popen([sys.executable, "-m", "toolchain", *words], cwd=TOP, env=env)
+    _until(noted.exists)
+    tool.send_signal(number)
+    assert tool.wait(60) == code
+    _until(lambda: not _alive(int(noted.read_text())))
+
+
+AT_FORK = """
+import os, signal
+from toolchain import process
+from toolchain.cli import app, doctor_cmd
+
+def work(*_):
+    os.register_at_fork(after_in_parent=lambda: [os.kill(os.getpid(), signal.SIGTERM), sum(range(1000))])
+    process.run(["sleep", "60"])
+
+doctor_cmd.checkup.examine = work
+app.main()
+"""
+
+
+def test_a_signal_while_a_program_is_started_is_not_lost() -> None:
+    """Python throws away what is raised in a handler that runs at a fork."""
+    done = subprocess.run([sys.executable, "-c", AT_FORK, "doctor"], cwd=TOP, timeout=55, check=False)
+    assert done.returncode == 143
 
 
 def test_helpers_end_with_a_killed_tool(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from types import FrameType
@@ -31,6 +32,9 @@ app = typer.Typer(
 )
 bundle = typer.Typer(no_args_is_help=True, help="All that a build takes in, for machines without a network.")
 kernels = typer.Typer(no_args_is_help=True, help="FlashAttention kernels: compile them, see how far they are.")
+
+
+_STARTING = (subprocess.Popen.__init__.__code__,)
 
 
 def _version(value: bool) -> None:
@@ -100,8 +104,22 @@ app.add_typer(bundle, name="bundle")
 
 
 def _terminated(number: int, frame: FrameType | None) -> None:
-    # SystemExit unwinds through every `finally`, so children end and partial files go.
+    # SystemExit unwinds through every `finally`, so children end and partial files go. But not while a program is being
+    # started: Python throws away what is raised in handlers that run at a fork, and nobody has got hold of that program
+    # yet, so it would go on.
+    if _starts_a_program(frame):
+        signal.signal(signal.SIGALRM, lambda _, later: _terminated(number, later))
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        return
     sys.exit(128 + number)
+
+
+def _starts_a_program(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code in _STARTING:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def main() -> None:
