@@ -112,6 +112,8 @@ def test_in_a_layout_folder(tmp_path: Path, home: Home) -> None:
     assert {row["verdict"] for row in good.json["images"]} == {"trusted"}
     assert len(good.json["images"]) == 2, "two names; what is attached is no image of its own"
     assert toolchain("inspect", out).code == 0
+    shown = toolchain("inspect", out, "--json").json["images"][0]["images"][0]
+    assert shown["labels"]["toolchain.input-digest"] == home.built.input_digest
 
 
 def test_with_the_referrers_api(home: Home) -> None:

@@ -190,6 +190,7 @@ def test_busy_server(server: Server, store: Store, monkeypatch: pytest.MonkeyPat
 
 
 def test_nobody_there(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
     monkeypatch.setattr(archive, "BACKOFF", 0.0)
     monkeypatch.setattr(reach, "RETRY_BACKOFF", 0.0)
     with pytest.raises(UnreachableError):

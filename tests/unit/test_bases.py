@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.evidence_fixtures import FILES, Stand, small_image
+from toolchain import pipeline
 from toolchain.bases import DATA, base_recipe, load_bases
-from toolchain.errors import ConfigError, RegistryError, UnsupportedError
+from toolchain.errors import ConfigError, DigestError, RegistryError, UnsupportedError
+from toolchain.oci.check import verify_layout
 from toolchain.oci.layout import Layout
 from toolchain.recipe import root
 from toolchain.settings import Cache, Request
+from toolchain.stages import base as stage
 from toolchain.stages.base import BaseStage, base_label, local_manifest
 from toolchain.stages.stage import common_inputs
 
@@ -131,6 +136,32 @@ def test_a_local_image_without_a_name(tmp_path: Path) -> None:
         local_manifest(request)
     stand.layout.add(stand.index)
     assert local_manifest(request)[1]["digest"] == stand.manifest.digest
+
+
+def test_a_local_image_is_taken_whole_and_a_damaged_one_is_not(tmp_path: Path) -> None:
+    stand = Stand(Layout(tmp_path / "images"), tmp_path / "work")
+    request = Request(cache=Cache(tmp_path / "one"), base=f"oci:{stand.layout.root}")
+    (built,) = pipeline.build(request, "base")
+    own = Layout(request.cache.images)
+    assert verify_layout(own, own.resolve(built.manifest)) == []
+    blob = stand.layout.blob(stand.layout.children(stand.manifest)[1].digest)
+    blob.write_bytes(b"x" * blob.stat().st_size)
+    with pytest.raises(DigestError):
+        pipeline.build(dataclasses.replace(request, cache=Cache(tmp_path / "two")), "base")
+
+
+def test_nothing_of_this_machine_stays_in_a_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its mirror may hold a password."""
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(stage, "run_mmdebstrap", lambda *_, **more: given.update(more))
+    stage._mmdebstrap(base_recipe("debian13"), tmp_path / "tar", tmp_path / "list", None)  # type: ignore[arg-type]
+    top = tmp_path / "a root"
+    for name in ("apt/sources.list", "apt/sources.list.d/x.sources", "hostname", "resolv.conf", "machine-id"):
+        (top / "etc" / name).parent.mkdir(parents=True, exist_ok=True)
+        (top / "etc" / name).write_text("http://user:secret@mirror.invalid")
+    for hook in given["options"][1:]:  # the first one lists packages, by chroot
+        subprocess.run(["sh", "-c", hook.removeprefix("--customize-hook="), "sh", top], check=True)
+    assert [path for path in top.rglob("*") if path.is_file() and path.read_text()] == []
 
 
 @pytest.mark.parametrize("name", BY_IMAGE)

@@ -26,6 +26,7 @@ from toolchain.errors import ToolchainError
 from toolchain.oci.reference import Target
 from toolchain.process import CommandError
 from toolchain.settings import Request
+from toolchain.stages.stage import Built, Planned
 
 TOP = Path(__file__).resolve().parents[2]
 
@@ -68,6 +69,9 @@ def call(env: dict[str, str], *words: str, cwd: Path | None = None) -> subproces
         (("build", "llvm", "--patch", "llvm=/no/such/file"), 3, "no such file"),
         (("plan", "triton", "--patch", f"triton={__file__}"), 3, "has nothing to patch"),
         (("lock", "base", "-o", "/no/such/folder/lock"), 3, "cannot write /no/such/folder/lock"),
+        (("build", "kernels"), 15, "--allow-binary triton-wheel"),
+        (("build", "triton"), 15, "--allow-binary triton-wheel"),
+        (("kernels", "run"), 15, "--allow-binary triton-wheel"),
         (("build", "llvm", "--compression", "rar"), 3, "rar"),
         (("build", "llvm", "--only", "everything"), 7, "everything"),
         (("build", "all", "--limit", "0"), 2, "limit"),
@@ -103,8 +107,8 @@ HOSTILE = ("base", "arch", "source", "patch", "triton", "aotriton", "gpu", "sele
            "python", "only", "compression")  # fmt: skip
 
 
-def test_no_value_is_run_or_begins_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Option values, from wherever they come, with a newline or with what a shell would run."""
+def test_no_value_begins_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Option values, from wherever they come, with a newline are refused; what a shell would run is data."""
     for name in [name for name in os.environ if name.startswith("TOOLCHAIN_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("TOOLCHAIN_CACHE", str(tmp_path / "cache"))
@@ -275,6 +279,24 @@ def test_names_carry_the_pin(
     llvm = json.loads(call(clean, "plan", "llvm", "--json", *words, cwd=tmp_path).stdout)["stages"][1]
     assert llvm["image"] == image
     assert llvm["sources"][0]["repository"] == repository
+
+
+@pytest.mark.parametrize(("bad", "code"), [(2, 12), (0, 0)])
+@pytest.mark.parametrize("verb", [("build", "kernels"), ("kernels", "run")])
+def test_known_bad_kernels_show_in_the_exit_code(
+    verb: tuple[str, ...], bad: int, code: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    counts = {"done": 4, "failed": bad, "timed_out": 0}
+    built = Built(
+        planned=Planned(name="kernels", image="k", inputs={}),
+        input_digest="sha256:0",
+        manifest="m",
+        layers=(),
+        facts={"kernels": counts, "known_bad": ["gfx942/a"]},
+    )
+    monkeypatch.setattr("toolchain.cli.build_cmd.build_stages", lambda *_, **__: [built])
+    done = CliRunner().invoke(app, [*verb, "--json", "--cache", str(tmp_path)])
+    assert (done.exit_code, json.loads(done.stdout)["stages"][0]["facts"]["kernels"]) == (code, counts)
 
 
 def test_errors_are_data_too(clean: dict[str, str], tmp_path: Path) -> None:

@@ -8,11 +8,12 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from toolchain.engine import isolation
-from toolchain.engine.storage import Storage
+from toolchain.engine.storage import Storage, remove_tree
 from toolchain.errors import EngineError
 from toolchain.process import CommandError
 from toolchain.settings import Cache
@@ -28,6 +29,24 @@ if n <= int(sys.argv[2]):
 print("done")
 """
 BUSY = "Close_Fd sealing memfd copy: Device or resource busy"
+
+
+def test_what_is_mounted_inside_is_never_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = tmp_path / "a tree" / "mnt" / "mine"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("x")
+    real, point = Path.read_text, str(mine.parent).replace(" ", "\\040")
+    table = [f"1 1 0:1 / {point} rw - x x rw\n"]
+
+    def read(path: Path, *args: Any, **more: Any) -> str:
+        return table[0] if path == Path("/proc/self/mountinfo") else real(path, *args, **more)
+
+    monkeypatch.setattr(Path, "read_text", read)
+    remove_tree(tmp_path / "a tree")
+    assert mine.is_file()
+    table[0] = ""
+    remove_tree(tmp_path / "a tree")
+    assert not (tmp_path / "a tree").exists()
 
 
 @pytest.fixture

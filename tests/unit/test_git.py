@@ -98,7 +98,8 @@ def test_a_blob_is_no_commit(repository: Path, store: Store) -> None:
         fetch_git(str(repository), blob, store, offline=False)
 
 
-def test_unreachable(store: Store) -> None:
+def test_unreachable(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
     with pytest.raises(UnreachableError):
         fetch_git("http://127.0.0.1:9/r", "a" * 40, store, offline=False)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import itertools
 import json
 import os
@@ -13,20 +14,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from tests.evidence_fixtures import finished_base
-from toolchain import lockfile, locking
+from toolchain import lockfile, locking, pipeline
 from toolchain.cli.app import app
 from toolchain.digest import sha256_bytes
+from toolchain.engine.progress import Progress
 from toolchain.errors import ConfigError, LockedError
 from toolchain.lockdiff import differences
 from toolchain.lockfile import Lock, LockedBase, LockedPackage, LockedPatch, LockedSource
 from toolchain.pipeline import plan
+from toolchain.prefetch import Prefetch
 from toolchain.settings import Cache, Request
+from toolchain.shop import BuildShop
 from toolchain.sources.resolve import fetch_source
 from toolchain.sources.store import Store
-from toolchain.sources.tree import scan_tree
+from toolchain.sources.tree import Source, scan_tree
+from toolchain.stages.base import BaseStage
+from toolchain.stages.stage import Built, Planned, Shop
 
 TOP = Path(__file__).resolve().parents[2]
 A, B = "sha256:" + "a" * 64, "sha256:" + "b" * 64
@@ -213,7 +220,7 @@ CHANGES: list[tuple[dict[str, Any], str | None]] = [
     ({"sources": (source(), wheel(digest=A))}, "the wheel triton: digest"),
     ({"sources": (source(), wheel(), source(name="new"))}, "the source new is not in the lock"),
     ({"sources": (source(digest=""), wheel())}, "no digest before it is fetched"),
-    ({"sources": (source(kind="local", tree=A), wheel())}, "the source llvm: "),
+    ({"sources": (source(kind="local", tree=A), wheel())}, "the tree"),
     ({"bases": (base(name="ubi9"),)}, "base ubi9 (amd64) is not in the lock"),
     ({"bases": (base(arch="arm64"),)}, "base debian13 (arm64) is not in the lock"),
     ({"bases": (base(recipe=B),)}, "its recipe is another one"),
@@ -282,7 +289,59 @@ def test_a_checkout_may_stand_for_the_tree_that_is_locked() -> None:
         assert (differences(lock(), lock(sources=(part, wheel())), whole=False) == []) is good
 
 
+def test_a_base_made_anew_that_is_not_the_locked_one_stops_the_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mirrors have moved since it was locked; nothing is built on what they have now."""
+    finished_base(Cache(tmp_path / "one"), tmp_path / "first")
+    request = Request(cache=Cache(tmp_path / "one"))
+    held = locking.resolve(request, [row.planned for row in plan(request, "base")], "base")
+
+    def moved(_: object, planned: Planned, below: object, shop: Shop) -> Built:
+        built = finished_base(shop.cache, tmp_path / "second")
+        (path,) = (shop.cache.root / "locked").iterdir()
+        path.write_text(path.read_text().replace("3.0.3", "3.0.4"))
+        return built
+
+    monkeypatch.setattr(BaseStage, "build", moved)
+    monkeypatch.setattr(pipeline, "_ready", lambda *_: None)
+    with pytest.raises(LockedError) as caught:
+        pipeline.build(dataclasses.replace(request, cache=Cache(tmp_path / "two"), lock=held), "base")
+    assert "apt 3.0.3 555555555555 is locked, 3.0.4" in caught.value.why
+
+
+def test_what_a_stage_is_given_was_read_again_and_held_to_the_lock(
+    tmp_path: Path, checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = Cache(tmp_path / "c")
+    how: list[dict[str, Any]] = []
+    held: list[Source] = []
+    one = plan(Request(cache=cache, sources={"llvm": str(checkout)}), "llvm")[1].planned.sources[0]
+
+    def fetched(source: Source, **given: Any) -> Source:
+        how.append(given)
+        return source
+
+    monkeypatch.setattr("toolchain.shop.fetch_source", fetched)
+    monkeypatch.setattr(locking, "check", lambda *_: None)
+    monkeypatch.setattr(locking, "check_tree", lambda _, source: held.append(source))
+    fetching = Prefetch([], cache=cache, offline=True, patches={})
+    with Progress("t", 1, 1, {}, Console(file=io.StringIO())) as progress:
+        asked = Request(cache=cache, lock=lock())
+        shop = BuildShop(request=asked, log=tmp_path / "log", progress=progress, stage="t", prefetch=fetching)
+        assert shop.fetch(one) == one
+    assert how[0]["verify"] is True
+    assert held == [one]
+
+
 # The verbs
+
+
+def test_fetch_says_where_the_sources_are(here: Here, checkout: Path) -> None:
+    done = here.call("fetch", "llvm", "--source", f"llvm={checkout}", "--json")
+    assert done.exit_code == 0, done.stderr
+    (row,) = json.loads(done.stdout)["sources"]
+    assert (Path(row["path"]) / "mlir" / "CMakeLists.txt").read_text() == "project(x)\n"
 
 
 def test_the_lock_of_the_quickstart_is_current(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import platform
 import time
@@ -9,17 +10,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from filelock import FileLock
+from rich.console import Console
 
+from tests.evidence_fixtures import finished_base
 from toolchain import pipeline, prefetch, process
 from toolchain.cli.request import make_request
 from toolchain.engine import isolation, resources
+from toolchain.engine.progress import Progress
 from toolchain.errors import (
     BuildError,
     ConfigError,
+    ContractError,
     DigestError,
     EngineError,
     LockHeldError,
@@ -29,7 +35,9 @@ from toolchain.errors import (
 )
 from toolchain.oci import descriptor as media
 from toolchain.oci.layout import Layout
+from toolchain.prefetch import Prefetch
 from toolchain.settings import Cache, Request
+from toolchain.shop import BuildShop
 from toolchain.sources.mirrors import Mirror
 from toolchain.sources.tree import Source
 from toolchain.stages import base
@@ -270,6 +278,48 @@ def test_what_nobody_has_tried_is_built_again_where_a_contract_is_asked_for(tmp_
     assert pipeline.find(cache, replace(one, proves=False), proved=True) is not None, "a base has no contract to prove"
     recorded(cache, one, request={"contract": True})
     assert pipeline.find(cache, one, proved=True) is not None
+
+
+def test_a_record_whose_image_is_gone_does_not_count(tmp_path: Path) -> None:
+    one, cache = planned("llvm"), Cache(tmp_path)
+    layout = Layout(cache.images).ensure()
+    for gone in ("layer", "manifest", "record"):
+        layer = layout.put_bytes(b"layer", media.LAYER)
+        recorded(cache, one, layers=[layer.as_json()])
+        found = pipeline.find(cache, one)
+        assert found is not None
+        if gone == "record":
+            pipeline.record_path(cache, found.input_digest).write_text("{")
+        else:
+            layout.blob(layer.digest if gone == "layer" else found.manifest).unlink()
+        assert pipeline.find(cache, one) is None, gone
+
+
+def test_a_layer_that_breaks_its_contract_is_not_recorded(tmp_path: Path) -> None:
+    cache = Cache(tmp_path / "cache")
+    below, one, tree = finished_base(cache, tmp_path / "work"), planned("llvm"), tmp_path / "tree"
+    tree.mkdir()
+    (tree / "file").write_text("content")
+    before = {path.name for path in (cache.images / "blobs" / "sha256").iterdir()}
+    forgotten: list[str] = []
+    engine: Any = SimpleNamespace(ensure_image=lambda *_: "candidate", forget_image=forgotten.append)
+
+    def broken(_: str) -> dict[str, Any]:
+        raise ContractError("no mlir-tblgen")
+
+    fetching = Prefetch([], cache=cache, offline=True, patches={})
+    with Progress("llvm", 1, 1, {}, Console(file=io.StringIO())) as progress:
+        shop = BuildShop(
+            request=Request(cache=cache), log=tmp_path / "log", progress=progress, stage="t", prefetch=fetching,
+            _engine=engine,
+        )  # fmt: skip
+        with pytest.raises(ContractError):
+            shop.finish(one, tree=tree, facts={}, check=broken, check_on=below)
+    assert pipeline.find(cache, one) is None
+    assert not [name for name in Layout(cache.images).refs() if "llvm" in name]
+    assert forgotten == ["candidate"]
+    left = {path.name for path in (cache.images / "blobs" / "sha256").iterdir()} - before
+    assert len(left) == 1, "the image's config; neither its layer nor its manifest"
 
 
 def test_what_another_call_let_in_is_asked_for_by_name_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

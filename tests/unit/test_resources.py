@@ -100,7 +100,7 @@ def test_a_group_path_of_the_host_falls_back_to_the_mounts_top(machine: Machine)
 
 
 def test_this_machine_has_some() -> None:
-    assert resources.memory_available() > GIB // 8
+    assert resources.memory_available() > 0
     assert 1 <= resources.cores() <= (os.cpu_count() or 1)
 
 

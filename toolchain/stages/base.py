@@ -138,7 +138,7 @@ def _mmdebstrap(recipe: BaseRecipe, tar: Path, packages: Path, shop: Shop) -> No
     hooks = [f'chroot "$1" sh -c {shlex.quote(_LIST_PACKAGES)} > {shlex.quote(str(packages))}']
     for link, target in recipe.links.items():
         where = f'"$1"{shlex.quote(link)}'
-        hooks.append(f"mkdir -p $(dirname {where}) && ln -sfn {shlex.quote(target)} {where}")
+        hooks.append(f'mkdir -p "$(dirname {where})" && ln -sfn {shlex.quote(target)} {where}')
     # Nothing of this machine stays in the image: neither its mirror nor its name.
     of_here = ("sources.list", "sources.list.d/*", "hostname", "resolv.conf")
     hooks.append(

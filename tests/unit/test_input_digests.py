@@ -1,0 +1,63 @@
+"""What makes another result is another input; what does not is none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from toolchain.settings import Cache, Request
+from toolchain.stages.aotriton import AotritonStage
+from toolchain.stages.kernels import KernelsStage
+from toolchain.stages.llvm import LlvmStage
+from toolchain.stages.stage import Planned, Stage
+from toolchain.stages.triton_source import TritonSourceStage
+
+OF_KERNELS: tuple[dict[str, Any], ...] = (
+    {"gpus": ("gfx950",)},
+    {"select": "attn*"},
+    {"limit": 3},
+    {"keep_going": True},
+    {"compression": "zstd"},
+)
+CASES: list[tuple[Stage, dict[str, Any]]] = [
+    *((stage, change) for stage in (KernelsStage(), AotritonStage()) for change in OF_KERNELS),
+    (TritonSourceStage(), {"pythons": ("3.12",)}),
+    (TritonSourceStage(), {"drop_binary": ("libdevice",)}),
+    (LlvmStage(), {"only": "support"}),
+]
+STAGES: list[Stage] = [KernelsStage(), AotritonStage(), TritonSourceStage(), LlvmStage()]
+
+
+def asked(folder: Path) -> Request:
+    return Request(cache=Cache(folder / "cache"), aotriton="0.10b", gpus=("gfx942",))
+
+
+def digest(stage: Stage, request: Request) -> str:
+    below = {name: Planned(name=name, image=name, inputs={"x": name}) for name in ("base", "llvm", "triton")}
+    found = stage.plan(request, below).input_digest
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("stage", "change"), CASES, ids=[f"{stage.name}-{'-'.join(change)}" for stage, change in CASES]
+)
+def test_another_result_has_another_digest(tmp_path: Path, stage: Stage, change: dict[str, Any]) -> None:
+    request = asked(tmp_path)
+    assert digest(stage, replace(request, **change)) != digest(stage, request)
+
+
+@pytest.mark.parametrize("stage", STAGES, ids=[stage.name for stage in STAGES])
+def test_patches_count_and_what_changes_no_byte_does_not(tmp_path: Path, stage: Stage) -> None:
+    request, patch = asked(tmp_path), tmp_path / "a patch"
+    patch.write_text("one")
+    patched = replace(request, patches=dict.fromkeys(("llvm", "triton", "aotriton", "flash-attn"), (patch,)))
+    before, with_patch = digest(stage, request), digest(stage, patched)
+    assert with_patch != before
+    patch.write_text("two")
+    assert digest(stage, patched) not in {before, with_patch}
+    free = replace(request, jobs=3, offline=True, json=True, kernel_timeout=60.0, contract=False)
+    assert digest(stage, free) == before
