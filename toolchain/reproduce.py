@@ -22,6 +22,8 @@ from toolchain.settings import EPOCH, Cache, Request
 from toolchain.stages.stage import Built
 from toolchain.trust.difference import Blob, FileDifference, differences, explain
 
+_GONE = ".gone"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Reproduced:
@@ -101,7 +103,7 @@ def reproduce(
             why=f"input digest {digest}, the image says {first['input_digest']}",
             fix="give the options, sources and version of the tool that it was built with",
         )
-    with _clean(request.cache, rows[:-1], str(digest)) as cache:
+    with clean_cache(request.cache, rows[:-1], str(digest)) as cache:
         again = build(replace(request, cache=cache), goal, command=command)[-1]
         return _compare(first, again, cache)
 
@@ -151,28 +153,36 @@ def _compare(first: Mapping[str, Any], again: Built, cache: Cache) -> Reproduced
 
 
 @contextmanager
-def _clean(cache: Cache, below: Sequence[PlanRow], digest: str) -> Iterator[Cache]:
-    """A cache folder with the sources and the finished stages below, and nothing else; gone afterwards."""
+def clean_cache(cache: Cache, below: Sequence[PlanRow], digest: str) -> Iterator[Cache]:
+    """A cache folder with the sources and the finished stages below, and nothing else.
+
+    It is gone once the bytes are compared. A reproduction that was cut off leaves it, and the next one of the same
+    inputs goes on in it: what lies there was made by reproductions alone. LLVM takes hours, so a kill must not cost
+    them again.
+    """
     root = cache.root / "reproduce" / digest.removeprefix("sha256:")[:12]
     cache.locks.mkdir(parents=True, exist_ok=True)
     with FileLock(cache.locks / f"reproduce-{root.name}.lock"):
-        _remove(root)
-        root.mkdir(parents=True)
+        _remove(root.with_suffix(_GONE))
         fresh = Cache(root)
+        if root.is_dir():
+            console.note(f"going on with the reproduction that was cut off ({root}); delete that folder to begin anew")
+        root.mkdir(parents=True, exist_ok=True)
         # Every entry of the store is checked against its digest when it is taken.
-        fresh.store.symlink_to(cache.store, target_is_directory=True)
+        if not fresh.store.is_symlink():
+            fresh.store.symlink_to(cache.store, target_is_directory=True)
         if (cache.root / "locked").is_dir():
-            shutil.copytree(cache.root / "locked", root / "locked")
+            shutil.copytree(cache.root / "locked", root / "locked", dirs_exist_ok=True)
         for row in below:
             assert row.built is not None  # noqa: S101 - the caller looked
             _take(cache, fresh, row.built)
         from toolchain.engine.storage import Storage  # noqa: PLC0415 - a plan that differs starts no engine
 
-        try:
-            yield fresh
-        finally:
-            _remove(root)
-            _remove(Storage(fresh).runroot)
+        yield fresh
+        # Under another name first: a kill while this is deleted must not leave half a tree to go on with.
+        root.rename(root.with_suffix(_GONE))
+        _remove(root.with_suffix(_GONE))
+        _remove(Storage(fresh).runroot)
 
 
 def _take(cache: Cache, fresh: Cache, built: Built) -> None:

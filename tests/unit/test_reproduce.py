@@ -1,0 +1,59 @@
+"""reproduce: what a reproduction that was cut off leaves, and what it does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.evidence_fixtures import finished_base
+from toolchain.pipeline import plan
+from toolchain.reproduce import clean_cache
+from toolchain.settings import Cache, Request
+
+DIGEST = "sha256:" + "ab" * 32
+OTHER = "sha256:" + "cd" * 32
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Cache:
+    """With a finished base, and with work that no reproduction may see."""
+    cache = Cache(tmp_path / "a cache")
+    finished_base(cache, tmp_path / "base")
+    (cache.work / "ccache").mkdir(parents=True)
+    cache.store.mkdir(exist_ok=True)
+    return cache
+
+
+def test_one_that_was_cut_off_goes_on(cache: Cache, capsys: pytest.CaptureFixture[str]) -> None:
+    below = plan(Request(cache=cache), "base")
+
+    def cut_off() -> None:
+        with clean_cache(cache, below, DIGEST) as fresh:
+            assert not fresh.work.exists()
+            assert plan(Request(cache=fresh), "base")[0].built is not None, "the base is there"
+            fresh.work.mkdir()
+            (fresh.work / "object").write_text("compiled")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        cut_off()
+    assert "going on" not in capsys.readouterr().err
+    with clean_cache(cache, below, OTHER) as other:
+        assert not other.work.exists(), "other inputs begin anew"
+    assert "going on" not in capsys.readouterr().err
+    with clean_cache(cache, below, DIGEST) as again:
+        assert (again.work / "object").read_text() == "compiled"
+        assert plan(Request(cache=again), "base")[0].built is not None
+    said = capsys.readouterr().err.replace("\n", "")
+    assert f"going on with the reproduction that was cut off ({again.root})" in said
+    assert list((cache.root / "reproduce").iterdir()) == [], "once compared it is gone"
+
+
+def test_half_of_a_folder_under_deletion_is_not_gone_on_with(cache: Cache) -> None:
+    left = cache.root / "reproduce" / ("ab" * 6 + ".gone")
+    (left / "work").mkdir(parents=True)
+    (left / "work" / "half").touch()
+    with clean_cache(cache, plan(Request(cache=cache), "base"), DIGEST) as fresh:
+        assert not fresh.work.exists()
+        assert not left.exists()
