@@ -1,0 +1,353 @@
+"""`lock`, `fetch` and --locked: whatever the lock does not hold is refused, in a build and in the store."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner, Result
+
+from tests.evidence_fixtures import finished_base
+from tests.lock_fixtures import lock
+from toolchain import lockfile, locking, pipeline
+from toolchain.cli.app import app
+from toolchain.digest import sha256_bytes
+from toolchain.engine.progress import Progress
+from toolchain.errors import LockedError
+from toolchain.lockdiff import differences
+from toolchain.pipeline import plan
+from toolchain.prefetch import Prefetch
+from toolchain.settings import Cache, Request
+from toolchain.shop import BuildShop
+from toolchain.sources.resolve import fetch_source
+from toolchain.sources.store import Store
+from toolchain.sources.tree import Source, scan_tree
+from toolchain.stages.base import BaseStage
+from toolchain.stages.stage import Built, Planned, Shop
+
+TOP = Path(__file__).resolve().parents[2]
+
+
+@dataclasses.dataclass
+class Here:
+    """A folder to work in, with an empty cache beside it."""
+
+    folder: Path
+    cache: Cache
+
+    def call(self, *words: str) -> Result:
+        return CliRunner().invoke(app, [*words])
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Here:
+    for name in [name for name in os.environ if name.startswith("TOOLCHAIN_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("TOOLCHAIN_CACHE", str(tmp_path / "a cache"))
+    monkeypatch.setenv("COLUMNS", "200")
+    folder = tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return Here(folder, Cache(tmp_path / "a cache"))
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """As little of LLVM as a plan wants to see."""
+    top = tmp_path / "my secret folder" / "llvm project"
+    for name in ("llvm", "mlir", "lld", "clang"):
+        (top / name).mkdir(parents=True)
+        (top / name / "CMakeLists.txt").write_text("project(x)\n")
+    (top / "docs").mkdir()
+    (top / "docs" / "text").write_text("not built from\n")
+    return top
+
+
+# Builds
+
+
+def test_a_base_made_anew_that_is_not_the_locked_one_stops_the_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mirrors have moved since it was locked; nothing is built on what they have now."""
+    finished_base(Cache(tmp_path / "one"), tmp_path / "first")
+    request = Request(cache=Cache(tmp_path / "one"))
+    held = locking.resolve(request, [row.planned for row in plan(request, "base")], "base")
+
+    def moved(_: object, planned: Planned, below: object, shop: Shop) -> Built:
+        built = finished_base(shop.cache, tmp_path / "second")
+        (path,) = (shop.cache.root / "locked").iterdir()
+        path.write_text(path.read_text().replace("3.0.3", "3.0.4"))
+        return built
+
+    monkeypatch.setattr(BaseStage, "build", moved)
+    monkeypatch.setattr(pipeline, "_ready", lambda *_: None)
+    with pytest.raises(LockedError) as caught:
+        pipeline.build(dataclasses.replace(request, cache=Cache(tmp_path / "two"), lock=held), "base")
+    assert "apt 3.0.3 555555555555 is locked, 3.0.4" in caught.value.why
+
+
+def test_what_a_stage_is_given_was_read_again_and_held_to_the_lock(
+    tmp_path: Path, checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = Cache(tmp_path / "c")
+    how: list[dict[str, Any]] = []
+    held: list[Source] = []
+    one = plan(Request(cache=cache, sources={"llvm": str(checkout)}), "llvm")[1].planned.sources[0]
+
+    def fetched(source: Source, **given: Any) -> Source:
+        how.append(given)
+        return source
+
+    monkeypatch.setattr("toolchain.shop.fetch_source", fetched)
+    monkeypatch.setattr(locking, "check", lambda *_: None)
+    monkeypatch.setattr(locking, "check_tree", lambda _, source: held.append(source))
+    fetching = Prefetch([], cache=cache, offline=True, patches={})
+    with Progress("t", 1, 1, {}, Console(file=io.StringIO())) as progress:
+        asked = Request(cache=cache, lock=lock())
+        shop = BuildShop(request=asked, log=tmp_path / "log", progress=progress, stage="t", prefetch=fetching)
+        assert shop.fetch(one) == one
+    assert how[0]["verify"] is True
+    assert held == [one]
+
+
+# The verbs
+
+
+def test_fetch_says_where_the_sources_are(here: Here, checkout: Path) -> None:
+    done = here.call("fetch", "llvm", "--source", f"llvm={checkout}", "--json")
+    assert done.exit_code == 0, done.stderr
+    (row,) = json.loads(done.stdout)["sources"]
+    assert (Path(row["path"]) / "mlir" / "CMakeLists.txt").read_text() == "project(x)\n"
+
+
+def test_the_lock_of_the_quickstart_is_current(tmp_path: Path) -> None:
+    """Without a network and on an empty machine; its base is open, since mirrors move."""
+    there = lockfile.read(TOP / lockfile.DEFAULT)
+    request = Request(
+        cache=Cache(tmp_path / "empty"), sources={"llvm": "distro:llvm-toolchain-22"}, only="tablegen", gpus=("gfx942",)
+    )
+    now = locking.resolve(request, [row.planned for row in plan(request, "all")], "all")
+    again = "toolchain lock all --source llvm=distro:llvm-toolchain-22 --only tablegen --open-base"
+    assert differences(there, now, whole=True) == [], f"make it again: {again}"
+    assert [one.state for one in there.bases] == ["open"]
+    assert {one.name: one.wheel for one in there.sources} == {"flash-attn": False, "llvm": False, "triton": True}
+    assert all(one.tree for one in there.sources if not one.wheel)
+    assert all(one.license for one in there.sources)
+    assert lockfile.render(there) == (TOP / lockfile.DEFAULT).read_bytes()
+    options = (TOP / "quickstart").read_text()
+    assert "--locked" in options
+    assert "--source llvm=distro:llvm-toolchain-22 --only tablegen" in options
+
+
+def test_a_checkout_is_locked_and_held_to_it(here: Here, checkout: Path, tmp_path: Path) -> None:
+    cache = here.cache
+    finished_base(cache, tmp_path / "work")
+    words = ("llvm", "--source", f"llvm={checkout}")
+    done = here.call("lock", *words, "--json")
+    assert done.exit_code == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert said["complete"] is True
+    assert said["bases"] == [{"name": "debian13", "arch": "amd64", "state": "resolved"}]
+    content = (here.folder / "toolchain.lock").read_text()
+    assert "secret" not in content
+    assert str(tmp_path) not in content
+    assert '{ name = "apt", version = "3.0.3", arch = "amd64", sha256 = "' + "5" * 64 in content
+    assert here.call("lock", *words, "--check").exit_code == 0
+    assert here.call("plan", *words, "--locked").exit_code == 0
+    again = here.call("lock", *words, "-o", "other lock")
+    assert again.exit_code == 0, again.stderr
+    assert (here.folder / "other lock").read_text() == content
+
+    # The same tree elsewhere is the same source.
+    moved = checkout.rename(tmp_path / "moved")
+    words = ("llvm", "--source", f"llvm={moved}")
+    assert here.call("plan", *words, "--lock-file", "other lock").exit_code == 0
+    assert here.call("lock", *words, "--check").exit_code == 0
+    (moved / "mlir" / "CMakeLists.txt").write_text("project(y)\n")
+    before = sorted(p for p in (cache.root / "store").rglob("*"))
+    for verb in ("plan", "fetch", "build"):
+        done = here.call(verb, *words, "--locked")
+        assert done.exit_code == 21, verb
+        assert "the source llvm: the tree sha256:" in done.stderr, verb
+    done = here.call("publish", "oci:out", "--stage", *words, "--locked")
+    assert done.exit_code == 21
+    done = here.call("reproduce", "--stage", *words, "--locked")
+    assert done.exit_code == 21
+    done = here.call("lock", *words, "--check", "--json")
+    assert (done.exit_code, json.loads(done.stdout)["error"]) == (21, "Not locked")
+    assert not (here.folder / "out").exists()
+    assert not cache.work.exists() or not list(cache.work.iterdir())
+    assert {p.name for p in before} >= {p.name for p in cache.store.rglob("*") if "stat" not in p.parts}
+
+
+def test_what_else_is_refused(here: Here, checkout: Path, tmp_path: Path) -> None:
+    cache = here.cache
+    finished_base(cache, tmp_path / "work")
+    words = ("llvm", "--source", f"llvm={checkout}")
+    assert here.call("lock", *words).exit_code == 0
+    patch = tmp_path / "a patch"
+    patch.write_text("--- a/mlir/x\n+++ b/mlir/x\n@@ -0,0 +1 @@\n+x\n")
+    for more, says in (
+        (("--patch", f"llvm={patch}"), "the patches (none) are locked, a patch (sha256:"),
+        (("--base", "debian12"), "base debian12 (amd64) is not in the lock"),
+        (("--compression", "zstd"), "compressor"),
+    ):
+        done = here.call("plan", *words, *more, "--locked")
+        assert done.exit_code == 21, done.stderr
+        assert says in done.stderr
+    assert here.call("plan", "llvm", "--source", f"llvm={checkout / 'mlir'}", "--locked").exit_code == 5
+    # Another base than the locked one, resolved in this cache.
+    (path,) = (cache.root / "locked").iterdir()
+    value = json.loads(path.read_text())
+    value["packages"][0]["version"] = "9"
+    path.write_text(json.dumps(value))
+    done = here.call("build", *words, "--locked")
+    assert done.exit_code == 21
+    assert "base debian13 (amd64): apt 3.0.3 555555555555 is locked, 9 555555555555 is here" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (("plan", "--locked"), 3, "cannot read toolchain.lock"),
+        (("build", "all", "--lock-file", "no such file"), 3, "no such file"),
+        (("kernels", "run", "--lock-file", "no such file"), 3, "no such file"),
+        (("lock", "nothing"), 7, "nothing"),
+        (("lock", "--check"), 3, "cannot read toolchain.lock"),
+        (("lock", "llvm", "--offline", "--source", "llvm=distro:llvm-toolchain-17"), 18, "llvm-toolchain-17"),
+        (("bundle", "export", "nowhere"), 3, "not a reference"),
+        (("bundle", "export", "oci:x", "base"), 5, "not built yet"),
+        (("bundle", "import", "oci:no such folder"), 13, "not an OCI layout"),
+        (("bundle", "import"), 2, "ref"),
+    ],
+)
+def test_bad_input(here: Here, words: tuple[str, ...], code: int, says: str, tmp_path: Path) -> None:
+    done = here.call(*words)
+    assert done.exit_code == code, done.stderr
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(here.folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("lock", "llvm"),
+        ("lock", "llvm", "--check"),
+        ("plan", "llvm", "--lock-file", str(TOP / lockfile.DEFAULT)),
+        ("build", "llvm", "--lock-file", str(TOP / lockfile.DEFAULT)),
+        ("bundle", "export", "oci:out", "llvm"),
+    ],
+)
+def test_what_is_for_another_machine_has_no_lock(here: Here, words: tuple[str, ...]) -> None:
+    """One base in the lock would say nothing of the packages that a cross build compiles against."""
+    for arch in ("arm64", "amd64,arm64"):
+        done = here.call(*words, "--arch", arch, "--source", "llvm=distro:llvm-toolchain-22")
+        assert done.exit_code == 7, done.stderr
+        assert "nothing is locked or bundled for arm64 on a machine for amd64" in done.stderr
+        assert "use --arch amd64" in done.stderr
+    assert list(here.folder.iterdir()) == []
+
+
+def test_a_lock_without_a_network_says_what_it_leaves_out(here: Here, tmp_path: Path) -> None:
+    words = ("llvm", "--source", "llvm=distro:llvm-toolchain-22")
+    done = here.call("lock", *words, "--offline")
+    assert done.exit_code == 0, done.stderr
+    assert "its tree digest is left out" in done.stderr
+    assert "not complete: the packages of base debian13 (amd64)" in done.stderr
+    found = lockfile.read(here.folder / "toolchain.lock")
+    assert found.bases[0].state == "unresolved"
+    assert found.bases[0].suite == "trixie"
+    assert found.sources[0].tree == ""
+    assert here.call("plan", *words, "--locked").exit_code == 0
+
+
+# What is taken from the store
+
+
+@pytest.mark.parametrize("forged", [False, True])
+def test_a_tree_that_was_tampered_with_is_not_built_from(tmp_path: Path, checkout: Path, forged: bool) -> None:
+    """Even when its records in the store were changed with it."""
+    cache = Cache(tmp_path / "cache")
+    request = Request(cache=cache, sources={"llvm": str(checkout)})
+    (_, llvm) = plan(request, "llvm")
+    request = dataclasses.replace(request, lock=locking.make(request, [llvm.planned], "llvm", tmp_path / "a lock"))
+    source_ = llvm.planned.sources[0]
+    got = fetch_source(source_, cache=cache, offline=True, verify=True)
+    locking.check_tree(request, got)
+    assert got.path is not None
+    victim = got.path / "llvm" / "CMakeLists.txt"
+    victim.write_text("project(evil)\n")
+    if not forged:
+        clean_again = fetch_source(source_, cache=cache, offline=True)
+        assert clean_again.path is not None
+        assert (clean_again.path / "llvm" / "CMakeLists.txt").read_text() == "project(x)\n"
+        return
+    (sidecar,) = (p for p in (cache.store / "trees").glob("*.json") if not p.name.endswith(".stat.json"))
+    info = scan_tree(got.path)
+    sidecar.write_text(json.dumps({"digest": got.digest, "part": "", "tree": info.digest, "files": info.files,
+                                   "bytes": info.bytes}))  # fmt: skip
+    got = fetch_source(source_, cache=cache, offline=True)
+    with pytest.raises(LockedError, match="not what the lock holds") as caught:
+        locking.check_tree(request, got)
+    assert info.digest in caught.value.why
+    with pytest.raises(LockedError):
+        plan(request, "llvm")
+
+
+def test_a_decayed_tree_is_found_although_nothing_seems_changed(tmp_path: Path, checkout: Path) -> None:
+    """As a disk does it: other bytes, the same size and times."""
+    cache = Cache(tmp_path / "cache")
+    (_, llvm) = plan(Request(cache=cache, sources={"llvm": str(checkout)}), "llvm")
+    source_ = llvm.planned.sources[0]
+    got = fetch_source(source_, cache=cache, offline=True)
+    assert got.path is not None
+    victim = got.path / "llvm" / "CMakeLists.txt"
+    victim.write_text("project(y)\n")
+    # What the store remembers is made to fit the other bytes, as if only they had changed.
+    stat = got.path.with_name(f"{got.path.name}.stat.json")
+    status = victim.stat()
+    seen = f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns} {status.st_ino}"
+    content = sha256_bytes(b"project(x)\n").removeprefix("sha256:")
+    stat.write_text(json.dumps({"format": 1, "files": {"llvm/CMakeLists.txt": f"{seen} {content}"}}))
+    believed = fetch_source(source_, cache=cache, offline=True)
+    assert believed.path is not None
+    assert (believed.path / "llvm" / "CMakeLists.txt").read_text() == "project(y)\n", "the test harms nothing"
+    # Another process: this one has written the tree itself and would not read it again.
+    code = (
+        "import sys; from pathlib import Path; from toolchain.pipeline import plan\n"
+        "from toolchain.settings import Cache, Request; from toolchain.sources.resolve import fetch_source\n"
+        "c = Cache(Path(sys.argv[1])); s = plan(Request(cache=c, sources={'llvm': sys.argv[2]}), 'llvm')[1].planned\n"
+        "fetch_source(s.sources[0], cache=c, offline=True, verify=True)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, cache.root, checkout], capture_output=True, text=True, check=False, cwd=TOP
+    )
+    assert done.returncode == 0, done.stderr
+    assert "changed or damaged" in done.stderr
+    assert victim.read_text() == "project(x)\n"
+
+
+def test_a_wheel_in_the_store_that_is_damaged_is_not_handed_out(tmp_path: Path) -> None:
+    from toolchain.stages.wheels import in_store  # noqa: PLC0415
+
+    cache = Cache(tmp_path)
+    store = Store(cache.store)
+    store.partial.mkdir(parents=True)
+    (store.partial / "x.whl").write_bytes(b"wheel")
+    path = store.add_file(store.partial / "x.whl", sha256_bytes(b"wheel"))
+    assert in_store(cache, sha256_bytes(b"wheel")) == path
+    path.write_bytes(b"whee!")
+    assert in_store(cache, sha256_bytes(b"wheel")) is None
+    shutil.rmtree(path.parent)
+    assert in_store(cache, sha256_bytes(b"wheel")) is None
