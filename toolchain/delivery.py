@@ -165,7 +165,7 @@ def _compressed(request: Request, layout: Layout, built: Built) -> Descriptor:
         request.cache.work.mkdir(parents=True, exist_ok=True)
         out = request.cache.work / f"pack-{layer.diff_id.removeprefix('sha256:')[:12]}"
         plain = Layer(layer.diff_id, layer.descriptor.size, layout.blob(layer.descriptor.digest))
-        blob = compress(plain, out, "zstd" if request.compression == "zstd" else "gzip")
+        blob = compress(plain, out, request.compression)
         packed.append(
             LayerBlob(layout.put_file(out, digest=blob.digest, move=True, media_type=blob.media_type), layer.diff_id)
         )

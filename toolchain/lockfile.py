@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import re
 import shlex
@@ -190,8 +189,6 @@ def write(lock: Lock, path: Path) -> None:
     try:
         write_atomically(path, render(lock))
     except OSError as error:
-        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-            raise  # told as a full disk
         raise ConfigError(f"cannot write {path}", why=str(error.strerror), fix="name another file: -o FILE") from error
 
 

@@ -66,7 +66,7 @@ def resolve(request: Request, planned: Sequence[Planned], goal: str, *, open_bas
         toolchain=__version__,
         epoch=EPOCH,
         format=FORMAT,
-        compressor="" if open_base else compressor_id("zstd" if request.compression == "zstd" else "gzip"),
+        compressor="" if open_base else compressor_id(request.compression),
         request=_request(request, goal, sources),
         bases=bases,
         sources=tuple(locked_source(request, sources[name]) for name in sorted(sources)),

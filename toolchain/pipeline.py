@@ -253,9 +253,10 @@ def _ready(request: Request, rows: Sequence[PlanRow]) -> None:
 
 def _allowed(request: Request, planned: Planned, built: Built | None) -> None:
     """Prebuilt code enters by name alone, also what another call of the tool has let in."""
-    by_path = {row.name for row in known_files() if row.path in request.allow_binary}
-    for name in sorted({*planned.binaries, *(built.binaries if built else ())}):
-        if name not in {*request.allow_binary, *by_path}:
+    others = {*planned.binaries, *(built.binaries if built else ())}.difference(request.allow_binary)
+    by_path = {row.name for row in known_files() if row.path in request.allow_binary} if others else set()
+    for name in sorted(others):
+        if name not in by_path:
             raise PolicyError(
                 f"{planned.image} needs the prebuilt {name}, and only sources enter by default",
                 why="; ".join(source.ref for source in planned.sources),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from toolchain.errors import ConfigError
 
@@ -119,7 +119,7 @@ class Request:
     only: str = "distribution"
     jobs: int = 0
     offline: bool = False
-    compression: str = "gzip"
+    compression: Literal["gzip", "zstd"] = "gzip"
     contract: bool = True
     lock: Lock | None = None
     json: bool = False

@@ -188,7 +188,7 @@ class BuildShop:
             finally:
                 self.engine.forget_image(image)
                 layout.forget(candidate, *([plain.descriptor.digest] if compress else []))
-        how: Compression = self._compression() if compress else "none"
+        how: Compression = self.request.compression if compress else "none"
         self.step("compress" if compress else "store")
         blob = compress_layer(layer, self.work() / "blob", how)
         top = add_layer(layout, blob, created_by=f"toolchain {planned.name}", move=True)
@@ -234,9 +234,6 @@ class BuildShop:
             facts=facts,
             binaries=tuple(planned.binaries),
         )
-
-    def _compression(self) -> Compression:
-        return "zstd" if self.request.compression == "zstd" else "gzip"
 
     def _write(
         self, layout: Layout, planned: Planned, layers: tuple[LayerBlob, ...], labels: Mapping[str, str], arch: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from toolchain.errors import UnsupportedError
 from toolchain.kernels.campaign import CampaignResult
 from toolchain.kernels.ledger import Entry
 from toolchain.settings import Cache
+from toolchain.sources import lock
 from toolchain.stages.aotriton import assemble, campaign_folder, lacking, partial_text
 from toolchain.stages.aotriton_images import MadeImages, require_gpus
 
@@ -108,8 +110,11 @@ def test_a_gpu_that_upstreams_generator_passes_over_is_told() -> None:
         require_gpus(("gfx942",), set())
 
 
-def test_two_campaigns_over_the_same_objects_take_turns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_campaigns_over_the_same_objects_take_turns(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     cache, order = Cache(tmp_path), []
+    monkeypatch.setattr(lock, "PATIENCE", 0.1)
 
     def second() -> None:
         with campaign_folder(cache, "sha256:" + "a" * 64) as folder:
@@ -123,4 +128,6 @@ def test_two_campaigns_over_the_same_objects_take_turns(tmp_path: Path, capsys: 
         order.append("first")
     thread.join(10)
     assert order == ["first", folder.name]
-    assert "waiting for another campaign" in capsys.readouterr().err
+    assert f"waiting for pid {os.getpid()} (this process), which is at a campaign over the same kernels" in (
+        capsys.readouterr().err
+    )

@@ -13,7 +13,7 @@ from toolchain.pins import aotriton_releases
 from toolchain.pipeline import plan
 from toolchain.settings import Cache, Request
 from toolchain.stages.aotriton_library import aotriton_source, commit_of
-from toolchain.stages.llvm import llvm_needs, llvm_pin, llvm_source, short_id
+from toolchain.stages.llvm import llvm_needs, llvm_pin, llvm_source
 from toolchain.stages.triton_source import for_python, from_source, lit, lit_totals, ninja_seconds, triton_source
 
 PIN = "0729a74e66aeeb7a9839d80bfd64fc49b2e69f52"
@@ -55,8 +55,8 @@ def test_a_commit_by_url_brings_its_own_needs(request_: Request) -> None:
 
 def test_names_of_images_take_any_version(request_: Request) -> None:
     source = replace(llvm_source(replace(request_, sources={"llvm": "distro:llvm-toolchain-22"})), kind="distro")
-    assert short_id(replace(source, ref="distro:llvm-toolchain-22=22.1.8")) == "22.1.8"
-    assert short_id(replace(source, ref="distro:llvm-toolchain-23=23~++20261101.1+rc1")) == "23-20261101.1-rc1"
+    assert replace(source, ref="distro:llvm-toolchain-22=22.1.8").short_id == "22.1.8"
+    assert replace(source, ref="distro:llvm-toolchain-23=23~++20261101.1+rc1").short_id == "23-20261101.1-rc1"
 
 
 def test_the_stages_follow_from_where_triton_comes(request_: Request) -> None:

@@ -167,7 +167,7 @@ def make_request(
         only=only,
         jobs=jobs,
         offline=offline,
-        compression=compression,
+        compression="zstd" if compression == "zstd" else "gzip",
         contract=contract,
         lock=lock,
         json=json_,

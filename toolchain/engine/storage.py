@@ -232,9 +232,9 @@ class Storage:
         done: list[str] = []
         try:
             with FileLock(self.cache.engine / "cleanup.lock", timeout=0):
-                dead, building = self._dead()
+                dead, _ = self._dead()
                 if dead and shutil.which("buildah"):
-                    done = self._sweep(dead, building)
+                    done = self._sweep(dead)
                 if not self.live.is_dir() or not any(self.live.iterdir()):
                     for left in self.cache.work.iterdir() if self.cache.work.is_dir() else []:
                         if _LEFT_BY_BUILDAH.fullmatch(left.name):
@@ -263,7 +263,7 @@ class Storage:
                 building = True
         return dead, building
 
-    def _sweep(self, dead: Sequence[Path], building: bool) -> list[str]:
+    def _sweep(self, dead: Sequence[Path]) -> list[str]:
         listed = json.loads(self.call("containers", "--json").stdout or "null") or []
         names = {str(entry["containername"]) for entry in listed}
         done: list[str] = []
@@ -274,7 +274,7 @@ class Storage:
 
         for folder in dead:
             if folder.name.startswith("build-"):
-                if building or self._dead()[1]:  # one may have begun since
+                if self._dead()[1]:  # asked now: one may have begun since
                     continue
                 for name in sorted(name for name in names if not _OURS.fullmatch(name)):
                     names.discard(name)

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
 import stat
 import time
@@ -61,6 +62,17 @@ class Source:
     def licensed(self) -> str:
         """SPDX expression: the data's word, else the project's own; empty where neither is known."""
         return self.license or _LICENSES.get(self.name, "")
+
+    @property
+    def short_id(self) -> str:
+        """The id in names: a commit's first 8 digits, a release's version, and for other trees 8 of their digest."""
+        if self.kind == "git":
+            return self.ref[:8]
+        if self.kind in {"distro", "pypi"}:
+            # A version may hold what no name of an image takes: 23~++20261101, 22.1.0~+rc1.
+            return re.sub(r"[^A-Za-z0-9.]+", "-", self.ref.rpartition("=")[2])
+        digest = (self.digest or "").removeprefix("sha256:")
+        return f"tree{digest[:8]}" if self.kind == "local" else digest[:8]
 
     def as_plan(self) -> dict[str, str | None]:
         """The source as `plan --json` prints it."""

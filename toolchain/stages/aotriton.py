@@ -19,11 +19,11 @@ from toolchain.kernels.campaign import CampaignResult
 from toolchain.kernels.ledger import DONE, Entry, reproducible
 from toolchain.recipe import Mount, Runner, digests
 from toolchain.settings import Cache, Request
+from toolchain.sources.lock import held
 from toolchain.stages.aotriton_images import ENVIRONMENT, KernelImages, MadeImages
 from toolchain.stages.aotriton_library import (
     DEFAULT_GPUS,
     Library,
-    alone,
     aotriton_source,
     library_facts,
     library_of,
@@ -99,10 +99,11 @@ class AotritonStage:
         require_aotriton(source)
         intake, findings = take_in("aotriton", source.path, request)
         library = library_of(planned, below, request, source, intake.dropped)
-        prefix, tree_of = library.prefix, f"aotriton-tree-{library.key.removeprefix('sha256:')[:12]}"
+        prefix = library.prefix
+        tree_of = shop.cache.locks / f"aotriton-tree-{library.key.removeprefix('sha256:')[:12]}.lock"
         making = library_recipe(planned, below, shop, library)
         # Builds of several parts share this tree.
-        with alone(shop.cache, tree_of, "build of the same library"):
+        with held(tree_of, what="the same library"):
             built = shop.build(making)
         with campaign_folder(shop.cache, sha256_json(_objects(below, request, library))) as folder:
             images = KernelImages(folder / "plan", source.path, shop.image(below["triton"]), shop)
@@ -153,7 +154,7 @@ class AotritonStage:
                 # Otherwise the rest may be asked for next, and need not compile these again.
                 shutil.rmtree(folder, ignore_errors=True)
         if whole:
-            with alone(shop.cache, tree_of, "build of the same library"):
+            with held(tree_of, what="the same library"):
                 shop.drop_tree(making)
         return done
 
@@ -186,7 +187,7 @@ def campaign_folder(cache: Cache, objects: str) -> Iterator[Path]:
         objects: digest of all that decides them.
     """
     name = f"campaign-{objects.removeprefix('sha256:')[:12]}"
-    with alone(cache, name, "campaign over the same kernels"):
+    with held(cache.locks / f"{name}.lock", what="a campaign over the same kernels"):
         yield cache.work / name
 
 

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
-from toolchain import console
 from toolchain.digest import sha256_json
 from toolchain.errors import PinError, UnsupportedError
 from toolchain.gpus import short_list
 from toolchain.pins import aotriton_release
 from toolchain.recipe import Recipe, digests
-from toolchain.settings import Cache, Request
+from toolchain.settings import Request
 from toolchain.sources.resolve import locate, parse_source_spec, require
 from toolchain.sources.tree import Source
 from toolchain.stages.stage import Built, Planned, Shop, source_inputs
@@ -99,22 +95,6 @@ def library_facts(built: Path) -> dict[str, Any]:
     }
 
 
-@contextlib.contextmanager
-def alone(cache: Cache, name: str, what: str) -> Iterator[None]:
-    """Only one process at a time works on `name`; a second one says what it waits for."""
-    cache.locks.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(cache.locks / f"{name}.lock")
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        console.note(f"aotriton: waiting for another {what} ({name})")
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
-
-
 def aotriton_source(request: Request) -> Source:
     """Where AOTriton comes from, without any network.
 
@@ -149,11 +129,7 @@ def commit_of(source: Source) -> str:
 def name_of(source: Source, request: Request) -> str:
     """The id in names, and the GPUs where they are not all: a library serves no other than it was built for."""
     gpus = short_list(request.gpus or DEFAULT_GPUS)
-    return _label(source) + (f"-{gpus}" if gpus else "")
-
-
-def _label(source: Source) -> str:
-    return commit_of(source)[:8] if source.kind == "git" else "tree" + commit_of(source)[:8]
+    return source.short_id + (f"-{gpus}" if gpus else "")
 
 
 def require_aotriton(source: Source) -> None:

@@ -17,7 +17,6 @@ from toolchain.sources.resolve import locate, parse_source_spec, require
 from toolchain.sources.tree import Source
 from toolchain.stages.base import base_label
 from toolchain.stages.intake import take_in
-from toolchain.stages.llvm import short_id
 from toolchain.stages.stage import Built, Planned, Shop, common_inputs, source_inputs
 from toolchain.stages.triton import SITE
 
@@ -58,7 +57,7 @@ class KernelsStage:
         stem = "flash-attn-kernels-partial" if part else "flash-attn-kernels"
         return Planned(
             name=self.name,
-            image=f"{stem}-{_version(source)}-{base_label(request)}",
+            image=f"{stem}-{source.short_id}-{base_label(request)}",
             inputs=inputs,
             sources=(source,),
             binaries=below["triton"].binaries,
@@ -140,10 +139,6 @@ class KernelsStage:
                 **({"toolchain.partial": planned.partial} if planned.partial else {}),
             },
         )
-
-
-def _version(source: Source) -> str:
-    return source.ref.rpartition("==")[2] if source.kind == "pypi" else short_id(source)
 
 
 def sdist_source(request: Request) -> Source:

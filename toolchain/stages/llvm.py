@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -73,7 +72,7 @@ class LlvmStage:
             }
         return Planned(
             name=self.name,
-            image=f"{part.stem}-{short_id(source)}-{base_label(request)}",
+            image=f"{part.stem}-{source.short_id}-{base_label(request)}",
             inputs=inputs,
             sources=(source,),
             partial=part.told,
@@ -248,17 +247,6 @@ def llvm_source(request: Request) -> Source:
     return locate("llvm", parse_source_spec(text), cache=request.cache, offline=request.offline)
 
 
-def short_id(source: Source) -> str:
-    """The id in names: 8 characters of a commit, or the version of a release. A checkout is named by its tree."""
-    if source.kind == "git":
-        return source.ref[:8]
-    if source.kind == "distro":
-        # A version may hold what no name of an image takes: 23~++20261101, 22.1.0~+rc1.
-        return re.sub(r"[^A-Za-z0-9.]+", "-", source.ref.rpartition("=")[2])
-    digest = source.digest or ""
-    return "tree" + digest.removeprefix("sha256:")[:8] if source.kind == "local" else digest.removeprefix("sha256:")[:8]
-
-
 def prefix_of(source: Source) -> str:
     """Where the layer lies in every image."""
-    return f"/usr/lib64/llvm-triton-{short_id(source)}"
+    return f"/usr/lib64/llvm-triton-{source.short_id}"

@@ -169,7 +169,7 @@ def common_inputs(name: str, request: Request) -> dict[str, Any]:
         "format": FORMAT,
         "epoch": EPOCH,
         "arch": request.arch[0],
-        "compressor": compressor_id("gzip" if request.compression == "gzip" else "zstd"),
+        "compressor": compressor_id(request.compression),
     }
 
 

@@ -43,7 +43,7 @@ class TritonWheelStage:
             inputs = {**common_inputs(self.name, request), "base": under, "sources": sources, "site": SITE}
         return Planned(
             name=self.name,
-            image=f"triton-wheel-{source.ref.rpartition('==')[2]}-{base_label(request)}",
+            image=f"triton-wheel-{source.short_id}-{base_label(request)}",
             inputs=inputs,
             sources=(source,),
             binaries=(BINARY,),

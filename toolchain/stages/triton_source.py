@@ -79,7 +79,7 @@ class TritonSourceStage:
             }
         return Planned(
             name=self.name,
-            image=f"triton-{_label(source)}-{base_label(request)}",
+            image=f"triton-{source.short_id}-{base_label(request)}",
             inputs=inputs,
             sources=(source, *wheels),
             binaries=names_allowed("triton", request),
@@ -248,13 +248,6 @@ def _require(source: Source) -> None:
     if source.path.is_file():
         raise SourceError(f"{source.ref} is no source tree of Triton", fix="give a folder, a .tar archive or a commit")
     require(source.path, "setup.py", "CMakeLists.txt", "third_party/amd", "third_party/nvidia")
-
-
-def _label(source: Source) -> str:
-    """8 characters of the commit; a checkout is named by its tree."""
-    if source.kind == "git":
-        return source.ref[:8]
-    return "tree" + (source.digest or "").removeprefix("sha256:")[:8]
 
 
 def _keep(wheel: Path, shop: Shop) -> dict[str, Any]:
