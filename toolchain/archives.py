@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from toolchain.digest import sha256_file, sha256_json, write_atomically
 from toolchain.errors import ConfigError, SourceError
 from toolchain.gpus import pack as pack_of
 from toolchain.gpus import short_list
 from toolchain.machines import machine_of
 from toolchain.oci.archive import write_tar_gz
 from toolchain.oci.image import platform_of
+from toolchain.oci.layer import compressor_id
 from toolchain.oci.layout import Layout
 from toolchain.settings import EPOCH, Cache, Request
 from toolchain.sources.unpack import unpack_tar
@@ -24,6 +27,7 @@ from toolchain.stages.stage import Built
 from toolchain.stages.wheels import in_store
 
 _OF_A_TREE = re.compile(r"-tree[0-9a-f]{8}-")
+_Write = Callable[[Request, Built, Path], list[Path]]
 # llvm-<id>-<os>-<arch>
 _ARCH = {"amd64": "x64"}
 
@@ -46,7 +50,7 @@ def check_folder(goal: str, folder: Path) -> None:
 
 
 def write_archives(request: Request, built: list[Built], folder: Path) -> list[Path]:
-    """Write every stage that has a plain form.
+    """Write every stage that has a plain form. What was written before and is still the same is not packed again.
 
     Returns:
         The files, in the order of the stages.
@@ -54,13 +58,32 @@ def write_archives(request: Request, built: list[Built], folder: Path) -> list[P
     Raises:
         ConfigError: none of them has one.
     """
-    forms = {"llvm": _llvm, "triton": _wheels, "aotriton": _aotriton}
+    forms = {"llvm": _packed_once(_llvm), "triton": _wheels, "aotriton": _packed_once(_aotriton)}
     wanted = [(forms[one.planned.name], one) for one in built if one.planned.name in forms]
     if not wanted:
         raise ConfigError("--archive is for LLVM, Triton and AOTriton", fix="use it with `build llvm` and above")
     folder.mkdir(parents=True, exist_ok=True)
     request.cache.work.mkdir(parents=True, exist_ok=True)
     return [path for write, one in wanted for path in write(request, one, folder)]
+
+
+def _packed_once(write: _Write) -> _Write:
+    """`write`, unless the files that it wrote for this image are in the folder: packing LLVM takes a minute."""
+
+    def again(request: Request, built: Built, folder: Path) -> list[Path]:
+        made_of = [built.planned.image, built.manifest, dict(built.facts), compressor_id("gzip")]
+        note = request.cache.root / "archives" / f"{sha256_json(made_of).removeprefix('sha256:')[:16]}.json"
+        known: dict[str, str] = {}
+        with contextlib.suppress(OSError, ValueError):
+            known = json.loads(note.read_bytes())
+        paths = [folder / name for name in known]
+        if known and all(path.is_file() and sha256_file(path) == known[path.name] for path in paths):
+            return paths
+        paths = write(request, built, folder)
+        write_atomically(note, json.dumps({path.name: sha256_file(path) for path in paths}, indent=1).encode())
+        return paths
+
+    return again
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ from toolchain.archives import check_folder, write_archives
 from toolchain.digest import sha256_file
 from toolchain.errors import ConfigError, SourceError
 from toolchain.gpus import known_gpus
+from toolchain.oci.archive import Archive, write_tar_gz
 from toolchain.oci.image import ImageSpec, add_layer, write_image
 from toolchain.oci.layer import compress, write_layer
 from toolchain.oci.layout import Layout
@@ -84,6 +85,35 @@ def test_llvm_is_named_as_upstream_names_it(request_: Request, tmp_path: Path) -
     (path,) = write_archives(request_, [one], tmp_path / "out dir")
     assert path.name == "llvm-10dc3a8e-debian13-x64.tar.gz"
     assert members(path) == {"llvm-10dc3a8e-debian13-x64/bin/FileCheck"}
+
+
+def test_what_is_there_is_not_packed_again(request_: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = aotriton(request_, "aotriton-30ae9671-debian13", GOOD)
+    first = write_archives(request_, [one], tmp_path / "out")
+    content = [path.read_bytes() for path in first]
+    packed: list[str] = []
+
+    def counted(tree: Path, out: Path, **how: Any) -> Archive:
+        packed.append(out.name)
+        return write_tar_gz(tree, out, **how)
+
+    monkeypatch.setattr("toolchain.archives.write_tar_gz", counted)
+    assert write_archives(request_, [one], tmp_path / "out") == first
+    assert packed == []
+    # A file that is gone or another one is made again, and so is all of it elsewhere.
+    first[1].unlink()
+    assert write_archives(request_, [one], tmp_path / "out") == first
+    first[0].write_bytes(content[0][:-1] + b"x")
+    write_archives(request_, [one], tmp_path / "out")
+    write_archives(request_, [one], tmp_path / "elsewhere")
+    assert packed == [path.name for path in first] * 3
+    assert [path.read_bytes() for path in first] == content
+    for note in (request_.cache.root / "archives").iterdir():
+        note.write_text("{")
+    assert write_archives(request_, [one], tmp_path / "out") == first
+    assert len(packed) == 12
+    bad = aotriton(request_, "aotriton-30ae9671-debian13", {**GOOD, "failed": 1})
+    assert write_archives(request_, [bad], tmp_path / "out") != first, "the same bytes under other names"
 
 
 def test_aotriton_is_its_library_and_one_archive_a_pack(request_: Request, tmp_path: Path) -> None:

@@ -72,9 +72,8 @@ def wheel_source(request: Request) -> Source:
     spec = parse_source_spec(request.sources.get("triton", "pypi:triton"))
     if spec.kind != "pypi":
         raise UnsupportedError(
-            "Triton from source is not built by this version",
-            why="only the wheel that the Python index has is put into an image so far",
-            fix="leave --source triton=... out",
+            f"--source triton={request.sources['triton']} is no wheel of the Python index",
+            fix="leave it out, or give --source triton=pypi:triton==VERSION",
         )
     return locate("triton", spec, cache=request.cache, offline=request.offline)
 
