@@ -24,7 +24,7 @@ from toolchain.oci.layout import Layout
 from toolchain.prefetch import Prefetch
 from toolchain.process import CommandError
 from toolchain.settings import Cache, Request
-from toolchain.shop import BuildShop, record_path, within_lock
+from toolchain.shop import BuildShop, record_path, used_mark, within_lock
 from toolchain.sources.patch import listed
 from toolchain.sources.resolve import fetch_source
 from toolchain.sources.tree import Source
@@ -112,6 +112,8 @@ def find(cache: Cache, planned: Planned, *, proved: bool = False) -> Built | Non
                 return None
     except (OSError, ValueError, KeyError, TypeError):
         return None
+    with contextlib.suppress(OSError):
+        used_mark(record_path(cache, digest)).touch()
     return Built(
         planned=planned,
         input_digest=digest,

@@ -19,6 +19,7 @@ from toolchain.oci.image import diff_ids_of, platform_of, standard_annotations, 
 from toolchain.oci.layout import Layout
 from toolchain.pipeline import PlanRow, build, find, plan, record_path
 from toolchain.settings import EPOCH, Cache, Request
+from toolchain.shop import image_tag
 from toolchain.stages.stage import Built
 from toolchain.trust.difference import Blob, FileDifference, differences, explain
 
@@ -197,7 +198,7 @@ def _take(cache: Cache, fresh: Cache, built: Built) -> None:
                 os.link(old.blob(part.digest), target)
             except OSError:
                 shutil.copyfile(old.blob(part.digest), target)
-    new.tag(manifest, f"{built.planned.image}.{built.input_digest.removeprefix('sha256:')[:12]}")
+    new.tag(manifest, image_tag(built.planned.image, built.input_digest))
     record = json.loads(record_path(cache, built.input_digest).read_bytes())
     target = record_path(fresh, built.input_digest)
     target.parent.mkdir(parents=True, exist_ok=True)

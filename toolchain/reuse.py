@@ -26,6 +26,7 @@ from toolchain.oci.publish import fetch_image
 from toolchain.oci.reference import LayoutRef, RegistryRef, Target, parse
 from toolchain.oci.registry import Registry
 from toolchain.settings import Request
+from toolchain.shop import image_tag
 from toolchain.stages.stage import Built, Planned
 from toolchain.trust import attest
 from toolchain.trust.keys import PublicKey, load_public
@@ -225,5 +226,5 @@ def _bring(scratch: Layout, found: Descriptor, own: Layout, planned: Planned) ->
         own.put_file(scratch.blob(part.digest), digest=part.digest, move=True, media_type=part.media_type)
     manifest = own.put_bytes(content, found.media_type)
     # As after a build: the tag keeps the blobs from the garbage collector, the record, which comes last, counts.
-    own.tag(manifest, f"{planned.image}.{str(planned.input_digest).removeprefix('sha256:')[:12]}")
+    own.tag(manifest, image_tag(planned.image, str(planned.input_digest)))
     return [part.as_json() for part in parts[1:]]

@@ -57,6 +57,11 @@ class Cache:
         """Lock files."""
         return self.root / "locks"
 
+    @property
+    def use(self) -> Path:
+        """Held by every invocation that works in this folder, together; alone by one that removes from it."""
+        return self.locks / "use.lock"
+
     def check(self, *, write: bool = True) -> None:
         """See that the folder is, or can be made, one that we may write to.
 

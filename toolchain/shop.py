@@ -38,6 +38,16 @@ def record_path(cache: Cache, input_digest: str) -> Path:
     return cache.records / f"{input_digest.removeprefix('sha256:')}.json"
 
 
+def used_mark(record: Path) -> Path:
+    """The file whose time says when a finished stage was last asked for. The record's own says when it was made."""
+    return record.with_suffix(".used")
+
+
+def image_tag(image: str, input_digest: str) -> str:
+    """The name of a finished image in the cache's layout."""
+    return f"{image}.{input_digest.removeprefix('sha256:')[:12]}"
+
+
 def within_lock(request: Request, planned: Sequence[Planned], *, fetched: Source | None = None) -> None:
     """With `--locked` nothing comes in that the lock does not hold."""
     if request.lock is not None:
@@ -223,7 +233,7 @@ class BuildShop:
             "facts": facts,
         }
         # The tag keeps the blobs from the garbage collector; the record is what makes the result count. So it is last.
-        layout.tag(layout.resolve(manifest), f"{planned.image}.{digest.removeprefix('sha256:')[:12]}")
+        layout.tag(layout.resolve(manifest), image_tag(planned.image, digest))
         write_atomically(record_path(self.cache, digest), json.dumps(record, indent=1).encode())
         self._tidy(planned)
         return Built(

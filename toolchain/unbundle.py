@@ -25,6 +25,7 @@ from toolchain.oci.publish import resolve as resolve_ref
 from toolchain.oci.reference import LayoutRef, Target
 from toolchain.oci.registry import Registry
 from toolchain.settings import Cache
+from toolchain.shop import image_tag
 from toolchain.sources.distro import Package, known_package, note
 from toolchain.sources.store import Store
 from toolchain.sources.tree import tree_digest
@@ -279,7 +280,7 @@ class _Taker:
             self._images.blob(child.digest)
         record = next((one for one in records.values() if one["manifest"] == base.image), None)
         name = f"toolchain-base-{base.name}"
-        self._images.tag(manifest, f"{name}.{str(record['input_digest'])[7:19]}" if record else f"{name}.bundle")
+        self._images.tag(manifest, image_tag(name, str(record["input_digest"])) if record else f"{name}.bundle")
 
     # What is taken
 

@@ -14,6 +14,7 @@ import typer
 from toolchain import __version__, console
 from toolchain.cli.build_cmd import build, kernels_run, kernels_status
 from toolchain.cli.bundle_cmd import bundle_export, bundle_import
+from toolchain.cli.cache_cmd import cache_ls, cache_prune
 from toolchain.cli.doctor_cmd import doctor
 from toolchain.cli.failing import handled
 from toolchain.cli.image_cmd import inspect, keygen, publish, verify
@@ -31,6 +32,7 @@ app = typer.Typer(
     help="Rebuild LLVM, Triton and AOTriton from source, as layers of OCI images.",
 )
 bundle = typer.Typer(no_args_is_help=True, help="All that a build takes in, for machines without a network.")
+cache = typer.Typer(no_args_is_help=True, help="The tool's own folder: what it holds, and what may go.")
 kernels = typer.Typer(no_args_is_help=True, help="FlashAttention kernels: compile them, see how far they are.")
 
 
@@ -74,6 +76,7 @@ def _main(
         ctx.default_map = dict.fromkeys(app_verbs(), values) | {
             "kernels": {"run": values, "status": values},
             "bundle": {"export": values, "import": values},
+            "cache": {"ls": values, "prune": values},
             "pins": {},
             "verify": judged,
         }
@@ -101,6 +104,9 @@ app.add_typer(kernels, name="kernels")
 bundle.command("export")(handled(bundle_export))
 bundle.command("import")(handled(bundle_import))
 app.add_typer(bundle, name="bundle")
+cache.command("ls")(handled(cache_ls))
+cache.command("prune")(handled(cache_prune))
+app.add_typer(cache, name="cache")
 
 
 def _terminated(number: int, frame: FrameType | None) -> None:

@@ -13,6 +13,7 @@ from toolchain.cli.request import make_request, with_request
 from toolchain.lockfile import DEFAULT
 from toolchain.oci.reference import parse
 from toolchain.settings import Request
+from toolchain.sources.lock import in_use
 
 DestArg = Annotated[str, typer.Argument(help="oci:DIR[:TAG] or REGISTRY/NS/NAME:TAG.", show_default=False)]
 RefArg = Annotated[str, typer.Argument(help="oci:DIR[:TAG] or REGISTRY/NS/NAME[:TAG|@DIGEST].", show_default=False)]
@@ -48,7 +49,9 @@ def bundle_import(
     """Fill the cache from a bundle, every digest checked; then `build STAGE --offline --locked` needs no network."""
     from toolchain.unbundle import bring  # noqa: PLC0415 - brings the registry client in
 
-    done = bring(parse(ref), make_request(cache=cache).cache, lock_file)
+    where = make_request(cache=cache).cache
+    with in_use(where.use):
+        done = bring(parse(ref), where, lock_file)
     if json_:
         console.data(done.as_json())
         return

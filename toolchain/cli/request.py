@@ -14,6 +14,7 @@ from toolchain.cli import options as o
 from toolchain.errors import ConfigError
 from toolchain.machines import machine_of
 from toolchain.settings import Cache, Request, default_cache
+from toolchain.sources.lock import in_use
 
 SOURCES = ("aotriton", "flash-attn", "llvm", "triton")
 _NEXT = re.compile(rf"\s+(?=(?:{'|'.join(SOURCES)})=)")
@@ -35,7 +36,8 @@ def with_request(*without: str) -> Callable[[Callable[..., None]], Callable[...,
         @functools.wraps(verb)
         def command(**given: Any) -> None:
             request = make_request(**{one.name: given.pop(one.name) for one in offered})
-            verb(request=request, **given)
+            with in_use(request.cache.use):
+                verb(request=request, **given)
 
         own = [one for name, one in _parameters(verb).items() if name != "request"]
         everything = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in (*own, *offered)]

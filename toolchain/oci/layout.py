@@ -312,10 +312,13 @@ class Layout:
         for digest in digests:
             self._path(digest).unlink(missing_ok=True)
 
-    def gc(self, keep: Iterable[str] = ()) -> int:
+    def gc(self, keep: Iterable[str] = (), *, older_than: float = 0) -> int:
         """Remove the blobs that neither index.json nor a digest in `keep` reaches, and day-old partial files.
 
         Whoever stores blobs and has not yet tagged them must give their digests, or hold off.
+
+        Args:
+            older_than: seconds; younger blobs stay.
 
         Returns:
             Bytes freed.
@@ -327,8 +330,10 @@ class Layout:
             used = {found.digest for root in roots if self.has(root.digest) for found in self.walk(root)}
             for path in self._blobs.iterdir():
                 status = path.stat()
-                stale = path.name.endswith(".partial") and time.time() - status.st_mtime > _STALE
-                if stale or (not path.name.startswith(".") and f"sha256:{path.name}" not in used):
+                age = time.time() - status.st_mtime
+                stale = path.name.endswith(".partial") and age > _STALE
+                lost = not path.name.startswith(".") and f"sha256:{path.name}" not in used and age >= older_than
+                if stale or lost:
                     with contextlib.suppress(FileNotFoundError):
                         path.unlink()
                         freed += status.st_size

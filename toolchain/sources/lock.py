@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,6 +43,51 @@ def held(path: Path, *, what: str, wait: bool = True) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+@contextlib.contextmanager
+def in_use(path: Path) -> Iterator[None]:
+    """Hold the lock file `path` together with others inside the block, so that nobody has it alone (see `alone`).
+
+    Where the file cannot be made, in a folder that is read only or not there yet, nobody can remove anything either.
+    """
+    try:
+        if path.parent.parent.is_dir():
+            path.parent.mkdir(exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError:
+        yield
+        return
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            console.note(f"waiting for {_holder(path)}, which tidies up")
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def alone(path: Path, *, what: str) -> Iterator[None]:
+    """Hold the lock file `path` inside the block, alone.
+
+    Raises:
+        LockHeldError: another invocation has it.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise LockHeldError(
+                f"{what} is in use by {_holder(path)}", why="another invocation is at work", fix="wait until it ends"
+            ) from None
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _holder(path: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -80,6 +81,7 @@ class Store:
         found = sorted(home.iterdir()) if home.is_dir() else []
         if not found:
             return None
+        mark_used(home)
         if verify and (is_now := sha256_file(found[0])) != digest:
             console.warn(f"{found[0].name} in the store is damaged (expected {digest}, found {is_now}); it is not used")
             return None
@@ -104,6 +106,7 @@ class Store:
             if path.is_dir():
                 if self._intact(key, verify=verify and path not in _READ):
                     _READ.update([path] if verify else [])
+                    mark_used(path.with_name(f"{key}.json"))
                     return path
                 console.warn(f"the tree {key} in the store was changed or damaged; it is unpacked again")
             partial = path.with_name(f".{key}.partial")
@@ -173,6 +176,12 @@ class Store:
         head, _, repository = rest.partition("@")
         suffix = f"{repository}\n{part}"
         return f"{kind}-{head}" + (f"-{hashlib.sha256(suffix.encode()).hexdigest()[:12]}" if suffix.strip() else "")
+
+
+def mark_used(path: Path) -> None:
+    """Note in its time that something was asked for just now; where nothing can be written nothing is noted."""
+    with contextlib.suppress(OSError):
+        os.utime(path)
 
 
 def _flush(path: Path) -> None:

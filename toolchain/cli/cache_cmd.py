@@ -1,0 +1,90 @@
+"""`cache`: what the tool's own folder holds, and removing what nobody uses any more."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from toolchain import console
+from toolchain.cli import options as o
+from toolchain.settings import Cache, default_cache
+from toolchain.sources.lock import alone
+
+if TYPE_CHECKING:
+    from toolchain.upkeep import Item
+
+DaysOpt = Annotated[int, typer.Option("--unused-for", metavar="DAYS", min=1, help="What nobody used for so long goes.")]
+DryOpt = Annotated[bool, typer.Option("--dry-run", "-n", help="Only say what would go.")]
+_SMALL = 10**6
+_DAY = 86400.0
+
+
+def cache_ls(cache: o.CacheOpt = None, json_: o.JsonOpt = False) -> None:
+    """What is in the cache, how large it is and when it was last used."""
+    from toolchain.upkeep import survey  # noqa: PLC0415 - other verbs need none of it
+
+    where = Cache((cache or default_cache()).absolute())
+    where.check(write=False)
+    found = survey(where)
+    if json_:
+        console.data({"cache": str(where.root), "bytes": sum(one.bytes for one in found), "items": _rows(found)})
+        return
+    _show(found)
+    console.note(f"{where.root}: {console.size(sum(one.bytes for one in found))}")
+
+
+def cache_prune(
+    unused_for: DaysOpt = 30, dry_run: DryOpt = False, cache: o.CacheOpt = None, json_: o.JsonOpt = False
+) -> None:
+    """Remove images, sources, unfinished work and logs that were not used for long. A build would make them again."""
+    from toolchain.upkeep import prune  # noqa: PLC0415 - other verbs need none of it
+
+    where = Cache((cache or default_cache()).absolute())
+    where.check(write=not dry_run)
+    if not where.root.is_dir():
+        gone: list[Item] = []
+    elif dry_run:
+        gone = prune(where, unused_for=unused_for * _DAY, dry=True)
+    else:
+        with alone(where.use, what=str(where.root)):
+            gone = prune(where, unused_for=unused_for * _DAY)
+    if json_:
+        console.data({"cache": str(where.root), "dry_run": dry_run, "bytes": _total(gone), "items": _rows(gone)})
+        return
+    _show(gone)
+    console.note(f"{console.size(_total(gone))} {'would be' if dry_run else 'were'} freed")
+
+
+def _total(items: Sequence[Item]) -> int:
+    return sum(one.bytes for one in items)
+
+
+def _rows(items: Sequence[Item]) -> list[dict[str, object]]:
+    return [one.as_json() for one in items]
+
+
+def _show(items: Sequence[Item]) -> None:
+    """A row for everything of some size; the rest of each kind together."""
+    from toolchain.upkeep import KINDS  # noqa: PLC0415 - other verbs need none of it
+
+    table = Table(box=None, pad_edge=False)
+    for name, justify in (("kind", "left"), ("what", "left"), ("size", "right"), ("last used", "right")):
+        table.add_column(name, justify="right" if justify == "right" else "left", overflow="fold")
+    for kind in KINDS:
+        of_kind = [one for one in items if one.kind == kind]
+        shown = [one for one in of_kind if one.bytes >= _SMALL or kind == "image"]
+        for one in shown:
+            table.add_row(kind, one.name, console.size(one.bytes), _ago(one.used))
+        if rest := [one for one in of_kind if one not in shown]:
+            table.add_row(kind, f"{len(rest)} small ones", console.size(_total(rest)), _ago(max(r.used for r in rest)))
+    if items:
+        console.show(table)
+
+
+def _ago(used: float) -> str:
+    days = int(max(0.0, time.time() - used) // _DAY)
+    return "today" if days == 0 else f"{days} day{'s' if days > 1 else ''} ago"
