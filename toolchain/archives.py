@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from toolchain import __version__
 from toolchain.digest import sha256_file, sha256_json, write_atomically
 from toolchain.errors import ConfigError, SourceError
 from toolchain.gpus import pack as pack_of
@@ -20,7 +21,7 @@ from toolchain.oci.archive import write_tar_gz
 from toolchain.oci.image import platform_of
 from toolchain.oci.layer import compressor_id
 from toolchain.oci.layout import Layout
-from toolchain.settings import EPOCH, Cache, Request
+from toolchain.settings import EPOCH, FORMAT, Cache, Request
 from toolchain.sources.unpack import unpack_tar
 from toolchain.stages.base import base_label
 from toolchain.stages.stage import Built
@@ -71,7 +72,7 @@ def _packed_once(write: _Write) -> _Write:
     """`write`, unless the files that it wrote for this image are in the folder: packing LLVM takes a minute."""
 
     def again(request: Request, built: Built, folder: Path) -> list[Path]:
-        made_of = [built.planned.image, built.manifest, dict(built.facts), compressor_id("gzip")]
+        made_of = [__version__, FORMAT, compressor_id("gzip"), built.planned.image, built.manifest, dict(built.facts)]
         note = request.cache.root / "archives" / f"{sha256_json(made_of).removeprefix('sha256:')[:16]}.json"
         known: dict[str, str] = {}
         with contextlib.suppress(OSError, ValueError):

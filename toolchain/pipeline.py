@@ -25,6 +25,7 @@ from toolchain.prefetch import Prefetch
 from toolchain.process import CommandError
 from toolchain.settings import Cache, Request
 from toolchain.shop import BuildShop, record_path, used_mark, within_lock
+from toolchain.sources.lock import in_use
 from toolchain.sources.patch import listed
 from toolchain.sources.resolve import fetch_source
 from toolchain.sources.tree import Source
@@ -189,7 +190,7 @@ def _build_stages(request: Request, goal: str, run: _Run) -> list[Built]:
         planned = _known(stage, own, planned_below, run.prefetch)
         built = find(request.cache, planned, proved=own.contract)
         if built is None:
-            with _stage_lock(request.cache, planned):
+            with in_use(request.cache, make=True), _stage_lock(request.cache, planned):
                 # The one we waited for may have made it, and only then a base has a digest to be found by.
                 planned = stage.plan(own, planned_below)
                 built = find(request.cache, planned, proved=own.contract)

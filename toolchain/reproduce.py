@@ -197,7 +197,7 @@ def _take(cache: Cache, fresh: Cache, built: Built) -> None:
             try:
                 os.link(old.blob(part.digest), target)
             except OSError:
-                shutil.copyfile(old.blob(part.digest), target)
+                new.put_file(old.blob(part.digest), digest=part.digest, media_type=part.media_type)
     new.tag(manifest, image_tag(built.planned.image, built.input_digest))
     record = json.loads(record_path(cache, built.input_digest).read_bytes())
     target = record_path(fresh, built.input_digest)

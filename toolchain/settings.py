@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from toolchain.digest import write_atomically
 from toolchain.errors import ConfigError
 
 if TYPE_CHECKING:
     from toolchain.lockfile import Lock
 
+_TAG = "Signature: 8a477f597d28d172789f06886806bc55"  # as the specification has it
 EPOCH = 1767225600  # 2026-01-01T00:00:00Z: the one timestamp of all layers
 FORMAT = 1  # raised when the same inputs would make other bytes
 
@@ -61,6 +64,25 @@ class Cache:
     def use(self) -> Path:
         """Held by every invocation that works in this folder, together; alone by one that removes from it."""
         return self.locks / "use.lock"
+
+    def make(self) -> None:
+        """Make the folder, marked as one whose content comes back: backups leave it out, and `cache prune` knows it.
+
+        Raises:
+            OSError: it cannot be made.
+        """
+        self.locks.mkdir(parents=True, exist_ok=True)
+        # Without it everything works but `cache prune`.
+        with contextlib.suppress(OSError):
+            if not self.tag.exists():
+                write_atomically(
+                    self.tag, f"{_TAG}\n# The folder of `toolchain`; see https://bford.info/cachedir/\n".encode()
+                )
+
+    @property
+    def tag(self) -> Path:
+        """The file that says that this folder is a cache."""
+        return self.root / "CACHEDIR.TAG"
 
     def check(self, *, write: bool = True) -> None:
         """See that the folder is, or can be made, one that we may write to.

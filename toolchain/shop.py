@@ -234,6 +234,7 @@ class BuildShop:
         }
         # The tag keeps the blobs from the garbage collector; the record is what makes the result count. So it is last.
         layout.tag(layout.resolve(manifest), image_tag(planned.image, digest))
+        used_mark(record_path(self.cache, digest)).unlink(missing_ok=True)
         write_atomically(record_path(self.cache, digest), json.dumps(record, indent=1).encode())
         self._tidy(planned)
         return Built(

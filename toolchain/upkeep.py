@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import shutil
 import stat
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from toolchain.errors import ToolchainError
+from toolchain.errors import ConfigError, ToolchainError
 from toolchain.oci.layout import Layout
 from toolchain.settings import Cache
 from toolchain.shop import image_tag, used_mark
@@ -23,6 +24,10 @@ Kind = Literal["image", "source", "unfinished", "compiler cache", "engine", "log
 KINDS: tuple[Kind, ...] = ("image", "source", "unfinished", "compiler cache", "engine", "log")
 DAY = 86400.0
 _TAG = "tag:"
+_BY_BUNDLE = ".bundle"  # tags of bases that a bundle brought, which nothing here can make again
+_DELETED = ".deleted"
+_NUMBER = itertools.count()
+_MALFORMED = (OSError, ValueError, KeyError, TypeError, AttributeError)
 # buildah up to 1.28 names a cache mount as it is called, later versions by a digest of that.
 _COMPILER = {name for one in ["toolchain-ccache"] for name in (one, hashlib.sha256(one.encode()).hexdigest()[:16])}
 
@@ -36,7 +41,8 @@ class Item:
         name: for people.
         key: how it is removed: a record's or a tag's name, or a path.
         bytes: on disk; of an image what no image used later holds too.
-        used: when it was last used, in seconds of the epoch.
+        used: when it was last used, in seconds of the epoch; of an image's sources and wheels also when the image was.
+        stays: it is never removed for its age.
     """
 
     kind: Kind
@@ -44,6 +50,7 @@ class Item:
     key: str
     bytes: int
     used: float
+    stays: bool = False
 
     def as_json(self) -> dict[str, Any]:
         """As `cache ls --json` prints it."""
@@ -51,58 +58,92 @@ class Item:
         return {"kind": self.kind, "name": self.name, "bytes": self.bytes, "used": when}
 
 
+@dataclass(frozen=True)
+class Pruned:
+    """What went, or would go, and what could not be removed: names with the reason."""
+
+    gone: tuple[Item, ...] = ()
+    failed: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class _Record:
+    """A finished image: its file, what the file says, when it was last used."""
+
+    path: Path
+    image: str
+    tag: str
+    manifest: str
+    used: float
+    made_of: Mapping[str, str] = field(default_factory=dict)
+
+
 def survey(cache: Cache) -> list[Item]:
     """Everything in the cache, by kind, what was used last first."""
-    found = [*_images(cache), *_sources(cache), *_unfinished(cache), *_rest(cache)]
+    records = _records(cache)
+    found = [*_images(cache, records), *_sources(cache, records), *_unfinished(cache), *_rest(cache)]
     return sorted(found, key=lambda one: (KINDS.index(one.kind), -one.used, one.name))
 
 
-def prune(cache: Cache, *, unused_for: float, now: float | None = None, dry: bool = False) -> list[Item]:
+def prune(cache: Cache, *, unused_for: float, now: float | None = None, dry: bool = False) -> Pruned:
     """Remove what was not used for `unused_for` seconds. The caller sees to it that nobody else is at work.
 
-    The compiler cache stays, it has a limit of its own; of the engine's storage go the images that no finished image
-    here is.
+    The compiler cache stays, it has a limit of its own, and so does what only a bundle can bring again; of the engine's
+    storage go the images that no finished image here is.
 
     Args:
         dry: only look.
 
-    Returns:
-        What went, or would go.
+    Raises:
+        ConfigError: the folder is not one that this tool made.
     """
+    if not cache.tag.is_file() and not (cache.images / "oci-layout").is_file():
+        raise ConfigError(
+            f"{cache.root} is no cache of this tool",
+            why=f"it holds no {cache.tag.name}, and no images",
+            fix="name the cache: --cache; `toolchain build` makes one",
+        )
     cutoff = (time.time() if now is None else now) - unused_for
-    going = [one for one in survey(cache) if one.used < cutoff and one.kind not in {"compiler cache", "engine"}]
+    going = [one for one in survey(cache) if one.used < cutoff and not one.stays]
     if dry:
-        return going
+        return Pruned(tuple(going))
+    gone, failed = [], []
     for one in going:
-        if one.kind != "image":
-            _remove(Path(one.key))
-        elif one.key.startswith(_TAG):
-            Layout(cache.images).untag(one.key.removeprefix(_TAG))
-        else:
-            _forget(cache, one.key)
+        try:
+            _remove(cache, one)
+            gone.append(one)
+        except OSError as error:
+            failed.append((one.name, str(error.strerror or error)))
     if (cache.images / "index.json").is_file():
-        # A build that began in an empty folder holds no lock yet; what it stores is young.
-        Layout(cache.images).gc(older_than=DAY)
-    _tidy_engine(cache)
-    return going
+        # Of a record whose name was lost the image still counts.
+        Layout(cache.images).gc([record.manifest for record in _records(cache)], older_than=DAY)
+    return Pruned((*gone, *_tidy_engine(cache)), tuple(failed))
 
 
-def _images(cache: Cache) -> Iterator[Item]:
+def _records(cache: Cache) -> list[_Record]:
+    found = []
+    for path in cache.records.glob("*.json"):
+        with contextlib.suppress(*_MALFORMED):
+            record = json.loads(path.read_bytes())
+            mark = used_mark(path)
+            used = max(one.stat().st_mtime for one in (path, mark) if one.exists())
+            made_of = {str(one["digest"]): str(one["name"]) for one in record.get("inputs", {}).get("sources", ())}
+            made_of |= {str(one["digest"]): str(one["file"]) for one in record.get("facts", {}).get("wheels", ())}
+            image, manifest = str(record["image"]), str(record["manifest"])
+            found.append(_Record(path, image, image_tag(image, str(record["input_digest"])), manifest, used, made_of))
+    return found
+
+
+def _images(cache: Cache, records: list[_Record]) -> Iterator[Item]:
     if not (cache.images / "index.json").is_file():
         return
     layout = Layout(cache.images)
-    found: list[tuple[str, str, str, float]] = []
-    of_records = set()
-    for path in cache.records.glob("*.json"):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            record = json.loads(path.read_bytes())
-            of_records.add(image_tag(record["image"], record["input_digest"]))
-            mark = used_mark(path)
-            mark = mark if mark.exists() else path
-            found.append((f"{record['image']} {path.stem[:12]}", path.stem, record["manifest"], mark.stat().st_mtime))
+    found = [(f"{one.image} {one.path.stem[:12]}", str(one.path), one.manifest, one.used) for one in records]
+    of_records = {one.tag for one in records}
     for tag, manifest in layout.refs().items():
-        if tag not in of_records and layout.has(manifest.digest):
-            used = layout.blob(manifest.digest).stat().st_ctime
+        if tag not in of_records:
+            there = layout.has(manifest.digest)
+            used = layout.blob(manifest.digest).stat().st_ctime if there else 0.0
             found.append((f"{tag} (no record)", f"{_TAG}{tag}", manifest.digest, used))
     counted: set[str] = set()
     for name, key, digest, used in sorted(found, key=lambda one: -one[3]):
@@ -111,72 +152,76 @@ def _images(cache: Cache) -> Iterator[Item]:
             parts = {one.digest for one in layout.walk(layout.resolve(digest)) if layout.has(one.digest)} - counted
         counted |= parts
         size = sum(layout.blob(part).stat().st_size for part in parts)
-        yield Item(kind="image", name=name, key=key, bytes=size, used=used)
+        stays = key.startswith(_TAG) and key.endswith(_BY_BUNDLE)
+        yield Item(kind="image", name=name, key=key, bytes=size, used=used, stays=stays)
 
 
-def _forget(cache: Cache, key: str) -> None:
-    path = cache.records / f"{key}.json"
-    record = json.loads(path.read_bytes())
-    # The record first: without it the image does not count, however much of it is still there.
-    path.unlink()
-    used_mark(path).unlink(missing_ok=True)
-    Layout(cache.images).untag(image_tag(record["image"], record["input_digest"]))
-
-
-def _sources(cache: Cache) -> Iterator[Item]:
-    names = {}
-    for path in cache.records.glob("*.json"):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            for source in json.loads(path.read_bytes())["inputs"]["sources"]:
-                names[source["digest"]] = source["name"]
+def _sources(cache: Cache, records: list[_Record]) -> Iterator[Item]:
+    if cache.store.is_symlink():  # a reproduction's; who owns the store removes from it
+        return
+    used_by: dict[str, float] = {}
+    names: dict[str, str] = {}
+    for record in records:
+        names |= record.made_of
+        used_by |= {digest: max(record.used, used_by.get(digest, 0.0)) for digest in record.made_of}
     for home in _children(cache.store / "files"):
-        if home.is_dir():
-            name = next((one.name for one in home.iterdir()), home.name)
-            yield Item(kind="source", name=name, key=str(home), bytes=_size(home), used=home.stat().st_mtime)
+        name = next((one.name for one in _children(home)), home.name)
+        used = max(home.lstat().st_mtime, used_by.get(f"sha256:{home.name}", 0.0))
+        yield _kept("source", name, home, used)
     for tree in _children(cache.store / "trees"):
         if not tree.is_dir():
             continue
         said = tree.with_name(f"{tree.name}.json")
         name, used = tree.name[:24], tree.stat().st_ctime
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        with contextlib.suppress(*_MALFORMED):
             used = said.stat().st_mtime
-            name = f"{names[json.loads(said.read_bytes())['digest']]} {name}"
-        yield Item(kind="source", name=name, key=str(tree), bytes=_size(tree), used=used)
+            digest = json.loads(said.read_bytes())["digest"]
+            used = max(used, used_by.get(digest, 0.0))
+            name = f"{names[digest]} {name}"
+        yield _kept("source", name, tree, used)
     for left in _children(cache.store / "partial"):
-        yield Item(kind="unfinished", name=left.name, key=str(left), bytes=_size(left), used=_touched(left))
+        yield _kept("unfinished", left.name, left, _touched(left))
 
 
 def _unfinished(cache: Cache) -> Iterator[Item]:
     for folder in _children(cache.work):
         inside = folder.name.startswith("buildah-cache") and "lockfiles" not in folder.name
         for one in _children(folder) if inside else [folder]:
-            kind: Kind = "compiler cache" if inside and one.name in _COMPILER else "unfinished"
-            yield Item(kind=kind, name=one.name, key=str(one), bytes=_size(one), used=_touched(one))
+            if inside and one.name in _COMPILER:
+                yield Item(
+                    kind="compiler cache", name=one.name, key=str(one), bytes=_size(one), used=_touched(one), stays=True
+                )
+            else:
+                yield _kept("unfinished", one.name, one, _touched(one))
     for one in _children(cache.root / "reproduce"):
-        yield Item(
-            kind="unfinished", name=f"reproduction {one.name}", key=str(one), bytes=_size(one), used=_touched(one)
-        )
+        yield _kept("unfinished", f"reproduction {one.name}", one, _touched(one))
 
 
 def _rest(cache: Cache) -> Iterator[Item]:
     if cache.engine.is_dir():
-        yield Item(
-            kind="engine", name="containers' storage", key="", bytes=_size(cache.engine), used=_touched(cache.engine)
-        )
+        size, used = _size(cache.engine), _touched(cache.engine)
+        yield Item(kind="engine", name="containers' storage", key="", bytes=size, used=used, stays=True)
     for log in _children(cache.logs):
-        yield Item(kind="log", name=log.name, key=str(log), bytes=_size(log), used=log.stat().st_mtime)
+        yield _kept("log", log.name, log, log.lstat().st_mtime)
+
+
+def _kept(kind: Kind, name: str, path: Path, used: float) -> Item:
+    """A file or folder. What a kill left half removed counts as never used."""
+    if path.name.endswith(_DELETED):
+        return Item(kind="unfinished", name=path.name, key=str(path), bytes=_size(path), used=0.0)
+    return Item(kind=kind, name=name, key=str(path), bytes=_size(path), used=used)
 
 
 def _children(folder: Path) -> list[Path]:
-    return sorted(folder.iterdir()) if folder.is_dir() else []
+    return sorted(folder.iterdir()) if folder.is_dir() and not folder.is_symlink() else []
 
 
 def _touched(path: Path) -> float:
-    """When something in a folder was last made, removed or written, as far as one level tells."""
+    """When something in a folder was last made, removed or written, as far as two levels tell."""
     times = [path.lstat().st_mtime]
     for one in _children(path):
         with contextlib.suppress(OSError):
-            times.append(one.lstat().st_mtime)
+            times += [one.lstat().st_mtime, *(below.lstat().st_mtime for below in _children(one))]
     return max(times)
 
 
@@ -198,33 +243,52 @@ def _size(path: Path) -> int:
     return total
 
 
-def _remove(path: Path) -> None:
-    """First under another name: nobody may go on with half a tree, or read one."""
+def _remove(cache: Cache, item: Item) -> None:
+    if item.kind == "image":
+        tag = item.key.removeprefix(_TAG)
+        if tag == item.key:
+            path = Path(item.key)
+            record = json.loads(path.read_bytes())
+            tag = image_tag(str(record["image"]), str(record["input_digest"]))
+            # The record before its image: without it the image does not count, however much of it is still there.
+            used_mark(path).unlink(missing_ok=True)
+            path.unlink()
+        Layout(cache.images).untag(tag)
+        return
+    path = Path(item.key)
+    if path.parent == cache.store / "trees":
+        for beside in (path.with_name(f"{path.name}.json"), path.with_name(f"{path.name}.stat.json")):
+            beside.unlink(missing_ok=True)
+    if not path.is_dir() or path.is_symlink():
+        path.unlink(missing_ok=True)
+        return
     from toolchain.engine.storage import remove_tree  # noqa: PLC0415 - knows how engines protect their folders
 
-    for beside in (path.with_name(f"{path.name}.json"), path.with_name(f"{path.name}.stat.json")):
-        beside.unlink(missing_ok=True)
-    if path.is_dir() and not path.is_symlink():
-        doomed = path.with_name(f".{path.name}.deleted")
-        path.rename(doomed)
-        remove_tree(doomed)
-    else:
-        path.unlink(missing_ok=True)
+    if not path.name.endswith(_DELETED):
+        # First out of the way: nobody may go on with half a tree, or read one.
+        path = path.rename(path.with_name(f".{path.name}.{os.getpid()}-{next(_NUMBER)}{_DELETED}"))
+    remove_tree(path)
+    if path.exists():
+        raise OSError(f"{path} cannot be removed")
 
 
-def _tidy_engine(cache: Cache) -> None:
+def _tidy_engine(cache: Cache) -> list[Item]:
     """Remove the images from the engine's storage that no finished image here is; the layout has the others."""
     if not (cache.engine / "storage").is_dir() or shutil.which("buildah") is None:
-        return
+        return []
     from toolchain.engine.storage import Storage  # noqa: PLC0415 - only where there is one
 
     storage = Storage(cache)
+    before = _size(cache.engine)
     storage.cleanup()
-    kept = set()
-    for path in cache.records.glob("*.json"):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            kept.add(json.loads(path.read_bytes())["manifest"].removeprefix("sha256:")[:12])
+    kept = {record.manifest.removeprefix("sha256:")[:12] for record in _records(cache)}
+    removed = []
     for image in json.loads(storage.call("images", "--json").stdout or "null") or []:
         names = image.get("names") or []
         if not any(name.rpartition(":")[2] in kept for name in names):
             storage.call("rmi", "--force", image["id"], check=False)
+            removed.append(next(iter(names), image["id"][:12]))
+    if not removed:
+        return []
+    freed = max(0, before - _size(cache.engine))
+    return [Item(kind="engine", name=", ".join(removed), key="", bytes=freed, used=time.time())]

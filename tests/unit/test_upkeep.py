@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -14,8 +15,9 @@ from typer.testing import CliRunner
 
 from tests.evidence_fixtures import finished_base
 from toolchain.cli.app import app
+from toolchain.cli.request import make_request
 from toolchain.digest import sha256_bytes
-from toolchain.errors import LockHeldError
+from toolchain.errors import ConfigError, LockHeldError
 from toolchain.oci.image import ImageSpec, add_layer, write_image
 from toolchain.oci.layer import compress, write_layer
 from toolchain.oci.layout import Layout
@@ -24,7 +26,7 @@ from toolchain.settings import EPOCH, Cache, Request
 from toolchain.shop import image_tag, record_path, used_mark
 from toolchain.sources.lock import alone, in_use
 from toolchain.sources.store import Store
-from toolchain.upkeep import DAY, prune, survey
+from toolchain.upkeep import DAY, Item, prune, survey
 
 OTHER = "sha256:" + "cd" * 32
 
@@ -32,6 +34,13 @@ OTHER = "sha256:" + "cd" * 32
 def age(path: Path, days: float) -> None:
     then = time.time() - days * DAY
     os.utime(path, (then, then))
+
+
+def pruned(cache: Cache, *, dry: bool = False, later: float = 0) -> list[Item]:
+    """What goes after 30 days without use; nothing may fail."""
+    done = prune(cache, unused_for=30 * DAY, now=time.time() + later * DAY, dry=dry)
+    assert done.failed == ()
+    return list(done.gone)
 
 
 def add_image(cache: Cache, name: str, digest: str, content: str) -> str:
@@ -70,10 +79,10 @@ def test_an_image_that_nobody_used_goes_with_its_blobs_and_name(cache: Cache) ->
     base = plan(Request(cache=cache), "base")[0].built
     assert base is not None
     before = set((cache.images / "blobs" / "sha256").iterdir())
-    going = prune(cache, unused_for=30 * DAY, dry=True)
+    going = pruned(cache, dry=True)
     assert {one.name.split()[0] for one in going} == {"llvm-triton-old-debian13", "llvm-triton-sharer-debian13"}
     assert set((cache.images / "blobs" / "sha256").iterdir()) == before, "a dry run removes nothing"
-    assert [one.name for one in prune(cache, unused_for=30 * DAY)] == [one.name for one in going]
+    assert [one.name for one in pruned(cache)] == [one.name for one in going]
     gone = before - set((cache.images / "blobs" / "sha256").iterdir())
     assert len(gone) == 3, "manifest, config and layer of the old one; what another image has too stays"
     assert layout.has(shared)
@@ -83,7 +92,7 @@ def test_an_image_that_nobody_used_goes_with_its_blobs_and_name(cache: Cache) ->
         image_tag(base.planned.image, base.input_digest),
     }
     assert plan(Request(cache=cache), "base")[0].built is not None
-    assert prune(cache, unused_for=30 * DAY) == []
+    assert pruned(cache) == []
 
 
 def test_what_a_build_asked_for_is_used(cache: Cache) -> None:
@@ -91,9 +100,9 @@ def test_what_a_build_asked_for_is_used(cache: Cache) -> None:
     record = record_path(cache, str(row.planned.input_digest))
     age(record, 60)
     age(used_mark(record), 60)
-    assert len(prune(cache, unused_for=30 * DAY, dry=True)) == 2
+    assert len(pruned(cache, dry=True)) == 2
     assert find(cache, row.planned) is not None
-    assert [one.name.split()[0] for one in prune(cache, unused_for=30 * DAY)] == ["llvm-triton-old-debian13"]
+    assert [one.name.split()[0] for one in pruned(cache)] == ["llvm-triton-old-debian13"]
     assert not list(cache.records.glob("cd*"))
     assert find(cache, row.planned) is not None
 
@@ -113,7 +122,7 @@ def test_sources_go_unless_they_were_asked_for(cache: Cache) -> None:
         age(tree.with_name(f"{tree.name}.json"), 60)
     assert store.file(sha256_bytes(b"kept.whl")) is not None
     store.tree(OTHER, lambda _: None)
-    assert {one.name for one in prune(cache, unused_for=30 * DAY) if one.kind == "source"} == {
+    assert {one.name for one in pruned(cache) if one.kind == "source"} == {
         "gone.whl",
         trees[1].name[:24],
     }
@@ -141,7 +150,7 @@ def test_unfinished_work_goes_but_the_compiler_cache_stays(cache: Cache) -> None
     (cache.work / "llvm-2" / "file").write_text("new")
     kinds = {one.name: one.kind for one in survey(cache)}
     assert kinds["toolchain-ccache"] == "compiler cache"
-    gone = {one.name for one in prune(cache, unused_for=30 * DAY) if one.kind != "image"}
+    gone = {one.name for one in pruned(cache) if one.kind != "image"}
     assert gone == {"llvm-1", "toolchain-llvm-tree-1", "reproduction 1", "old.log"}
     assert [(cache.root / name).is_dir() for name in names] == [False, False, True, True, False, True]
     assert [path.name for path in cache.logs.iterdir()] == ["new.log"]
@@ -152,40 +161,179 @@ def test_a_broken_record_or_image_does_not_stop_it(cache: Cache) -> None:
     (cache.records / ("9" * 64 + ".json")).write_text("{")
     layout = Layout(cache.images)
     layout.blob(layout.resolve(image_tag("llvm-triton-old-debian13", OTHER)).digest).unlink()
-    assert [one.key for one in prune(cache, unused_for=30 * DAY)] == [OTHER.removeprefix("sha256:")]
+    (cache.records / ("8" * 64 + ".json")).write_text('{"image": "x", "input_digest": 5, "manifest": 5}')
+    (cache.logs).mkdir(exist_ok=True)
+    (cache.logs / "a link").symlink_to("nowhere")
+    assert [one.name.split()[0] for one in pruned(cache)] == ["llvm-triton-old-debian13"]
+
+
+def test_a_damaged_image_keeps_no_other_from_going(cache: Cache) -> None:
+    layout = Layout(cache.images)
+    old = {one.digest for one in layout.walk(layout.resolve(image_tag("llvm-triton-old-debian13", OTHER)))}
+    (base,) = (one for one in layout.refs().values() if one.digest not in old)
+    layout.blob(base.digest).write_text("{")
+    assert [one.name.split()[0] for one in pruned(cache)] == ["llvm-triton-old-debian13"]
+    assert not any(layout.has(digest) for digest in old)
+    assert layout.has(base.digest), "what is damaged is told where it is used"
+
+
+def test_an_image_counts_by_its_record_where_its_name_was_lost(cache: Cache) -> None:
+    (row,) = plan(Request(cache=cache), "base")
+    (cache.images / "index.json").unlink()
+    Layout(cache.images).ensure()
+    for path in (cache.images / "blobs" / "sha256").iterdir():
+        age(path, 2)
+    pruned(cache)
+    assert find(cache, row.planned) is not None
+
+
+def test_an_image_that_was_made_again_is_not_as_old_as_the_first(cache: Cache) -> None:
+    used_mark(record_path(cache, OTHER)).touch()
+    age(used_mark(record_path(cache, OTHER)), 60)
+    record_path(cache, OTHER).touch()
+    assert pruned(cache) == []
+
+
+def test_what_an_image_was_made_of_stays_with_it(cache: Cache) -> None:
+    """Its sources, to reproduce it, and its wheels, which `--archive` writes."""
+    store = Store(cache.store)
+    store.partial.mkdir(parents=True)
+    (store.partial / "x.whl").write_bytes(b"wheel")
+    home = store.add_file(store.partial / "x.whl", sha256_bytes(b"wheel")).parent
+    tree = store.tree(sha256_bytes(b"source"), lambda folder: (folder / "text").touch())
+    record = json.loads(record_path(cache, OTHER).read_text())
+    record["inputs"] = {"sources": [{"name": "llvm", "digest": sha256_bytes(b"source"), "patches": []}]}
+    record["facts"] = {"wheels": [{"file": "x.whl", "digest": sha256_bytes(b"wheel")}]}
+    record_path(cache, OTHER).write_text(json.dumps(record))
+    for path in (home, tree.with_name(f"{tree.name}.json")):
+        age(path, 90)
+    assert pruned(cache) == []
+    assert any(one.name.startswith("llvm sha256-") for one in survey(cache))
+    age(record_path(cache, OTHER), 60)
+    assert {one.kind for one in pruned(cache)} == {"image", "source"}
+    assert not home.exists()
+    assert not tree.exists()
+
+
+def test_what_a_bundle_brought_is_used_when_it_is_asked_for(cache: Cache, tmp_path: Path) -> None:
+    store = Store(cache.store)
+    store.partial.mkdir(parents=True)
+    (store.partial / "p.patch").write_bytes(b"patch")
+    patch = store.add_file(store.partial / "p.patch", sha256_bytes(b"patch"))
+    tree = store.tree(OTHER, lambda folder: (folder / "text").touch())
+    layout = Layout(cache.images)
+    layout.tag(layout.resolve(image_tag("llvm-triton-old-debian13", OTHER)), "some-base.bundle")
+    age(patch.parent, 60)
+    age(tree.with_name(f"{tree.name}.json"), 60)
+    assert store.stored_tree(OTHER) == tree
+    make_request(cache=cache.root, patch=[f"llvm={patch}"])
+    assert [one.kind for one in pruned(cache)] == ["image"]
+    assert {one.kind for one in pruned(cache, later=40)} == {"image", "source"}
+    assert "some-base.bundle" in layout.refs()
+    assert layout.has(layout.resolve("some-base.bundle").digest)
+
+
+def test_what_a_kill_left_of_it_goes_with_the_next(cache: Cache) -> None:
+    store = Store(cache.store)
+    tree = store.tree(OTHER, lambda folder: (folder / "text").touch())
+    half = tree.with_name(f".{tree.name}{'.deleted'}")
+    half.mkdir()
+    (half / "text").touch()
+    left = cache.work / "buildah-cache" / "toolchain-llvm-tree-1.99.deleted"
+    left.mkdir(parents=True)
+    assert {one.key for one in pruned(cache) if one.kind == "unfinished"} == {str(half), str(left)}
+    assert (tree.is_dir(), half.exists(), left.exists()) == (True, False, False)
+    age(tree.with_name(f"{tree.name}.json"), 60)
+    assert [one.kind for one in pruned(cache)] == ["source"]
+
+
+def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
+    thesis = tmp_path / "work" / "thesis" / "t.tex"
+    thesis.parent.mkdir(parents=True)
+    thesis.touch()
+    age(thesis, 60)
+    age(thesis.parent, 60)
+    for dry in (True, False):
+        with pytest.raises(ConfigError, match="is no cache of this tool"):
+            prune(Cache(tmp_path), unused_for=DAY, dry=dry)
+    assert thesis.exists()
+
+
+def test_nothing_outside_is_reached_by_a_link(cache: Cache, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    (outside / "files" / "x").mkdir(parents=True)
+    (outside / "files" / "x" / "mine").touch()
+    cache.store.symlink_to(outside)
+    cache.work.mkdir(exist_ok=True)
+    (cache.work / "link").symlink_to(outside)
+    for path in (outside / "files" / "x" / "mine", outside / "files" / "x"):
+        age(path, 60)
+    assert {one.name.split()[0] for one in pruned(cache, later=60)} >= {"link", "llvm-triton-old-debian13"}
+    assert (outside / "files" / "x" / "mine").exists()
+
+
+def test_what_cannot_be_removed_is_told_and_the_rest_goes(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("llvm-1", "llvm-2"):
+        (cache.work / name).mkdir(parents=True)
+        age(cache.work / name, 60)
+    monkeypatch.setattr(
+        "toolchain.engine.storage.remove_tree", lambda path: None if "llvm-1" in path.name else shutil.rmtree(path)
+    )
+    done = prune(cache, unused_for=30 * DAY)
+    assert [name for name, _ in done.failed] == ["llvm-1"]
+    assert "llvm-2" in {one.name for one in done.gone}
+    monkeypatch.setenv("TOOLCHAIN_CACHE", str(cache.root))
+    said = CliRunner().invoke(app, ["cache", "prune", "--json"])
+    assert said.exit_code == 3
+    assert [row["name"] for row in json.loads(said.stdout)["failed"]]
 
 
 def test_what_is_young_and_has_no_name_yet_stays(cache: Cache) -> None:
     """A build in an empty folder begins without the lock."""
     layout = Layout(cache.images)
     blob = layout.put_bytes(b"{}", "application/json")
-    prune(cache, unused_for=DAY)
+    assert prune(cache, unused_for=DAY).failed == ()
     assert layout.has(blob.digest)
     age(layout.blob(blob.digest), 2)
-    prune(cache, unused_for=DAY)
+    assert prune(cache, unused_for=DAY).failed == ()
     assert not layout.has(blob.digest)
 
 
-def test_it_waits_for_nobody_and_others_wait_for_it(cache: Cache, capsys: pytest.CaptureFixture[str]) -> None:
-    with in_use(cache.use), in_use(cache.use), pytest.raises(LockHeldError, match=f"by pid {os.getpid()}"), alone(
-        cache.use, what="the cache"
-    ):  # fmt: skip
-        pass
+def refused(cache: Cache) -> bool:
+    """Whether nobody may have the folder alone."""
+    try:
+        with alone(cache):
+            return False
+    except LockHeldError as error:
+        return f"by pid {os.getpid()}" in error.what
+
+
+def test_it_waits_for_nobody_and_others_wait_for_it(cache: Cache) -> None:
+    with in_use(cache), in_use(cache):
+        assert refused(cache)
+    assert not refused(cache)
     code = (
-        "import sys; from pathlib import Path; from toolchain.sources.lock import in_use\n"
-        "with in_use(Path(sys.argv[1])): print('in')"
+        "import sys; from pathlib import Path; from toolchain.settings import Cache\n"
+        "from toolchain.sources.lock import in_use\n"
+        "with in_use(Cache(Path(sys.argv[1]))): print('in')"
     )
-    with alone(cache.use, what="the cache"):
+    with alone(cache):
         child = subprocess.Popen(
-            [sys.executable, "-c", code, cache.use], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            [sys.executable, "-c", code, cache.root], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             cwd=Path(__file__).parents[2],
         )  # fmt: skip
         assert child.stderr is not None
         assert f"waiting for pid {os.getpid()}, which tidies up" in child.stderr.readline()
     assert child.communicate(timeout=60)[0] == "in\n"
-    # A folder that is not there is not made for it.
-    with in_use(Cache(cache.root / "nowhere").use):
-        assert not (cache.root / "nowhere").exists()
+
+
+def test_a_folder_that_is_not_there_is_made_by_who_writes(tmp_path: Path) -> None:
+    away = Cache(tmp_path / "away")
+    with in_use(away):
+        assert not away.root.exists()
+    with in_use(away, make=True):
+        assert refused(away)
+        assert away.tag.read_text().startswith("Signature: 8a477f597d28d172789f06886806bc55\n")
 
 
 def test_the_verbs(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,7 +346,7 @@ def test_the_verbs(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "llvm-triton-old-debian13" in run(app, ["cache", "ls"]).stdout
     dry = json.loads(run(app, ["cache", "prune", "--dry-run", "--json"]).stdout)
     assert [row["name"].split()[0] for row in dry["items"]] == ["llvm-triton-old-debian13"]
-    with in_use(cache.use):
+    with in_use(cache):
         held = run(app, ["cache", "prune"])
         assert (held.exit_code, f"pid {os.getpid()}" in held.stderr) == (14, True)
         done = run(app, ["plan", "base"])

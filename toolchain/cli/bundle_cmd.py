@@ -50,7 +50,7 @@ def bundle_import(
     from toolchain.unbundle import bring  # noqa: PLC0415 - brings the registry client in
 
     where = make_request(cache=cache).cache
-    with in_use(where.use):
+    with in_use(where, make=True):
         done = bring(parse(ref), where, lock_file)
     if json_:
         console.data(done.as_json())

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from toolchain import console
 from toolchain.cli import options as o
+from toolchain.errors import ConfigError
 from toolchain.settings import Cache, default_cache
 from toolchain.sources.lock import alone
 
@@ -41,22 +43,30 @@ def cache_prune(
     unused_for: DaysOpt = 30, dry_run: DryOpt = False, cache: o.CacheOpt = None, json_: o.JsonOpt = False
 ) -> None:
     """Remove images, sources, unfinished work and logs that were not used for long. A build would make them again."""
-    from toolchain.upkeep import prune  # noqa: PLC0415 - other verbs need none of it
+    from toolchain.upkeep import Pruned, prune  # noqa: PLC0415 - other verbs need none of it
 
     where = Cache((cache or default_cache()).absolute())
     where.check(write=not dry_run)
     if not where.root.is_dir():
-        gone: list[Item] = []
+        done = Pruned()
     elif dry_run:
-        gone = prune(where, unused_for=unused_for * _DAY, dry=True)
+        done = prune(where, unused_for=unused_for * _DAY, dry=True)
     else:
-        with alone(where.use, what=str(where.root)):
-            gone = prune(where, unused_for=unused_for * _DAY)
+        with alone(where):
+            done = prune(where, unused_for=unused_for * _DAY)
     if json_:
-        console.data({"cache": str(where.root), "dry_run": dry_run, "bytes": _total(gone), "items": _rows(gone)})
-        return
-    _show(gone)
-    console.note(f"{console.size(_total(gone))} {'would be' if dry_run else 'were'} freed")
+        failed = [{"name": name, "why": why} for name, why in done.failed]
+        console.data({"cache": str(where.root), "dry_run": dry_run, "bytes": _total(done.gone),
+                      "items": _rows(done.gone), "failed": failed})  # fmt: skip
+    else:
+        _show(done.gone)
+        console.note(f"{console.size(_total(done.gone))} {'would be' if dry_run else 'were'} freed")
+    if done.failed:
+        raise ConfigError(
+            f"{len(done.failed)} of {len(done.gone) + len(done.failed)} could not be removed",
+            why="\n".join(f"{name}: {why}" for name, why in done.failed[:10]),
+            fix="remove them by hand, as the user who made them",
+        )
 
 
 def _total(items: Sequence[Item]) -> int:
@@ -78,7 +88,7 @@ def _show(items: Sequence[Item]) -> None:
         of_kind = [one for one in items if one.kind == kind]
         shown = [one for one in of_kind if one.bytes >= _SMALL or kind == "image"]
         for one in shown:
-            table.add_row(kind, one.name, console.size(one.bytes), _ago(one.used))
+            table.add_row(kind, Text(one.name), console.size(one.bytes), _ago(one.used))
         if rest := [one for one in of_kind if one not in shown]:
             table.add_row(kind, f"{len(rest)} small ones", console.size(_total(rest)), _ago(max(r.used for r in rest)))
     if items:

@@ -15,6 +15,7 @@ from toolchain.errors import ConfigError
 from toolchain.machines import machine_of
 from toolchain.settings import Cache, Request, default_cache
 from toolchain.sources.lock import in_use
+from toolchain.sources.store import mark_used
 
 SOURCES = ("aotriton", "flash-attn", "llvm", "triton")
 _NEXT = re.compile(rf"\s+(?=(?:{'|'.join(SOURCES)})=)")
@@ -36,7 +37,7 @@ def with_request(*without: str) -> Callable[[Callable[..., None]], Callable[...,
         @functools.wraps(verb)
         def command(**given: Any) -> None:
             request = make_request(**{one.name: given.pop(one.name) for one in offered})
-            with in_use(request.cache.use):
+            with in_use(request.cache):
                 verb(request=request, **given)
 
         own = [one for name, one in _parameters(verb).items() if name != "request"]
@@ -134,12 +135,16 @@ def make_request(
     if len(named) > len(sources):
         twice = sorted({name for name, _ in named if sum(name == other for other, _ in named) > 1})
         raise ConfigError(f"--source names {', '.join(twice)} more than once", fix="leave one of them")
+    where = Cache((cache or default_cache()).absolute())
+    where.check(write=False)
     patches: dict[str, tuple[Path, ...]] = {}
     for name, file in _pairs(patch, "--patch"):
         path = Path(file)
         if not path.is_file():
             raise ConfigError(f"--patch {name}={file}: no such file")
         patches[name] = (*patches.get(name, ()), path.absolute())
+        if path.absolute().is_relative_to(where.store):  # as a bundle brings it
+            mark_used(path.parent)
     for name in (*sources, *patches):
         if name not in SOURCES:
             raise ConfigError(f"unknown source {name!r}", fix=f"one of {', '.join(SOURCES)}")
@@ -148,8 +153,6 @@ def make_request(
         from toolchain.lockfile import DEFAULT, read  # noqa: PLC0415 - most calls have no lock
 
         lock = read(lock_file or Path(DEFAULT))
-    where = Cache((cache or default_cache()).absolute())
-    where.check(write=False)
     return Request(
         cache=where,
         base=base,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 import os
 import re
 import time
@@ -19,6 +20,7 @@ from toolchain.errors import DigestError, RegistryError
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor, check_digest
 
+LOG = logging.getLogger(__name__)
 MANIFEST_LIMIT = 16 << 20  # bytes of JSON that are read at once; registries allow 4 MiB
 _STALE = 24 * 3600
 _NAME = re.compile(r"[A-Za-z0-9]+(?:[-._:@/+]+[A-Za-z0-9]+)*")
@@ -203,6 +205,8 @@ class Layout:
             raise RegistryError(f"{self.root} is not an OCI layout", why="it has no index.json") from error
         if not isinstance(content.get("manifests"), list):
             raise RegistryError(f"{self._index} is not an index", why="it has no list of manifests")
+        if not all(isinstance(entry, dict) for entry in content["manifests"]):
+            raise RegistryError(f"{self._index} is not an index", why="its list holds something else than manifests")
         return content
 
     def tag(self, descriptor: Descriptor, name: str) -> None:
@@ -315,7 +319,8 @@ class Layout:
     def gc(self, keep: Iterable[str] = (), *, older_than: float = 0) -> int:
         """Remove the blobs that neither index.json nor a digest in `keep` reaches, and day-old partial files.
 
-        Whoever stores blobs and has not yet tagged them must give their digests, or hold off.
+        Whoever stores blobs and has not yet tagged them must give their digests, or hold off. Of a manifest that is
+        damaged nobody can tell what it holds: it stays, and what it alone holds goes.
 
         Args:
             older_than: seconds; younger blobs stay.
@@ -325,11 +330,16 @@ class Layout:
         """
         freed = 0
         with self._lock():
-            roots = [Descriptor.from_json(entry) for entry in self._entries()["manifests"]]
-            roots += [self.resolve(digest) for digest in keep if self.has(digest)]
-            used = {found.digest for root in roots if self.has(root.digest) for found in self.walk(root)}
-            for path in self._blobs.iterdir():
-                status = path.stat()
+            used = set(keep)
+            for digest in {*used, *(str(entry.get("digest")) for entry in self._entries()["manifests"])}:
+                try:
+                    if self.has(digest):
+                        used.update(found.digest for found in self.walk(self.resolve(digest)))
+                except (RegistryError, DigestError) as error:
+                    used.add(digest)
+                    LOG.warning("%s: %s", self.root, error)
+            for path in self._blobs.iterdir() if self._blobs.is_dir() else []:
+                status = path.lstat()
                 age = time.time() - status.st_mtime
                 stale = path.name.endswith(".partial") and age > _STALE
                 lost = not path.name.startswith(".") and f"sha256:{path.name}" not in used and age >= older_than

@@ -12,6 +12,7 @@ import filelock
 
 from toolchain import console
 from toolchain.errors import LockHeldError
+from toolchain.settings import Cache
 
 PATIENCE = 2.0  # seconds before a waiting invocation says why it waits
 
@@ -46,23 +47,29 @@ def held(path: Path, *, what: str, wait: bool = True) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def in_use(path: Path) -> Iterator[None]:
-    """Hold the lock file `path` together with others inside the block, so that nobody has it alone (see `alone`).
+def in_use(cache: Cache, *, make: bool = False) -> Iterator[None]:
+    """Be one of those who work in the tool's folder, so that nobody has it alone (see `alone`) inside the block.
 
-    Where the file cannot be made, in a folder that is read only or not there yet, nobody can remove anything either.
+    Args:
+        make: make the folder first: something is about to be written there. Otherwise one that is not there stays away,
+            and has nothing that could be removed.
+
+    Raises:
+        OSError: with `make`, the folder cannot be made.
     """
+    if make:
+        cache.make()
     try:
-        if path.parent.parent.is_dir():
-            path.parent.mkdir(exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = _open(cache)
     except OSError:
+        # Not there; or of somebody who lets others read it, where we write nothing.
         yield
         return
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            console.note(f"waiting for {_holder(path)}, which tidies up")
+            console.note(f"waiting for {_holder(cache.use)}, which tidies up")
             fcntl.flock(descriptor, fcntl.LOCK_SH)
         yield
     finally:
@@ -70,24 +77,35 @@ def in_use(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def alone(path: Path, *, what: str) -> Iterator[None]:
-    """Hold the lock file `path` inside the block, alone.
+def alone(cache: Cache) -> Iterator[None]:
+    """Be the only one in the tool's folder inside the block.
 
     Raises:
-        LockHeldError: another invocation has it.
+        LockHeldError: another invocation works there.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    descriptor = _open(cache)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise LockHeldError(
-                f"{what} is in use by {_holder(path)}", why="another invocation is at work", fix="wait until it ends"
+                f"{cache.root} is in use by {_holder(cache.use)}",
+                why="another invocation is at work there",
+                fix="wait until it ends",
             ) from None
         yield
     finally:
         os.close(descriptor)
+
+
+def _open(cache: Cache) -> int:
+    if cache.root.is_dir():
+        with contextlib.suppress(OSError):
+            cache.locks.mkdir(exist_ok=True)
+    try:
+        return os.open(cache.use, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except PermissionError:
+        return os.open(cache.use, os.O_RDONLY | os.O_CLOEXEC)  # enough for a lock
 
 
 def _holder(path: Path) -> str:

@@ -17,6 +17,7 @@ from toolchain.settings import Cache
 from toolchain.sources.archive import check_sha256, fetch_archive
 from toolchain.sources.distro import fetch_distro, known_distro
 from toolchain.sources.git import fetch_git, git_digest
+from toolchain.sources.lock import in_use
 from toolchain.sources.patch import apply_patches, copy_tree
 from toolchain.sources.pypi import fetch_pypi, known_pypi, pypi_row
 from toolchain.sources.reach import check_http_url, refuse_credentials, without_query
@@ -189,16 +190,19 @@ def fetch_source(
     Raises:
         ToolchainError: see the modules of each kind; PatchError for a patch that does not apply.
     """
+    how = _How(parts().get(source.name), part_of(source.name), verify)
+    with in_use(cache, make=True):
+        return _fetched(source, cache, offline, patches, how)
+
+
+def _fetched(source: Source, cache: Cache, offline: bool, patches: Sequence[Path], how: _How) -> Source:
     store = Store(cache.store)
-    only = parts().get(source.name)
-    part = part_of(source.name)
-    how = _How(only, part, verify)
     path: Path
     match source.kind:
         case "local":
             path = _fetch_local(source, store, cache, how)
         case "git":
-            path = fetch_git(source.repository, source.ref, store, offline=offline, only=only, verify=verify)
+            path = fetch_git(source.repository, source.ref, store, offline=offline, only=how.only, verify=how.verify)
         case "archive":
             assert source.digest is not None  # noqa: S101 - an archive without one is not accepted
             file = fetch_archive(source.repository, source.digest, store, offline=offline)

@@ -132,7 +132,10 @@ class Store:
     def stored_tree(self, digest: str, *, part: str = "") -> Path | None:
         """The folder of a tree that is here, not looked into; None when it is not."""
         path = self.root / "trees" / self._key(digest, part)
-        return path if path.is_dir() else None
+        if not path.is_dir():
+            return None
+        mark_used(path.with_name(f"{path.name}.json"))
+        return path
 
     def tree_info(self, digest: str, *, part: str = "") -> TreeInfo | None:
         """What was recorded when the tree was unpacked, or None."""

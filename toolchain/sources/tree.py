@@ -65,14 +65,13 @@ class Source:
 
     @property
     def short_id(self) -> str:
-        """The id in names: a commit's first 8 digits, a release's version, and for other trees 8 of their digest."""
+        """The id in names: a commit's first 8 digits, a release's version, else `tree` and 8 digits of no commit."""
         if self.kind == "git":
             return self.ref[:8]
         if self.kind in {"distro", "pypi"}:
             # A version may hold what no name of an image takes: 23~++20261101, 22.1.0~+rc1.
             return re.sub(r"[^A-Za-z0-9.]+", "-", self.ref.rpartition("=")[2])
-        digest = (self.digest or "").removeprefix("sha256:")
-        return f"tree{digest[:8]}" if self.kind == "local" else digest[:8]
+        return f"tree{(self.digest or '').removeprefix('sha256:')[:8]}"
 
     def as_plan(self) -> dict[str, str | None]:
         """The source as `plan --json` prints it."""
