@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -50,19 +51,41 @@ def test_lines_of_both_streams_are_kept(tmp_path: Path) -> None:
     assert sorted(log.read_text().splitlines()[1:]) == ["one", "two"]
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_a_signal_ends_the_tool_and_its_children(tmp_path: Path, number: signal.Signals, code: int) -> None:
+@contextlib.contextmanager
+def fetching(tmp_path: Path, how_to_hang_up: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """The tool, while git works for it, and git's process id."""
     noted, git = tmp_path / "pid", tmp_path / "bin" / "git"
     git.parent.mkdir()
     git.write_text(f"#!/bin/sh\necho $$ >'{noted}.new'; mv '{noted}.new' '{noted}'; exec sleep 300\n")
     git.chmod(0o755)
     env = {**os.environ, "PATH": f"{git.parent}:{os.environ['PATH']}", "TOOLCHAIN_CACHE": str(tmp_path / "cache")}
     words = ["fetch", "llvm", "--source", f"llvm=https://example.test/r@{'1' * 40}"]
-    tool = subprocess.Popen([sys.executable, "-m", "toolchain", *words], cwd=TOP, env=env)
-    _until(noted.exists)
-    tool.send_signal(number)
-    assert tool.wait(60) == code
-    _until(lambda: not _alive(int(noted.read_text())))
+    # The tests may run below nohup themselves, and children inherit what it ignores.
+    argv = ["env", f"--{how_to_hang_up}-signal=HUP", sys.executable, "-m", "toolchain", *words]
+    with subprocess.Popen(argv, cwd=TOP, env=env) as tool:
+        try:
+            _until(noted.exists)
+            yield tool, int(noted.read_text())
+        finally:
+            tool.kill()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_ends_the_tool_and_its_children(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    with fetching(tmp_path, "default") as (tool, child):
+        tool.send_signal(number)
+        assert tool.wait(60) == code
+    _until(lambda: not _alive(child))
+
+
+def test_below_nohup_it_outlives_its_terminal(tmp_path: Path) -> None:
+    with fetching(tmp_path, "ignore") as (tool, child):
+        tool.send_signal(signal.SIGHUP)
+        with pytest.raises(subprocess.TimeoutExpired):
+            tool.wait(2)
+        tool.send_signal(signal.SIGTERM)
+        assert tool.wait(60) == 143
+    _until(lambda: not _alive(child))
 
 
 AT_FORK = """
