@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import os
 import platform
 import shutil
@@ -24,6 +25,7 @@ from toolchain.errors import BuildError, EngineError
 from toolchain.process import CommandError
 from toolchain.recipe import Mount, Recipe
 from toolchain.settings import Cache
+from toolchain.upkeep import DAY, prune
 
 pytestmark = pytest.mark.engine
 
@@ -302,3 +304,26 @@ def test_neither_builds_nor_runs_learn_this_machines_name(here: Here) -> None:
     text = "ARG BASE\nFROM ${BASE} AS build\nRUN read name </proc/sys/kernel/hostname; echo $name >/out\n"
     (here.top / "recipes" / "Named").write_text(text + "FROM scratch\nCOPY --from=build /out /made/out\n")
     assert here.build("named", containerfile="Named", contexts={}).read_text().strip() == "toolchain"
+
+
+def test_prune_takes_images_from_the_storage_that_no_finished_image_is(tmp_path: Path) -> None:
+    cache = Cache(tmp_path / "a cache")
+    cache.make()
+    buildah = Buildah(cache)
+    layout, digest = tiny_image.make(tmp_path / "image")
+    kept = buildah.ensure_image("kept", layout, digest)
+    with buildah.container(kept) as container:
+        buildah.call("config", "--label", "other=yes", container)
+        buildah.call("commit", container, "localhost/toolchain/superseded:000000000000")
+    record = {"image": "kept", "input_digest": f"sha256:{'1' * 64}", "manifest": digest}
+    cache.records.mkdir()
+    (cache.records / f"{'1' * 64}.json").write_text(json.dumps(record))
+    try:
+        done = prune(cache, unused_for=30 * DAY)
+        assert [(one.kind, one.name) for one in done.gone] == [
+            ("engine", "localhost/toolchain/superseded:000000000000")
+        ]
+        assert buildah.call("images", "--quiet", kept).stdout.strip()
+        assert prune(cache, unused_for=30 * DAY).gone == ()
+    finally:
+        buildah.destroy()
