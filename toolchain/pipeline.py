@@ -95,7 +95,7 @@ def plan(request: Request, goal: str, *, proved: bool = False) -> list[PlanRow]:
 
 
 def find(cache: Cache, planned: Planned, *, proved: bool = False) -> Built | None:
-    """The finished result for these inputs, if its record and all its blobs are here.
+    """The finished result for these inputs, if its record and all its blobs are here; that it was asked for is noted.
 
     Args:
         proved: pass over one that was made with --no-contract: the same bytes, but nobody has tried them.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import itertools
 import json
 import os
@@ -28,8 +27,6 @@ _BY_BUNDLE = ".bundle"  # tags of bases that a bundle brought, which nothing her
 _DELETED = ".deleted"
 _NUMBER = itertools.count()
 _MALFORMED = (OSError, ValueError, KeyError, TypeError, AttributeError)
-# buildah up to 1.28 names a cache mount as it is called, later versions by a digest of that.
-_COMPILER = {name for one in ["toolchain-ccache"] for name in (one, hashlib.sha256(one.encode()).hexdigest()[:16])}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,10 +181,13 @@ def _sources(cache: Cache, records: list[_Record]) -> Iterator[Item]:
 
 
 def _unfinished(cache: Cache) -> Iterator[Item]:
+    from toolchain.engine.storage import mount_names  # noqa: PLC0415 - only here
+
+    compiler = mount_names("toolchain-ccache")
     for folder in _children(cache.work):
         inside = folder.name.startswith("buildah-cache") and "lockfiles" not in folder.name
         for one in _children(folder) if inside else [folder]:
-            if inside and one.name in _COMPILER:
+            if inside and one.name in compiler:
                 yield Item(
                     kind="compiler cache", name=one.name, key=str(one), bytes=_size(one), used=_touched(one), stays=True
                 )

@@ -33,10 +33,10 @@ def cache_ls(cache: o.CacheOpt = None, json_: o.JsonOpt = False) -> None:
     where.check(write=False)
     found = survey(where)
     if json_:
-        console.data({"cache": str(where.root), "bytes": sum(one.bytes for one in found), "items": _rows(found)})
+        console.data({"cache": str(where.root), "bytes": _total(found), "items": _rows(found)})
         return
     _show(found)
-    console.note(f"{where.root}: {console.size(sum(one.bytes for one in found))}")
+    console.note(f"{where.root}: {console.size(_total(found))}")
 
 
 def cache_prune(
@@ -82,8 +82,10 @@ def _show(items: Sequence[Item]) -> None:
     from toolchain.upkeep import KINDS  # noqa: PLC0415 - other verbs need none of it
 
     table = Table(box=None, pad_edge=False)
-    for name, justify in (("kind", "left"), ("what", "left"), ("size", "right"), ("last used", "right")):
-        table.add_column(name, justify="right" if justify == "right" else "left", overflow="fold")
+    for name in ("kind", "what"):
+        table.add_column(name, overflow="fold")
+    for name in ("size", "last used"):
+        table.add_column(name, justify="right", overflow="fold")
     for kind in KINDS:
         of_kind = [one for one in items if one.kind == kind]
         shown = [one for one in of_kind if one.bytes >= _SMALL or kind == "image"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
 import os
 import re
@@ -17,7 +16,7 @@ from pathlib import Path
 from toolchain import process
 from toolchain.engine import isolation as isolating
 from toolchain.engine import relay
-from toolchain.engine.storage import Storage, remove_tree, single_layout
+from toolchain.engine.storage import Storage, mount_names, remove_tree, single_layout
 from toolchain.errors import BuildError, EngineError
 from toolchain.process import Result
 from toolchain.recipe import Mount, Recipe
@@ -294,10 +293,9 @@ class Buildah(Storage):
     def cache_dir(self, name: str, key: str) -> Path:
         """Where the tree cache of the recipe `name` with the cache key `key` lies, whether it exists yet or not."""
         identity = f"toolchain-{name}-tree-{key}" if key else f"toolchain-{name}-tree"
-        # buildah 1.28 uses the id as it is; later versions a folder for each user and a digest of the id.
+        # Later versions than 1.28 have a folder for each user.
         parents = [self.cache.work / "buildah-cache", self.cache.work / f"buildah-cache-{os.geteuid()}"]
-        names = [identity, hashlib.sha256(identity.encode()).hexdigest()[:16]]
-        places = [parent / folder for parent in parents for folder in names]
+        places = [parent / folder for parent in parents for folder in mount_names(identity)]
         return next((place for place in places if place.is_dir()), places[0])
 
     def drop_cache(self, name: str, key: str) -> None:

@@ -41,6 +41,11 @@ _SCRATCH = re.compile(r"(archive|bundle|evidence|git|pip|reuse)-[a-z0-9_]{8}")
 _STALE = 86400
 
 
+def mount_names(identity: str) -> tuple[str, str]:
+    """The folders that a cache mount with this id may have: buildah 1.28 uses the id, later versions a digest of it."""
+    return identity, hashlib.sha256(identity.encode()).hexdigest()[:16]
+
+
 def process_identity(pid: int) -> str | None:
     """`<pid>-<start time in ticks>`, which no later process shares; None when there is no such process."""
     try:
