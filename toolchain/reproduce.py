@@ -14,6 +14,7 @@ from typing import Any
 from filelock import FileLock
 
 from toolchain import console
+from toolchain.engine.storage import Storage, discard, remove_tree, sweep_discarded
 from toolchain.errors import SourceError, UnsupportedError
 from toolchain.oci.image import diff_ids_of, platform_of, standard_annotations, write_index
 from toolchain.oci.layout import Layout
@@ -22,8 +23,6 @@ from toolchain.settings import EPOCH, Cache, Request
 from toolchain.shop import image_tag
 from toolchain.stages.stage import Built
 from toolchain.trust.difference import Blob, FileDifference, differences, explain
-
-_GONE = ".gone"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,7 +163,7 @@ def clean_cache(cache: Cache, below: Sequence[PlanRow], digest: str) -> Iterator
     root = cache.root / "reproduce" / digest.removeprefix("sha256:")[:12]
     cache.locks.mkdir(parents=True, exist_ok=True)
     with FileLock(cache.locks / f"reproduce-{root.name}.lock"):
-        _remove(root.with_suffix(_GONE))
+        sweep_discarded(root)
         fresh = Cache(root)
         if root.is_dir():
             console.note(f"going on with the reproduction that was cut off ({root}); delete that folder to begin anew")
@@ -177,13 +176,10 @@ def clean_cache(cache: Cache, below: Sequence[PlanRow], digest: str) -> Iterator
         for row in below:
             assert row.built is not None  # noqa: S101 - the caller looked
             _take(cache, fresh, row.built)
-        from toolchain.engine.storage import Storage  # noqa: PLC0415 - a plan that differs starts no engine
-
         yield fresh
-        # Under another name first: a kill while this is deleted must not leave half a tree to go on with.
-        root.rename(root.with_suffix(_GONE))
-        _remove(root.with_suffix(_GONE))
-        _remove(Storage(fresh).runroot)
+        runroot = Storage(fresh).runroot
+        discard(root)
+        remove_tree(runroot)
 
 
 def _take(cache: Cache, fresh: Cache, built: Built) -> None:
@@ -203,10 +199,3 @@ def _take(cache: Cache, fresh: Cache, built: Built) -> None:
     target = record_path(fresh, built.input_digest)
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_bytes(json.dumps(record, indent=1).encode())
-
-
-def _remove(root: Path) -> None:
-    if root.exists():
-        from toolchain.engine.storage import remove_tree  # noqa: PLC0415 - knows how engines protect their folders
-
-        remove_tree(root)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import os
 import shutil
@@ -14,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from toolchain.engine.storage import DELETED, Storage, discard, mount_names
 from toolchain.errors import ConfigError, ToolchainError
 from toolchain.oci.layout import Layout
 from toolchain.settings import Cache
@@ -24,8 +24,6 @@ KINDS: tuple[Kind, ...] = ("image", "source", "unfinished", "compiler cache", "e
 DAY = 86400.0
 _TAG = "tag:"
 _BY_BUNDLE = ".bundle"  # tags of bases that a bundle brought, which nothing here can make again
-_DELETED = ".deleted"
-_NUMBER = itertools.count()
 _MALFORMED = (OSError, ValueError, KeyError, TypeError, AttributeError)
 
 
@@ -181,8 +179,6 @@ def _sources(cache: Cache, records: list[_Record]) -> Iterator[Item]:
 
 
 def _unfinished(cache: Cache) -> Iterator[Item]:
-    from toolchain.engine.storage import mount_names  # noqa: PLC0415 - only here
-
     compiler = mount_names("toolchain-ccache")
     for folder in _children(cache.work):
         inside = folder.name.startswith("buildah-cache") and "lockfiles" not in folder.name
@@ -207,7 +203,7 @@ def _rest(cache: Cache) -> Iterator[Item]:
 
 def _kept(kind: Kind, name: str, path: Path, used: float) -> Item:
     """A file or folder. What a kill left half removed counts as never used."""
-    if path.name.endswith(_DELETED):
+    if path.name.endswith(DELETED):
         return Item(kind="unfinished", name=path.name, key=str(path), bytes=_size(path), used=0.0)
     return Item(kind=kind, name=name, key=str(path), bytes=_size(path), used=used)
 
@@ -262,13 +258,7 @@ def _remove(cache: Cache, item: Item) -> None:
     if not path.is_dir() or path.is_symlink():
         path.unlink(missing_ok=True)
         return
-    from toolchain.engine.storage import remove_tree  # noqa: PLC0415 - knows how engines protect their folders
-
-    if not path.name.endswith(_DELETED):
-        # First out of the way: nobody may go on with half a tree, or read one.
-        path = path.rename(path.with_name(f".{path.name}.{os.getpid()}-{next(_NUMBER)}{_DELETED}"))
-    remove_tree(path)
-    if path.exists():
+    if not discard(path):
         raise OSError(f"{path} cannot be removed")
 
 
@@ -276,8 +266,6 @@ def _tidy_engine(cache: Cache) -> list[Item]:
     """Remove the images from the engine's storage that no finished image here is; the layout has the others."""
     if not (cache.engine / "storage").is_dir() or shutil.which("buildah") is None:
         return []
-    from toolchain.engine.storage import Storage  # noqa: PLC0415 - only where there is one
-
     storage = Storage(cache)
     before = _size(cache.engine)
     storage.cleanup()

@@ -51,7 +51,7 @@ def test_one_that_was_cut_off_goes_on(cache: Cache, capsys: pytest.CaptureFixtur
 
 
 def test_half_of_a_folder_under_deletion_is_not_gone_on_with(cache: Cache) -> None:
-    left = cache.root / "reproduce" / ("ab" * 6 + ".gone")
+    left = cache.root / "reproduce" / (f".{'ab' * 6}.9-0.deleted")
     (left / "work").mkdir(parents=True)
     (left / "work" / "half").touch()
     with clean_cache(cache, plan(Request(cache=cache), "base"), DIGEST) as fresh:

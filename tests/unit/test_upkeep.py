@@ -239,7 +239,7 @@ def test_what_a_kill_left_of_it_goes_with_the_next(cache: Cache) -> None:
     half = tree.with_name(f".{tree.name}{'.deleted'}")
     half.mkdir()
     (half / "text").touch()
-    left = cache.work / "buildah-cache" / "toolchain-llvm-tree-1.99.deleted"
+    left = cache.work / "buildah-cache" / ".toolchain-llvm-tree-1.99-0.deleted"
     left.mkdir(parents=True)
     assert {one.key for one in pruned(cache) if one.kind == "unfinished"} == {str(half), str(left)}
     assert (tree.is_dir(), half.exists(), left.exists()) == (True, False, False)

@@ -16,7 +16,7 @@ from pathlib import Path
 from toolchain import process
 from toolchain.engine import isolation as isolating
 from toolchain.engine import relay
-from toolchain.engine.storage import Storage, mount_names, remove_tree, single_layout
+from toolchain.engine.storage import Storage, discard, mount_names, remove_tree, single_layout
 from toolchain.errors import BuildError, EngineError
 from toolchain.process import Result
 from toolchain.recipe import Mount, Recipe
@@ -300,13 +300,7 @@ class Buildah(Storage):
 
     def drop_cache(self, name: str, key: str) -> None:
         """Delete the tree cache of a recipe: the next build of it starts clean."""
-        place = self.cache_dir(name, key)
-        if not place.is_dir():
-            return
-        # First out of the way: a half-deleted tree must not be taken for one to go on with.
-        doomed = place.with_name(f"{place.name}.{os.getpid()}.deleted")
-        place.rename(doomed)
-        remove_tree(doomed)
+        discard(self.cache_dir(name, key))
 
     def destroy(self) -> None:
         """Delete the engine's storage, images included; everything in it can be made again from the layouts."""

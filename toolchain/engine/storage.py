@@ -7,6 +7,7 @@ when its process is gone, the next one finds it and removes what it left in the 
 from __future__ import annotations
 
 import contextlib
+import glob
 import hashlib
 import itertools
 import json
@@ -30,6 +31,7 @@ from toolchain.settings import Cache
 LOG = logging.getLogger(__name__)
 
 INSTALL = "apt-get install buildah"
+DELETED = ".deleted"
 _NUMBER = itertools.count()
 _STARTS = 4
 _NOT_STARTED = "sealing memfd copy"
@@ -321,6 +323,31 @@ def remove_tree(path: Path) -> None:
             function(name)
 
     shutil.rmtree(path, onerror=unlock)
+
+
+def discard(path: Path) -> bool:
+    """Remove a folder of ours that must be whole or gone: first out of the way, since a kill may leave half of it.
+
+    Returns:
+        Whether nothing of it is left; what is left has another name.
+
+    Raises:
+        OSError: it cannot be renamed.
+    """
+    sweep_discarded(path)
+    if not path.is_dir():
+        return True
+    away = path
+    if not path.name.endswith(DELETED):
+        away = path.rename(path.with_name(f".{path.name}.{os.getpid()}-{next(_NUMBER)}{DELETED}"))
+    remove_tree(away)
+    return not away.exists()
+
+
+def sweep_discarded(path: Path) -> None:
+    """Remove what an earlier `discard` of this path left."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*{DELETED}"):
+        remove_tree(left)
 
 
 def single_layout(layout: Path, digest: str, into: Path) -> Path:
