@@ -139,6 +139,30 @@ def test_an_index_whose_child_is_refused_is_not_published(
     assert registry.tags(repository) == []
 
 
+@pytest.mark.parametrize("status", [400, 404])
+def test_a_manifest_refused_while_another_publisher_writes_is_sent_again(
+    proxy: FaultProxy, connect: Connect, repository: str, layout: Layout, tmp_path: Path, status: int
+) -> None:
+    """docker-registry says 400 DIGEST_INVALID while another publisher writes the link of one of its blobs."""
+    index = small_index(layout, tmp_path, size=1000)
+    proxy.faults.append(Fault("status", "PUT", "/manifests/", times=2, status=status))
+    registry = connect()
+    publish(layout, index, RegistryRef(proxy.host, repository), ["t"], registry=registry)
+    assert proxy.faults[0].hits == 2
+    assert registry.get_manifest(repository, "t") == (index, layout.read(index))
+
+
+def test_a_manifest_that_stays_refused_is_told_soon(
+    proxy: FaultProxy, connect: Connect, repository: str, layout: Layout, tmp_path: Path
+) -> None:
+    index = small_index(layout, tmp_path, size=1000)
+    proxy.faults.append(Fault("status", "PUT", "/manifests/", times=-1, status=400))
+    with pytest.raises(RegistryError, match="does not take") as caught:
+        publish(layout, index, RegistryRef(proxy.host, repository), ["t"], registry=connect(attempts=50))
+    assert "HTTP 400" in caught.value.why
+    assert proxy.faults[0].hits == 4
+
+
 def test_a_blob_of_another_repository_is_mounted(registry_host: str, repository: str, layout: Layout) -> None:
     blob, path = some_blob(layout)
     with Registry(registry_host) as registry:

@@ -25,7 +25,6 @@ from toolchain.oci.descriptor import Descriptor, check_digest
 from toolchain.oci.layout import Layout, parse_object
 from toolchain.oci.reference import LayoutRef, Target
 from toolchain.oci.registry import Registry
-from toolchain.oci.transport import TRANSIENT
 
 LOG = logging.getLogger(__name__)
 _ACTIONS = "pull,push"
@@ -301,7 +300,7 @@ def _put_once(registry: Registry, repository: str, tag: str, content: bytes, fai
             if got.status_code in {200, 201, 202}:
                 return
             problem: ToolchainError = registry.failed(got, f"{registry.host} does not take {repository}:{tag}")
-            if got.status_code not in TRANSIENT:
+            if not registry.may_pass(got.status_code, failures - 1):
                 raise problem
             asked = got.headers.get("Retry-After")
     except requests.RequestException as error:

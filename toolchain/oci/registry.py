@@ -16,7 +16,7 @@ from toolchain.errors import DigestError, RegistryError, ResourceError, Toolchai
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor, check_digest
 from toolchain.oci.layout import MANIFEST_LIMIT, Layout, media_type_of, parse_object
-from toolchain.oci.transport import TRANSIENT, Transport
+from toolchain.oci.transport import Transport
 from toolchain.oci.upload import Upload
 
 _ACCEPT = ", ".join([media.INDEX, media.MANIFEST, media.DOCKER_INDEX, media.DOCKER_MANIFEST])
@@ -213,7 +213,7 @@ class Registry(Transport):
                         return got.headers.get("OCI-Subject", "")
                     problem = self.failed(got, f"{self.host} does not take {repository}:{reference}")
                     asked = got.headers.get("Retry-After")
-                    if got.status_code not in TRANSIENT:
+                    if not self.may_pass(got.status_code, failures):
                         raise problem
             except requests.RequestException as error:
                 problem = self.unreachable(error)

@@ -23,6 +23,10 @@ from toolchain.oci.layout import MANIFEST_LIMIT, parse_object
 
 LOG = logging.getLogger(__name__)
 TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
+# To a manifest that is right these may pass too: docker-registry answers 400 DIGEST_INVALID, and others that a blob is
+# unknown, while another publisher writes the same blob's link. A registry that means it is asked a few times only.
+_UNSETTLED = frozenset({400, 404})
+_UNSETTLED_TRIES = 3
 LONGEST_WAIT = 120.0
 QUESTION = 60.0  # seconds without a byte after which a question is asked again
 
@@ -225,6 +229,10 @@ class Transport:
             if login
             else "try again; if it stays, ask who runs the registry",
         )
+
+    def may_pass(self, status: int, failures: int) -> bool:
+        """Whether a manifest that was refused with `status`, after `failures` before it, is worth another attempt."""
+        return status in TRANSIENT or (status in _UNSETTLED and failures < _UNSETTLED_TRIES)
 
     def content(self, response: requests.Response, name: str) -> bytes:
         """A list of the registry's own, whole.
