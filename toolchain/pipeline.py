@@ -24,7 +24,7 @@ from toolchain.oci.layout import Layout
 from toolchain.prefetch import Prefetch
 from toolchain.process import CommandError
 from toolchain.settings import Cache, Request
-from toolchain.shop import BuildShop, record_path, used_mark, within_lock
+from toolchain.shop import BuildShop, finished, record_path, used_mark, within_lock
 from toolchain.sources.lock import in_use
 from toolchain.sources.patch import listed
 from toolchain.sources.resolve import fetch_source
@@ -128,11 +128,7 @@ def find(cache: Cache, planned: Planned, *, proved: bool = False) -> Built | Non
 
 def records(cache: Cache) -> list[dict[str, Any]]:
     """What was finished here, oldest first; each as `BuildShop.finish` wrote it."""
-    found = []
-    for path in sorted(cache.records.glob("*.json"), key=lambda p: p.stat().st_mtime):
-        with contextlib.suppress(OSError, ValueError):
-            found.append(json.loads(path.read_bytes()))
-    return found
+    return [record for _, record in finished(cache)]
 
 
 def find_image(cache: Cache, name: str) -> list[dict[str, Any]]:

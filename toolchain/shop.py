@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from toolchain.engine.buildah import Buildah
     from toolchain.engine.progress import Progress
 
+BROUGHT = "bundle"  # ends the names of bases that a bundle brought without the record of how they were made
+
 
 def record_path(cache: Cache, input_digest: str) -> Path:
     """Where the record of a finished stage lies."""
@@ -44,8 +47,15 @@ def used_mark(record: Path) -> Path:
 
 
 def image_tag(image: str, input_digest: str) -> str:
-    """The name of a finished image in the cache's layout."""
-    return f"{image}.{input_digest.removeprefix('sha256:')[:12]}"
+    """The name of an image in the cache's layout; without an input digest (empty) that of a base that was brought."""
+    return f"{image}.{input_digest.removeprefix('sha256:')[:12] or BROUGHT}"
+
+
+def finished(cache: Cache) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """The records of what was finished here, with their files, oldest first; each as `BuildShop.finish` wrote it."""
+    for path in sorted(cache.records.glob("*.json"), key=lambda one: one.stat().st_mtime):
+        with contextlib.suppress(OSError, ValueError):
+            yield path, json.loads(path.read_bytes())
 
 
 def within_lock(request: Request, planned: Sequence[Planned], *, fetched: Source | None = None) -> None:

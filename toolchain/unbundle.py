@@ -279,8 +279,8 @@ class _Taker:
         for child in self._images.children(manifest):
             self._images.blob(child.digest)
         record = next((one for one in records.values() if one["manifest"] == base.image), None)
-        name = f"toolchain-base-{base.name}"
-        self._images.tag(manifest, image_tag(name, str(record["input_digest"])) if record else f"{name}.bundle")
+        digest = str(record["input_digest"]) if record else ""
+        self._images.tag(manifest, image_tag(f"toolchain-base-{base.name}", digest))
 
     # What is taken
 

@@ -17,13 +17,11 @@ from toolchain.engine.storage import DELETED, Storage, discard, mount_names
 from toolchain.errors import ConfigError, ToolchainError
 from toolchain.oci.layout import Layout
 from toolchain.settings import Cache
-from toolchain.shop import image_tag, used_mark
+from toolchain.shop import BROUGHT, finished, image_tag, used_mark
 
 Kind = Literal["image", "source", "unfinished", "compiler cache", "engine", "log"]
 KINDS: tuple[Kind, ...] = ("image", "source", "unfinished", "compiler cache", "engine", "log")
 DAY = 86400.0
-_TAG = "tag:"
-_BY_BUNDLE = ".bundle"  # tags of bases that a bundle brought, which nothing here can make again
 _MALFORMED = (OSError, ValueError, KeyError, TypeError, AttributeError)
 
 
@@ -34,7 +32,8 @@ class Item:
     Args:
         kind: what it is good for.
         name: for people.
-        key: how it is removed: a record's or a tag's name, or a path.
+        key: the path by which it is removed; of an image its record's, empty without one.
+        tag: of an image, its name in the cache's layout.
         bytes: on disk; of an image what no image used later holds too.
         used: when it was last used, in seconds of the epoch; of an image's sources and wheels also when the image was.
         stays: it is never removed for its age.
@@ -46,6 +45,7 @@ class Item:
     bytes: int
     used: float
     stays: bool = False
+    tag: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """As `cache ls --json` prints it."""
@@ -117,9 +117,8 @@ def prune(cache: Cache, *, unused_for: float, now: float | None = None, dry: boo
 
 def _records(cache: Cache) -> list[_Record]:
     found = []
-    for path in cache.records.glob("*.json"):
+    for path, record in finished(cache):
         with contextlib.suppress(*_MALFORMED):
-            record = json.loads(path.read_bytes())
             mark = used_mark(path)
             used = max(one.stat().st_mtime for one in (path, mark) if one.exists())
             made_of = {str(one["digest"]): str(one["name"]) for one in record.get("inputs", {}).get("sources", ())}
@@ -133,22 +132,23 @@ def _images(cache: Cache, records: list[_Record]) -> Iterator[Item]:
     if not (cache.images / "index.json").is_file():
         return
     layout = Layout(cache.images)
-    found = [(f"{one.image} {one.path.stem[:12]}", str(one.path), one.manifest, one.used) for one in records]
+    found = [(one.used, f"{one.image} {one.path.stem[:12]}", str(one.path), one.tag, one.manifest) for one in records]
     of_records = {one.tag for one in records}
     for tag, manifest in layout.refs().items():
         if tag not in of_records:
             there = layout.has(manifest.digest)
             used = layout.blob(manifest.digest).stat().st_ctime if there else 0.0
-            found.append((f"{tag} (no record)", f"{_TAG}{tag}", manifest.digest, used))
+            found.append((used, f"{tag} (no record)", "", tag, manifest.digest))
     counted: set[str] = set()
-    for name, key, digest, used in sorted(found, key=lambda one: -one[3]):
+    for used, name, key, tag, digest in sorted(found, key=lambda one: -one[0]):
         parts: set[str] = set()
         with contextlib.suppress(ToolchainError):  # one whose blobs are gone is still there to be removed
             parts = {one.digest for one in layout.walk(layout.resolve(digest)) if layout.has(one.digest)} - counted
         counted |= parts
         size = sum(layout.blob(part).stat().st_size for part in parts)
-        stays = key.startswith(_TAG) and key.endswith(_BY_BUNDLE)
-        yield Item(kind="image", name=name, key=key, bytes=size, used=used, stays=stays)
+        # What a bundle brought nothing here can make again.
+        stays = not key and tag.endswith(f".{BROUGHT}")
+        yield Item(kind="image", name=name, key=key, tag=tag, bytes=size, used=used, stays=stays)
 
 
 def _sources(cache: Cache, records: list[_Record]) -> Iterator[Item]:
@@ -240,18 +240,14 @@ def _size(path: Path) -> int:
 
 
 def _remove(cache: Cache, item: Item) -> None:
+    path = Path(item.key)
     if item.kind == "image":
-        tag = item.key.removeprefix(_TAG)
-        if tag == item.key:
-            path = Path(item.key)
-            record = json.loads(path.read_bytes())
-            tag = image_tag(str(record["image"]), str(record["input_digest"]))
+        if item.key:
             # The record before its image: without it the image does not count, however much of it is still there.
             used_mark(path).unlink(missing_ok=True)
             path.unlink()
-        Layout(cache.images).untag(tag)
+        Layout(cache.images).untag(item.tag)
         return
-    path = Path(item.key)
     if path.parent == cache.store / "trees":
         for beside in (path.with_name(f"{path.name}.json"), path.with_name(f"{path.name}.stat.json")):
             beside.unlink(missing_ok=True)
