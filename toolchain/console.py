@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import sys
 from typing import Any
 
@@ -15,6 +16,7 @@ from toolchain.errors import ToolchainError
 
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 _WIDE = 220  # columns of a table that goes into a file or a log
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _said: list[Any] = []
 """What this command has printed as data; a command prints one document."""
 
@@ -23,19 +25,32 @@ def setup(verbosity: int) -> None:
     """Send log records to standard error; 0 shows warnings, 1 informs, 2 shows every command."""
     level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(max(verbosity, 0), 2)]
     handler = RichHandler(console=err, show_time=False, show_path=False, rich_tracebacks=False)
-    logging.basicConfig(level=level, format="%(message)s", handlers=[handler], force=True)
+    handler.setFormatter(_Plain("%(message)s"))
+    logging.basicConfig(level=level, handlers=[handler], force=True)
     logging.getLogger("urllib3").setLevel(logging.WARNING)
+
+
+class _Plain(logging.Formatter):
+    """Records without what would steer the terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return plain(super().format(record))
+
+
+def plain(text: str) -> str:
+    """Text without control characters: names and messages of strangers must not paint over what stands there."""
+    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 def note(text: str) -> None:
     """One line for people."""
-    err.print(text, markup=False)
+    err.print(plain(text), markup=False)
 
 
 def warn(text: str) -> None:
     """A warning for people; GitHub shows it beside the file."""
     prefix = "::warning::" if os.environ.get("GITHUB_ACTIONS") else "warning: "
-    err.print(f"{prefix}{text}", style="yellow", markup=False)
+    err.print(plain(f"{prefix}{text}"), style="yellow", markup=False)
 
 
 def begin() -> None:
@@ -46,7 +61,8 @@ def begin() -> None:
 def data(value: Any) -> None:
     """Print `value` as JSON on standard output."""
     _said.append(value)
-    text(json.dumps(value, indent=2, sort_keys=False, ensure_ascii=False))
+    written = json.dumps(value, indent=2, sort_keys=False, ensure_ascii=False)
+    text(_CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", written))
 
 
 def show(*pictures: RenderableType) -> None:
@@ -61,7 +77,7 @@ def show(*pictures: RenderableType) -> None:
 def text(value: str) -> None:
     """Print plain data on standard output."""
     # Text of others may hold what no encoding can: half a surrogate pair out of somebody's JSON.
-    sys.stdout.write(value.encode("utf-8", "backslashreplace").decode("utf-8") + "\n")
+    sys.stdout.write(plain(value.encode("utf-8", "backslashreplace").decode("utf-8")) + "\n")
     sys.stdout.flush()
 
 
@@ -72,11 +88,11 @@ def failure(error: ToolchainError, *, as_json: bool) -> None:
     a second document would make the whole unreadable.
     """
     prefix = "::error::" if os.environ.get("GITHUB_ACTIONS") else ""
-    err.print(f"{prefix}{error.title}: {error.what}", style="bold red", markup=False)
+    err.print(plain(f"{prefix}{error.title}: {error.what}"), style="bold red", markup=False)
     if error.why:
-        err.print(f"  why: {error.why}", markup=False)
+        err.print(plain(f"  why: {error.why}"), markup=False)
     if error.fix:
-        err.print(f"  do:  {error.fix}", markup=False)
+        err.print(plain(f"  do:  {error.fix}"), markup=False)
     if as_json and not _said:
         data(error.as_json())
 

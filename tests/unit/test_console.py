@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 
 import pytest
 import typer
@@ -17,6 +18,21 @@ def differs(json: bool = False, say: bool = True) -> None:
     if say:
         console.data({"equal": False})
     raise NotReproducedError("not the same", why="a.a: content")
+
+
+def test_names_of_strangers_do_not_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    evil = "\x1b[2K\x1b[1A\x1b[32mtrusted\r\x9b31m"
+    console.setup(0)
+    console.note(evil)
+    console.warn(evil)
+    console.failure(NotReproducedError(evil, why=evil, fix=evil), as_json=False)
+    logging.getLogger("some").warning("%s", evil)
+    console.text(f"a\t{evil}")
+    said = capsys.readouterr()
+    assert not {"\x1b", "\r", "\x9b"} & set(said.err + said.out)
+    assert said.out == "a\t\\x1b[2K\\x1b[1A\\x1b[32mtrusted\\x0d\\x9b31m\n"
+    console.data({"a": f"{evil}\x7f"})
+    assert json.loads(capsys.readouterr().out) == {"a": f"{evil}\x7f"}
 
 
 def test_a_result_and_then_a_failure_are_one_document(capsys: pytest.CaptureFixture[str]) -> None:
