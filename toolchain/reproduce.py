@@ -15,7 +15,9 @@ from filelock import FileLock
 
 from toolchain import console
 from toolchain.engine.storage import Storage, discard, remove_tree, sweep_discarded
-from toolchain.errors import SourceError, UnsupportedError
+from toolchain.errors import DigestError, SourceError, UnsupportedError
+from toolchain.oci.check import verify_layout
+from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.image import diff_ids_of, platform_of, standard_annotations, write_index
 from toolchain.oci.layout import Layout
 from toolchain.pipeline import PlanRow, build, find, plan, record_path
@@ -112,7 +114,18 @@ def _in_cache(cache: Cache, row: PlanRow) -> dict[str, Any]:
     built = find(cache, row.planned)
     if built is None:
         raise SourceError(f"{row.planned.image} is not built here", fix="build it first, or name an image to compare")
+    require_whole(Layout(cache.images), Layout(cache.images).resolve(built.manifest), built.planned.image)
     return _own_layer(built, Layout(cache.images))
+
+
+def require_whole(layout: Layout, image: Descriptor, name: str) -> None:
+    """Insist that an image's layers are what it says: compared is what its config names, which it could name falsely.
+
+    Raises:
+        DigestError: they are not.
+    """
+    for problem in verify_layout(layout, image):
+        raise DigestError(f"{name} is not what its digests name", why=problem, fix="fetch or build it again")
 
 
 def _own_layer(built: Built, layout: Layout) -> dict[str, Any]:

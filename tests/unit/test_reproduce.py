@@ -5,8 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from tests.evidence_fixtures import finished_base
+from tests.evidence_fixtures import Stand, finished_base, small_image
+from toolchain.cli.app import app
+from toolchain.errors import DigestError
+from toolchain.oci import descriptor as media
+from toolchain.oci.layout import Layout
 from toolchain.pipeline import plan
 from toolchain.reproduce import clean_cache
 from toolchain.settings import Cache, Request
@@ -23,6 +28,18 @@ def cache(tmp_path: Path) -> Cache:
     (cache.work / "ccache").mkdir(parents=True)
     cache.store.mkdir(exist_ok=True)
     return cache
+
+
+def test_an_image_that_claims_another_layer_is_not_compared(tmp_path: Path) -> None:
+    """Its config could name the very layer that the rebuild makes, whatever it holds."""
+    stand = Stand(Layout(tmp_path / "lay"), tmp_path / "work")
+    evil = small_image(stand.layout, stand.work, files={"usr/lib64/thing/bin/tool": b"evil"})
+    manifest = {**stand.layout.read_json(evil), "config": stand.layout.read_json(stand.manifest)["config"]}
+    stand.layout.tag(stand.layout.put_json(manifest, media.MANIFEST), "evil")
+    done = CliRunner().invoke(app, ["reproduce", f"oci:{stand.layout.root}:evil", "--cache", str(tmp_path / "c")])
+    assert done.exit_code == DigestError.code, done.output
+    good = CliRunner().invoke(app, ["reproduce", f"oci:{stand.layout.root}:thing", "--cache", str(tmp_path / "c")])
+    assert good.exit_code not in {0, DigestError.code}, "it goes further"
 
 
 def test_one_that_was_cut_off_goes_on(cache: Cache, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ import typer
 from toolchain import console
 from toolchain.cli.request import with_request
 from toolchain.errors import NotReproducedError, UnsupportedError
-from toolchain.reproduce import Reproduced, reproduce
+from toolchain.reproduce import Reproduced, reproduce, require_whole
 from toolchain.settings import Request
 
 RefArg = Annotated[
@@ -61,6 +61,7 @@ def _expected(ref: str, scratch: Path, arch: str) -> dict[str, Any]:
     if len(chosen) != 1:
         raise UnsupportedError(f"{ref} holds {len(images)} images, {len(chosen)} for {arch}", fix="name one: --arch")
     ((manifest, content),) = chosen
+    require_whole(layout, manifest, ref)
     layers, diff_ids = layout.children(manifest)[1:], diff_ids_of(content)
     if not layers or len(layers) != len(diff_ids):
         raise UnsupportedError(f"{ref} holds no image of this tool", why=f"{len(layers)} layers, {len(diff_ids)} named")
