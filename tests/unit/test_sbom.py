@@ -291,3 +291,53 @@ def test_layers_that_lie(tmp_path: Path) -> None:
     (tmp_path / "bomb").write_bytes(big.tobuf(tarfile.GNU_FORMAT) + b"\0" * 1024)
     with pytest.raises(UntrustedError, match="impossible size"):
         layer_files(tmp_path / "bomb", media.LAYER)
+
+
+def _member(name: str, kind: bytes = tarfile.REGTYPE, content: bytes = b"", **more: Any) -> bytes:
+    info = tarfile.TarInfo(name)
+    info.type, info.size = kind, len(content)
+    info.pax_headers = more.pop("pax", {})
+    info.linkname = more.pop("to", "")
+    return info.tobuf(tarfile.PAX_FORMAT) + content + b"\0" * (-len(content) % 512)
+
+
+_TOOL = _member("usr/tool", content=b"good")
+_GLOBAL = tarfile.TarInfo.create_pax_global_header({"path": "usr/tool"})
+
+
+@pytest.mark.parametrize(
+    ("members", "says"),
+    [
+        (
+            tarfile.TarInfo.create_pax_global_header({"path": "usr/tool"}) + _member("etc/evil", content=b"x"),
+            "kind b'g'",
+        ),
+        (_TOOL + _member("etc/evil", b"Z", b"evil"), "kind b'Z'"),
+        (_TOOL + _member("etc/evil", tarfile.CONTTYPE, b"evil"), "kind b'7'"),
+        (_TOOL + _member("etc/evil", tarfile.GNUTYPE_SPARSE, b"evil"), "kind b'S'"),
+        (_member("usr/tool", content=b"evil", pax={"GNU.sparse.name": "etc/evil", "GNU.sparse.size": "4"}), "sparse"),
+        (_TOOL + _member("usr//tool", content=b"evil"), "no plain path"),
+        (_TOOL + _member("usr/./tool", content=b"evil"), "no plain path"),
+        (_TOOL + _member("usr/x/../tool", content=b"evil"), "no plain path"),
+        (_TOOL + _member("././usr/tool", content=b"evil"), "no plain path"),
+        (_TOOL + _member("/usr/tool", content=b"evil"), "no plain path"),
+        (_TOOL + _member("usr/tool", tarfile.FIFOTYPE), "twice"),
+        (_TOOL + _member("usr/tool/", tarfile.DIRTYPE), "twice"),
+        (_TOOL + _member("lib", tarfile.SYMTYPE, to="usr") + _member("lib/tool", content=b"evil"), "no folder"),
+        (_TOOL + _member("lib/a/tool", content=b"evil") + _member("lib", tarfile.SYMTYPE, to="usr"), "no folder"),
+    ],
+)
+def test_layers_that_two_readers_unpack_differently(tmp_path: Path, members: bytes, says: str) -> None:
+    (tmp_path / "t").write_bytes(members + b"\0" * 1024)
+    with pytest.raises(UntrustedError, match=says):
+        layer_files(tmp_path / "t", media.LAYER)
+
+
+def test_what_layers_may_hold(tmp_path: Path) -> None:
+    members = (
+        _member("./", tarfile.DIRTYPE) + _member("./usr/", tarfile.DIRTYPE) + _member("./usr/tool", content=b"good")
+        + _member("dev/null", tarfile.CHRTYPE) + _member("pipe", tarfile.FIFOTYPE)
+        + _member("lib", tarfile.SYMTYPE, to="usr/../x//y") + _member("n" * 300, content=b"long")
+    )  # fmt: skip
+    (tmp_path / "t").write_bytes(members + b"\0" * 1024)
+    assert [one.path for one in layer_files(tmp_path / "t", media.LAYER)] == ["lib", "n" * 300, "usr/tool"]

@@ -7,7 +7,7 @@ import gzip
 import hashlib
 import tarfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal, Self, cast
@@ -18,7 +18,13 @@ from toolchain.oci import descriptor as media
 from toolchain.process import CommandError, output
 
 _HEADER_LIMIT = 1 << 20  # long names and attributes are read whole into memory
-_LONG = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
+_LONG = frozenset({tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK})
+# What every reader of tars takes for the same. Of the rest (global headers, sparse files, kinds that only some know)
+# one would write what another does not see.
+_MEMBERS = frozenset({
+    tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.LNKTYPE, tarfile.SYMTYPE,
+    tarfile.DIRTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE,
+})  # fmt: skip
 _GZIP = frozenset({media.LAYER_GZIP, media.DOCKER_LAYER_GZIP})
 _PLAIN = frozenset({media.LAYER, media.DOCKER_LAYER})
 
@@ -55,6 +61,8 @@ class _Member(tarfile.TarInfo):
             if any(buf):  # tarfile would take it for the end; others may read on behind it
                 raise UntrustedError("a layer holds garbage between its members", why=str(error)) from error
             raise
+        if member.type not in _LONG | _MEMBERS:
+            raise UntrustedError(f"a layer holds a member of the kind {member.type!r}", why="readers disagree about it")
         if member.size < 0 or (member.type in _LONG and member.size > _HEADER_LIMIT):
             raise UntrustedError("a layer has a header of impossible size", why=f"{member.size} bytes")
         return member
@@ -81,17 +89,15 @@ def layer_files(path: Path, media_type: str) -> list[LayerFile]:
     """All files and links of a layer, sorted by path; folders and devices have no content and are left out.
 
     Raises:
-        UntrustedError: it cannot be read, or holds a name twice.
+        UntrustedError: it cannot be read, or two readers could unpack it to different files: a name twice or written in
+            an unusual way, a file below a link, a kind of member that not all know.
         EngineError: a zstd layer, and the zstd program is missing.
     """
-    found: dict[str, LayerFile] = {}
     try:
-        for one in _walk(path, media_type, None):
-            if found.setdefault(one.path, one) is not one:
-                raise UntrustedError(f"a layer holds {one.path} twice", why=path.name)
+        found = list(_walk(path, media_type, None))
     except (tarfile.TarError, OSError, EOFError, ValueError, zlib.error, RecursionError, CommandError) as error:
         raise UntrustedError("a layer cannot be read", why=f"{path.name}: {error}", fix="fetch it again") from error
-    return [found[name] for name in sorted(found)]
+    return sorted(found, key=lambda one: one.path)
 
 
 def read_member(path: Path, media_type: str, name: str, *, limit: int = 64 << 20) -> bytes | None:
@@ -105,18 +111,22 @@ def read_member(path: Path, media_type: str, name: str, *, limit: int = 64 << 20
 
 def _walk(path: Path, media_type: str, keep: tuple[str, int, list[bytes]] | None) -> Iterator[LayerFile]:
     known: dict[str, LayerFile] = {}
+    folders: dict[str, bool] = {}
     with (
         _plain(path, media_type) as plain,
         tarfile.open(fileobj=cast("Any", stream := _Watched(plain)), mode="r|", tarinfo=_Member) as tar,
     ):
         for member in tar:
             cast("Any", tar).members = []  # tarfile keeps every member for a look-up that a stream never makes
-            name = shown(member.name.removeprefix("./").strip("/"))
+            name = _name(member)
+            if name in folders:
+                raise UntrustedError(f"a layer holds {name} twice", why=path.name)
+            folders[name] = member.isdir()
             if member.issym():
                 text = member.linkname.encode("utf-8", "surrogateescape")
                 one = LayerFile(name, "link", len(text), _sha1(text), _sha256(text), shown(member.linkname))
             elif member.islnk():
-                first = known.get(shown(member.linkname.removeprefix("./").strip("/")))
+                first = known.get(shown(member.linkname.removeprefix("./")))
                 if first is None:
                     raise UntrustedError(f"a hard link in a layer leads nowhere: {name}")
                 one = LayerFile(name, first.kind, first.size, first.sha1, first.sha256, first.target)
@@ -130,6 +140,27 @@ def _walk(path: Path, media_type: str, keep: tuple[str, int, list[bytes]] | None
             pass
         if stream.last > tar.offset:
             raise UntrustedError("a layer holds something behind its end mark", why=f"{stream.last - tar.offset} bytes")
+    _require_folders(folders)
+
+
+def _name(member: tarfile.TarInfo) -> str:
+    """The path of a member, which must be written in the one way that leaves nothing to interpret."""
+    if any(key.startswith("GNU.sparse") for key in member.pax_headers):
+        raise UntrustedError("a layer holds a sparse file", why="readers disagree about it")
+    name = member.name.removeprefix("./")
+    if name not in {"", "."} and not {"", ".", ".."}.isdisjoint(name.split("/")):
+        raise UntrustedError(f"a layer holds a name that is no plain path: {shown(member.name)}")
+    return shown(name)
+
+
+def _require_folders(folders: Mapping[str, bool]) -> None:
+    """Nothing may lie below what is no folder: through a link it would replace another file of the layer."""
+    for name in folders:
+        above = name.rpartition("/")[0]
+        while above:
+            if not folders.get(above, True):
+                raise UntrustedError(f"a layer holds {name} below {above}, which is no folder")
+            above = above.rpartition("/")[0]
 
 
 def _read(
