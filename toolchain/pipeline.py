@@ -29,7 +29,7 @@ from toolchain.sources.lock import in_use
 from toolchain.sources.patch import listed
 from toolchain.sources.resolve import fetch_source
 from toolchain.sources.tree import Source
-from toolchain.stages.intake import known_files
+from toolchain.stages.intake import let_in_names
 from toolchain.stages.stage import Built, Planned, Stage
 
 if TYPE_CHECKING:
@@ -252,15 +252,13 @@ def _ready(request: Request, rows: Sequence[PlanRow]) -> None:
 
 def _allowed(request: Request, planned: Planned, built: Built | None) -> None:
     """Prebuilt code enters by name alone, also what another call of the tool has let in."""
-    others = {*planned.binaries, *(built.binaries if built else ())}.difference(request.allow_binary)
-    by_path = {row.name for row in known_files() if row.path in request.allow_binary} if others else set()
-    for name in sorted(others):
-        if name not in by_path:
-            raise PolicyError(
-                f"{planned.image} needs the prebuilt {name}, and only sources enter by default",
-                why="; ".join(source.ref for source in planned.sources),
-                fix=f"allow it by name: --allow-binary {name}",
-            )
+    others = {*planned.binaries, *(built.binaries if built else ())}
+    for name in sorted(others.difference(let_in_names(request) if others else ())):
+        raise PolicyError(
+            f"{planned.image} needs the prebuilt {name}, and only sources enter by default",
+            why="; ".join(source.ref for source in planned.sources),
+            fix=f"allow it by name: --allow-binary {name}",
+        )
 
 
 def _build_stage(

@@ -27,6 +27,7 @@ from toolchain.oci.reference import LayoutRef, RegistryRef, Target, parse
 from toolchain.oci.registry import Registry
 from toolchain.settings import Request
 from toolchain.shop import image_tag
+from toolchain.stages.intake import let_in_names
 from toolchain.stages.stage import Built, Planned
 from toolchain.trust import attest
 from toolchain.trust.keys import PublicKey, load_public
@@ -143,7 +144,7 @@ def _look(request: Request, planned: Planned, ref: Target, key: PublicKey, regis
         # The one image, not the index: what the index says of others need not be believed, nor fetched.
         platform = Platform("linux", request.arch[0])
         found = fetch_image(ref, scratch, platform=platform, registry=registry)
-        demands = Policy(source_only=True, allow=request.allow_binary, input_digest=planned.input_digest)
+        demands = Policy(source_only=True, allow=let_in_names(request), input_digest=planned.input_digest)
         verdict = verify(ref, scratch, found, key=key, demands=demands, registry=registry)
         if verdict.problems or verdict.provenance is None:
             raise UntrustedError(verdict.problems[0] if verdict.problems else "nothing is said about it")
@@ -222,6 +223,8 @@ def _bring(scratch: Layout, found: Descriptor, own: Layout, planned: Planned) ->
     """Move what was verified into the cache; the descriptors of its layers, lowest first."""
     parts = scratch.children(found)
     content = scratch.read(found)
+    for part in (*parts, found):
+        own.holds(part.digest)  # what decayed there must not stay in the place of what was verified
     for part in parts:
         own.put_file(scratch.blob(part.digest), digest=part.digest, move=True, media_type=part.media_type)
     manifest = own.put_bytes(content, found.media_type)

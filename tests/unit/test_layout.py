@@ -116,6 +116,21 @@ def test_tags_move_and_entries_of_others_stay(layout: Layout) -> None:
         layout.resolve("latest")
 
 
+def test_a_name_that_is_listed_twice(layout: Layout) -> None:
+    """Another program takes the first of the two: neither is the one that is meant."""
+    one, two = layout.put_json({"manifests": []}, media.INDEX), layout.put_json({"manifests": [], "n": 2}, media.INDEX)
+    layout.tag(one, "good")
+    layout.tag(two, "evil")
+    index = (layout.root / "index.json").read_text()
+    (layout.root / "index.json").write_text(index.replace('"evil"', '"good"'))
+    for name in ("good", "other"):
+        with pytest.raises(DigestError, match="lists 'good' twice"):
+            layout.resolve(name)
+    assert layout.resolve(one.digest) == one
+    layout.tag(one, "good")
+    assert layout.resolve("good") == one, "whoever publishes it again says what it is"
+
+
 def test_a_tag_needs_a_name_and_a_blob(layout: Layout) -> None:
     one = layout.put_json({}, media.INDEX)
     for bad in ("", "a b", "-x", "x\n"):

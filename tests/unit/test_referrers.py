@@ -76,6 +76,17 @@ def test_in_a_layout(layout: Layout, subject: Descriptor, tmp_path: Path) -> Non
     assert referrers(ref, one.digest) == ()
 
 
+def test_what_decayed_in_a_layout_is_attached_anew(layout: Layout, subject: Descriptor, tmp_path: Path) -> None:
+    one = about(layout, subject, "one")
+    there = Layout(tmp_path / "there").ensure()
+    there.put_file(layout.blob(subject.digest))
+    attach(layout, [one], LayoutRef(there.root))
+    for item in (layout.children(one)[1], one):
+        there.blob(item.digest).write_bytes(b"x" * item.size)
+        assert attach(layout, [one], LayoutRef(there.root)).pushed_bytes == item.size
+        there.verify(item.digest)
+
+
 def test_of_several_subjects(layout: Layout, subject: Descriptor) -> None:
     first = about(layout, subject, "one")
     with pytest.raises(RegistryError, match="of one image"):

@@ -21,6 +21,7 @@ from toolchain.oci.reference import LayoutRef, parse
 from toolchain.pipeline import find
 from toolchain.reuse import Reuse, make_reuse, reference, take
 from toolchain.settings import Cache, Request
+from toolchain.stages.intake import known_files
 from toolchain.stages.stage import Built, Planned
 from toolchain.trust import attest, sbom
 from toolchain.trust.keys import PublicKey, new_key
@@ -82,6 +83,25 @@ def test_taken_as_if_built(shelf: Shelf) -> None:
     assert record["isolation"] == {**told["isolation"], "refused": ["oci"]}
     assert record["taken_from"]["key"] == shelf.stand.signer.public.id
     assert not list(shelf.request.cache.work.iterdir())
+
+
+def test_what_decayed_in_the_cache_gives_way(shelf: Shelf) -> None:
+    own = Layout(shelf.request.cache.images).ensure()
+    items = (*shelf.stand.layout.children(shelf.stand.manifest), shelf.stand.manifest)
+    for item in items:
+        own.blob(own.put_file(shelf.stand.layout.blob(item.digest)).digest).write_bytes(b"x" * item.size)
+    shelf.take()
+    for item in items:
+        own.verify(item.digest)
+
+
+def test_a_binary_let_in_by_its_path(tmp_path: Path) -> None:
+    known = known_files()[0]
+    shelf = Shelf(tmp_path, binaries=[known.name])
+    with pytest.raises(UntrustedError, match=f"prebuilt {known.name}"):
+        shelf.take()
+    shelf.request = replace(shelf.request, allow_binary=(known.path,))
+    assert shelf.take() is not None
 
 
 def test_who_passes_it_on_says_the_same(shelf: Shelf) -> None:

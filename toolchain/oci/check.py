@@ -45,7 +45,10 @@ class _Check:
         self._hashed: set[str] = set()
         self._diff_ids: dict[str, str] = {}
 
-    def problems(self, item: Descriptor) -> Iterator[str]:
+    def problems(self, item: Descriptor, depth: int = 0) -> Iterator[str]:
+        if depth > media.DEEPEST:
+            yield f"{item.digest} lies below more than {media.DEEPEST} indexes"
+            return
         blob = self._blob(item)
         if blob is not None:
             yield blob
@@ -59,10 +62,10 @@ class _Check:
             return
         if item.media_type in media.INDEXES:
             for child in children:
-                yield from self.problems(child)
+                yield from self.problems(child, depth + 1)
                 yield from self._platform(child)
             return
-        bad = [problem for child in children for problem in self.problems(child)]
+        bad = [problem for child in children for problem in self.problems(child, depth)]
         yield from bad
         # An artifact has no root file system to compare.
         if not bad and children[0].media_type != media.EMPTY:

@@ -25,6 +25,9 @@ INDEXES = frozenset({INDEX, DOCKER_INDEX})
 IMAGES = frozenset({MANIFEST, DOCKER_MANIFEST})
 MANIFESTS = INDEXES | IMAGES
 
+# Indexes within indexes that are followed. Nobody makes more than two, and strangers must not exhaust the stack.
+DEEPEST = 8
+
 REF_NAME = "org.opencontainers.image.ref.name"
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 

@@ -72,6 +72,18 @@ class Layout:
         """Whether the blob is there."""
         return self._path(digest).is_file()
 
+    def holds(self, digest: str) -> bool:
+        """Whether a blob is there as it must be; one that decayed is taken away."""
+        if not self.has(digest):
+            return False
+        try:
+            self.verify(digest)
+        except DigestError as error:
+            LOG.warning("%s: %s", self.root, error)
+            self._path(digest).unlink()
+            return False
+        return True
+
     def blob(self, digest: str) -> Path:
         """The file of a blob.
 
@@ -261,9 +273,22 @@ class Layout:
                 write_atomically(self._index, canonical(content))
 
     def refs(self) -> dict[str, Descriptor]:
-        """What each name points to, sorted by name."""
-        named = {_ref_name(entry): entry for entry in self._entries()["manifests"]}
-        return {name: Descriptor.from_json(named[name]) for name in sorted(named) if name}
+        """What each name points to, sorted by name.
+
+        Raises:
+            DigestError: a name points to two things; of those programs choose differently.
+        """
+        named: dict[str, Descriptor] = {}
+        for entry in self._entries()["manifests"]:
+            if name := _ref_name(entry):
+                found = Descriptor.from_json(entry)
+                if named.setdefault(name, found).plain != found.plain:
+                    raise DigestError(
+                        f"{self.root} lists {name!r} twice",
+                        why=f"{named[name].digest} and {found.digest}",
+                        fix="name what is meant by its digest, or publish it again",
+                    )
+        return {name: named[name] for name in sorted(named)}
 
     def resolve(self, name: str) -> Descriptor:
         """The descriptor behind a tag or a digest, without the annotation that holds the tag.

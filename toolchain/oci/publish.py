@@ -73,14 +73,22 @@ def publish(
         return _to_registry(layout, descriptor, dest, names, registry=connection, mount_from=mount_from)
 
 
-def _children_first(layout: Layout, descriptor: Descriptor, seen: set[str] | None = None) -> Iterator[Descriptor]:
+def _children_first(
+    layout: Layout, descriptor: Descriptor, seen: set[str] | None = None, depth: int = 0
+) -> Iterator[Descriptor]:
+    _require_shallow(descriptor, depth)
     seen = set() if seen is None else seen
     if descriptor.digest in seen:
         return
     seen.add(descriptor.digest)
     for child in layout.children(descriptor):
-        yield from _children_first(layout, child, seen)
+        yield from _children_first(layout, child, seen, depth + 1)
     yield descriptor
+
+
+def _require_shallow(item: Descriptor, depth: int) -> None:
+    if depth > media.DEEPEST:
+        raise RegistryError(f"{item.digest} lies below more than {media.DEEPEST} indexes")
 
 
 @contextlib.contextmanager
@@ -92,25 +100,13 @@ def _connection(ref: RegistryRef, registry: Registry | None) -> Iterator[Registr
         yield made
 
 
-def _whole(there: Layout, item: Descriptor) -> bool:
-    """Whether a folder holds a blob as it must be; one that decayed is taken away."""
-    if not there.has(item.digest):
-        return False
-    try:
-        there.verify(item.digest)
-    except DigestError:
-        there.blob(item.digest).unlink()
-        return False
-    return True
-
-
 def _to_layout(layout: Layout, descriptor: Descriptor, dest: LayoutRef, tags: tuple[str, ...]) -> Published:
     there = Layout(dest.path).ensure()
     same = there.root.resolve() == layout.root.resolve()
     pushed = skipped = count = 0
     for item in _children_first(layout, descriptor):
         count += 1
-        if same or _whole(there, item):
+        if same or there.holds(item.digest):
             layout.blob(item.digest)
             skipped += item.size
         else:
@@ -208,14 +204,18 @@ def fetch_image(
     return top
 
 
-def _pull(registry: Registry, repository: str, item: Descriptor, content: bytes, layout: Layout) -> None:
+def _pull(
+    registry: Registry, repository: str, item: Descriptor, content: bytes, layout: Layout, *, depth: int = 0
+) -> None:
+    _require_shallow(item, depth)
     for child in children_of(parse_object(content, item.digest), item):
         if child.media_type not in media.MANIFESTS:
             registry.pull_blob(repository, child, layout)
         elif layout.has(child.digest):
-            _pull(registry, repository, child, layout.read(child), layout)
+            _pull(registry, repository, child, layout.read(child), layout, depth=depth + 1)
         else:
-            _pull(registry, repository, child, registry.get_manifest(repository, child.digest)[1], layout)
+            below = registry.get_manifest(repository, child.digest)[1]
+            _pull(registry, repository, child, below, layout, depth=depth + 1)
     layout.put_bytes(content, item.media_type)
 
 

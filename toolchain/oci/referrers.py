@@ -12,7 +12,7 @@ import logging
 import random
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -114,7 +114,16 @@ def referrers(ref: Target, subject: str, *, registry: Registry | None = None) ->
     if entries is None:
         index = _read_tag(registry, ref.repository, subject)
         entries = index["manifests"] if index else []
-    return tuple(dict.fromkeys(Descriptor.from_json(entry) for entry in entries))
+    return tuple(dict.fromkeys(_readable(entries)))
+
+
+def _readable(entries: Sequence[Any]) -> Iterator[Descriptor]:
+    """The entries of a list that are descriptors: whoever may push can add others, which must not hide them."""
+    for entry in entries:
+        try:
+            yield Descriptor.from_json(entry)
+        except RegistryError as error:
+            LOG.warning("an entry in the list of referrers is left out: %s (%s)", error.what, error.why)
 
 
 def attach(
@@ -152,7 +161,11 @@ def _in_layout(layout: Layout, subject: str) -> tuple[Descriptor, ...]:
     found = []
     for entry in layout.roots():
         if entry.media_type in media.IMAGES and layout.has(entry.digest):
-            value = layout.read_json(entry)
+            try:
+                value = layout.read_json(entry)
+            except (RegistryError, DigestError) as error:
+                LOG.warning("%s in %s is left out: %s", entry.digest, layout.root, error.what)
+                continue
             if subject_of(value) == subject:
                 found.append(replace(entry, artifact_type=str(value.get("artifactType") or "")))
     return tuple(dict.fromkeys(found))
@@ -164,7 +177,7 @@ def _attach_to_layout(layout: Layout, artifacts: Sequence[Descriptor], subject: 
     pushed = 0
     for artifact in artifacts:
         for item in (*layout.children(artifact), artifact):
-            if not there.has(item.digest):
+            if not there.holds(item.digest):
                 there.put_file(layout.blob(item.digest), digest=item.digest)
                 pushed += item.size
         there.add(artifact)

@@ -109,6 +109,9 @@ class Registry(Transport):
                             sink.seek(0)
                             sink.truncate()
                             hasher, done = hashlib.sha256(), 0
+                        said = got.headers.get("Content-Length", "") if got.status_code == 200 else ""
+                        if said.isdigit() and int(said) != blob.size:
+                            return f"{said} bytes instead of {blob.size}"
                         while piece := got.raw.read(CHUNK):
                             hasher.update(piece)
                             sink.write(piece)

@@ -61,6 +61,12 @@ class Intake:
         return "dropped" if finding.file in self.dropped else "let in by --allow-binary"
 
 
+def let_in_names(request: Request) -> tuple[str, ...]:
+    """What `--allow-binary` lets in, by name: it takes the path of a known file too."""
+    given = request.allow_binary
+    return tuple(dict.fromkeys([*given, *(row.name for row in known_files() if row.path in given)]))
+
+
 @memoize
 def known_files() -> tuple[Known, ...]:
     """The rows of data/prebuilt.toml."""
