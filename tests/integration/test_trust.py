@@ -78,7 +78,7 @@ def test_published_and_verified(registry_host: str, namespace: str, home: Home) 
     assert verdict["digest"] == row["digest"]
     assert home.verify(ref).out.endswith("intact, not authenticated (no --key)\n")
     by_digest = f"{ref}@{row['digest']}"
-    assert home.verify(by_digest, "--key", f"{home.key}.pub").out.endswith("\ttrusted\n")
+    assert home.verify(by_digest, "--key", f"{home.key}.pub").out.endswith(f"\ttrusted\t{IMAGE}\n")
     bad = home.verify(ref, "--key", f"{home.other}.pub")
     assert bad.code == 17
     assert "signature: none of" in bad.err

@@ -14,16 +14,16 @@ import pytest
 from tests.evidence_fixtures import FILES, FINISHED, LLVM, Stand, ed25519_signer, material, small_image
 from tests.fake_registry import fake_registry
 from toolchain.digest import canonical
-from toolchain.errors import ConfigError
+from toolchain.errors import ConfigError, RegistryError
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.image import write_index
 from toolchain.oci.layout import Layout
 from toolchain.oci.publish import fetch_image, publish
 from toolchain.oci.reference import RegistryRef
-from toolchain.oci.referrers import attach, referrers, write_artifact
+from toolchain.oci.referrers import attach, fallback_tag, referrers, write_artifact
 from toolchain.oci.registry import Registry
-from toolchain.trust import attest, dsse, sbom
+from toolchain.trust import attest, dsse, keyless, sbom
 from toolchain.trust.policy import Policy, make_policy, normal_repository
 from toolchain.trust.verify import Verdict, gather, verify
 
@@ -244,6 +244,7 @@ def test_age(stand: Stand) -> None:
     stand.say_all()
     assert look(stand, max_age=11).verdict == "trusted"
     assert "longer ago than 9 days" in wrong(look(stand, max_age=9))
+    assert look(stand, max_age=1e9).verdict == look(stand, max_age=float("inf")).verdict == "trusted"
     early = datetime.fromtimestamp(FINISHED, UTC) - timedelta(days=1)
     verdict = verify(stand.ref, stand.layout, stand.index, key=stand.signer.public, now=early)
     assert "in the future" in wrong(verdict)
@@ -275,6 +276,106 @@ def test_what_others_attach_does_no_harm(stand: Stand) -> None:
     stand.say(attest.sbom_statement(stand.sbom(), stand.subjects()))
     assert look(stand).verdict == "trusted"
     assert look(stand, None).verdict == "intact"
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        (b'{"payloadType":"\\ud800","payload":"","signatures":[{"keyid":"x","sig":""}]}', dsse.MEDIA_TYPE),
+        (b'{"dsseEnvelope":"\\ud800"}', keyless.MEDIA_TYPE),
+        (b'{"dsseEnvelope":' + b"[" * 900 + b"]" * 900 + b"}", keyless.MEDIA_TYPE),
+        (b'{"dsseEnvelope":' + b"[" * 50_000 + b"]" * 50_000 + b"}", keyless.MEDIA_TYPE),
+    ],
+    ids=["half a surrogate", "half a surrogate in a bundle", "deep", "deeper"],
+)
+def test_what_no_json_of_ours_holds_is_passed_over(stand: Stand, content: bytes, kind: str) -> None:
+    stand.say_all()
+    stand.attach(content, kind)
+    assert look(stand).verdict == "trusted"
+    assert look(stand, None).verdict == "intact"
+
+
+def test_entries_of_others_that_are_broken_hide_nothing(stand: Stand) -> None:
+    """In a folder that others fill too, and in the list that a registry without the API keeps under a tag."""
+    stand.say_all()
+    stand.layout.add(stand.layout.put_bytes(b"no json", media.MANIFEST))
+    damaged = stand.layout.put_json({"schemaVersion": 2, "config": {}}, media.MANIFEST)
+    stand.layout.add(damaged)
+    stand.layout.blob(damaged.digest).write_bytes(b"x" * damaged.size)
+    assert look(stand).verdict == "trusted"
+
+
+def test_broken_entries_of_a_list_hide_nothing(stand: Stand) -> None:
+    stand.say_all()
+    with fake_registry(api=False) as server:
+        dest = RegistryRef(server.host, "n/thing")
+        publish(stand.layout, stand.index, dest, ["t"])
+        attach(stand.layout, referrers(stand.ref, stand.manifest.digest), dest)
+        with Registry(server.host) as registry:
+            tag = fallback_tag(stand.manifest.digest)
+            value = json.loads(registry.get_manifest("n/thing", tag)[1])
+            good = value["manifests"][0]
+            bad = [{**good, "size": -1}, {**good, "platform": {"architecture": "amd64"}}, 5, {**good, "digest": "x"}]
+            registry.put_manifest(
+                "n/thing", tag, canonical({**value, "manifests": bad + value["manifests"]}), media.INDEX
+            )
+            verdict = verify(dest, stand.layout, stand.manifest, key=stand.signer.public, now=NOW, registry=registry)
+    assert verdict.verdict == "trusted"
+
+
+def test_a_blob_that_is_shorter_than_promised_is_passed_over(stand: Stand) -> None:
+    """A registry that ignores Range sends it again and again; that is no network that fails."""
+    stand.say_all()
+    short = stand.layout.put_bytes(b"abc", sbom.MEDIA_TYPE)
+    with fake_registry() as server:
+        dest = RegistryRef(server.host, "n/thing")
+        publish(stand.layout, stand.index, dest, ["t"])
+        attach(stand.layout, referrers(stand.ref, stand.manifest.digest), dest)
+        with Registry(server.host, backoff=0.01) as registry:
+            registry.push_blob("n/thing", short, stand.layout.blob(short.digest))
+            lie = write_artifact(
+                stand.layout, stand.manifest, dataclasses.replace(short, size=5000), artifact_type=sbom.MEDIA_TYPE
+            )
+            registry.put_manifest("n/thing", lie.digest, stand.layout.read(lie), media.MANIFEST)
+            fresh = Layout(stand.work / "fresh").ensure()
+            fetch_image(dest.at(tag="t"), fresh, registry=registry)
+            verdict = verify(dest, fresh, stand.index, key=stand.signer.public, now=NOW, registry=registry)
+    assert verdict.verdict == "trusted"
+
+
+def test_indexes_without_an_end(stand: Stand, tmp_path: Path) -> None:
+    top = stand.index
+    for _ in range(1500):
+        value = {"schemaVersion": 2, "mediaType": media.INDEX, "manifests": [top.plain.as_json()]}
+        top = stand.layout.put_json(value, media.INDEX)
+    assert "below more than 8 indexes" in wrong(verify(stand.ref, stand.layout, top, now=NOW))
+    stand.layout.tag(top, "deep")
+    with pytest.raises(RegistryError, match="below more than 8 indexes"):
+        fetch_image(stand.ref.at(tag="deep"), Layout(tmp_path / "there").ensure())
+
+
+def test_an_image_without_layers(stand: Stand) -> None:
+    value = {"architecture": "amd64", "os": "linux", "config": {}, "rootfs": {"type": "layers", "diff_ids": []}}
+    config = stand.layout.put_json(value, media.CONFIG)
+    manifest = {"schemaVersion": 2, "mediaType": media.MANIFEST, "config": config.as_json(), "layers": []}
+    empty = stand.layout.put_json(manifest, media.MANIFEST)
+    checksum = {"algorithm": "SHA256", "checksumValue": empty.digest.removeprefix("sha256:")}
+    document = {"packages": [{"SPDXID": "SPDXRef-Image", "checksums": [checksum], "sourceInfo": ""}], "files": []}
+    stand.attach(canonical(document), sbom.MEDIA_TYPE, to=empty)
+    assert "sbom" in wrong(verify(stand.ref, stand.layout, empty, now=NOW))
+
+
+def test_another_image_under_this_name(stand: Stand) -> None:
+    """Whoever may push can move a name; what is trusted says what it is, and can be demanded."""
+    stand.say_all()
+    name = stand.material.record["image"]
+    said = look(stand, image=name).as_json()["provenance"]
+    assert said == {
+        "image": name, "stage": "llvm", "partial": "", "contract": True,
+        "input_digest": stand.material.record["input_digest"],
+    }  # fmt: skip
+    assert wrong(look(stand, image="aotriton-gfx942")) == f"provenance: it is about {name}, not about aotriton-gfx942"
+    assert "provenance" not in look(stand, image="aotriton-gfx942").as_json()
 
 
 def test_damaged_evidence_counts_as_none(stand: Stand) -> None:
@@ -344,6 +445,11 @@ def test_policies_from_options() -> None:
     assert make_policy(None).empty
     with pytest.raises(ConfigError, match="no such policy"):
         make_policy("everything")
+    assert make_policy(None, allow=["a"]).empty
+    assert not make_policy(None, image="a").empty
+    assert normal_repository("https://h/cgi?p=a.git") != normal_repository("https://h/cgi?p=b.git")
+    with pytest.raises(ConfigError, match="not a repository"):
+        normal_repository("https://h/a#b")
     for bad in ("", "a b", "../x", "https://", "ftp://h/x", "file:///x", "a/b/c"):
         with pytest.raises(ConfigError, match="not a repository"):
             normal_repository(bad)

@@ -117,15 +117,20 @@ def verify(
     ] = None,
     allow_binary: o.AllowBinaryOpt = None,
     max_age: Annotated[float | None, typer.Option("--max-age", min=0, help="Days since the build ended.")] = None,
+    image: Annotated[
+        str | None, typer.Option("--image", metavar="NAME", help="What the provenance must call the image.")
+    ] = None,
     json_: o.JsonOpt = False,
 ) -> None:
     """Say whether an image is what it must be: bytes, signature, provenance, SBOM, policy; the first fault counts."""
     from toolchain.trust import verify as trust  # noqa: PLC0415 - cryptography and the registry client
     from toolchain.trust.keyless import Identity, require  # noqa: PLC0415
     from toolchain.trust.keys import PublicKey, load_public  # noqa: PLC0415
-    from toolchain.trust.policy import make_policy  # noqa: PLC0415
+    from toolchain.trust.policy import make_policy, named  # noqa: PLC0415
 
-    demands = make_policy(policy, allow=allow_binary or (), source_repos=source_repo or (), max_age=max_age)
+    demands = make_policy(
+        policy, allow=allow_binary or (), source_repos=source_repo or (), max_age=max_age, image=image
+    )
     if (identity is None) != (issuer is None) or (identity is not None and key is not None):
         raise ConfigError(
             "--identity and --issuer belong together, and --key is instead of them",
@@ -134,7 +139,7 @@ def verify(
         )
     if key is None and identity is None and not demands.empty:
         raise ConfigError(
-            "without --key nothing can be said about sources, age or policy",
+            "without --key nothing can be said about sources, age, policy or name",
             why="they stand in statements that count only when signed",
             fix="give the publisher's public key: --key FILE, or --identity and --issuer",
         )
@@ -157,7 +162,8 @@ def verify(
         console.data({"images": [row.as_json() for row in rows], "ok": not any(row.problems for row in rows)})
     for row in rows:
         if not json_:
-            console.text(f"{row.ref}\t{row.digest}\t{_WORDS[row.verdict]}")
+            what = f"\t{named(row.provenance)}" if row.provenance is not None else ""
+            console.text(f"{row.ref}\t{row.digest}\t{_WORDS[row.verdict]}{what}")
     bad = next((row for row in rows if row.problems), None)
     if bad is not None:
         raise UntrustedError(f"{bad.ref}: {bad.problems[0]}", fix=_DO_NOT)

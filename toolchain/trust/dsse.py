@@ -62,8 +62,10 @@ def read(content: bytes) -> Envelope:
     """
     try:
         value = json.loads(content)
+        kind = str(value["payloadType"])
+        kind.encode()  # half a surrogate pair cannot be signed
         found = Envelope(
-            str(value["payloadType"]),
+            kind,
             base64.b64decode(value["payload"], validate=True),
             tuple(
                 (str(one.get("keyid", "")), base64.b64decode(one["sig"], validate=True)) for one in value["signatures"]

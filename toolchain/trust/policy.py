@@ -16,6 +16,7 @@ from toolchain.trust import attest, sbom
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
 # Clocks differ; a build from the future is a lie or a broken clock.
 _SLACK = timedelta(hours=1)
+_DAY = 86400.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +30,7 @@ class Policy:
         source_repos: every source of the image must come from one of these (see `normal_repository`).
         max_age: days since the build ended; None for no limit.
         input_digest: the image must be made from exactly these inputs; None for any.
+        image: the name that its provenance must give it; None for any.
     """
 
     source_only: bool = False
@@ -36,15 +38,21 @@ class Policy:
     source_repos: tuple[str, ...] = ()
     max_age: float | None = None
     input_digest: str | None = None
+    image: str | None = None
 
     @property
     def empty(self) -> bool:
         """Whether nothing is demanded."""
-        return not self.source_only and not self.source_repos and self.max_age is None and self.input_digest is None
+        return self == Policy(allow=self.allow)
 
 
 def make_policy(
-    name: str | None, *, allow: Sequence[str] = (), source_repos: Sequence[str] = (), max_age: float | None = None
+    name: str | None,
+    *,
+    allow: Sequence[str] = (),
+    source_repos: Sequence[str] = (),
+    max_age: float | None = None,
+    image: str | None = None,
 ) -> Policy:
     """A policy from option values.
 
@@ -54,7 +62,7 @@ def make_policy(
     if name not in {None, "source-only"}:
         raise ConfigError(f"no such policy: {name!r}", fix="--policy source-only, or leave it out")
     repos = tuple(normal_repository(one) for one in source_repos)
-    return Policy(source_only=name is not None, allow=tuple(allow), source_repos=repos, max_age=max_age)
+    return Policy(source_only=name is not None, allow=tuple(allow), source_repos=repos, max_age=max_age, image=image)
 
 
 def normal_repository(text: str) -> str:
@@ -66,11 +74,14 @@ def normal_repository(text: str) -> str:
     if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9-]*/[A-Za-z0-9_-][A-Za-z0-9._-]*", text):
         text = f"https://github.com/{text}"
     parts = urlsplit(text)
+    if parts.fragment:
+        raise ConfigError(f"{text!r} is not a repository", why="it names a part of one", fix="leave out what follows #")
     if parts.scheme in {"https", "http", "ssh"} and parts.netloc:
         host = parts.netloc.lower()
         path = parts.path.rstrip("/").removesuffix(".git")
         # GitHub does not tell upper from lower case; others may.
-        return f"{parts.scheme}://{host}{path.lower() if host == 'github.com' else path}"
+        asked = f"?{parts.query}" if parts.query else ""  # some hosts choose the repository by it
+        return f"{parts.scheme}://{host}{path.lower() if host == 'github.com' else path}{asked}"
     if re.fullmatch(r"[a-z0-9]+", text):
         return text
     raise ConfigError(f"{text!r} is not a repository", fix="give OWNER/NAME or the URL, as https://HOST/PATH")
@@ -88,13 +99,13 @@ def _same(said: str, wanted: Sequence[str]) -> bool:
 Check = Literal["provenance", "source-repo", "age", "policy"]
 
 
-def check_provenance(statement: Mapping[str, Any], *, label: str | None, wanted: str | None = None) -> Iterator[str]:
+def check_provenance(statement: Mapping[str, Any], demands: Policy, *, label: str | None) -> Iterator[str]:
     """Whether a provenance is this tool's and agrees with itself and with the image.
 
     Args:
         statement: whose subject is right and whose signature was checked.
+        demands: which inputs and which image it must be about.
         label: the image's `toolchain.input-digest`; None where the image has none.
-        wanted: the digest of the inputs that it must be about; None for any.
     """
     definition = statement["predicate"]["buildDefinition"]
     if definition["buildType"] != attest.BUILD_TYPE:
@@ -104,8 +115,10 @@ def check_provenance(statement: Mapping[str, Any], *, label: str | None, wanted:
         yield "its inputs have not the digest that it names"
     if label is not None and inner["inputDigest"] != label:
         yield f"it is about the inputs {inner['inputDigest']}, the image was labelled with {label}"
-    if wanted is not None and inner["inputDigest"] != wanted:
-        yield f"it is about the inputs {inner['inputDigest']}, wanted is what is made from {wanted}"
+    if demands.input_digest is not None and inner["inputDigest"] != demands.input_digest:
+        yield f"it is about the inputs {inner['inputDigest']}, wanted is what is made from {demands.input_digest}"
+    if demands.image is not None and inner["image"] != demands.image:
+        yield f"it is about {inner['image']}, not about {demands.image}"
     if not any(row["annotations"]["role"] == "source" for row in definition["resolvedDependencies"]) and (
         inner["stage"] not in {"base", "sysroot"}  # they are packages, which the SBOM lists
     ):
@@ -137,7 +150,7 @@ def check_age(statement: Mapping[str, Any], policy: Policy, now: datetime) -> It
     finished = datetime.strptime(text, _TIME).replace(tzinfo=UTC)
     if finished > now + _SLACK:
         yield f"the build is said to have ended at {text}, which is in the future"
-    if policy.max_age is not None and now - finished > timedelta(days=policy.max_age):
+    if policy.max_age is not None and (now - finished).total_seconds() > policy.max_age * _DAY:
         yield f"the build ended at {text}, longer ago than {policy.max_age:g} days"
 
 
@@ -165,3 +178,23 @@ def first(check: Check, problems: Iterator[str]) -> None:
         raise UntrustedError(f"{check}: the statement is malformed", why=repr(error)) from error
     if problem is not None:
         raise UntrustedError(f"{check}: {problem}")
+
+
+def said(statement: Mapping[str, Any]) -> dict[str, Any]:
+    """What a provenance that was believed calls the image, and whether that is a part or went without its proof."""
+    definition = statement["predicate"]["buildDefinition"]
+    inner, asked = definition["internalParameters"], definition["externalParameters"]
+    return {
+        "image": str(inner.get("image", "")),
+        "stage": str(inner.get("stage", "")),
+        "partial": str(inner.get("partial", "")),
+        "contract": asked.get("contract") is not False if isinstance(asked, dict) else None,
+        "input_digest": str(inner["inputDigest"]),
+    }
+
+
+def named(statement: Mapping[str, Any]) -> str:
+    """`said` in a few words for people."""
+    row = said(statement)
+    part = f", a part: {row['partial']}" if row["partial"] else ""
+    return f"{row['image']}{part}{'' if row['contract'] is not False else ', built without its contract check'}"

@@ -52,7 +52,8 @@ class Verdict:
             and nothing contradicts them, but nobody was asked who made them. `untrusted`: something is wrong.
         problems: what is wrong; of several the first.
         checks: what was looked at and held, in order, with a word for people.
-        provenance: the signed statement that was believed; of several images that of the last. Not in `as_json`.
+        provenance: the signed statement that was believed; of several images that of the last. In `as_json` what it
+            says that the image is.
     """
 
     ref: str
@@ -67,6 +68,7 @@ class Verdict:
         return {
             "ref": self.ref,
             "digest": self.digest,
+            **({"provenance": policy.said(self.provenance)} if self.provenance is not None else {}),
             "verdict": self.verdict,
             "problems": self.problems,
             "checks": self.checks,
@@ -234,6 +236,8 @@ class _Image:
                     documents.append(said["predicate"])
             except (UntrustedError, RegistryError) as error:
                 LOG.warning("%s: %s", one.artifact, error.what)
+            except (ValueError, RecursionError) as error:  # what JSON can say and nobody can write again
+                LOG.warning("%s: it holds no envelope (%s)", one.artifact, type(error).__name__)
         return documents
 
     def signed(self, key: PublicKey | Identity, demands: Policy, now: datetime) -> Mapping[str, Any]:
@@ -297,7 +301,7 @@ class _Image:
         return about
 
     def _provenance(self, statement: dict[str, Any], demands: Policy, now: datetime) -> None:
-        policy.first("provenance", policy.check_provenance(statement, label=self._label, wanted=demands.input_digest))
+        policy.first("provenance", policy.check_provenance(statement, demands, label=self._label))
         policy.first("source-repo", policy.check_sources(statement, demands))
         policy.first("age", policy.check_age(statement, demands, now))
 
@@ -308,8 +312,8 @@ class _Image:
         if diff_id != self._diff_id:
             raise UntrustedError(f"sbom: it lists the layer {diff_id}, the image's top layer is {self._diff_id}")
         if self._files is None:
-            assert self._layer is not None  # noqa: S101 - a diff_id has a layer
-            assert self._path is not None  # noqa: S101
+            if self._layer is None or self._path is None:
+                raise UntrustedError("sbom: it describes a layer, and the image has none")
             self._files = layer_files(self._path, self._layer.media_type)
         for difference in sbom.differences(document, self._files):
             raise UntrustedError(f"sbom: {difference}")
