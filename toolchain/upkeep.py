@@ -83,8 +83,8 @@ def survey(cache: Cache) -> list[Item]:
 def prune(cache: Cache, *, unused_for: float, now: float | None = None, dry: bool = False) -> Pruned:
     """Remove what was not used for `unused_for` seconds. The caller sees to it that nobody else is at work.
 
-    The compiler cache stays, it has a limit of its own, and so does what only a bundle can bring again; of the engine's
-    storage go the images that no finished image here is.
+    The compiler cache stays, it has a limit of its own, and so do bases that a bundle brought without the record of how
+    they were made; of the engine's storage go the images that no finished image here is.
 
     Args:
         dry: only look.
