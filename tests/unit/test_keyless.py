@@ -250,7 +250,7 @@ def test_by_the_command_line(place: Place, tmp_path: Path, monkeypatch: pytest.M
         assert (row["pushed_bytes"], row["evidence"]["pushed_bytes"]) == (0, 0)
         ref = f"{server.host}/ns/toolchain-base-debian13"
         good = call("verify", ref, *name, "--policy", "source-only")
-        assert (good.exit_code, good.stdout.endswith("\ttrusted\n")) == (0, True), good.stderr
+        assert (good.exit_code, good.stdout.endswith("\ttrusted\ttoolchain-base-debian13\n")) == (0, True), good.stderr
         assert call("verify", ref, "--identity", "me", "--issuer", ISSUER).exit_code == 17
         monkeypatch.delenv(keyless.TOKEN)
         server.seen.clear()
