@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from toolchain.errors import HostileInputError, SourceError, UnreachableError
-from toolchain.sources.git import fetch_git
+from toolchain.sources.git import fetch_git, git_digest
 from toolchain.sources.store import Store
 
 
@@ -149,6 +149,19 @@ def test_submodules_are_not_followed(repository: Path, store: Store, tmp_path: P
     assert not list((tree / "s").rglob("*"))
 
 
+def test_a_bundle_s_tree_gives_way_to_the_repository(repository: Path, store: Store) -> None:
+    """No tree can be compared with a commit: a bundle's word counts where nobody else can be asked."""
+    sha = git(repository, "rev-parse", "HEAD")
+
+    def evil(dest: Path) -> None:
+        (dest / "run").write_text("evil\n")
+
+    store.tree(git_digest(str(repository), sha), evil, brought=True)
+    assert (fetch_git(str(repository), sha, store, offline=True) / "run").read_text() == "evil\n"
+    assert (fetch_git(str(repository), sha, store, offline=False) / "run").read_text() == "#!/bin/sh\n"
+    assert (fetch_git(str(repository), sha, store, offline=True) / "run").read_text() == "#!/bin/sh\n"
+
+
 def test_hooks_and_config_of_the_user_play_no_part(
     repository: Path, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,6 +170,8 @@ def test_hooks_and_config_of_the_user_play_no_part(
     (home / ".gitconfig").write_text(
         f'[url "{tmp_path}/elsewhere"]\n insteadOf = {repository}\n[core]\n autocrlf = true\n'
     )
+    (home / ".config" / "git").mkdir(parents=True)
+    (home / ".config" / "git" / "attributes").write_text("* text eol=crlf\n")
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("GIT_DIR", str(tmp_path / "other"))
     sha = git(repository, "rev-parse", "HEAD")

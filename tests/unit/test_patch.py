@@ -50,6 +50,15 @@ def test_apply(tmp_path: Path, tree: Path) -> None:
     assert tree_digest(tree) == before, "the source itself stays what it was"
 
 
+def test_attributes_of_the_user_play_no_part(tmp_path: Path, tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    attributes = tmp_path / "home" / ".config" / "git" / "attributes"
+    attributes.parent.mkdir(parents=True)
+    attributes.write_text("* text eol=crlf\n")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    apply_patches(tree, [patch(tmp_path, GOOD)], tmp_path / "dest")
+    assert (tmp_path / "dest" / "sub" / "f").read_bytes() == b"new\n"
+
+
 def test_apply_into_an_empty_folder(tmp_path: Path, tree: Path) -> None:
     dest = tmp_path / "dest"
     dest.mkdir()

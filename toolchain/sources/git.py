@@ -66,7 +66,7 @@ def fetch_git(
         check_links(dest)
 
     part = ",".join(only) if only is not None else ""
-    return store.tree(git_digest(repository_url, sha), unpack, part=part, verify=verify)
+    return store.tree(git_digest(repository_url, sha), unpack, part=part, verify=verify, take_brought=offline)
 
 
 def _scratch(store: Store) -> Path:
@@ -114,7 +114,7 @@ def _export(url: str, sha: str, dest: Path, *, env: Mapping[str, str], only: Seq
     fixed = [
         "-c", "protocol.version=2", "-c", "fetch.fsckObjects=true", "-c", "core.protectHFS=true",
         "-c", "core.protectNTFS=true", "-c", "core.hooksPath=/dev/null", "-c", "core.autocrlf=false",
-        "-c", "core.symlinks=true", "-c", "core.bare=false",
+        "-c", "core.symlinks=true", "-c", "core.bare=false", "-c", "core.attributesFile=/dev/null",
         "-c", "safe.directory=*", "-c", "gc.auto=0", "-c", "advice.detachedHead=false",
         "-c", "http.lowSpeedLimit=1000", "-c", "http.lowSpeedTime=60",
     ]

@@ -53,7 +53,9 @@ def apply_patches(tree: Path, patches: Sequence[Path], dest: Path) -> None:
         "GIT_CEILING_DIRECTORIES": os.fspath(dest.absolute().parent),
     }
     for patch in patches:
-        argv: list[str | os.PathLike[str]] = ["git", "apply", "-p1", "--whitespace=nowarn"]
+        # The user's own attributes could change the ends of lines.
+        argv: list[str | os.PathLike[str]] = ["git", "-c", "core.attributesFile=/dev/null"]
+        argv += ["apply", "-p1", "--whitespace=nowarn"]
         for mode in (["--check"], []):
             try:
                 process.run([*argv, *mode, "--", patch.absolute()], cwd=dest, env=env)

@@ -48,7 +48,10 @@ class Store:
 
         Raises:
             DigestError: it has another digest; the file is removed.
+            SourceError: it is a link or no file.
         """
+        if not _is_plain(path):
+            raise SourceError(f"{path.name} is no plain file", fix="name the file itself")
         found = sha256_file(path)
         if found != digest:
             path.unlink()
@@ -78,7 +81,8 @@ class Store:
             verify: read it; a damaged file is told and counts as absent.
         """
         home = self._file_home(digest)
-        found = sorted(home.iterdir()) if home.is_dir() else []
+        # A link would let what lies elsewhere change under a digest.
+        found = [one for one in sorted(home.iterdir()) if _is_plain(one)] if home.is_dir() else []
         if not found:
             return None
         mark_used(home)
@@ -87,7 +91,16 @@ class Store:
             return None
         return found[0]
 
-    def tree(self, digest: str, unpack: Callable[[Path], None], *, part: str = "", verify: bool = False) -> Path:
+    def tree(
+        self,
+        digest: str,
+        unpack: Callable[[Path], None],
+        *,
+        part: str = "",
+        verify: bool = False,
+        brought: bool = False,
+        take_brought: bool = False,
+    ) -> Path:
         """The tree that `digest` names, made by `unpack` when it is not there or no longer what it was.
 
         Args:
@@ -96,6 +109,9 @@ class Store:
             part: names the selection when `unpack` takes only a part of the source.
             verify: read every file, once in a process; otherwise files whose size, times and inode are unchanged are
                 believed.
+            brought: what `unpack` gives is a bundle's word for what `digest` names. It is remembered, since a commit's
+                hash, or the digest of a whole of which this is a part, cannot be compared with it.
+            take_brought: take such a tree if it is there; otherwise it gives way to what `unpack` makes.
 
         Returns:
             The folder; modes are 0644 or 0755 and every timestamp is the one of all layers.
@@ -103,7 +119,9 @@ class Store:
         key = self._key(digest, part)
         path = self.root / "trees" / key
         with held(self.root / "locks" / f"tree-{key}.lock", what=f"unpacking {key}"):
-            if path.is_dir():
+            if path.is_dir() and not (brought or take_brought) and self._brought(key):
+                console.note(f"the tree {key} came by a bundle; it is made again from its source")
+            elif path.is_dir():
                 if self._intact(key, verify=verify and path not in _READ):
                     _READ.update([path] if verify else [])
                     mark_used(path.with_name(f"{key}.json"))
@@ -122,7 +140,7 @@ class Store:
                 shutil.rmtree(partial, ignore_errors=True)
                 raise
             shutil.rmtree(path, ignore_errors=True)
-            self._write_sidecar(key, digest, part, info)
+            self._write_sidecar(key, digest, part, info, brought=brought)
             # No fsync for each of a hundred thousand files: one that a power cut emptied fails the check of its size.
             partial.rename(path)
             _flush(path.parent)
@@ -137,6 +155,10 @@ class Store:
         mark_used(path.with_name(f"{path.name}.json"))
         return path
 
+    def brought(self, digest: str, *, part: str = "") -> bool:
+        """Whether the tree that is here came by a bundle, or was made from one that did."""
+        return self._brought(self._key(digest, part))
+
     def tree_info(self, digest: str, *, part: str = "") -> TreeInfo | None:
         """What was recorded when the tree was unpacked, or None."""
         return self._read_sidecar(self._key(digest, part))
@@ -150,8 +172,9 @@ class Store:
         except SourceError:
             return False
 
-    def _write_sidecar(self, key: str, digest: str, part: str, info: TreeInfo) -> None:
+    def _write_sidecar(self, key: str, digest: str, part: str, info: TreeInfo, *, brought: bool) -> None:
         record = {"digest": digest, "part": part, "tree": info.digest, "files": info.files, "bytes": info.bytes}
+        record |= {"brought": True} if brought else {}
         write_atomically(self.root / "trees" / f"{key}.json", json.dumps(record, indent=2).encode())
 
     def _read_sidecar(self, key: str) -> TreeInfo | None:
@@ -160,6 +183,12 @@ class Store:
             return TreeInfo(str(record["tree"]), int(record["files"]), int(record["bytes"]))
         except (OSError, ValueError, KeyError, TypeError):
             return None
+
+    def _brought(self, key: str) -> bool:
+        try:
+            return bool(json.loads((self.root / "trees" / f"{key}.json").read_bytes()).get("brought"))
+        except (OSError, ValueError, AttributeError):
+            return False
 
     def _stat_cache(self, key: str) -> Path:
         return self.root / "trees" / f"{key}.stat.json"
@@ -179,6 +208,10 @@ class Store:
         head, _, repository = rest.partition("@")
         suffix = f"{repository}\n{part}"
         return f"{kind}-{head}" + (f"-{hashlib.sha256(suffix.encode()).hexdigest()[:12]}" if suffix.strip() else "")
+
+
+def _is_plain(path: Path) -> bool:
+    return path.is_file() and not path.is_symlink()
 
 
 def mark_used(path: Path) -> None:
