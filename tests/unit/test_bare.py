@@ -118,6 +118,7 @@ def test_a_signature_of_another_form_is_refused(text: str, error: str) -> None:
     [
         ("default;python;x\n", "3 fields, 10 or more expected"),
         (f"d;p;/elsewhere/x.hsaco;{SOURCE}/modules/flash/kernel/fwd.py;attn;1;1;1;gfx942;i32\n", "does not lie in"),
+        (f"d;p;{BUILD}/../x.hsaco;{SOURCE}/modules/flash/kernel/fwd.py;attn;1;1;1;gfx942;i32\n", "does not lie in"),
         (f"d;p;{BUILD}/x.hsaco;{SOURCE}/modules/flash/kernel/fwd.py;other;1;1;1;gfx942;i32\n", "no function other"),
         (f"d;p;{BUILD}/x.hsaco;{SOURCE}/gone.py;attn;1;1;1;gfx942;i32\n", "cannot read the kernel source"),
         (f"d;p;{BUILD}/x.hsaco;{SOURCE}/modules/flash/kernel/fwd.py;attn;a;1;1;gfx942;{SIGNATURE}\n", "no numbers"),

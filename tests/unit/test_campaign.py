@@ -61,6 +61,22 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
 
 
+@pytest.mark.parametrize("kernel", ["good", "fails"])
+def test_a_link_that_a_worker_left_leads_nowhere(place: Place, kernel: str) -> None:
+    """Workers may write where the objects go; what we write and remove there must stay there."""
+    rule = make_rule(kernel)
+    home = (place.out / rule.out).parent
+    precious = place.root / "precious" / Path(rule.out).name
+    precious.parent.mkdir()
+    precious.write_text("mine")
+    home.parent.mkdir(parents=True, exist_ok=True)
+    home.symlink_to(precious.parent)
+    with pytest.raises(KernelError, match="leads out of"):
+        place.run([rule])
+    assert precious.read_text() == "mine"
+    assert list(precious.parent.iterdir()) == [precious]
+
+
 def test_every_way_to_fail_is_recorded_and_the_others_go_on(place: Place) -> None:
     rules = [make_rule(kernel) for kernel in (*BAD, *GOOD)]
     result = place.run(rules)

@@ -113,9 +113,17 @@ def _lines(path: Path, least: int) -> Iterable[list[str]]:
 
 def _below(path: str, top: str) -> str:
     try:
-        return PurePosixPath(path).relative_to(top).as_posix()
+        found = PurePosixPath(path).relative_to(top).as_posix()
     except ValueError:
-        raise SourceError(f"AOTriton's generator names {path}, which does not lie in {top}") from None
+        found = ""
+    if not found or not _is_plain(found):
+        raise SourceError(f"AOTriton's generator names {path}, which does not lie in {top}")
+    return found
+
+
+def _is_plain(path: str) -> bool:
+    """Whether a relative path stays where it is: what a generator says becomes names of files on this side."""
+    return ".." not in PurePosixPath(path).parts and not path.startswith("/")
 
 
 def _manifest(path: Path, build: str, listed: Sequence[str]) -> tuple[tuple[str, str], ...]:
@@ -141,12 +149,12 @@ def _manifest(path: Path, build: str, listed: Sequence[str]) -> tuple[tuple[str,
 
 def _cluster(folder: Path, fields: Sequence[str], build: str) -> Cluster:
     arch, family, kernel, name, *objects = fields
-    stem = f"aks2/{arch}/{family}/{kernel}/{name}"
+    stem = _below(f"aks2/{arch}/{family}/{kernel}/{name}", "")
     return Cluster(f"{stem}.aks2", f"{stem}.nsv", _manifest(folder / f"{stem}.nsv", build, objects))
 
 
 def _archive(folder: Path, fields: Sequence[str], build: str) -> Archive:
-    stem = "aotriton.images/" + "/".join(fields[:3])
+    stem = _below("aotriton.images/" + "/".join(fields[:3]), "")
     return Archive(f"{stem}.zip", f"{stem}.nsv", _manifest(folder / f"{stem}.nsv", build, fields[3:]))
 
 

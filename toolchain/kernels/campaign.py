@@ -214,8 +214,14 @@ def _finished(entry: Entry | None, rule: Rule, out: Path) -> bool:
 
 
 def _objects(out: Path, rule: Rule | Entry, *, unlink: bool = False) -> tuple[Path, Path]:
-    """The object and its JSON."""
+    """The object and its JSON.
+
+    Raises:
+        KernelError: they would lie elsewhere: a worker may write here, links too, and must not lead us to other files.
+    """
     path = out / rule.out
+    if not path.parent.resolve().is_relative_to(out.resolve()) or path.is_symlink():
+        raise KernelError(f"{rule.out} leads out of {out}", why="a worker or a rule made a link or a path that does")
     both = (path, path.with_suffix(".json"))
     if unlink:
         for one in both:
