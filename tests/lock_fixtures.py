@@ -14,7 +14,7 @@ def source(**changes: Any) -> LockedSource:
     value: dict[str, Any] = {
         "name": "llvm",
         "kind": "archive",
-        "ref": "https://example.test/x.tar.gz#sha256=1",
+        "ref": f"https://example.test/x.tar.gz#sha256={'1' * 64}",
         "repository": "https://example.test/x.tar.gz",
         "digest": A,
         "file": "x.tar.gz",

@@ -102,8 +102,10 @@ def _source(was: LockedSource, now: LockedSource, whole: bool) -> Iterator[str]:
         # A checkout has no place of its own; what counts is that it holds the locked tree. Of a source that is taken in
         # part this shows once it is in the store, and is asked again then.
         expected = was.digest if was.kind == "local" else was.tree
-        found = now.tree if was.kind != "local" and now.parts else now.digest
-        if found and found != expected:
+        of_part = now.digest if was.kind == "local" else now.tree
+        # What a whole checkout is called is the digest of its tree: the store must hold no other under that name.
+        seen = [of_part] if now.parts else [now.digest, now.tree]
+        if found := next((one for one in seen if one and one != expected), ""):
             yield f"{_what(now)}: the tree {expected or 'of no checkout'} is locked, {found} is in {now.ref}"
         keys: tuple[str, ...] = ()
     else:

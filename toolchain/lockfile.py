@@ -15,6 +15,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from toolchain.digest import write_atomically
 from toolchain.errors import ConfigError
+from toolchain.sources.distro import PACKAGE, VERSION
 
 SCHEMA = 1
 DEFAULT = "toolchain.lock"
@@ -22,6 +23,14 @@ _DIGEST = re.compile(r"sha256:[0-9a-f]{64}|git:[0-9a-f]{40}@\S+")
 _SHA256 = re.compile(r"sha256:[0-9a-f]{64}")
 _FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+~!-]*")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
+# What a source is called, by its kind: parts of some names become names of files.
+_REFS = {
+    "git": re.compile(r"[0-9a-f]{40}"),
+    "archive": re.compile(r"\S+#sha256=[0-9a-f]{64}"),
+    "distro": re.compile(rf"distro:{PACKAGE.pattern}(={VERSION.pattern})?"),
+    "pypi": re.compile(r"pypi:[A-Za-z0-9][A-Za-z0-9._\-]*(==[A-Za-z0-9.+~!_\-]*)?"),
+    "local": re.compile(r"local:[^/\x00-\x1f\x7f]+"),
+}
 _STRICT = ConfigDict(extra="forbid", strict=True)
 
 State = Literal["resolved", "open", "unresolved", "image"]
@@ -282,7 +291,7 @@ def parse(content: bytes, name: str) -> Lock:
     """
     try:
         value = tomllib.loads(content.decode("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{name} is not TOML", why=str(error), fix="make it again: toolchain lock") from error
     schema = value.pop("schema", None)
     if schema != SCHEMA:
@@ -311,19 +320,14 @@ def _rows(value: Any) -> list[Any]:
 
 
 def _malformed(lock: Lock) -> Iterator[str]:
+    for key in ("source", "patch"):
+        if not isinstance(lock.request.get(key, {}), dict):
+            yield f"the request's {key} is no table"
     names = [one.name for one in lock.sources]
     for one in lock.sources:
         if not _NAME.fullmatch(one.name) or names.count(one.name) > 1:
             yield f"the source {one.name!r} is named twice or has no proper name"
-        if not _DIGEST.fullmatch(one.digest):
-            yield f"the source {one.name} has no digest: {one.digest!r}"
-        if one.file and not _FILE.fullmatch(one.file):
-            yield f"the source {one.name} has no proper file name: {one.file!r}"
-        if any("/" in part or part in {"", ".", ".."} for part in one.parts):
-            yield f"the parts of {one.name} are no names"
-        for digest in (one.tree, *(patch.digest for patch in one.patches)):
-            if digest and not _SHA256.fullmatch(digest):
-                yield f"the source {one.name} has a malformed digest: {digest!r}"
+        yield from _malformed_source(one)
     for base in lock.bases:
         if not _NAME.fullmatch(base.name) or not _NAME.fullmatch(base.arch):
             yield f"a base has no proper name: {base.name!r} ({base.arch!r})"
@@ -332,3 +336,19 @@ def _malformed(lock: Lock) -> Iterator[str]:
                 yield f"{base} has a malformed digest: {digest!r}"
         if base.state == "resolved" and not base.packages_digest:
             yield f"{base} is called resolved and has no packages"
+
+
+def _malformed_source(one: LockedSource) -> Iterator[str]:
+    if not _DIGEST.fullmatch(one.digest):
+        yield f"the source {one.name} has no digest: {one.digest!r}"
+    elif (one.kind == "git") != one.digest.startswith("git:"):
+        yield f"the source {one.name} has the digest of another kind: {one.digest!r}"
+    if not _REFS[one.kind].fullmatch(one.ref):
+        yield f"the source {one.name} is named as no {one.kind} source is: {one.ref[:120]!r}"
+    if one.file and not _FILE.fullmatch(one.file):
+        yield f"the source {one.name} has no proper file name: {one.file!r}"
+    if any("/" in part or part in {"", ".", ".."} for part in one.parts):
+        yield f"the parts of {one.name} are no names"
+    for digest in (one.tree, *(patch.digest for patch in one.patches)):
+        if digest and not _SHA256.fullmatch(digest):
+            yield f"the source {one.name} has a malformed digest: {digest!r}"

@@ -171,8 +171,8 @@ def locked_source(request: Request, source: Source) -> LockedSource:
     digest = source.digest or ""
     info = Store(request.cache.store).tree_info(digest, part=part) if digest else None
     tree = info.digest if info is not None else ""
-    if source.kind == "local" and source.path is not None and source.path.is_dir() and not part:
-        tree = digest  # also where it is not in the store yet
+    if info is None and source.kind == "local" and source.path is not None and source.path.is_dir() and not part:
+        tree = digest  # it is not in the store yet
     file = _file(source, request.cache)
     return LockedSource(
         name=source.name,

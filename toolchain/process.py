@@ -36,8 +36,15 @@ class CommandError(ToolchainError):
         self.argv = tuple(argv)
         self.returncode = returncode
         self.tail = tuple(tail)
-        how = f"was ended by {signal.Signals(-returncode).name}" if returncode < 0 else f"exited with {returncode}"
+        how = f"was ended by {_signal(-returncode)}" if returncode < 0 else f"exited with {returncode}"
         super().__init__(f"{argv[0]} {how}", why="\n".join(self.tail[-TAIL_LINES:]), fix=f"run: {shlex.join(argv)}")
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # the real-time ones have no names
+        return f"signal {number}"
 
 
 @dataclass(frozen=True)

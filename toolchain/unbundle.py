@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from toolchain import lockfile
+from toolchain.admission import DO_NOT, require_agreement, require_whole
 from toolchain.bundle import TYPE, Entry
-from toolchain.digest import sha256_json, write_atomically
+from toolchain.digest import canonical, sha256_json, write_atomically
 from toolchain.errors import DigestError, HostileInputError, RegistryError, UnreachableError
-from toolchain.lockdiff import differences
 from toolchain.lockfile import Lock, LockedBase, LockedSource
 from toolchain.locking import refused
 from toolchain.oci import descriptor as media
@@ -27,11 +27,10 @@ from toolchain.oci.registry import Registry
 from toolchain.settings import Cache
 from toolchain.shop import image_tag
 from toolchain.sources.distro import Package, known_package, note
+from toolchain.sources.lock import held
 from toolchain.sources.store import Store
 from toolchain.sources.tree import tree_digest
 from toolchain.sources.unpack import unpack_tar
-
-_DO_NOT = "do not use this bundle; have it exported again"
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,7 @@ class _Folder:
         path = Layout(self.ref.path).blob(blob.digest)
         if path.stat().st_size != blob.size:
             raise DigestError(
-                f"{blob.digest} is not whole", why=f"{path.stat().st_size} of {blob.size} bytes", fix=_DO_NOT
+                f"{blob.digest} is not whole", why=f"{path.stat().st_size} of {blob.size} bytes", fix=DO_NOT
             )
         into.put_file(path, digest=blob.digest)
 
@@ -130,23 +129,23 @@ def bring(ref: Target, cache: Cache, lock_path: Path) -> Imported:
     with _origin(ref) as origin:
         manifest, content = origin.manifest()
         entries = _entries(manifest, content, str(ref))
-        folder = cache.work / f"bundle-import-{manifest.digest.removeprefix('sha256:')[:12]}"
-        try:
-            taker = _Taker(cache, origin, Layout(folder).ensure(), entries)
-            lock = taker.lock()
-            if lock_path.exists():
-                found = differences(lockfile.read(lock_path), lock, whole=False)
-                if found:
-                    raise refused(found, f"{ref} holds something else than {lock_path}")
-            taken = taker.take(lock)
-            if not lock_path.exists():
-                lockfile.write(lock, lock_path)
-        except (UnreachableError, RegistryError, KeyboardInterrupt):
-            raise  # what came so far is whole, and the next attempt goes on from there
-        except BaseException:
+        short = manifest.digest.removeprefix("sha256:")[:12]
+        folder = cache.work / f"bundle-import-{short}"
+        with held(cache.locks / f"bundle-{short}.lock", what=f"importing {ref}"):
+            try:
+                taker = _Taker(cache, origin, Layout(folder).ensure(), entries)
+                lock = taker.lock()
+                if lock_path.exists():
+                    require_agreement(lockfile.read(lock_path), lock, f"{ref} holds something else than {lock_path}")
+                taken = taker.take(lock)
+                if not lock_path.exists():
+                    lockfile.write(lock, lock_path)
+            except (UnreachableError, RegistryError, KeyboardInterrupt):
+                raise  # what came so far is whole, and the next attempt goes on from there
+            except BaseException:
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
             shutil.rmtree(folder, ignore_errors=True)
-            raise
-        shutil.rmtree(folder, ignore_errors=True)
     return Imported(manifest.digest, lock, tuple(taken), _command(cache, lock, lock_path))
 
 
@@ -178,7 +177,7 @@ class _Taker:
 
     def _small(self, entry: Entry) -> bytes:
         if entry.blob.size > MANIFEST_LIMIT:
-            raise HostileInputError(f"{entry.title} is too large: {entry.blob.size} bytes", fix=_DO_NOT)
+            raise HostileInputError(f"{entry.title} is too large: {entry.blob.size} bytes", fix=DO_NOT)
         self._pull(entry)
         return self._scratch.read(entry.blob)
 
@@ -190,7 +189,7 @@ class _Taker:
         """
         locks = self._of("lock")
         if len(locks) != 1:
-            raise HostileInputError(f"the bundle holds {len(locks)} locks", fix=_DO_NOT)
+            raise HostileInputError(f"the bundle holds {len(locks)} locks", fix=DO_NOT)
         return lockfile.parse(self._small(locks[0]), "the bundle's lock")
 
     def take(self, lock: Lock) -> list[Taken]:
@@ -199,7 +198,7 @@ class _Taker:
         Raises:
             HostileInputError, DigestError: see `bring`.
         """
-        _complete(lock, self._entries)
+        require_whole(lock, self._entries)
         self._named_parts(lock)
         records, bases = self._records(lock), self._bases(lock)
         done = [Taken(self._of("lock")[0], True)]
@@ -224,20 +223,24 @@ class _Taker:
         for base in lock.bases:
             name = f"toolchain-base-{base.name}"
             parts = {entry.blob.digest: entry for entry in self._of("blob") if entry.name == name}
-            manifest = parts[base.image]  # `_complete` looked
+            manifest = parts[base.image]  # `require_whole` looked
             value = parse_object(self._small(manifest), base.image)
             named = children_of(value, replace(manifest.blob, media_type=manifest.of))
             expected = {base.image, *(child.digest for child in named)}
             for digest in sorted(parts.keys() ^ expected):
                 if digest in parts:
-                    raise HostileInputError(f"the bundle holds what no image in its lock names: {digest}", fix=_DO_NOT)
-                raise HostileInputError("the bundle lacks a part of the base's image", why=digest, fix=_DO_NOT)
+                    raise HostileInputError(f"the bundle holds what no image in its lock names: {digest}", fix=DO_NOT)
+                raise HostileInputError("the bundle lacks a part of the base's image", why=digest, fix=DO_NOT)
             self._layers[base.image] = [child.digest for child in named[1:]]
 
     def _records(self, lock: Lock) -> dict[Entry, dict[str, Any]]:
         found = {}
         for entry in self._of("record"):
             record = parse_object(self._small(entry), entry.title)
+            try:
+                canonical(record)
+            except (ValueError, RecursionError) as error:
+                raise HostileInputError(f"{entry.title} is nothing that can be kept", why=str(error)) from error
             inputs = record["inputs"] if isinstance(record.get("inputs"), dict) else {}
             base = next((one for one in lock.bases if inputs.get("base") == one.name), None)
             if (
@@ -248,14 +251,15 @@ class _Taker:
                 or inputs.get("arch") != base.arch
                 or record.get("manifest") != base.image
             ):
-                raise HostileInputError("the bundle's record is not that of the base in its lock", fix=_DO_NOT)
+                raise HostileInputError("the bundle's record is not that of the base in its lock", fix=DO_NOT)
             layers = record.get("layers")
-            digests = [str(one.get("digest")) for one in layers] if isinstance(layers, list) else []
+            layers = layers if isinstance(layers, list) else []
+            digests = [str(one.get("digest")) for one in layers if isinstance(one, dict)]
             if digests != self._layers[base.image]:
-                raise HostileInputError("the bundle's record names other layers than the base's image", fix=_DO_NOT)
+                raise HostileInputError("the bundle's record names other layers than the base's image", fix=DO_NOT)
             # A base has none of these, and provenances and SBOMs of all that is built on it repeat what stands here.
             if any(record.get(name) for name in ("sources", "binaries", "partial", "taken_from")):
-                raise HostileInputError("the bundle's record says of a base what none has", fix=_DO_NOT)
+                raise HostileInputError("the bundle's record says of a base what none has", fix=DO_NOT)
             found[entry] = record
         return found
 
@@ -265,7 +269,7 @@ class _Taker:
             value = parse_object(self._small(entry), entry.title)
             base = next((one for one in lock.bases if one.name == entry.name and _file_of(one) == entry.title), None)
             if base is None or sha256_json(value) != base.packages_digest or value.get("recipe") != base.recipe:
-                raise HostileInputError("the bundle's list of packages is not the one in its lock", fix=_DO_NOT)
+                raise HostileInputError("the bundle's list of packages is not the one in its lock", fix=DO_NOT)
             path = self._cache.root / "locked" / _file_of(base)
             with contextlib.suppress(OSError, ValueError):
                 if json.loads(path.read_bytes()) != value:
@@ -286,7 +290,7 @@ class _Taker:
 
     def _source(self, entry: Entry, lock: Lock) -> bool:
         source = lock.source(entry.name)
-        assert source is not None  # noqa: S101 - `_complete` looked
+        assert source is not None  # noqa: S101 - `require_whole` looked
         if entry.kind == "tree":
             return self._tree(entry, source)
         digest = entry.blob.digest
@@ -298,7 +302,7 @@ class _Taker:
             package, _, version = source.ref.removeprefix("distro:").partition("=")
             if known_package(package, version, self._cache) is None:
                 plain, size = digest.removeprefix("sha256:"), entry.blob.size
-                row = Package(name=package, version=version, file=source.file, sha256=plain, size=size)
+                row = Package(name=package, version=version, file=source.file, sha256=plain, size=size, brought=True)
                 note(row, self._cache)
         return new
 
@@ -314,11 +318,11 @@ class _Taker:
                 raise DigestError(
                     f"the tree of {source.name} in the bundle is another one",
                     why=f"expected {source.tree}, found {found}",
-                    fix=_DO_NOT,
+                    fix=DO_NOT,
                 )
 
         part = ",".join(source.parts)
-        self._store.tree(source.digest, unpack, part=part, verify=True)
+        self._store.tree(source.digest, unpack, part=part, verify=True, brought=True)
         info = self._store.tree_info(source.digest, part=part)
         if info is None or info.digest != source.tree:
             raise DigestError(
@@ -343,39 +347,6 @@ class _Taker:
 
 def _file_of(base: LockedBase) -> str:
     return f"base-{base.name}-{base.arch}.json"
-
-
-def _complete(lock: Lock, entries: Sequence[Entry]) -> None:
-    """Insist that a bundle holds what its lock names: all of it, and nothing else."""
-    expected: set[tuple[str, str, str]] = set()
-    for one in lock.sources:
-        plain = one.digest.startswith("sha256:") and bool(one.file)
-        expected.add(("file", one.name, one.digest) if plain else ("tree", one.name, ""))
-        expected |= {("patch", one.name, patch.digest) for patch in one.patches}
-        if not plain and not one.tree:
-            raise HostileInputError(f"the bundle's lock names no tree of {one.name}", fix=_DO_NOT)
-    for base in lock.bases:
-        if base.state not in {"resolved", "image"} or not base.image:
-            raise HostileInputError(f"the bundle's lock leaves {base} open", fix=_DO_NOT)
-        expected.add(("blob", f"toolchain-base-{base.name}", base.image))
-        if base.state == "resolved":
-            expected |= {("base", base.name, ""), ("record", f"toolchain-base-{base.name}", "")}
-    images = {f"toolchain-base-{base.name}" for base in lock.bases}
-    there = set()
-    for entry in entries:
-        known = entry.kind not in {"file", "patch"}
-        key = (entry.kind, entry.name, "" if known and entry.kind != "blob" else entry.blob.digest)
-        if entry.kind == "blob" and key not in expected and entry.name in images:
-            continue  # a part of the base's image, which its manifest names
-        if entry.kind != "lock" and key not in expected:
-            raise HostileInputError(
-                f"the bundle holds a {entry.kind} that its lock does not name: {entry.name}, {entry.title}",
-                why=entry.blob.digest,
-                fix=_DO_NOT,
-            )
-        there.add(key)
-    for kind, name, digest in sorted(expected - there):
-        raise HostileInputError(f"the bundle lacks the {kind} {name} that its lock names", why=digest, fix=_DO_NOT)
 
 
 def _write(path: Path, value: Mapping[str, Any]) -> bool:

@@ -8,6 +8,7 @@ import json
 import shlex
 import shutil
 import tarfile
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,15 +21,24 @@ from tests.fake_registry import fake_registry
 from toolchain import lockfile
 from toolchain.bundle import TYPE, Exported, export
 from toolchain.digest import canonical, sha256_bytes, sha256_file, sha256_json
-from toolchain.errors import DigestError, HostileInputError, LockedError, RegistryError, SourceError, ToolchainError
+from toolchain.errors import (
+    ConfigError,
+    DigestError,
+    HostileInputError,
+    LockedError,
+    RegistryError,
+    SourceError,
+    ToolchainError,
+)
 from toolchain.oci import descriptor as media
 from toolchain.oci.layout import Layout
 from toolchain.oci.reference import LayoutRef, RegistryRef
 from toolchain.pipeline import plan
 from toolchain.settings import Cache, Request
 from toolchain.sources.pypi import PypiFile
-from toolchain.sources.resolve import fetch_source
+from toolchain.sources.resolve import fetch_source, locate, parse_source_spec
 from toolchain.sources.store import Store
+from toolchain.sources.tree import tree_digest
 from toolchain.stages.wheels import TRITON
 from toolchain.unbundle import Imported, bring
 
@@ -518,3 +528,136 @@ def test_what_is_here_and_damaged_is_brought_again(place: Place) -> None:
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("toolchain.console.warn", lambda text: None)
+
+
+def _locked(place: Place, **changes: Any) -> None:
+    """Another row for Triton in the bundle's own lock."""
+    lock = lockfile.parse(place.content("lock"), "it")
+    sources = [dataclasses.replace(one, **changes) if one.name == "triton" else one for one in lock.sources]
+    place.swap("lock", lockfile.render(dataclasses.replace(lock, sources=tuple(sources))))
+
+
+def _digest_of(tree: bytes, folder: Path) -> str:
+    folder.mkdir()
+    with tarfile.open(fileobj=io.BytesIO(tree)) as tar:
+        tar.extractall(folder, filter="data")
+    return tree_digest(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "says"),
+    [
+        ({"kind": "distro", "ref": "distro:../../../../evil=1"}, ConfigError, "no distro source"),
+        ({"kind": "distro", "ref": 'distro:x=1"\n[build]\nevil = "'}, ConfigError, "no distro source"),
+        ({"kind": "git", "ref": "a" * 40}, ConfigError, "of another kind"),
+        ({"kind": "archive", "ref": f"https://h.example/x.tar#sha256={'a' * 64}"}, HostileInputError, "no file of"),
+        ({"kind": "distro", "ref": "distro:xy=1"}, HostileInputError, "no file of triton"),
+    ],
+)
+def test_a_lock_of_other_things(place: Place, changes: dict[str, Any], error: type[ToolchainError], says: str) -> None:
+    """Names that would become paths; and trees where only a file could be compared with its digest."""
+    place.export()
+    _locked(place, **changes)
+    with pytest.raises(error, match=says):
+        place.bring()
+    _nothing_counts(place)
+
+
+def test_a_checkout_s_digest_with_another_tree(place: Place) -> None:
+    """Against one's own lock that names the tree: what is stored under a digest is what it says."""
+    own = place.export().lock
+    triton = own.source("triton")
+    assert triton is not None
+    git = dataclasses.replace(triton, kind="git", ref="a" * 40, digest=f"git:{'a' * 40}@https://h.example/t")
+    sources = tuple(git if one.name == "triton" else one for one in own.sources)
+    lockfile.write(dataclasses.replace(own, sources=sources), place.root / "own.lock")
+    place.swap("tree", _other_tree())
+    _locked(place, tree=_digest_of(_other_tree(), place.root / "x"))
+    with pytest.raises(LockedError, match=r"source triton: the tree sha256:.* is locked"):
+        bring(place.out, Cache(place.root / "other"), place.root / "own.lock")
+    with pytest.raises(HostileInputError, match="one tree of triton by two digests"):
+        place.bring()
+    _nothing_counts(place)
+
+
+def test_a_lock_of_one_s_own_that_names_no_tree(place: Place) -> None:
+    """A commit cannot be compared with a tree: whoever did not lock the tree has nothing to hold against a bundle."""
+    own = place.export().lock
+    git = {
+        "kind": "git",
+        "ref": "a" * 40,
+        "digest": f"git:{'a' * 40}@https://h.example/t",
+        "repository": "https://h.example/t",
+    }
+    place.swap("tree", _other_tree())
+    _locked(place, **git, tree=_digest_of(_other_tree(), place.root / "x"))
+    sources = tuple(
+        dataclasses.replace(one, **git, tree="") if one.name == "triton" else one  # type: ignore[arg-type]
+        for one in own.sources
+    )
+    lockfile.write(dataclasses.replace(own, sources=sources), place.root / "own.lock")
+    with pytest.raises(LockedError, match="does not say which tree triton"):
+        bring(place.out, Cache(place.root / "other"), place.root / "own.lock")
+    _nothing_counts(place)
+
+
+def test_a_file_under_another_name(place: Place) -> None:
+    """Whether a source is unpacked, and what an installer makes of a wheel, goes by the name of the file."""
+    place.export()
+
+    def rename(value: dict[str, Any], _: Layout) -> None:
+        first_file(value)["annotations"]["org.opencontainers.image.title"] = "readme.txt"
+
+    place.change(rename)
+    with pytest.raises(HostileInputError, match=r"otherwise than its lock: readme\.txt"):
+        place.bring()
+    _nothing_counts(place)
+
+
+@pytest.mark.parametrize("harm", [{"layers": [1]}, {"inputs": {"a": "\ud800"}}])
+def test_a_record_that_is_none(place: Place, harm: dict[str, Any]) -> None:
+    place.export()
+    record = {**json.loads(place.content("record")), **harm}
+    place.swap("record", json.dumps(record).encode())
+    with pytest.raises(HostileInputError):
+        place.bring()
+    _nothing_counts(place)
+
+
+def test_a_tree_that_came_counts_no_longer_than_its_source_is_out_of_reach(place: Place) -> None:
+    """The checkout itself is at hand again: it is read, whatever a bundle said of it."""
+    place.export()
+    place.bring()
+    there = Cache(place.root / "other")
+    checkout = place.request.sources["triton"]
+    source = locate("triton", parse_source_spec(checkout), cache=there)
+    store = Store(there.store)
+    assert store.brought(str(source.digest))
+    tree = store.stored_tree(str(source.digest))
+    assert tree is not None
+    (tree / "setup.py").write_text("what cannot be seen from outside")
+    (store.root / "trees" / f"{tree.name}.json").write_text(json.dumps({
+        "tree": tree_digest(tree), "files": 5, "bytes": 1, "brought": True,
+    }))  # fmt: skip
+    got = fetch_source(source, cache=there, offline=True)
+    assert got.path is not None
+    assert (got.path / "setup.py").read_text() == "setup.py\n"
+    assert not store.brought(str(source.digest))
+
+
+def test_two_import_at_once(place: Place) -> None:
+    place.export()
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            place.bring()
+        except BaseException as error:  # noqa: BLE001 - told below
+            failed.append(error)
+
+    threads = [threading.Thread(target=run) for _ in range(3)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert failed == []

@@ -20,6 +20,11 @@ FULL = Path("/dev/full")
 TOP = Path(__file__).resolve().parents[2]
 
 
+def test_a_signal_without_a_name_is_told_by_its_number() -> None:
+    with pytest.raises(process.CommandError, match="ended by signal 35"):
+        process.run(["sh", "-c", "kill -35 $$"])
+
+
 @pytest.mark.skipif(not FULL.exists(), reason="no /dev/full here")
 def test_a_log_that_cannot_be_written_ends_the_program() -> None:
     """Nobody would read its pipe, and it would wait for ever."""

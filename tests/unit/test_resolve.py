@@ -7,6 +7,7 @@ import hashlib
 import os
 import subprocess
 import tarfile
+import threading
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from toolchain import settings
 from toolchain.digest import sha256_file
 from toolchain.errors import DigestError, SourceError, UnreachableError
 from toolchain.settings import Cache
+from toolchain.sources import distro
 from toolchain.sources.distro import Package, known_packages
 from toolchain.sources.pypi import PypiFile, known_files
 from toolchain.sources.resolve import fetch_source, locate, parse_source_spec
@@ -75,6 +77,7 @@ def test_specs(text: str, kind: str, where: str, version: str) -> None:
         f"https://user:pass@example.test/r@{SHA}",
         f"git@example.test:r@{SHA}",
         "distro:../x",
+        f"https://[abc@{SHA}",
         "distro:a=$(id)",
         "pypi:a==1;b",
     ],
@@ -165,6 +168,77 @@ def test_local_archive_and_file(tmp_path: Path, checkout: Path, cache: Cache) ->
     assert got.path is not None
     assert got.path.name == wheel.name
     assert got.path.is_relative_to(cache.store)
+
+
+def test_a_local_file_by_a_link(tmp_path: Path, cache: Cache) -> None:
+    """What is kept is the file: neither its owner's copy is touched, nor does the store change when that does."""
+    wheel = tmp_path / "x-1-py3-none-any.whl"
+    wheel.write_bytes(b"w")
+    wheel.chmod(0o600)
+    for target in (wheel, Path(wheel.name)):
+        link = tmp_path / "latest.whl"
+        link.unlink(missing_ok=True)
+        link.symlink_to(target)
+        other = Cache(cache.root / target.name / str(target.is_absolute()))
+        source = locate("thing", parse_source_spec(str(link)), cache=other)
+        got = fetch_source(source, cache=other, offline=True)
+        assert got.path is not None
+        assert not got.path.is_symlink()
+        assert wheel.stat().st_mode & 0o777 == 0o600
+        got.path.unlink()
+        got.path.symlink_to(wheel)
+        assert Store(other.store).file(str(source.digest)) is None, "a link counts as nothing"
+        assert fetch_source(source, cache=other, offline=True).path == got.path
+        assert not got.path.is_symlink()
+
+
+def test_a_local_file_by_several_at_once(tmp_path: Path, cache: Cache) -> None:
+    big = tmp_path / "x-1-py3-none-any.whl"
+    big.write_bytes(os.urandom(20_000_000))
+    source = locate("thing", parse_source_spec(str(big)), cache=cache)
+    barrier, failed = threading.Barrier(3), []
+
+    def run() -> None:
+        try:
+            barrier.wait()
+            fetch_source(source, cache=cache, offline=True, verify=True)
+        except BaseException as error:  # noqa: BLE001 - told below
+            failed.append(error)
+
+    threads = [threading.Thread(target=run) for _ in range(3)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert failed == []
+
+
+def test_what_only_a_bundle_said_of_a_package(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It counts until the distribution's signed index can be asked, and that has the last word."""
+    store = Store(cache.store)
+    store.partial.mkdir(parents=True)
+    (store.partial / "x_1.orig.tar.xz").write_bytes(b"evil")
+    digest = sha256_file(store.partial / "x_1.orig.tar.xz")
+    store.add_file(store.partial / "x_1.orig.tar.xz", digest)
+    row = Package(
+        name="xy", version="1", file="x_1.orig.tar.xz", sha256=digest.removeprefix("sha256:"), size=4, brought=True
+    )
+    distro.note(row, cache)
+    source = locate("thing", parse_source_spec("distro:xy=1"), cache=cache)
+    assert source.digest == digest
+    assert distro.fetch_distro(source, store, cache=cache, offline=True)[0] == source
+    asked = []
+
+    def fetch(_apt: object, package: str, version: str, expected: str, *_: object) -> tuple[Package, Path]:
+        asked.append((package, version, expected))
+        return dataclasses.replace(row, brought=False), Path("there")
+
+    monkeypatch.setattr(distro._Apt, "fetch", fetch)
+    distro.fetch_distro(source, store, cache=cache, offline=False)
+    distro.fetch_distro(source, store, cache=cache, offline=False)
+    assert asked == [("xy", "1", digest)], "once it agreed it counts"
+    with pytest.raises(SourceError, match="not a package"):
+        distro.note(dataclasses.replace(row, name="../../evil"), cache)
 
 
 def test_patched(tmp_path: Path, checkout: Path, cache: Cache) -> None:

@@ -91,6 +91,15 @@ def test_a_container_that_cannot_be_read_is_not_waved_through(tmp_path: Path) ->
         scan(tmp_path)
 
 
+def test_a_zip_whose_names_are_none_is_not_waved_through(tmp_path: Path) -> None:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr("\u00e9", "text")
+    (tmp_path / "odd.zip").write_bytes(packed.getvalue().replace("\u00e9".encode(), b"\xff\xff"))
+    with pytest.raises(SourceError, match=r"odd\.zip cannot be looked into"):
+        scan(tmp_path)
+
+
 def test_a_zip_with_a_password_is_not_waved_through(tmp_path: Path) -> None:
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -24,13 +25,18 @@ from toolchain.sources.reach import network_environment, refuse_offline
 from toolchain.sources.store import Store
 from toolchain.sources.tree import Source
 
+PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.\-]+")
+VERSION = re.compile(r"[A-Za-z0-9.+~!_\-]*")
 _HELPER = Path("/usr/lib/apt/apt-helper")
 _ORIG = re.compile(r"_(?P<version>[^_/]+)\.orig\.tar\.(?:xz|gz|bz2|zst)")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Package:
-    """A source package's upstream tarball, as the data or the signed Sources index names it."""
+    """A source package's upstream tarball, as the data or the signed Sources index names it.
+
+    Where a bundle named it (`brought`) it counts until the index can be asked.
+    """
 
     name: str
     version: str
@@ -40,6 +46,7 @@ class Package:
     license: str = ""
     suites: tuple[str, ...] = ()
     package_version: str = ""
+    brought: bool = False
 
 
 @memoize
@@ -91,9 +98,11 @@ def fetch_distro(source: Source, store: Store, *, cache: Cache, offline: bool) -
         SourceError: no such package or version.
         UnreachableError: the mirror does not answer, or `offline` and not in the store.
     """
-    if source.digest is not None and (there := store.file(source.digest, verify=True)) is not None:
-        return source, there
     package, _, version = source.ref.removeprefix("distro:").partition("=")
+    known = known_package(package, version, cache)
+    unproved = known is not None and known.brought and not offline
+    if source.digest is not None and not unproved and (there := store.file(source.digest, verify=True)) is not None:
+        return source, there
     refuse_offline(source.ref, offline=offline)
     row = _row(package, version)
     with held(cache.locks / "apt.lock", what="reading the distribution's source index"):
@@ -105,13 +114,16 @@ def fetch_distro(source: Source, store: Store, *, cache: Cache, offline: bool) -
 
 
 def _notes(package: str, cache: Cache) -> Path:
+    if not PACKAGE.fullmatch(package):
+        raise SourceError(f"not a package: {package[:80]!r}", fix="write distro:NAME=VERSION")
     return cache.store / "distro" / f"{package}.toml"
 
 
 def note(found: Package, cache: Cache) -> None:
     """Remember what the index said, for plans without a network."""
-    text = "".join(f'{key} = "{getattr(found, key)}"\n' for key in ("name", "version", "file", "sha256"))
-    write_atomically(_notes(found.name, cache), (text + f"size = {found.size}\n").encode())
+    text = "".join(f"{key} = {json.dumps(getattr(found, key))}\n" for key in ("name", "version", "file", "sha256"))
+    text += f"size = {found.size}\n" + ("brought = true\n" if found.brought else "")
+    write_atomically(_notes(found.name, cache), text.encode())
 
 
 def _noted(package: str, version: str, cache: Cache) -> Package | None:

@@ -85,8 +85,11 @@ def refuse_credentials(url: str) -> None:
     Raises:
         SourceError: it does; the message does not repeat it.
     """
-    parts = urlsplit(url)
-    secret = any(_SECRET.search(name) for name, _ in parse_qsl(parts.query, keep_blank_values=True))
+    try:
+        parts = urlsplit(url)
+        secret = any(_SECRET.search(name) for name, _ in parse_qsl(parts.query, keep_blank_values=True))
+    except ValueError as error:
+        raise SourceError(f"not a URL: {url[:200]!r}", why=str(error), fix="give an https:// URL") from error
     if parts.password or secret or (parts.username and parts.scheme in {"http", "https"}):
         raise SourceError(
             f"the URL for {parts.hostname} holds credentials",

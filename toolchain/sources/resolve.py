@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import tomllib
 from collections.abc import Sequence
@@ -12,12 +13,12 @@ from pathlib import Path
 from typing import assert_never
 
 from toolchain.digest import sha256_file, sha256_json
-from toolchain.errors import SourceError
+from toolchain.errors import DigestError, SourceError
 from toolchain.settings import Cache
 from toolchain.sources.archive import check_sha256, fetch_archive
 from toolchain.sources.distro import fetch_distro, known_distro
 from toolchain.sources.git import fetch_git, git_digest
-from toolchain.sources.lock import in_use
+from toolchain.sources.lock import held, in_use
 from toolchain.sources.patch import apply_patches, copy_tree
 from toolchain.sources.pypi import fetch_pypi, known_pypi, pypi_row
 from toolchain.sources.reach import check_http_url, refuse_credentials, without_query
@@ -152,8 +153,14 @@ def _locate_local(name: str, spec: SourceSpec, cache: Cache) -> Source:
     else:
         raise SourceError(f"the source {name} is not there: {path}", fix=f"check --source {name}=...: {_FORMS}")
     return Source(
-        name=name, kind="local", ref=f"local:{path.name}", repository="local", digest=digest, path=path, locked=False
-    )
+        name=name, kind="local", ref=f"local:{_shown(path.name)}", repository="local", digest=digest, path=path,
+        locked=False,
+    )  # fmt: skip
+
+
+def _shown(name: str) -> str:
+    """A file's name as a lock can hold it."""
+    return re.sub(r"[\x00-\x1f\x7f]", "?", os.fsencode(name).decode("utf-8", "backslashreplace"))
 
 
 def _stat_cache(path: Path, cache: Cache) -> Path:
@@ -247,9 +254,12 @@ def _fetch_local(source: Source, store: Store, cache: Cache, how: _How) -> Path:
         if (there := store.file(digest, verify=True)) is not None:
             return _tree_of(there, digest, store, how)
         store.partial.mkdir(parents=True, exist_ok=True)
-        copy = store.partial / f"local-{digest.removeprefix('sha256:')}"
-        copy_tree(top, copy)
-        return _tree_of(store.add_file(copy, digest, name=top.name), digest, store, how)
+        plain = digest.removeprefix("sha256:")
+        copy = store.partial / f"local-{plain}"
+        with held(cache.locks / f"local-{plain}.lock", what=f"storing {top.name}"):
+            copy_tree(top.resolve(), copy)
+            file = store.add_file(copy, digest, name=top.name)
+        return _tree_of(file, digest, store, how)
 
     def unpack(dest: Path) -> None:
         for entry in sorted(top.iterdir()):
@@ -259,7 +269,16 @@ def _fetch_local(source: Source, store: Store, cache: Cache, how: _How) -> Path:
         if tree_digest(top, _stat_cache(top, cache)) != digest:
             raise SourceError(f"{top} was changed while it was copied", fix="run the command again")
 
-    return store.tree(digest, unpack, part=how.part, verify=how.verify)
+    stored = top.resolve().is_relative_to(store.root.resolve())  # by `stored:`, which means what a bundle brought
+    path = store.tree(digest, unpack, part=how.part, verify=how.verify, take_brought=stored)
+    info = store.tree_info(digest, part=how.part)
+    if not how.part and (info is None or info.digest != digest):
+        raise DigestError(
+            f"the tree of {source.name} in the store is not what names it",
+            why=f"expected {digest}, found {info.digest if info else 'nothing'}",
+            fix=f"remove {path}",
+        )
+    return path
 
 
 def _patched(source: Source, path: Path, patches: Sequence[Path], store: Store, how: _How) -> Path:
@@ -267,4 +286,9 @@ def _patched(source: Source, path: Path, patches: Sequence[Path], store: Store, 
         raise SourceError(f"the source {source.name} has no digest", why="patches count on top of one")
     stack = sha256_json([sha256_file(patch) for patch in patches])
     part = f"{how.part}\npatches {stack}"
-    return store.tree(source.digest, lambda dest: apply_patches(path, patches, dest), part=part, verify=how.verify)
+    brought = store.brought(source.digest, part=how.part)
+
+    def unpack(dest: Path) -> None:
+        apply_patches(path, patches, dest)
+
+    return store.tree(source.digest, unpack, part=part, verify=how.verify, brought=brought, take_brought=brought)

@@ -7,6 +7,7 @@ import gzip
 import io
 import lzma
 import os
+import struct
 import tarfile
 import tempfile
 import zipfile
@@ -61,7 +62,11 @@ _DEPTH = 3
 _LIMIT = 4 << 30
 _IN_MEMORY = 64 << 20
 # RuntimeError: a zip with a password, or packed in a way that Python does not know.
-_UNREADABLE = (OSError, EOFError, RuntimeError, tarfile.TarError, zipfile.BadZipFile, lzma.LZMAError, zlib.error)
+# ValueError and below: names and numbers in it that are none.
+_UNREADABLE = (
+    *(OSError, EOFError, RuntimeError, ValueError, OverflowError, struct.error),
+    *(tarfile.TarError, zipfile.BadZipFile, lzma.LZMAError, zlib.error),
+)
 
 
 @dataclass(frozen=True, order=True)
