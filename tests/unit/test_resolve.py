@@ -77,7 +77,7 @@ def test_specs(text: str, kind: str, where: str, version: str) -> None:
         f"https://user:pass@example.test/r@{SHA}",
         f"git@example.test:r@{SHA}",
         "distro:../x",
-        f"https://[abc@{SHA}",
+        f"https://user:pass@[abc@{SHA}",
         "distro:a=$(id)",
         "pypi:a==1;b",
     ],

@@ -89,7 +89,8 @@ def refuse_credentials(url: str) -> None:
         parts = urlsplit(url)
         secret = any(_SECRET.search(name) for name, _ in parse_qsl(parts.query, keep_blank_values=True))
     except ValueError as error:
-        raise SourceError(f"not a URL: {url[:200]!r}", why=str(error), fix="give an https:// URL") from error
+        # Not shown: it may hold a password all the same. Nor is the cause, which repeats what it cannot read.
+        raise SourceError("not a URL", why=type(error).__name__, fix="give an https:// URL") from None
     if parts.password or secret or (parts.username and parts.scheme in {"http", "https"}):
         raise SourceError(
             f"the URL for {parts.hostname} holds credentials",
