@@ -183,7 +183,7 @@ def first(check: Check, problems: Iterator[str]) -> None:
 def said(statement: Mapping[str, Any]) -> dict[str, Any]:
     """What a provenance that was believed calls the image, and whether that is a part or went without its proof."""
     definition = statement["predicate"]["buildDefinition"]
-    inner, asked = definition["internalParameters"], definition["externalParameters"]
+    inner, asked = definition["internalParameters"], definition.get("externalParameters")
     return {
         "image": str(inner.get("image", "")),
         "stage": str(inner.get("stage", "")),
