@@ -172,3 +172,27 @@ def test_inside_a_tar_of_the_oldest_form(tmp_path: Path) -> None:
     (tmp_path / "data").write_bytes(bytes(old))
     (found,) = scan(tmp_path)
     assert found.path == "data!ocml"
+
+
+def test_a_zip_behind_something_else(tmp_path: Path) -> None:
+    """Python imports from such a file; it is found from its end."""
+    (tmp_path / "run").write_bytes(b"#!/usr/bin/env python3\n" + zipped(ELF))
+    (tmp_path / "inner").write_bytes(tar_of(run=b"#!/bin/sh\n" + zipped(BITCODE)))
+    (tmp_path / "deep").write_bytes(zipped(zipped(zipped(b"#!/bin/sh\n" + zipped(ELF)))))
+    (tmp_path / "harmless").write_bytes(b"#!/bin/sh\n" + zipped(b"text"))
+    (tmp_path / "no zip").write_bytes(b"x" * 100 + b"PK\x05\x06" + bytes(18))
+    (tmp_path / "no zip either").write_bytes(b"x" * 100 + b"PK\x05\x06" + b"\xff" * 18)
+    assert {one.path: one.what.partition(",")[0] for one in scan(tmp_path)} == {
+        "run!x": "ELF",
+        "inner!run!x": "LLVM bitcode",
+        "deep!x!x!x": "archive in archives",
+    }
+
+
+def test_what_lies_behind_the_end_of_a_tar_is_not_waved_through(tmp_path: Path) -> None:
+    whole = tar_of(a=b"text")
+    (tmp_path / "two").write_bytes(whole + tar_of(b=ELF))
+    (tmp_path / "garbage").write_bytes(whole[:1024] + b"\xff" * 512 + tar_of(b=ELF))
+    (tmp_path / "padded").write_bytes(whole + bytes(50_000))
+    found = {one.path: one.what for one in scan(tmp_path)}
+    assert found == dict.fromkeys(["two", "garbage"], "tar with something behind its end, not looked into")

@@ -58,6 +58,7 @@ SEALED = {
     b"xar!": "xar archive, not looked into",
 }
 _DEPTH = 3
+_ZIP_END, _ZIP_TAIL = b"PK\x05\x06", (1 << 16) + 22  # the end mark, and how far from the end a comment lets it lie
 # Of a container inside the tree at most this much is looked at, so that a bomb cannot hold a build up.
 _LIMIT = 4 << 30
 _IN_MEMORY = 64 << 20
@@ -147,14 +148,8 @@ def _inside(stream: IO[bytes], where: str, depth: int) -> Iterator[tuple[str, st
     if what := _kind(head):
         yield where, what
     elif depth == 0:
-        if _is_container(head):
+        if _is_container(head) or _ends_as_zip(stream):
             yield where, f"archive in archives, {_DEPTH} deep, not looked into"
-    elif head.startswith(b"PK\x03\x04"):
-        with zipfile.ZipFile(stream) as archive:
-            for member in archive.infolist():
-                if not member.is_dir():
-                    with archive.open(member) as content, _held(content) as held:
-                        yield from _inside(held, f"{where}!{member.filename}", depth - 1)
     elif opened := _unpacked(head, stream):
         with opened, _held(opened) as held:
             yield from _inside(held, where, depth - 1)
@@ -165,6 +160,31 @@ def _inside(stream: IO[bytes], where: str, depth: int) -> Iterator[tuple[str, st
                 if file is not None:
                     with file, _held(file) as held:
                         yield from _inside(held, f"{where}!{entry.name}", depth - 1)
+            stream.seek(tar.offset)
+        # Readers that are told to go on behind the end, or behind a header that is none, find what lies there.
+        if any(piece.strip(b"\0") for piece in iter(lambda: stream.read(CHUNK), b"")):
+            yield where, "tar with something behind its end, not looked into"
+    elif head.startswith(b"PK\x03\x04") or _ends_as_zip(stream):
+        with zipfile.ZipFile(stream) as archive:
+            for member in archive.infolist():
+                if not member.is_dir():
+                    with archive.open(member) as content, _held(content) as held:
+                        yield from _inside(held, f"{where}!{member.filename}", depth - 1)
+
+
+def _ends_as_zip(stream: IO[bytes]) -> bool:
+    """Whether it is a zip behind something else, as Python's importer reads it: a zip is found from its end."""
+    stream.seek(0, os.SEEK_END)
+    stream.seek(max(0, stream.tell() - _ZIP_TAIL))
+    found = _ZIP_END in stream.read(_ZIP_TAIL)
+    if found:  # it may stand there by chance
+        try:
+            with zipfile.ZipFile(stream) as archive:
+                found = bool(archive.infolist())
+        except (zipfile.BadZipFile, ValueError, OSError):
+            found = False
+    stream.seek(0)
+    return found
 
 
 def _unpacked(head: bytes, stream: IO[bytes]) -> IO[bytes] | None:
@@ -178,9 +198,9 @@ def _unpacked(head: bytes, stream: IO[bytes]) -> IO[bytes] | None:
 
 
 def _held(stream: IO[bytes]) -> IO[bytes]:
-    """Content that can be read twice: its start is enough, unless it is a container itself."""
+    """Content that can be read twice, and from its end."""
     head = stream.read(512)
-    if _kind(head) or not _is_container(head):
+    if _kind(head):
         return io.BytesIO(head)
     kept = tempfile.SpooledTemporaryFile(_IN_MEMORY)  # noqa: SIM115 - the caller reads it
     kept.write(head)
