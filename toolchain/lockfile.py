@@ -16,6 +16,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from toolchain.digest import write_atomically
 from toolchain.errors import ConfigError
 from toolchain.sources.distro import PACKAGE, VERSION
+from toolchain.sources.pypi import PROJECT
 
 SCHEMA = 1
 DEFAULT = "toolchain.lock"
@@ -28,7 +29,7 @@ _REFS = {
     "git": re.compile(r"[0-9a-f]{40}"),
     "archive": re.compile(r"\S+#sha256=[0-9a-f]{64}"),
     "distro": re.compile(rf"distro:{PACKAGE.pattern}(={VERSION.pattern})?"),
-    "pypi": re.compile(r"pypi:[A-Za-z0-9][A-Za-z0-9._\-]*(==[A-Za-z0-9.+~!_\-]*)?"),
+    "pypi": re.compile(rf"pypi:{PROJECT.pattern}(=={VERSION.pattern})?"),
     "local": re.compile(r"local:[^/\x00-\x1f\x7f]+"),
 }
 _STRICT = ConfigDict(extra="forbid", strict=True)

@@ -334,13 +334,8 @@ class _Taker:
 
     def _blob(self, entry: Entry) -> bool:
         digest = entry.blob.digest
-        if self._images.has(digest):
-            try:
-                self._images.verify(digest)
-            except DigestError:
-                self._images.blob(digest).unlink()
-            else:
-                return False
+        if self._images.holds(digest):
+            return False
         self._images.put_file(self._pull(entry), digest=digest, move=True)
         return True
 

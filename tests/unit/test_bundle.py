@@ -8,7 +8,6 @@ import json
 import shlex
 import shutil
 import tarfile
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.at_once import failures
 from tests.evidence_fixtures import finished_base
 from tests.fake_registry import fake_registry
 from toolchain import lockfile
@@ -647,17 +647,4 @@ def test_a_tree_that_came_counts_no_longer_than_its_source_is_out_of_reach(place
 
 def test_two_import_at_once(place: Place) -> None:
     place.export()
-    failed: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            place.bring()
-        except BaseException as error:  # noqa: BLE001 - told below
-            failed.append(error)
-
-    threads = [threading.Thread(target=run) for _ in range(3)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
-    assert failed == []
+    assert failures(place.bring) == []

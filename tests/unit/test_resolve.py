@@ -7,11 +7,11 @@ import hashlib
 import os
 import subprocess
 import tarfile
-import threading
 from pathlib import Path
 
 import pytest
 
+from tests.at_once import failures
 from toolchain import settings
 from toolchain.digest import sha256_file
 from toolchain.errors import DigestError, SourceError, UnreachableError
@@ -196,21 +196,7 @@ def test_a_local_file_by_several_at_once(tmp_path: Path, cache: Cache) -> None:
     big = tmp_path / "x-1-py3-none-any.whl"
     big.write_bytes(os.urandom(20_000_000))
     source = locate("thing", parse_source_spec(str(big)), cache=cache)
-    barrier, failed = threading.Barrier(3), []
-
-    def run() -> None:
-        try:
-            barrier.wait()
-            fetch_source(source, cache=cache, offline=True, verify=True)
-        except BaseException as error:  # noqa: BLE001 - told below
-            failed.append(error)
-
-    threads = [threading.Thread(target=run) for _ in range(3)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
-    assert failed == []
+    assert failures(lambda: fetch_source(source, cache=cache, offline=True, verify=True)) == []
 
 
 def test_what_only_a_bundle_said_of_a_package(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:

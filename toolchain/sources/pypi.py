@@ -25,6 +25,8 @@ _WHEEL = re.compile(r"-(?P<python>[a-z]{2}\d+(\.[a-z]{2}\d+)*)-(?P<abi>[^-]+)-(?
 # A wheel for any Python 3 still says from which one on, and pip takes a bare 3 for 3.0.
 _ANY_PYTHON = "3.13"
 
+PROJECT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._\-]*")
+
 
 @dataclass(frozen=True, kw_only=True)
 class PypiFile:

@@ -16,11 +16,11 @@ from toolchain.digest import sha256_file, sha256_json
 from toolchain.errors import DigestError, SourceError
 from toolchain.settings import Cache
 from toolchain.sources.archive import check_sha256, fetch_archive
-from toolchain.sources.distro import fetch_distro, known_distro
+from toolchain.sources.distro import PACKAGE, VERSION, fetch_distro, known_distro
 from toolchain.sources.git import fetch_git, git_digest
 from toolchain.sources.lock import held, in_use
 from toolchain.sources.patch import apply_patches, copy_tree
-from toolchain.sources.pypi import fetch_pypi, known_pypi, pypi_row
+from toolchain.sources.pypi import PROJECT, fetch_pypi, known_pypi, pypi_row
 from toolchain.sources.reach import check_http_url, refuse_credentials, without_query
 from toolchain.sources.store import Store
 from toolchain.sources.tree import Kind, Source, check_links, require, tree_digest
@@ -59,12 +59,12 @@ def parse_source_spec(text: str) -> SourceSpec:
     if not text or "\0" in text or "\n" in text:
         raise SourceError("a source cannot be empty or span lines", fix=f"give {_FORMS}")
     for prefix, kind, separator, pattern in (
-        ("distro:", "distro", "=", r"[a-z0-9][a-z0-9+.\-]+"),
-        ("pypi:", "pypi", "==", r"[A-Za-z0-9][A-Za-z0-9._\-]*"),
+        ("distro:", "distro", "=", PACKAGE),
+        ("pypi:", "pypi", "==", PROJECT),
     ):
         if text.startswith(prefix):
             where, _, version = text.removeprefix(prefix).partition(separator)
-            if not re.fullmatch(pattern, where) or not re.fullmatch(r"[A-Za-z0-9.+~!_\-]*", version):
+            if not pattern.fullmatch(where) or not VERSION.fullmatch(version):
                 raise SourceError(f"not a package and version: {text!r}", fix=f"write {prefix}NAME{separator}VERSION")
             return SourceSpec(kind="distro" if kind == "distro" else "pypi", where=where, version=version)
     if text.startswith("stored:"):
