@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import io
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from rich.console import Console
 
 from toolchain.bases import base_recipe
-from toolchain.digest import sha256_json, write_atomically
+from toolchain.digest import sha256_json
 from toolchain.engine.progress import Progress
 from toolchain.evidence import bill
 from toolchain.oci.descriptor import Descriptor
@@ -26,7 +25,7 @@ from toolchain.oci.referrers import attach, write_artifact
 from toolchain.prefetch import Prefetch
 from toolchain.settings import EPOCH, Cache, Request
 from toolchain.shop import BuildShop
-from toolchain.stages.base import BaseStage, lock_path, recipe_digest
+from toolchain.stages.base import BaseStage, recipe_digest, write_packages
 from toolchain.stages.stage import Built
 from toolchain.trust import attest, dsse
 from toolchain.trust.keys import Signer
@@ -197,7 +196,7 @@ def finished_base(cache: Cache, work: Path) -> Built:
     recipe = base_recipe("debian13", "amd64")
     rows = [{"name": "apt", "version": "3.0.3", "architecture": "amd64", "sha256": "5" * 64}]
     lock = {"recipe": recipe_digest(recipe), "packages": rows}
-    write_atomically(lock_path(cache, recipe, "amd64"), json.dumps(lock).encode())
+    write_packages(cache.package_list("base", recipe.name, "amd64"), lock)
     planned = BaseStage().plan(request, {})
     tree = work / "root fs"
     (tree / "etc").mkdir(parents=True)

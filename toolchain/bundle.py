@@ -30,7 +30,7 @@ from toolchain.settings import EPOCH, Request
 from toolchain.sources.resolve import fetch_source
 from toolchain.sources.store import Store
 from toolchain.sources.tree import Source
-from toolchain.stages.base import local_manifest, lock_path
+from toolchain.stages.base import local_manifest
 
 TYPE = "application/vnd.toolchain.bundle.v1"
 Kind = Literal["lock", "file", "tree", "patch", "base", "record", "blob"]
@@ -196,7 +196,7 @@ class _Packer:
         record = record_path(cache, row.built.input_digest).read_bytes()
         self.content("record", row.planned.image, "record.json", canonical(json.loads(record)))
         recipe = base_recipe(self.request.base, arch)
-        packages = lock_path(cache, recipe, arch)
+        packages = cache.package_list("base", recipe.name, arch)
         self.content("base", recipe.name, packages.name, canonical(json.loads(packages.read_bytes())))
 
     def image(self, layout: Layout, manifest: Descriptor, name: str) -> None:

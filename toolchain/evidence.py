@@ -24,8 +24,6 @@ from toolchain.oci.referrers import attach, write_artifact
 from toolchain.oci.registry import Registry
 from toolchain.settings import EPOCH, Cache, Request
 from toolchain.sources.patch import listed
-from toolchain.stages import sysroot
-from toolchain.stages.base import lock_path
 from toolchain.stages.stage import Planned
 from toolchain.trust import attest, dsse, keyless, sbom
 from toolchain.trust.files import layer_files, read_member
@@ -201,7 +199,7 @@ def _sysroot_packages(cache: Cache, record: Record) -> tuple[Package, ...]:
     inputs = record.get("inputs") or {}
     try:
         recipe = base_recipe(str(inputs.get("base", "")), str(inputs.get("arch", "")))
-        lock = json.loads(sysroot.lock_path(cache, recipe, recipe.arch).read_bytes())
+        lock = json.loads(cache.package_list("sysroot", recipe.name, recipe.arch).read_bytes())
     except (OSError, ValueError, UnsupportedError):
         return ()
     return parse_lock(lock["packages"]) if sha256_json(lock) == inputs.get("packages") else ()
@@ -212,7 +210,7 @@ def _packages(cache: Cache, base: Record) -> tuple[Package, ...]:
     inputs = base.get("inputs") or {}
     try:
         recipe = base_recipe(str(inputs.get("base", "")), str(inputs.get("arch", "")))
-        lock = json.loads(lock_path(cache, recipe, str(inputs.get("arch", ""))).read_bytes())
+        lock = json.loads(cache.package_list("base", recipe.name, recipe.arch).read_bytes())
         if sha256_json(lock) == inputs.get("packages"):
             return parse_lock(lock["packages"])
     except (OSError, ValueError, KeyError, UnsupportedError):

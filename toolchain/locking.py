@@ -24,7 +24,7 @@ from toolchain.sources.pypi import pypi_row
 from toolchain.sources.resolve import fetch_source, part_of
 from toolchain.sources.store import Store
 from toolchain.sources.tree import Source
-from toolchain.stages.base import BaseStage, base_label, read_lock, recipe_digest
+from toolchain.stages.base import BaseStage, base_label, read_packages, recipe_digest
 from toolchain.stages.stage import Planned
 
 _LISTED = 30
@@ -227,7 +227,7 @@ def _base(request: Request, *, open_base: bool) -> LockedBase:
         suite=recipe.suite,
         start=recipe.image,
     )
-    lock = read_lock(request.cache, recipe, arch)
+    lock = read_packages(request.cache.package_list("base", recipe.name, arch), base.recipe)
     if lock is None or open_base:
         return base
     return replace(

@@ -40,6 +40,14 @@ class Cache:
         """One JSON file for each finished stage, by input digest."""
         return self.root / "records"
 
+    def package_list(self, stage: str, base: str, arch: str) -> Path:
+        """What the packages of a base, or of another machine's side of it, were resolved to.
+
+        Args:
+            stage: `base` or `sysroot`.
+        """
+        return self.root / "locked" / f"{stage}-{base}-{arch}.json"
+
     @property
     def engine(self) -> Path:
         """The engine's own storage, apart from the user's."""

@@ -267,10 +267,12 @@ class _Taker:
         found = {}
         for entry in self._of("base"):
             value = parse_object(self._small(entry), entry.title)
-            base = next((one for one in lock.bases if one.name == entry.name and _file_of(one) == entry.title), None)
+            base = next((one for one in lock.bases if one.name == entry.name), None)
             if base is None or sha256_json(value) != base.packages_digest or value.get("recipe") != base.recipe:
                 raise HostileInputError("the bundle's list of packages is not the one in its lock", fix=DO_NOT)
-            path = self._cache.root / "locked" / _file_of(base)
+            path = self._cache.package_list("base", base.name, base.arch)
+            if path.name != entry.title:
+                raise HostileInputError(f"the bundle calls {path.name} otherwise: {entry.title}", fix=DO_NOT)
             with contextlib.suppress(OSError, ValueError):
                 if json.loads(path.read_bytes()) != value:
                     raise refused([f"{base} is resolved otherwise in this cache"], "the bundle brings another base")
@@ -338,10 +340,6 @@ class _Taker:
             return False
         self._images.put_file(self._pull(entry), digest=digest, move=True)
         return True
-
-
-def _file_of(base: LockedBase) -> str:
-    return f"base-{base.name}-{base.arch}.json"
 
 
 def _write(path: Path, value: Mapping[str, Any]) -> bool:

@@ -14,7 +14,6 @@ from tests.evidence_fixtures import Stand, finished_base, material
 from tests.fault_proxy import Fault, fault_proxy
 from tests.integration.conftest import Said, toolchain
 from tests.registry_fixtures import free_port
-from toolchain.bases import base_recipe
 from toolchain.digest import sha256_json
 from toolchain.errors import UntrustedError
 from toolchain.oci.layout import Layout
@@ -25,7 +24,7 @@ from toolchain.oci.registry import Registry
 from toolchain.pipeline import build, find, plan
 from toolchain.reuse import Reuse, reference, take
 from toolchain.settings import Cache, Request
-from toolchain.stages.base import BaseStage, lock_path
+from toolchain.stages.base import BaseStage
 from toolchain.stages.stage import Built, Planned, Shop
 from toolchain.trust.keys import load_public, new_key
 
@@ -50,9 +49,7 @@ class Two:
         for key in (self.key, self.stranger):
             new_key(key)
         self.built = finished_base(self.one, folder / "work")
-        recipe = base_recipe("debian13", "amd64")
-        lock_path(self.other, recipe, "amd64").parent.mkdir(parents=True)
-        shutil.copyfile(lock_path(self.one, recipe, "amd64"), lock_path(self.other, recipe, "amd64"))
+        shutil.copytree(self.one.root / "locked", self.other.root / "locked")
 
     def publish(self, cache: Cache, *words: str | Path) -> Said:
         env = {"TOOLCHAIN_CACHE": str(cache.root)}

@@ -21,7 +21,6 @@ from toolchain.bases import base_recipe, load_bases
 from toolchain.components import needs_for
 from toolchain.contract import Elsewhere, check_part
 from toolchain.delivery import deliver
-from toolchain.digest import write_atomically
 from toolchain.engine.progress import Progress
 from toolchain.errors import ConfigError, EngineError, SourceError, UnsupportedError
 from toolchain.goals import by_arch, stages_of
@@ -62,12 +61,12 @@ def lock_all(request: Request) -> Request:
     recipe_ = base_recipe("debian13", "amd64")
     packages = [{"name": "libc6", "version": "2.41", "architecture": "amd64", "sha256": DIGEST}]
     lock = {"recipe": base.recipe_digest(recipe_), "packages": packages}
-    write_atomically(base.lock_path(request.cache, recipe_, "amd64"), json.dumps(lock).encode())
+    base.write_packages(request.cache.package_list("base", "debian13", "amd64"), lock)
     for arch in OTHERS:
         other = base_recipe("debian13", arch)
         rows = [{"name": "libc6-dev", "version": "2.41", "architecture": machine_of(arch).debian, "sha256": DIGEST}]
-        lock = {"recipe": sysroot._digest(other, arch), "packages": rows}
-        write_atomically(sysroot.lock_path(request.cache, other, arch), json.dumps(lock).encode())
+        lock = {"recipe": sysroot.sysroot_digest(other), "packages": rows}
+        base.write_packages(request.cache.package_list("sysroot", "debian13", arch), lock)
     return request
 
 
@@ -160,7 +159,7 @@ def test_all_architectures_in_one_plan_share_the_base_and_the_name(request_: Req
 
 def test_without_a_resolved_system_there_is_no_digest(request_: Request) -> None:
     request = lock_all(replace(request_, arch=("arm64",)))
-    sysroot.lock_path(request.cache, base_recipe("debian13", "arm64"), "arm64").unlink()
+    request.cache.package_list("sysroot", "debian13", "arm64").unlink()
     rows = plan(request, "llvm")
     assert [row.planned.input_digest is None for row in rows] == [False, True, True]
 
@@ -168,7 +167,7 @@ def test_without_a_resolved_system_there_is_no_digest(request_: Request) -> None
 def test_other_packages_make_another_layer(request_: Request) -> None:
     request = lock_all(replace(request_, arch=("arm64",)))
     before = plan(request, "llvm")[-1].planned.input_digest
-    path = sysroot.lock_path(request.cache, base_recipe("debian13", "arm64"), "arm64")
+    path = request.cache.package_list("sysroot", "debian13", "arm64")
     path.write_text(path.read_text().replace("2.41", "2.42"))
     assert plan(request, "llvm")[-1].planned.input_digest != before
     path.write_text(path.read_text().replace('"recipe": "sha256:', '"recipe": "sha256:0'))

@@ -21,7 +21,7 @@ from toolchain.oci.layout import Layout
 from toolchain.oci.reference import LayoutRef, parse
 from toolchain.process import CommandError
 from toolchain.recipe import Recipe
-from toolchain.settings import EPOCH, Cache, Request
+from toolchain.settings import EPOCH, Request
 from toolchain.stages.stage import Built, Planned, Shop, common_inputs
 
 # Runs inside the new root before its package lists go: name, version, architecture, SHA-256 of all that is installed.
@@ -47,7 +47,7 @@ class BaseStage:
         if request.base.startswith("oci:"):
             return _plan_local(request)
         recipe = base_recipe(request.base, request.arch[0])
-        lock = read_lock(request.cache, recipe, request.arch[0])
+        lock = read_packages(request.cache.package_list("base", recipe.name, recipe.arch), recipe_digest(recipe))
         inputs: dict[str, Any] | None = None
         if lock is not None:
             inputs = {**common_inputs(self.name, request), "base": recipe.name, "packages": sha256_json(lock)}
@@ -88,24 +88,28 @@ class BaseStage:
             compress=False,
             labels={"org.opencontainers.image.title": f"base {recipe.name}"},
         )
-        write_atomically(lock_path(shop.cache, recipe, request.arch[0]), json.dumps(lock, indent=1).encode())
+        write_packages(shop.cache.package_list("base", recipe.name, recipe.arch), lock)
         tar.unlink(missing_ok=True)
         return built
 
 
-def lock_path(cache: Cache, recipe: BaseRecipe, arch: str) -> Path:
-    """Where the resolved package list of a base lies."""
-    return cache.root / "locked" / f"base-{recipe.name}-{arch}.json"
+def read_packages(path: Path, recipe: str) -> dict[str, Any] | None:
+    """What a recipe was resolved to: `{"recipe": digest, "packages": rows}`, or None if it never was here.
 
-
-def read_lock(cache: Cache, recipe: BaseRecipe, arch: str) -> dict[str, Any] | None:
-    """The resolved package list, or None if this recipe was never resolved here."""
-    path = lock_path(cache, recipe, arch)
+    Args:
+        path: see `Cache.package_list`.
+        recipe: its digest.
+    """
     try:
         lock: dict[str, Any] = json.loads(path.read_bytes())
     except (OSError, ValueError):
         return None
-    return lock if lock.get("recipe") == recipe_digest(recipe) else None
+    return lock if lock.get("recipe") == recipe else None
+
+
+def write_packages(path: Path, lock: Mapping[str, Any]) -> None:
+    """Keep what a recipe was resolved to; see `read_packages`."""
+    write_atomically(path, json.dumps(lock, indent=1).encode())
 
 
 def recipe_digest(recipe: BaseRecipe) -> str:
@@ -235,7 +239,7 @@ def _from_containerfile(stage: BaseStage, planned: Planned, recipe: BaseRecipe, 
         inputs={**common_inputs(stage.name, shop.request), "base": recipe.name, "packages": sha256_json(lock)},
     )
     built = shop.finish(resolved, tree=tree, facts={"packages": len(lock["packages"])}, normalise=False, compress=False)
-    write_atomically(lock_path(shop.cache, recipe, shop.request.arch[0]), json.dumps(lock, indent=1).encode())
+    write_packages(shop.cache.package_list("base", recipe.name, recipe.arch), lock)
     return built
 
 

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from toolchain import process
 from toolchain.bases import BaseRecipe, base_recipe
-from toolchain.digest import sha256_json, write_atomically
+from toolchain.digest import sha256_json
 from toolchain.errors import UnsupportedError
 from toolchain.machines import machine_of, this_machine
-from toolchain.settings import Cache, Request
-from toolchain.stages.base import parse_packages, run_mmdebstrap
+from toolchain.settings import Request
+from toolchain.stages.base import parse_packages, read_packages, run_mmdebstrap, write_packages
 from toolchain.stages.stage import Built, Planned, Shop, common_inputs
 
 # Runs before mmdebstrap takes the archives away: what dpkg would say of packages that it had installed.
@@ -37,12 +35,15 @@ class SysrootStage:
 
     def plan(self, request: Request, below: Mapping[str, Planned]) -> Planned:
         """See `Stage.plan`."""
-        return _planned(request, read_lock(request.cache, _recipe(request), request.arch[0]))
+        recipe = sysroot_recipe(request)
+        path = request.cache.package_list(self.name, recipe.name, recipe.arch)
+        return _planned(request, read_packages(path, sysroot_digest(recipe)))
 
     def build(self, planned: Planned, below: Mapping[str, Built], shop: Shop) -> Built:
         """See `Stage.build`."""
         request = shop.request
-        recipe, arch = _recipe(request), request.arch[0]
+        recipe = sysroot_recipe(request)
+        arch = recipe.arch
         work = shop.work()
         tar, listing, tree = work / "rootfs.tar", work / "packages", work / "tree"
         shop.step("packages")
@@ -58,7 +59,7 @@ class SysrootStage:
                 f"--extract-hook={{ {_LIST_ARCHIVES}; }} >{shlex.quote(str(listing))}",
             ],
         )
-        lock = {"recipe": _digest(recipe, arch), "packages": parse_packages(listing.read_text(encoding="utf-8"))}
+        lock = {"recipe": sysroot_digest(recipe), "packages": parse_packages(listing.read_text(encoding="utf-8"))}
         shutil.rmtree(tree, ignore_errors=True)
         tree.mkdir()
         left_out = [f"--exclude=./{name}" for name in _NOT_WANTED]
@@ -70,25 +71,16 @@ class SysrootStage:
             compress=False,
             labels={"org.opencontainers.image.title": f"headers and libraries of {recipe.name}"},
         )
-        write_atomically(lock_path(shop.cache, recipe, arch), json.dumps(lock, indent=1).encode())
+        write_packages(shop.cache.package_list(self.name, recipe.name, arch), lock)
         return built
 
 
-def lock_path(cache: Cache, recipe: BaseRecipe, arch: str) -> Path:
-    """Where the resolved package list of a base's other machine lies."""
-    return cache.root / "locked" / f"sysroot-{recipe.name}-{arch}.json"
+def sysroot_recipe(request: Request) -> BaseRecipe:
+    """The base whose packages for the request's one architecture are unpacked.
 
-
-def read_lock(cache: Cache, recipe: BaseRecipe, arch: str) -> dict[str, Any] | None:
-    """The resolved package list, or None if it was never resolved here."""
-    try:
-        lock: dict[str, Any] = json.loads(lock_path(cache, recipe, arch).read_bytes())
-    except (OSError, ValueError):
-        return None
-    return lock if lock.get("recipe") == _digest(recipe, arch) else None
-
-
-def _recipe(request: Request) -> BaseRecipe:
+    Raises:
+        UnsupportedError: it cannot be made from packages, or names none to compile against.
+    """
     arch, here = request.arch[0], this_machine()
     if request.base.startswith("oci:"):
         raise UnsupportedError(
@@ -106,13 +98,14 @@ def _recipe(request: Request) -> BaseRecipe:
     return recipe
 
 
-def _digest(recipe: BaseRecipe, arch: str) -> str:
-    inputs = {"kind": "sysroot", "arch": arch, "suite": recipe.suite, "packages": list(recipe.sysroot)}
+def sysroot_digest(recipe: BaseRecipe) -> str:
+    """Of all that decides what is asked for; what it then holds is in its package list."""
+    inputs = {"kind": "sysroot", "arch": recipe.arch, "suite": recipe.suite, "packages": list(recipe.sysroot)}
     return sha256_json({**inputs, "without": list(_NOT_WANTED)})
 
 
 def _planned(request: Request, lock: Mapping[str, Any] | None) -> Planned:
-    recipe = _recipe(request)
+    recipe = sysroot_recipe(request)
     inputs: dict[str, Any] | None = None
     if lock is not None:
         inputs = {**common_inputs("sysroot", request), "base": recipe.name, "packages": sha256_json(dict(lock))}
