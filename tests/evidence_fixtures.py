@@ -26,7 +26,8 @@ from toolchain.prefetch import Prefetch
 from toolchain.settings import EPOCH, Cache, Request
 from toolchain.shop import BuildShop
 from toolchain.stages.base import BaseStage, recipe_digest, write_packages
-from toolchain.stages.stage import Built
+from toolchain.stages.stage import Built, Stage
+from toolchain.stages.sysroot import SysrootStage, sysroot_digest
 from toolchain.trust import attest, dsse
 from toolchain.trust.keys import Signer
 from toolchain.trust.material import Material, Package
@@ -192,16 +193,30 @@ class Stand:
 
 def finished_base(cache: Cache, work: Path) -> Built:
     """A base in the cache as a build leaves it, but with one small file: enough for `publish --stage base`."""
-    request = Request(cache=cache)
     recipe = base_recipe("debian13", "amd64")
     rows = [{"name": "apt", "version": "3.0.3", "architecture": "amd64", "sha256": "5" * 64}]
-    lock = {"recipe": recipe_digest(recipe), "packages": rows}
-    write_packages(cache.package_list("base", recipe.name, "amd64"), lock)
-    planned = BaseStage().plan(request, {})
+    write_packages(
+        cache.package_list("base", recipe.name, "amd64"), {"recipe": recipe_digest(recipe), "packages": rows}
+    )
+    return _finished(BaseStage(), Request(cache=cache), work)
+
+
+def finished_sysroot(cache: Cache, work: Path, arch: str) -> Built:
+    """Another machine's side of the base, likewise."""
+    recipe = base_recipe("debian13", arch)
+    rows = [{"name": "libc6-dev", "version": "2.41", "architecture": arch, "sha256": "6" * 64}]
+    write_packages(
+        cache.package_list("sysroot", recipe.name, arch), {"recipe": sysroot_digest(recipe), "packages": rows}
+    )
+    return _finished(SysrootStage(), Request(cache=cache, arch=(arch,)), work)
+
+
+def _finished(stage: Stage, request: Request, work: Path) -> Built:
+    planned = stage.plan(request, {})
     tree = work / "root fs"
     (tree / "etc").mkdir(parents=True)
-    (tree / "etc" / "os-release").write_text("ID=debian\n")
-    prefetch = Prefetch([], cache=cache, offline=True, patches={})
-    with Progress("base", 1, 1, {}, Console(file=io.StringIO())) as progress:
-        shop = BuildShop(request=request, log=work / "log", progress=progress, stage="base-test", prefetch=prefetch)
+    (tree / "etc" / "os-release").write_text(f"ID=debian for {request.arch[0]}\n")
+    prefetch = Prefetch([], cache=request.cache, offline=True, patches={})
+    with Progress(stage.name, 1, 1, {}, Console(file=io.StringIO())) as progress:
+        shop = BuildShop(request=request, log=work / "log", progress=progress, stage="a-test", prefetch=prefetch)
         return shop.finish(planned, tree=tree, facts={"packages": 1}, compress=False)

@@ -56,16 +56,16 @@ def require_whole(lock: Lock, entries: Sequence[Entry]) -> None:
     for base in lock.bases:
         if base.state not in {"resolved", "image"} or not base.image:
             raise HostileInputError(f"the bundle's lock leaves {base} open", fix=DO_NOT)
-        expected.add(("blob", f"toolchain-base-{base.name}", base.image))
+        expected.add(("blob", base.owner, base.image))
         if base.state == "resolved":
-            expected |= {("base", base.name, ""), ("record", f"toolchain-base-{base.name}", "")}
-    images = {f"toolchain-base-{base.name}" for base in lock.bases}
+            expected |= {("base", base.owner, ""), ("record", base.owner, "")}
+    images = {base.owner for base in lock.bases}
     there = set()
     for entry in entries:
         known = entry.kind not in {"file", "patch"}
         key = (entry.kind, entry.name, "" if known and entry.kind != "blob" else entry.blob.digest)
         if entry.kind == "blob" and key not in expected and entry.name in images:
-            continue  # a part of the base's image, which its manifest names
+            continue  # a part of that image, which its manifest names
         if entry.kind != "lock" and key not in expected:
             raise HostileInputError(
                 f"the bundle holds a {entry.kind} that its lock does not name: {entry.name}, {entry.title}",

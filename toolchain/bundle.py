@@ -7,17 +7,17 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 from toolchain import console, lockfile
-from toolchain.bases import base_recipe
 from toolchain.digest import canonical
 from toolchain.errors import HostileInputError, SourceError
-from toolchain.lockfile import Lock
-from toolchain.locking import locked_source, require_native, resolve, safe_name
+from toolchain.lockfile import Lock, LockedBase
+from toolchain.locking import locked_source, resolve, safe_name
+from toolchain.machines import this_machine
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.image import timestamp
@@ -46,8 +46,9 @@ class Entry:
 
     Args:
         kind: `lock`, the lock of all; `file` or `tree` (a tar of it), a source; `patch`, one on a source; `base`, the
-            resolved package list; `record`, what the pipeline keeps of a finished base; `blob`, a part of its image.
-        name: of the source, base or image it belongs to.
+            resolved package list of a base or sysroot; `record`, what the pipeline keeps of a finished one; `blob`, a
+            part of its image.
+        name: of the source, base or sysroot it belongs to.
         title: file name.
         blob: digest and size of the layer.
         of: media type of a part of an image.
@@ -116,19 +117,21 @@ def export(request: Request, goal: str, dest: Target) -> Exported:
 
     Raises:
         SourceError: the base is not built yet, or a source cannot be had.
-        UnsupportedError: it is for another machine than this one.
         RegistryError, UnreachableError: it could not be written or sent.
     """
-    require_native(request)
     rows = plan(request, goal)
-    _require_base(request, rows[0])
+    planned = [row.planned for row in rows]
+    bases = [(base, _row_of(base, rows)) for base in resolve(request, planned, goal).bases]
+    for base, row in bases:
+        _require_built(base, row)
     request.cache.work.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=request.cache.work, prefix="bundle-") as folder:
         packer = _Packer(request, Layout(Path(folder) / "layout").ensure(), Path(folder))
         for source in _sources(rows):
             packer.source(source)
-        packer.base(rows[0])
-        lock = resolve(request, [row.planned for row in rows], goal)
+        for base, row in bases:
+            packer.base(base, row)
+        lock = resolve(request, planned, goal)  # by now every tree is in the store
         packer.content("lock", "toolchain", lockfile.DEFAULT, lockfile.render(lock))
         manifest = packer.manifest(goal)
         tag = dest.tag or (f"bundle-{goal}" if isinstance(dest, LayoutRef) else "latest")
@@ -136,12 +139,16 @@ def export(request: Request, goal: str, dest: Target) -> Exported:
     return Exported(done, lock, tuple(packer.sorted()))
 
 
-def _require_base(request: Request, row: PlanRow) -> None:
-    if row.built is None and not request.base.startswith("oci:"):
+def _row_of(base: LockedBase, rows: Sequence[PlanRow]) -> PlanRow:
+    return next(row for row in rows if row.planned.name == base.stage and (row.arch or this_machine()) == base.arch)
+
+
+def _require_built(base: LockedBase, row: PlanRow) -> None:
+    if row.built is None and base.state != "image":
         raise SourceError(
-            f"{row.planned.image} is not built yet",
-            why="a base is made from package mirrors, so a bundle holds the finished one",
-            fix="toolchain build base, with the same options",
+            f"{base} is not built yet",
+            why="it is made from package mirrors, so a bundle holds the finished one",
+            fix=f"toolchain build base --arch {base.arch}, with the same options",
         )
 
 
@@ -183,21 +190,20 @@ class _Packer:
         for patch in self.request.patches.get(source.name, ()):
             self.content("patch", source.name, safe_name(patch.name), patch.read_bytes())
 
-    def base(self, row: PlanRow) -> None:
-        """The finished base: its image, its record and its package list."""
-        cache, arch = self.request.cache, self.request.arch[0]
-        if self.request.base.startswith("oci:"):
+    def base(self, base: LockedBase, row: PlanRow) -> None:
+        """A finished base or sysroot: its image, its record and its package list."""
+        cache = self.request.cache
+        if base.state == "image":
             layout, found = local_manifest(self.request)
-            self.image(layout, layout.resolve(str(found["digest"])), row.planned.image)
+            self.image(layout, layout.resolve(str(found["digest"])), base.owner)
             return
         assert row.built is not None  # noqa: S101 - the caller looked
         layout = Layout(cache.images)
-        self.image(layout, layout.resolve(row.built.manifest), row.planned.image)
+        self.image(layout, layout.resolve(row.built.manifest), base.owner)
         record = record_path(cache, row.built.input_digest).read_bytes()
-        self.content("record", row.planned.image, "record.json", canonical(json.loads(record)))
-        recipe = base_recipe(self.request.base, arch)
-        packages = cache.package_list("base", recipe.name, arch)
-        self.content("base", recipe.name, packages.name, canonical(json.loads(packages.read_bytes())))
+        self.content("record", base.owner, "record.json", canonical(json.loads(record)))
+        packages = cache.package_list(base.stage, base.name, base.arch)
+        self.content("base", base.owner, packages.name, canonical(json.loads(packages.read_bytes())))
 
     def image(self, layout: Layout, manifest: Descriptor, name: str) -> None:
         """An image's manifest, config and layers."""

@@ -29,9 +29,9 @@ def _tool(locked: Lock, now: Lock) -> Iterator[str]:
 
 
 def _bases(locked: Lock, now: Lock, whole: bool) -> Iterator[str]:
-    there = {(base.name, base.arch): base for base in locked.bases}
+    there = {(base.stage, base.name, base.arch): base for base in locked.bases}
     for base in now.bases:
-        was = there.pop((base.name, base.arch), None)
+        was = there.pop((base.stage, base.name, base.arch), None)
         if was is None:
             yield f"{base} is not in the lock"
         else:

@@ -90,9 +90,10 @@ class LockedPackage:
 
 @dataclass(frozen=True, kw_only=True)
 class LockedBase:
-    """A base.
+    """A base, or another machine's side of it.
 
     Args:
+        stage: `base`, what builds run in; or `sysroot`, what is compiled against in it for another machine.
         state: `resolved` by its package list; `image`, a local one by its digest; `unresolved`, nobody has made it yet;
             `open`, left to the mirrors on purpose.
         recipe: digest of what the base is asked to hold; empty for a local image.
@@ -106,6 +107,7 @@ class LockedBase:
     name: str
     arch: str
     state: State
+    stage: Literal["base", "sysroot"] = "base"
     recipe: str = ""
     suite: str = ""
     start: str = ""
@@ -114,7 +116,17 @@ class LockedBase:
     packages: tuple[LockedPackage, ...] = ()
 
     def __str__(self) -> str:
-        return f"base {self.name} ({self.arch})"
+        return f"{self.stage} {self.name} ({self.arch})"
+
+    @property
+    def image_name(self) -> str:
+        """How its image is called."""
+        return f"toolchain-{self.stage}-{self.name}"
+
+    @property
+    def owner(self) -> str:
+        """Its name in a bundle: those for several machines have one image name."""
+        return f"{self.image_name}-{self.arch}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,13 +182,13 @@ def render(lock: Lock) -> bytes:
         },
     )
     lines += _table("[request]", dict(sorted(lock.request.items())))
-    for base in sorted(lock.bases, key=lambda one: (one.name, one.arch)):
+    for base in sorted(lock.bases, key=lambda one: (one.stage, one.name, one.arch)):
         value: dict[str, Any] = {name: getattr(base, name) for name in _BASE_KEYS}
         value["packages"] = [
             {key: getattr(one, key) for key in ("name", "version", "arch", "sha256", "header")}
             for one in sorted(base.packages, key=lambda one: (one.name, one.arch, one.version))
         ]
-        lines += _table("[[base]]", value)
+        lines += _table(f"[[{base.stage}]]", value)
     for title, wheels in (("[[source]]", False), ("[[wheel]]", True)):
         for one in sorted(lock.sources, key=lambda one: one.name):
             if one.wheel is wheels:
@@ -300,7 +312,11 @@ def parse(content: bytes, name: str) -> Lock:
             f"{name} is a lock of schema {schema!r}", why=f"this version reads {SCHEMA}", fix="make it again"
         )
     value.pop("complete", None)
-    value["bases"] = value.pop("base", [])
+    value["bases"] = [
+        row | {"stage": stage} if isinstance(row, dict) else row
+        for stage in ("base", "sysroot")
+        for row in _rows(value.pop(stage, []))
+    ]
     value["sources"] = [*_rows(value.pop("source", [])), *_rows(value.pop("wheel", []))]
     try:
         # By way of JSON: there lists may become tuples while all else stays strict.
@@ -329,12 +345,17 @@ def _malformed(lock: Lock) -> Iterator[str]:
         if not _NAME.fullmatch(one.name) or names.count(one.name) > 1:
             yield f"the source {one.name!r} is named twice or has no proper name"
         yield from _malformed_source(one)
+    owners = [base.owner for base in lock.bases]
     for base in lock.bases:
+        if owners.count(base.owner) > 1:
+            yield f"{base} is there twice"
         if not _NAME.fullmatch(base.name) or not _NAME.fullmatch(base.arch):
             yield f"a base has no proper name: {base.name!r} ({base.arch!r})"
         for digest in (base.recipe, base.image, base.packages_digest):
             if digest and not _SHA256.fullmatch(digest):
                 yield f"{base} has a malformed digest: {digest!r}"
+        if base.stage == "sysroot" and base.state == "image":
+            yield f"{base} is called a local image, and only a base can be one"
         if base.state == "resolved" and not base.packages_digest:
             yield f"{base} is called resolved and has no packages"
 

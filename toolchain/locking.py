@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 from toolchain import __version__, console
 from toolchain.bases import base_recipe
 from toolchain.digest import sha256_file, sha256_json
-from toolchain.errors import ConfigError, LockedError, SourceError, UnreachableError, UnsupportedError
+from toolchain.errors import ConfigError, LockedError, SourceError, UnreachableError
 from toolchain.lockdiff import differences
 from toolchain.lockfile import Lock, LockedBase, LockedPackage, LockedPatch, LockedSource, read, write
 from toolchain.machines import this_machine
@@ -26,25 +26,9 @@ from toolchain.sources.store import Store
 from toolchain.sources.tree import Source
 from toolchain.stages.base import BaseStage, base_label, read_packages, recipe_digest
 from toolchain.stages.stage import Planned
+from toolchain.stages.sysroot import SysrootStage, sysroot_digest, sysroot_recipe
 
 _LISTED = 30
-
-
-def require_native(request: Request) -> None:
-    """Refuse to lock what is for another machine: it is made in this machine's base against packages of the other's.
-
-    A lock has no place for those.
-
-    Raises:
-        UnsupportedError: the request names another architecture than this machine's.
-    """
-    here = this_machine()
-    if foreign := [arch for arch in request.arch if arch != here]:
-        raise UnsupportedError(
-            f"nothing is locked or bundled for {', '.join(foreign)} on a machine for {here}",
-            why="a lock holds one base, and what is cross-compiled also takes in packages of the other machine",
-            fix=f"use --arch {here} here, and do the rest on a machine of its own; or build without a lock",
-        )
 
 
 def resolve(request: Request, planned: Sequence[Planned], goal: str, *, open_base: bool = False) -> Lock:
@@ -54,21 +38,16 @@ def resolve(request: Request, planned: Sequence[Planned], goal: str, *, open_bas
 
     Args:
         planned: the stages of `goal`, lowest first.
-        open_base: leave the base's packages to the mirrors.
-
-    Raises:
-        UnsupportedError: see `require_native`.
+        open_base: leave the packages of the base, and of the other machines' side of it, to the mirrors.
     """
-    require_native(request)
     sources = {source.name: source for one in planned for source in one.sources}
-    bases = tuple(_base(replace(request, arch=(arch,)), open_base=open_base) for arch in request.arch)
     return Lock(
         toolchain=__version__,
         epoch=EPOCH,
         format=FORMAT,
         compressor="" if open_base else compressor_id(request.compression),
         request=_request(request, goal, sources),
-        bases=bases,
+        bases=tuple(_bases(request, {one.name for one in planned}, open_base=open_base)),
         sources=tuple(locked_source(request, sources[name]) for name in sorted(sources)),
     )
 
@@ -95,9 +74,8 @@ def make(request: Request, planned: Sequence[Planned], goal: str, path: Path, *,
     """Fetch what is not here, then write the lock.
 
     Raises:
-        ToolchainError: a source cannot be had, or nothing promises its digest; see `require_native`.
+        ToolchainError: a source cannot be had, or nothing promises its digest.
     """
-    require_native(request)  # this and the next before anything is fetched
     if path.is_dir() or not path.absolute().parent.is_dir():
         raise ConfigError(f"cannot write {path}", why="it is a folder, or in none", fix="name another file: -o FILE")
     fetch_all(request, planned)
@@ -118,9 +96,7 @@ def check_file(request: Request, planned: Sequence[Planned], goal: str, path: Pa
 
     Raises:
         LockedError: with every difference.
-        UnsupportedError: see `require_native`.
     """
-    require_native(request)
     locked = read(path)
     found = differences(locked, resolve(request, planned, goal), whole=True)
     if found:
@@ -213,8 +189,19 @@ def safe_name(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._+~!-]", "_", text).lstrip("._+~!-")[:255] or "file"
 
 
+def _bases(request: Request, stages: Collection[str], *, open_base: bool) -> Iterator[LockedBase]:
+    """The base of the machine that builds, and the sysroots of the others, as far as `stages` are among them."""
+    here = this_machine()
+    if "base" in stages:
+        yield _base(replace(request, arch=(here,)), open_base=open_base)
+    if "sysroot" in stages:
+        for arch in request.arch:
+            if arch != here:
+                yield _sysroot(replace(request, arch=(arch,)), open_base=open_base)
+
+
 def _base(request: Request, *, open_base: bool) -> LockedBase:
-    planned, arch = BaseStage().plan(request, {}), request.arch[0]
+    planned, (arch,) = BaseStage().plan(request, {}), request.arch
     if request.base.startswith("oci:"):
         image = str((planned.inputs or {})["image"])
         return LockedBase(name=base_label(request), arch=arch, state="image", image=image)
@@ -227,13 +214,31 @@ def _base(request: Request, *, open_base: bool) -> LockedBase:
         suite=recipe.suite,
         start=recipe.image,
     )
-    lock = read_packages(request.cache.package_list("base", recipe.name, arch), base.recipe)
-    if lock is None or open_base:
+    return base if open_base else _resolved(base, request.cache, planned)
+
+
+def _sysroot(request: Request, *, open_base: bool) -> LockedBase:
+    planned, recipe = SysrootStage().plan(request, {}), sysroot_recipe(request)
+    base = LockedBase(
+        name=recipe.name,
+        arch=recipe.arch,
+        state="open" if open_base else "unresolved",
+        stage="sysroot",
+        recipe=sysroot_digest(recipe),
+        suite=recipe.suite,
+    )
+    return base if open_base else _resolved(base, request.cache, planned)
+
+
+def _resolved(base: LockedBase, cache: Cache, planned: Planned) -> LockedBase:
+    """With its packages, if they were resolved here."""
+    lock = read_packages(cache.package_list(base.stage, base.name, base.arch), base.recipe)
+    if lock is None:
         return base
     return replace(
         base,
         state="resolved",
-        image=_manifest(request.cache, planned),
+        image=_manifest(cache, planned),
         packages_digest=sha256_json(lock),
         packages=tuple(_package(row) for row in lock["packages"]),
     )

@@ -31,6 +31,7 @@ from toolchain.sources.lock import held
 from toolchain.sources.store import Store
 from toolchain.sources.tree import tree_digest
 from toolchain.sources.unpack import unpack_tar
+from toolchain.stages.sysroot import PARTIAL
 
 
 @dataclass(frozen=True)
@@ -216,13 +217,12 @@ class _Taker:
             done.append(Taken(entry, _write(path, value)))
         return done
 
-    # What the lock says about the base
+    # What the lock says about the base, and about sysroots
 
     def _named_parts(self, lock: Lock) -> None:
         """Insist that the parts of an image are those that its locked manifest names, all of them and no others."""
         for base in lock.bases:
-            name = f"toolchain-base-{base.name}"
-            parts = {entry.blob.digest: entry for entry in self._of("blob") if entry.name == name}
+            parts = {entry.blob.digest: entry for entry in self._of("blob") if entry.name == base.owner}
             manifest = parts[base.image]  # `require_whole` looked
             value = parse_object(self._small(manifest), base.image)
             named = children_of(value, replace(manifest.blob, media_type=manifest.of))
@@ -230,7 +230,7 @@ class _Taker:
             for digest in sorted(parts.keys() ^ expected):
                 if digest in parts:
                     raise HostileInputError(f"the bundle holds what no image in its lock names: {digest}", fix=DO_NOT)
-                raise HostileInputError("the bundle lacks a part of the base's image", why=digest, fix=DO_NOT)
+                raise HostileInputError(f"the bundle lacks a part of the image of {base}", why=digest, fix=DO_NOT)
             self._layers[base.image] = [child.digest for child in named[1:]]
 
     def _records(self, lock: Lock) -> dict[Entry, dict[str, Any]]:
@@ -242,24 +242,27 @@ class _Taker:
             except (ValueError, RecursionError) as error:
                 raise HostileInputError(f"{entry.title} is nothing that can be kept", why=str(error)) from error
             inputs = record["inputs"] if isinstance(record.get("inputs"), dict) else {}
-            base = next((one for one in lock.bases if inputs.get("base") == one.name), None)
+            base = _owner(entry, lock)
             if (
-                base is None
-                or record.get("stage") != "base"
+                record.get("stage") != base.stage
+                or inputs.get("base") != base.name
                 or sha256_json(inputs) != record.get("input_digest")
                 or inputs.get("packages") != base.packages_digest
                 or inputs.get("arch") != base.arch
                 or record.get("manifest") != base.image
             ):
-                raise HostileInputError("the bundle's record is not that of the base in its lock", fix=DO_NOT)
+                raise HostileInputError(f"the bundle's record is not that of the {base.stage} in its lock", fix=DO_NOT)
             layers = record.get("layers")
             layers = layers if isinstance(layers, list) else []
             digests = [str(one.get("digest")) for one in layers if isinstance(one, dict)]
             if digests != self._layers[base.image]:
-                raise HostileInputError("the bundle's record names other layers than the base's image", fix=DO_NOT)
-            # A base has none of these, and provenances and SBOMs of all that is built on it repeat what stands here.
-            if any(record.get(name) for name in ("sources", "binaries", "partial", "taken_from")):
-                raise HostileInputError("the bundle's record says of a base what none has", fix=DO_NOT)
+                raise HostileInputError(f"the bundle's record names other layers than {base}'s image", fix=DO_NOT)
+            # None has these, and provenances and SBOMs of all that is built on it repeat what stands here.
+            partial = PARTIAL if base.stage == "sysroot" else ""
+            if any(record.get(name) for name in ("sources", "binaries", "taken_from")) or (
+                (record.get("partial") or "") != partial
+            ):
+                raise HostileInputError(f"the bundle's record says of a {base.stage} what none has", fix=DO_NOT)
             found[entry] = record
         return found
 
@@ -267,10 +270,10 @@ class _Taker:
         found = {}
         for entry in self._of("base"):
             value = parse_object(self._small(entry), entry.title)
-            base = next((one for one in lock.bases if one.name == entry.name), None)
-            if base is None or sha256_json(value) != base.packages_digest or value.get("recipe") != base.recipe:
+            base = _owner(entry, lock)
+            if sha256_json(value) != base.packages_digest or value.get("recipe") != base.recipe:
                 raise HostileInputError("the bundle's list of packages is not the one in its lock", fix=DO_NOT)
-            path = self._cache.package_list("base", base.name, base.arch)
+            path = self._cache.package_list(base.stage, base.name, base.arch)
             if path.name != entry.title:
                 raise HostileInputError(f"the bundle calls {path.name} otherwise: {entry.title}", fix=DO_NOT)
             with contextlib.suppress(OSError, ValueError):
@@ -286,7 +289,7 @@ class _Taker:
             self._images.blob(child.digest)
         record = next((one for one in records.values() if one["manifest"] == base.image), None)
         digest = str(record["input_digest"]) if record else ""
-        self._images.tag(manifest, image_tag(f"toolchain-base-{base.name}", digest))
+        self._images.tag(manifest, image_tag(base.image_name, digest))
 
     # What is taken
 
@@ -342,6 +345,10 @@ class _Taker:
         return True
 
 
+def _owner(entry: Entry, lock: Lock) -> LockedBase:
+    return next(one for one in lock.bases if one.owner == entry.name)  # `require_whole` looked
+
+
 def _write(path: Path, value: Mapping[str, Any]) -> bool:
     content = json.dumps(value, indent=1).encode()
     with contextlib.suppress(OSError):
@@ -366,7 +373,7 @@ def _command(cache: Cache, lock: Lock, lock_path: Path) -> tuple[str, ...]:
     if patches:
         instead["patch"] = patches
     if image := next((base for base in lock.bases if base.state == "image"), None):
-        instead["base"] = f"oci:{cache.images}:toolchain-base-{image.name}.bundle"
+        instead["base"] = f"oci:{cache.images}:{image.image_name}.bundle"
     stage = str(lock.request.get("stage", "all"))
     named = () if lock_path == Path(lockfile.DEFAULT) else ("--lock-file", str(lock_path))
     words = ("toolchain", "build", stage, "--offline", "--locked", *named, *lockfile.options(lock, **instead))

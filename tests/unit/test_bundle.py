@@ -346,7 +346,7 @@ def _other_type(value: dict[str, Any], _: Layout) -> None:
         (_extra_version, HostileInputError, "does not name"),
         (_stowaway, HostileInputError, "no image in its lock names"),
         (_missing_file, HostileInputError, "lacks the file"),
-        (_missing_blob, HostileInputError, "lacks a part of the base's image"),
+        (_missing_blob, HostileInputError, "lacks a part of the image of base debian13"),
         (_missing_record, HostileInputError, "lacks the record"),
         (_no_lock, HostileInputError, "0 locks"),
         (_two_locks, HostileInputError, "2 locks"),

@@ -24,6 +24,8 @@ from toolchain.lockfile import Lock, LockedBase, LockedPackage, LockedPatch
         lock(bases=(base(state="open", image="", packages_digest="", packages=()),), compressor=""),
         lock(bases=(LockedBase(name="local12345678", arch="amd64", state="image", image=A),)),
         lock(bases=(base(packages=(LockedPackage(name="gcc", version="8", arch="x86_64", header="f" * 64),)),)),
+        lock(bases=(base(), base(stage="sysroot", arch="arm64"), base(stage="sysroot", arch="s390x", state="open"))),
+        lock(bases=(base(stage="sysroot", arch="arm64"),)),
         lock(sources=(), request={}),
     ],
 )
@@ -36,7 +38,7 @@ def test_what_is_written_is_read(value: Lock) -> None:
 
 def test_the_same_lock_has_the_same_bytes_whatever_the_order() -> None:
     parts = (source(), source(name="aaa"), wheel(), wheel(name="wheel-z"))
-    bases = (base(), base(arch="arm64"))
+    bases = (base(), base(stage="sysroot", arch="s390x"), base(stage="sysroot", arch="arm64"))
     packages = base().packages
     written = {
         lockfile.render(lock(sources=order, bases=tuple(dataclasses.replace(one, packages=some) for one in two)))

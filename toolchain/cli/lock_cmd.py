@@ -42,8 +42,10 @@ def lock(
         open_ones = ", ".join(str(one) for one in made.bases if one.state not in {"resolved", "image"})
         console.note(f"not complete: the packages of {open_ones} are not locked")
     if request.json:
-        row = {"file": str(output), "complete": made.complete, "sources": [one.name for one in made.sources]}
-        console.data(row | {"bases": [{"name": one.name, "arch": one.arch, "state": one.state} for one in made.bases]})
+        keys = ("stage", "name", "arch", "state")
+        bases = [{key: getattr(one, key) for key in keys} for one in made.bases]
+        sources = [one.name for one in made.sources]
+        console.data({"file": str(output), "complete": made.complete, "sources": sources, "bases": bases})
         return
     count = f"{len(made.sources)} sources, {sum(len(one.packages) for one in made.bases)} base packages"
     console.text(f"{output}\t{'as it was locked' if check else 'written'}\t{count}")

@@ -1,0 +1,253 @@
+"""Locks and bundles of what is cross-compiled: this machine's base, and each other machine's side of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import platform
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.evidence_fixtures import finished_base, finished_sysroot
+from tests.lock_fixtures import base, lock
+from toolchain import lockfile, locking, pipeline
+from toolchain.bundle import Exported, export
+from toolchain.cli.app import app
+from toolchain.digest import canonical
+from toolchain.errors import ConfigError, HostileInputError, LockedError, SourceError
+from toolchain.lockfile import Lock
+from toolchain.oci import descriptor as media
+from toolchain.oci.layout import Layout
+from toolchain.oci.reference import LayoutRef
+from toolchain.pipeline import plan
+from toolchain.settings import Cache, Request
+from toolchain.stages.stage import Built, Planned, Shop
+from toolchain.stages.sysroot import SysrootStage
+from toolchain.unbundle import Imported, bring
+
+LLVM = ("--source", "llvm=distro:llvm-toolchain-22")
+
+
+@pytest.fixture(autouse=True)
+def on_amd64(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever machine runs the tests."""
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cache:
+    """A cache that holds this machine's base and two others' side of it; the verbs use it."""
+    found = Cache(tmp_path / "one")
+    finished_base(found, tmp_path / "base")
+    for arch in ("arm64", "s390x"):
+        finished_sysroot(found, tmp_path / arch, arch)
+    monkeypatch.setenv("TOOLCHAIN_CACHE", str(found.root))
+    monkeypatch.setenv("COLUMNS", "200")
+    folder = tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return found
+
+
+def held(request: Request, goal: str) -> Lock:
+    """What a request takes in now."""
+    return locking.resolve(request, [row.planned for row in plan(request, goal)], goal)
+
+
+def named(found: Lock) -> list[str]:
+    """Its systems, and how far each is locked."""
+    return [f"{one} {one.state}" for one in found.bases]
+
+
+# Locks
+
+
+@pytest.mark.parametrize(
+    ("goal", "arch", "systems"),
+    [
+        ("llvm", ("arm64",), ["base debian13 (amd64)", "sysroot debian13 (arm64)"]),
+        ("llvm", ("amd64", "arm64"), ["base debian13 (amd64)", "sysroot debian13 (arm64)"]),
+        ("llvm", ("s390x", "arm64"), ["base debian13 (amd64)", "sysroot debian13 (s390x)", "sysroot debian13 (arm64)"]),
+        ("base", ("arm64",), ["sysroot debian13 (arm64)"]),
+        ("base", ("amd64",), ["base debian13 (amd64)"]),
+    ],
+)
+def test_all_that_is_compiled_in_and_against(
+    cache: Cache, goal: str, arch: tuple[str, ...], systems: list[str]
+) -> None:
+    sources = {"llvm": "distro:llvm-toolchain-22"} if goal == "llvm" else {}
+    request = Request(cache=cache, arch=arch, sources=sources)
+    found = held(request, goal)
+    assert named(found) == [f"{one} resolved" for one in systems]
+    assert found.complete
+    assert all(one.image for one in found.bases)
+    for one in found.bases:
+        assert one.packages[0].name == ("apt" if one.stage == "base" else "libc6-dev")
+    opened = locking.resolve(request, [row.planned for row in plan(request, goal)], goal, open_base=True)
+    assert named(opened) == [f"{one} open" for one in systems]
+    assert not opened.complete
+
+
+def test_the_verbs(cache: Cache) -> None:
+    def call(*words: str) -> Any:
+        done = CliRunner().invoke(app, [*words, *LLVM, "--arch", "amd64,arm64"])
+        assert "Traceback" not in done.stderr
+        return done
+
+    made = call("lock", "llvm", "--offline", "--json")
+    assert made.exit_code == 0, made.stderr
+    assert [(row["stage"], row["arch"]) for row in json.loads(made.stdout)["bases"]] == [
+        ("base", "amd64"),
+        ("sysroot", "arm64"),
+    ]
+    assert b"[[sysroot]]" in Path(lockfile.DEFAULT).read_bytes()
+    assert call("lock", "llvm", "--check", "--offline").exit_code == 0
+    assert call("plan", "llvm", "--locked").exit_code == 0
+    alone = CliRunner().invoke(app, ["plan", "llvm", *LLVM, "--locked", "--arch", "arm64"])
+    assert alone.exit_code == 0, "one of those that are locked"
+    other = CliRunner().invoke(app, ["plan", "llvm", *LLVM, "--locked", "--arch", "s390x"])
+    assert other.exit_code == 21
+    assert "sysroot debian13 (s390x) is not in the lock" in other.stderr
+    path = cache.package_list("sysroot", "debian13", "arm64")
+    path.write_text(path.read_text().replace("2.41", "2.42"))
+    for words in (
+        ("plan", "llvm", "--locked"),
+        ("build", "llvm", "--locked", "--offline"),
+        ("lock", "llvm", "--check"),
+    ):
+        moved = call(*words)
+        assert moved.exit_code == 21, moved.stderr
+        assert "sysroot debian13 (arm64): libc6-dev 2.41 666666666666 is locked, 2.42" in moved.stderr
+
+
+def test_packages_that_moved_stop_the_build(cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is compiled against what the mirrors have now."""
+    request = Request(cache=cache, arch=("arm64",))
+    locked = held(request, "base")
+
+    def moved(_: object, planned: Planned, below: object, shop: Shop) -> Built:
+        built = finished_sysroot(shop.cache, tmp_path / "second", "arm64")
+        path = shop.cache.package_list("sysroot", "debian13", "arm64")
+        path.write_text(path.read_text().replace("2.41", "2.42"))
+        return built
+
+    monkeypatch.setattr(SysrootStage, "build", moved)
+    monkeypatch.setattr(pipeline, "_ready", lambda *_: None)
+    with pytest.raises(LockedError, match="not what the lock holds") as caught:
+        pipeline.build(dataclasses.replace(request, cache=Cache(tmp_path / "two"), lock=locked), "base")
+    assert "libc6-dev 2.41 666666666666 is locked, 2.42" in caught.value.why
+
+
+@pytest.mark.parametrize(
+    ("bases", "says"),
+    [
+        ((base(), base()), "base debian13 (amd64) is there twice"),
+        ((base(stage="sysroot"), base(stage="sysroot")), "sysroot debian13 (amd64) is there twice"),
+        ((base(stage="sysroot", state="image"),), "only a base can be one"),
+    ],
+)
+def test_what_no_lock_holds(bases: tuple[Any, ...], says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        lockfile.parse(lockfile.render(lock(bases=bases)), "the file")
+    assert says in str(caught.value)
+
+
+# Bundles
+
+
+@dataclasses.dataclass
+class Place:
+    """A bundle of the base and both sysroots, and a cache to bring it to."""
+
+    root: Path
+    request: Request
+
+    @property
+    def out(self) -> LayoutRef:
+        return LayoutRef(self.root / "out")
+
+    def export(self) -> Exported:
+        return export(self.request, "base", self.out)
+
+    def bring(self) -> Imported:
+        return bring(self.out, Cache(self.root / "two"), self.root / "two" / "toolchain.lock")
+
+    def change(self, edit: Callable[[list[dict[str, Any]], Layout], None]) -> None:
+        """Other entries under the same name."""
+        layout = Layout(self.out.path)
+        found = layout.resolve("bundle-base")
+        value = layout.read_json(found)
+        edit(value["layers"], layout)
+        made = dataclasses.replace(layout.put_json(value, media.MANIFEST), artifact_type=found.artifact_type)
+        layout.tag(made, "bundle-base")
+
+
+@pytest.fixture
+def place(cache: Cache, tmp_path: Path) -> Place:
+    return Place(tmp_path, Request(cache=cache, arch=("amd64", "arm64", "s390x"), offline=True))
+
+
+def test_a_bundle_brings_every_system(place: Place) -> None:
+    done = place.export()
+    owners = [f"toolchain-{one}" for one in ("base-debian13-amd64", "sysroot-debian13-arm64", "sysroot-debian13-s390x")]
+    for kind in ("base", "record"):
+        assert [one.name for one in done.entries if one.kind == kind] == owners
+    brought = place.bring()
+    assert all(one.new for one in brought.taken)
+    assert brought.command[-2:] == ("--base", "debian13")
+    assert ("--arch", "amd64,arm64,s390x") in set(zip(brought.command, brought.command[1:], strict=False))
+    there = dataclasses.replace(place.request, cache=Cache(place.root / "two"), lock=brought.lock)
+    rows = plan(there, "base")
+    assert [(row.planned.name, row.arch) for row in rows] == [
+        ("base", "amd64"),
+        ("sysroot", "arm64"),
+        ("sysroot", "s390x"),
+    ]
+    assert all(row.built is not None for row in rows)
+    assert named(held(there, "base")) == named(done.lock)
+    assert [one.image for one in held(there, "base").bases] == [one.image for one in done.lock.bases]
+    assert [one.entry.kind for one in place.bring().taken if one.new] == ["lock"]
+    assert export(there, "base", LayoutRef(place.root / "again")).published.digest == done.published.digest
+
+
+def test_a_bundle_of_a_system_that_is_not_built(place: Place) -> None:
+    place.request.cache.package_list("sysroot", "debian13", "s390x").unlink()
+    with pytest.raises(SourceError, match=r"sysroot debian13 \(s390x\) is not built yet") as caught:
+        place.export()
+    assert "--arch s390x" in caught.value.fix
+    assert not place.out.path.exists()
+
+
+@pytest.mark.parametrize("kind", ["base", "record"])
+def test_one_system_in_the_place_of_another(place: Place, kind: str) -> None:
+    """All of it is in the lock, each under another's name."""
+    place.export()
+
+    def swap(rows: list[dict[str, Any]], _: Layout) -> None:
+        one, two = [row for row in rows if row["annotations"]["toolchain.bundle.kind"] == kind][1:]
+        one["digest"], one["size"], two["digest"], two["size"] = two["digest"], two["size"], one["digest"], one["size"]
+
+    place.change(swap)
+    with pytest.raises(HostileInputError):
+        place.bring()
+    assert not (place.root / "two" / "locked").exists()
+
+
+@pytest.mark.parametrize("partial", ["", "tablegen"])
+def test_a_record_that_says_another_part(place: Place, partial: str) -> None:
+    place.export()
+
+    def edit(rows: list[dict[str, Any]], layout: Layout) -> None:
+        row = [row for row in rows if row["annotations"]["toolchain.bundle.kind"] == "record"][1]
+        record = json.loads(layout.blob(row["digest"]).read_bytes()) | {"partial": partial}
+        blob = layout.put_bytes(canonical(record), row["mediaType"])
+        row["digest"], row["size"] = blob.digest, blob.size
+
+    place.change(edit)
+    with pytest.raises(HostileInputError, match="says of a sysroot what none has"):
+        place.bring()
+    assert not (place.root / "two" / "records").exists()
