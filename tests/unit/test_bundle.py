@@ -1,143 +1,43 @@
-"""Bundles: what goes in comes out, in another cache; and what somebody put into one does not get in."""
+"""Bundles: what goes in comes out, in another cache."""
 
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
 import shlex
 import shutil
-import tarfile
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.at_once import failures
-from tests.evidence_fixtures import finished_base
+from tests.bundle_fixtures import Place, full_place
 from tests.fake_registry import fake_registry
 from toolchain import lockfile
-from toolchain.bundle import TYPE, Exported, export
-from toolchain.digest import canonical, sha256_bytes, sha256_file, sha256_json
+from toolchain.bundle import export
+from toolchain.digest import sha256_file
 from toolchain.errors import (
-    ConfigError,
-    DigestError,
-    HostileInputError,
     LockedError,
-    RegistryError,
     SourceError,
-    ToolchainError,
 )
 from toolchain.oci import descriptor as media
 from toolchain.oci.layout import Layout
 from toolchain.oci.reference import LayoutRef, RegistryRef
 from toolchain.pipeline import plan
-from toolchain.settings import Cache, Request
-from toolchain.sources.pypi import PypiFile
+from toolchain.settings import Cache
 from toolchain.sources.resolve import fetch_source, locate, parse_source_spec
 from toolchain.sources.store import Store
 from toolchain.sources.tree import tree_digest
-from toolchain.stages.wheels import TRITON
-from toolchain.unbundle import Imported, bring
 
 
-@dataclass
-class Place:
-    """A cache with all that Triton's build takes in, every kind of source among it, each as small as can be."""
-
-    root: Path
-    request: Request
-    wheels: tuple[PypiFile, ...]
-    out: LayoutRef = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.out = LayoutRef(self.root / "a 'bundle'")
-
-    def export(self) -> Exported:
-        return export(self.request, "triton", self.out)
-
-    def bring(self, name: str = "other", ref: LayoutRef | RegistryRef | None = None) -> Imported:
-        return bring(ref or self.out, Cache(self.root / name), self.root / name / "toolchain.lock")
-
-    # What an enemy does
-
-    def change(self, edit: Callable[[dict[str, Any], Layout], None]) -> None:
-        """Another manifest under the same name."""
-        layout = Layout(self.out.path)
-        found = layout.resolve("bundle-triton")
-        value = layout.read_json(found)
-        edit(value, layout)
-        made = dataclasses.replace(layout.put_json(value, media.MANIFEST), artifact_type=TYPE)
-        layout.tag(made, "bundle-triton")
-
-    def swap(self, kind: str, content: bytes) -> None:
-        """Other content for the first thing of a kind, its digest put right."""
-
-        def edit(value: dict[str, Any], layout: Layout) -> None:
-            row = entry(value, kind)
-            blob = layout.put_bytes(content, row["mediaType"])
-            row["digest"], row["size"] = blob.digest, blob.size
-
-        self.change(edit)
-
-    def content(self, kind: str) -> bytes:
-        layout = Layout(self.out.path)
-        return layout.blob(entry(layout.read_json(layout.resolve("bundle-triton")), kind)["digest"]).read_bytes()
-
-
-def entry(value: dict[str, Any], kind: str) -> dict[str, Any]:
-    found: dict[str, Any] = next(row for row in value["layers"] if row["annotations"]["toolchain.bundle.kind"] == kind)
-    return found
-
-
-def put(store: Store, content: bytes, name: str) -> str:
-    store.partial.mkdir(parents=True, exist_ok=True)
-    (store.partial / name).write_bytes(content)
-    digest = sha256_bytes(content)
-    store.add_file(store.partial / name, digest)
-    return digest
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("toolchain.console.warn", lambda text: None)
 
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
-    cache = Cache(tmp_path / 'cache "one"')
-    store = Store(cache.store)
-    finished_base(cache, tmp_path / "work")
-    rows = []
-    for project in TRITON:
-        content, file = project.encode(), f"{project}-1-py3-none-any.whl"
-        digest = put(store, content, file).removeprefix("sha256:")
-        rows.append(PypiFile(project=project, version="1", file=file, sha256=digest, size=len(content), license="MIT"))
-    monkeypatch.setattr("toolchain.sources.pypi.known_files", lambda: tuple(rows))
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w") as tar:
-        for name in ("llvm", "mlir", "lld"):
-            info = tarfile.TarInfo(f"top/{name}/CMakeLists.txt")
-            info.size = 2
-            tar.addfile(info, io.BytesIO(b"x\n"))
-    digest = put(store, packed.getvalue(), "an archive.tar")
-    checkout = tmp_path / "secret place" / "triton"
-    for name in ("third_party/amd", "third_party/nvidia", "python"):
-        (checkout / name).mkdir(parents=True)
-    for name in ("setup.py", "CMakeLists.txt", "third_party/amd/x", "third_party/nvidia/x", "python/tool"):
-        (checkout / name).write_text(f"{name}\n")
-    (checkout / "python" / "tool").chmod(0o755)
-    (checkout / "python" / "link").symlink_to("tool")
-    (checkout / "empty").mkdir()
-    patch = tmp_path / "secret place" / "my fix.patch"
-    patch.write_text("--- a/setup.py\n+++ b/setup.py\n@@ -1 +1 @@\n-setup.py\n+fixed\n")
-    request = Request(
-        cache=cache,
-        sources={
-            "llvm": f"https://example.test/an%20archive.tar#{digest.replace(':', '=')}",
-            "triton": str(checkout),
-        },
-        patches={"triton": (patch,)},
-        offline=True,
-    )
-    return Place(tmp_path, request, tuple(rows))
+    return full_place(tmp_path, monkeypatch)
 
 
 def test_what_goes_in_comes_out(place: Place) -> None:
@@ -256,222 +156,7 @@ def test_a_source_that_is_not_there_or_a_base_that_is_not_built(place: Place) ->
     assert not place.out.path.exists()
 
 
-# Hostile bundles
-
-
-def first_file(value: dict[str, Any]) -> dict[str, Any]:
-    return entry(value, "file")
-
-
-def _dots(value: dict[str, Any], _: Layout) -> None:
-    first_file(value)["annotations"]["org.opencontainers.image.title"] = "../../../evil"
-
-
-def _absolute(value: dict[str, Any], _: Layout) -> None:
-    entry(value, "base")["annotations"]["org.opencontainers.image.title"] = "/etc/evil"
-
-
-def _owner(value: dict[str, Any], _: Layout) -> None:
-    first_file(value)["annotations"]["toolchain.bundle.name"] = ".."
-
-
-def _kind(value: dict[str, Any], _: Layout) -> None:
-    first_file(value)["annotations"]["toolchain.bundle.kind"] = "program"
-
-
-def _no_notes(value: dict[str, Any], _: Layout) -> None:
-    del first_file(value)["annotations"]
-
-
-def _media(value: dict[str, Any], _: Layout) -> None:
-    entry(value, "blob")["annotations"]["toolchain.bundle.media-type"] = "x\n/y"
-
-
-def _extra(value: dict[str, Any], layout: Layout) -> None:
-    blob = layout.put_bytes(b"extra", "x")
-    notes = {**first_file(value)["annotations"], "toolchain.bundle.name": "stranger"}
-    value["layers"].append({**blob.as_json(), "annotations": notes})
-
-
-def _extra_version(value: dict[str, Any], layout: Layout) -> None:
-    blob = layout.put_bytes(b"extra", "x")
-    value["layers"].append({**first_file(value), "digest": blob.digest, "size": blob.size})
-
-
-def _stowaway(value: dict[str, Any], layout: Layout) -> None:
-    """A blob in the name of the base's image, which its manifest does not name."""
-    blob = layout.put_bytes(b"stowaway", "x")
-    value["layers"].append({**entry(value, "blob"), "digest": blob.digest, "size": blob.size})
-
-
-def _missing_file(value: dict[str, Any], _: Layout) -> None:
-    value["layers"].remove(first_file(value))
-
-
-def _missing_blob(value: dict[str, Any], _: Layout) -> None:
-    rows = [row for row in value["layers"] if row["annotations"]["toolchain.bundle.kind"] == "blob"]
-    value["layers"].remove(next(r for r in rows if "layer" in r["annotations"]["toolchain.bundle.media-type"]))
-
-
-def _missing_record(value: dict[str, Any], _: Layout) -> None:
-    value["layers"].remove(entry(value, "record"))
-
-
-def _no_lock(value: dict[str, Any], _: Layout) -> None:
-    value["layers"].remove(entry(value, "lock"))
-
-
-def _two_locks(value: dict[str, Any], _: Layout) -> None:
-    value["layers"].append(entry(value, "lock"))
-
-
-def _huge_lock(value: dict[str, Any], _: Layout) -> None:
-    entry(value, "lock")["size"] = 1 << 40
-
-
-def _other_type(value: dict[str, Any], _: Layout) -> None:
-    value["artifactType"] = "application/x-picture"
-
-
-@pytest.mark.parametrize(
-    ("edit", "error", "says"),
-    [
-        (_dots, HostileInputError, "../../../evil"),
-        (_absolute, HostileInputError, "/etc/evil"),
-        (_owner, HostileInputError, "'..'"),
-        (_kind, HostileInputError, "program"),
-        (_no_notes, HostileInputError, "kind"),
-        (_media, HostileInputError, "media type"),
-        (_extra, HostileInputError, "does not name: stranger"),
-        (_extra_version, HostileInputError, "does not name"),
-        (_stowaway, HostileInputError, "no image in its lock names"),
-        (_missing_file, HostileInputError, "lacks the file"),
-        (_missing_blob, HostileInputError, "lacks a part of the image of base debian13"),
-        (_missing_record, HostileInputError, "lacks the record"),
-        (_no_lock, HostileInputError, "0 locks"),
-        (_two_locks, HostileInputError, "2 locks"),
-        (_huge_lock, HostileInputError, "too large"),
-        (_other_type, RegistryError, "is no bundle"),
-    ],
-)
-def test_what_does_not_belong_is_refused(
-    place: Place, edit: Callable[[dict[str, Any], Layout], None], error: type[ToolchainError], says: str
-) -> None:
-    place.export()
-    place.change(edit)
-    with pytest.raises(error) as caught:
-        place.bring()
-    assert says in str(caught.value)
-    _nothing_counts(place)
-
-
-def _nothing_counts(place: Place) -> None:
-    """Neither a record, a resolved base nor a lock: a plan there knows nothing of what was in the bundle."""
-    there = place.root / "other"
-    assert not (there / "toolchain.lock").exists()
-    assert not list((there / "records").glob("*.json"))
-    assert not list((there / "locked").glob("*.json"))
-    assert not list(place.root.rglob("*evil*"))
-
-
-@pytest.mark.parametrize("harm", ["flip", "cut", "gone"])
-@pytest.mark.parametrize("kind", ["lock", "base", "record", "patch", "file", "tree", "blob"])
-def test_a_blob_that_is_not_what_it_must_be(place: Place, kind: str, harm: str) -> None:
-    place.export()
-    layout = Layout(place.out.path)
-    path = layout.blob(entry(layout.read_json(layout.resolve("bundle-triton")), kind)["digest"])
-    content = bytearray(path.read_bytes())
-    match harm:
-        case "flip":
-            content[len(content) // 2] ^= 1
-            path.write_bytes(content)
-        case "cut":
-            path.write_bytes(content[:-1])
-        case _:
-            path.unlink()
-    with pytest.raises(RegistryError if harm == "gone" else DigestError):
-        place.bring()
-    _nothing_counts(place)
-    # Whole again, it comes in.
-    shutil.rmtree(place.out.path)
-    place.export()
-    assert place.bring().lock.complete
-
-
-def _other_tree() -> bytes:
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w:gz") as tar:
-        info = tarfile.TarInfo("setup.py")
-        info.size = 4
-        tar.addfile(info, io.BytesIO(b"evil"))
-    return packed.getvalue()
-
-
-def _climbing_tree() -> bytes:
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w:gz") as tar:
-        tar.addfile(tarfile.TarInfo("../../evil"), io.BytesIO())
-    return packed.getvalue()
-
-
-def test_a_tree_with_other_content(place: Place) -> None:
-    place.export()
-    place.swap("tree", _other_tree())
-    with pytest.raises(DigestError, match="tree of triton in the bundle is another one"):
-        place.bring()
-    _nothing_counts(place)
-
-
-def test_a_tree_that_climbs_out(place: Place) -> None:
-    place.export()
-    place.swap("tree", _climbing_tree())
-    with pytest.raises(HostileInputError):
-        place.bring()
-    _nothing_counts(place)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"manifest": "sha256:" + "0" * 64},
-        {"stage": "llvm"},
-        {"input_digest": "sha256:" + "0" * 64},
-        {"inputs": {"stage": "base", "base": "debian13"}},
-        {"inputs": "text"},
-        {"layers": [{"digest": "sha256:" + "0" * 64}]},
-        {"layers": []},
-        {"sources": [{"name": "llvm", "ref": "x", "repository": "elsewhere", "digest": None}]},
-        {"binaries": ["ptxas"]},
-        {"partial": "tablegen"},
-    ],
-)
-def test_a_record_of_something_else(place: Place, change: dict[str, Any]) -> None:
-    place.export()
-    record = {**json.loads(place.content("record")), **change}
-    if isinstance(change.get("inputs"), dict):
-        record["input_digest"] = sha256_json(record["inputs"])
-    place.swap("record", canonical(record))
-    with pytest.raises(HostileInputError):
-        place.bring()
-    _nothing_counts(place)
-
-
-def test_other_packages(place: Place) -> None:
-    place.export()
-    value = json.loads(place.content("base"))
-    value["packages"][0]["version"] = "6.6.6"
-    place.swap("base", canonical(value))
-    with pytest.raises(HostileInputError, match="list of packages"):
-        place.bring()
-    _nothing_counts(place)
-
-
-def test_a_file_in_the_place_of_another(place: Place) -> None:
-    place.export()
-    place.swap("file", b"evil")
-    with pytest.raises(HostileInputError, match="does not name"):
-        place.bring()
-    _nothing_counts(place)
+# What is here already
 
 
 def test_a_lock_that_is_here_decides(place: Place) -> None:
@@ -501,16 +186,6 @@ def test_a_lock_that_is_here_decides(place: Place) -> None:
     assert own.read_bytes() == before
 
 
-def test_a_cache_with_another_base_is_left_alone(place: Place) -> None:
-    place.export()
-    there = place.root / "other" / "locked"
-    there.mkdir(parents=True)
-    (there / "base-debian13-amd64.json").write_text('{"recipe": "x", "packages": []}')
-    with pytest.raises(LockedError, match="another base"):
-        place.bring()
-    assert json.loads((there / "base-debian13-amd64.json").read_text())["recipe"] == "x"
-
-
 def test_what_is_here_and_damaged_is_brought_again(place: Place) -> None:
     place.export()
     place.bring()
@@ -523,105 +198,6 @@ def test_what_is_here_and_damaged_is_brought_again(place: Place) -> None:
     again = place.bring()
     assert sorted(one.entry.kind for one in again.taken if one.new) == ["blob", "file", "lock", "tree"]
     assert [path.read_bytes() for path in harmed] == before
-
-
-@pytest.fixture(autouse=True)
-def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("toolchain.console.warn", lambda text: None)
-
-
-def _locked(place: Place, **changes: Any) -> None:
-    """Another row for Triton in the bundle's own lock."""
-    lock = lockfile.parse(place.content("lock"), "it")
-    sources = [dataclasses.replace(one, **changes) if one.name == "triton" else one for one in lock.sources]
-    place.swap("lock", lockfile.render(dataclasses.replace(lock, sources=tuple(sources))))
-
-
-def _digest_of(tree: bytes, folder: Path) -> str:
-    folder.mkdir()
-    with tarfile.open(fileobj=io.BytesIO(tree)) as tar:
-        tar.extractall(folder, filter="data")
-    return tree_digest(folder)
-
-
-@pytest.mark.parametrize(
-    ("changes", "error", "says"),
-    [
-        ({"kind": "distro", "ref": "distro:../../../../evil=1"}, ConfigError, "no distro source"),
-        ({"kind": "distro", "ref": 'distro:x=1"\n[build]\nevil = "'}, ConfigError, "no distro source"),
-        ({"kind": "git", "ref": "a" * 40}, ConfigError, "of another kind"),
-        ({"kind": "archive", "ref": f"https://h.example/x.tar#sha256={'a' * 64}"}, HostileInputError, "no file of"),
-        ({"kind": "distro", "ref": "distro:xy=1"}, HostileInputError, "no file of triton"),
-    ],
-)
-def test_a_lock_of_other_things(place: Place, changes: dict[str, Any], error: type[ToolchainError], says: str) -> None:
-    """Names that would become paths; and trees where only a file could be compared with its digest."""
-    place.export()
-    _locked(place, **changes)
-    with pytest.raises(error, match=says):
-        place.bring()
-    _nothing_counts(place)
-
-
-def test_a_checkout_s_digest_with_another_tree(place: Place) -> None:
-    """Against one's own lock that names the tree: what is stored under a digest is what it says."""
-    own = place.export().lock
-    triton = own.source("triton")
-    assert triton is not None
-    git = dataclasses.replace(triton, kind="git", ref="a" * 40, digest=f"git:{'a' * 40}@https://h.example/t")
-    sources = tuple(git if one.name == "triton" else one for one in own.sources)
-    lockfile.write(dataclasses.replace(own, sources=sources), place.root / "own.lock")
-    place.swap("tree", _other_tree())
-    _locked(place, tree=_digest_of(_other_tree(), place.root / "x"))
-    with pytest.raises(LockedError, match=r"source triton: the tree sha256:.* is locked"):
-        bring(place.out, Cache(place.root / "other"), place.root / "own.lock")
-    with pytest.raises(HostileInputError, match="one tree of triton by two digests"):
-        place.bring()
-    _nothing_counts(place)
-
-
-def test_a_lock_of_one_s_own_that_names_no_tree(place: Place) -> None:
-    """A commit cannot be compared with a tree: whoever did not lock the tree has nothing to hold against a bundle."""
-    own = place.export().lock
-    git = {
-        "kind": "git",
-        "ref": "a" * 40,
-        "digest": f"git:{'a' * 40}@https://h.example/t",
-        "repository": "https://h.example/t",
-    }
-    place.swap("tree", _other_tree())
-    _locked(place, **git, tree=_digest_of(_other_tree(), place.root / "x"))
-    sources = tuple(
-        dataclasses.replace(one, **git, tree="") if one.name == "triton" else one  # type: ignore[arg-type]
-        for one in own.sources
-    )
-    lockfile.write(dataclasses.replace(own, sources=sources), place.root / "own.lock")
-    with pytest.raises(LockedError, match="does not say which tree triton"):
-        bring(place.out, Cache(place.root / "other"), place.root / "own.lock")
-    _nothing_counts(place)
-
-
-def test_a_file_under_another_name(place: Place) -> None:
-    """Whether a source is unpacked, and what an installer makes of a wheel, goes by the name of the file."""
-    place.export()
-
-    def rename(value: dict[str, Any], _: Layout) -> None:
-        first_file(value)["annotations"]["org.opencontainers.image.title"] = "readme.txt"
-
-    place.change(rename)
-    with pytest.raises(HostileInputError, match=r"otherwise than its lock: readme\.txt"):
-        place.bring()
-    _nothing_counts(place)
-
-
-@pytest.mark.parametrize("harm", [{"layers": [1]}, {"inputs": {"a": "\ud800"}}])
-def test_a_record_that_is_none(place: Place, harm: dict[str, Any]) -> None:
-    place.export()
-    record = {**json.loads(place.content("record")), **harm}
-    place.swap("record", json.dumps(record).encode())
-    with pytest.raises(HostileInputError):
-        place.bring()
-    _nothing_counts(place)
 
 
 def test_a_tree_that_came_counts_no_longer_than_its_source_is_out_of_reach(place: Place) -> None:

@@ -5,29 +5,27 @@ from __future__ import annotations
 import dataclasses
 import json
 import platform
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+from tests.bundle_fixtures import Place
 from tests.evidence_fixtures import finished_base, finished_sysroot
 from tests.lock_fixtures import base, lock
 from toolchain import lockfile, locking, pipeline
-from toolchain.bundle import Exported, export
+from toolchain.bundle import export
 from toolchain.cli.app import app
 from toolchain.digest import canonical
 from toolchain.errors import ConfigError, HostileInputError, LockedError, SourceError
 from toolchain.lockfile import Lock
-from toolchain.oci import descriptor as media
 from toolchain.oci.layout import Layout
 from toolchain.oci.reference import LayoutRef
 from toolchain.pipeline import plan
 from toolchain.settings import Cache, Request
 from toolchain.stages.stage import Built, Planned, Shop
 from toolchain.stages.sysroot import SysrootStage
-from toolchain.unbundle import Imported, bring
 
 LLVM = ("--source", "llvm=distro:llvm-toolchain-22")
 
@@ -159,36 +157,10 @@ def test_what_no_lock_holds(bases: tuple[Any, ...], says: str) -> None:
 # Bundles
 
 
-@dataclasses.dataclass
-class Place:
-    """A bundle of the base and both sysroots, and a cache to bring it to."""
-
-    root: Path
-    request: Request
-
-    @property
-    def out(self) -> LayoutRef:
-        return LayoutRef(self.root / "out")
-
-    def export(self) -> Exported:
-        return export(self.request, "base", self.out)
-
-    def bring(self) -> Imported:
-        return bring(self.out, Cache(self.root / "two"), self.root / "two" / "toolchain.lock")
-
-    def change(self, edit: Callable[[list[dict[str, Any]], Layout], None]) -> None:
-        """Other entries under the same name."""
-        layout = Layout(self.out.path)
-        found = layout.resolve("bundle-base")
-        value = layout.read_json(found)
-        edit(value["layers"], layout)
-        made = dataclasses.replace(layout.put_json(value, media.MANIFEST), artifact_type=found.artifact_type)
-        layout.tag(made, "bundle-base")
-
-
 @pytest.fixture
 def place(cache: Cache, tmp_path: Path) -> Place:
-    return Place(tmp_path, Request(cache=cache, arch=("amd64", "arm64", "s390x"), offline=True))
+    """A bundle of the base and both sysroots."""
+    return Place(tmp_path, Request(cache=cache, arch=("amd64", "arm64", "s390x"), offline=True), goal="base")
 
 
 def test_a_bundle_brings_every_system(place: Place) -> None:
@@ -200,7 +172,7 @@ def test_a_bundle_brings_every_system(place: Place) -> None:
     assert all(one.new for one in brought.taken)
     assert brought.command[-2:] == ("--base", "debian13")
     assert ("--arch", "amd64,arm64,s390x") in set(zip(brought.command, brought.command[1:], strict=False))
-    there = dataclasses.replace(place.request, cache=Cache(place.root / "two"), lock=brought.lock)
+    there = dataclasses.replace(place.request, cache=Cache(place.root / "other"), lock=brought.lock)
     rows = plan(there, "base")
     assert [(row.planned.name, row.arch) for row in rows] == [
         ("base", "amd64"),
@@ -227,22 +199,22 @@ def test_one_system_in_the_place_of_another(place: Place, kind: str) -> None:
     """All of it is in the lock, each under another's name."""
     place.export()
 
-    def swap(rows: list[dict[str, Any]], _: Layout) -> None:
-        one, two = [row for row in rows if row["annotations"]["toolchain.bundle.kind"] == kind][1:]
+    def swap(value: dict[str, Any], _: Layout) -> None:
+        one, two = [row for row in value["layers"] if row["annotations"]["toolchain.bundle.kind"] == kind][1:]
         one["digest"], one["size"], two["digest"], two["size"] = two["digest"], two["size"], one["digest"], one["size"]
 
     place.change(swap)
     with pytest.raises(HostileInputError):
         place.bring()
-    assert not (place.root / "two" / "locked").exists()
+    assert not (place.root / "other" / "locked").exists()
 
 
 @pytest.mark.parametrize("partial", ["", "tablegen"])
 def test_a_record_that_says_another_part(place: Place, partial: str) -> None:
     place.export()
 
-    def edit(rows: list[dict[str, Any]], layout: Layout) -> None:
-        row = [row for row in rows if row["annotations"]["toolchain.bundle.kind"] == "record"][1]
+    def edit(value: dict[str, Any], layout: Layout) -> None:
+        row = [row for row in value["layers"] if row["annotations"]["toolchain.bundle.kind"] == "record"][1]
         record = json.loads(layout.blob(row["digest"]).read_bytes()) | {"partial": partial}
         blob = layout.put_bytes(canonical(record), row["mediaType"])
         row["digest"], row["size"] = blob.digest, blob.size
@@ -250,4 +222,4 @@ def test_a_record_that_says_another_part(place: Place, partial: str) -> None:
     place.change(edit)
     with pytest.raises(HostileInputError, match="says of a sysroot what none has"):
         place.bring()
-    assert not (place.root / "two" / "records").exists()
+    assert not (place.root / "other" / "records").exists()

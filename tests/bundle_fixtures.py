@@ -1,0 +1,122 @@
+"""A cache whose bundle holds every kind of thing, and what an enemy does to a bundle."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import tarfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.evidence_fixtures import finished_base
+from toolchain.bundle import TYPE, Exported, export
+from toolchain.digest import sha256_bytes
+from toolchain.oci import descriptor as media
+from toolchain.oci.layout import Layout
+from toolchain.oci.reference import LayoutRef, RegistryRef
+from toolchain.settings import Cache, Request
+from toolchain.sources.pypi import PypiFile
+from toolchain.sources.store import Store
+from toolchain.stages.wheels import TRITON
+from toolchain.unbundle import Imported, bring
+
+
+@dataclass
+class Place:
+    """A cache, what is asked of it, and the bundle that is made of it."""
+
+    root: Path
+    request: Request
+    goal: str = "triton"
+    out: LayoutRef = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.out = LayoutRef(self.root / "a 'bundle'")
+
+    def export(self) -> Exported:
+        return export(self.request, self.goal, self.out)
+
+    def bring(self, name: str = "other", ref: LayoutRef | RegistryRef | None = None) -> Imported:
+        return bring(ref or self.out, Cache(self.root / name), self.root / name / "toolchain.lock")
+
+    # What an enemy does
+
+    def change(self, edit: Callable[[dict[str, Any], Layout], None]) -> None:
+        """Another manifest under the same name."""
+        layout = Layout(self.out.path)
+        found = layout.resolve(f"bundle-{self.goal}")
+        value = layout.read_json(found)
+        edit(value, layout)
+        made = dataclasses.replace(layout.put_json(value, media.MANIFEST), artifact_type=TYPE)
+        layout.tag(made, f"bundle-{self.goal}")
+
+    def swap(self, kind: str, content: bytes) -> None:
+        """Other content for the first thing of a kind, its digest put right."""
+
+        def edit(value: dict[str, Any], layout: Layout) -> None:
+            row = entry(value, kind)
+            blob = layout.put_bytes(content, row["mediaType"])
+            row["digest"], row["size"] = blob.digest, blob.size
+
+        self.change(edit)
+
+    def content(self, kind: str) -> bytes:
+        layout = Layout(self.out.path)
+        return layout.blob(entry(layout.read_json(layout.resolve(f"bundle-{self.goal}")), kind)["digest"]).read_bytes()
+
+
+def entry(value: dict[str, Any], kind: str) -> dict[str, Any]:
+    found: dict[str, Any] = next(row for row in value["layers"] if row["annotations"]["toolchain.bundle.kind"] == kind)
+    return found
+
+
+def put(store: Store, content: bytes, name: str) -> str:
+    store.partial.mkdir(parents=True, exist_ok=True)
+    (store.partial / name).write_bytes(content)
+    digest = sha256_bytes(content)
+    store.add_file(store.partial / name, digest)
+    return digest
+
+
+def full_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    """A cache with all that Triton's build takes in, every kind of source among it, each as small as can be."""
+    cache = Cache(tmp_path / 'cache "one"')
+    store = Store(cache.store)
+    finished_base(cache, tmp_path / "work")
+    rows = []
+    for project in TRITON:
+        content, file = project.encode(), f"{project}-1-py3-none-any.whl"
+        digest = put(store, content, file).removeprefix("sha256:")
+        rows.append(PypiFile(project=project, version="1", file=file, sha256=digest, size=len(content), license="MIT"))
+    monkeypatch.setattr("toolchain.sources.pypi.known_files", lambda: tuple(rows))
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as tar:
+        for name in ("llvm", "mlir", "lld"):
+            info = tarfile.TarInfo(f"top/{name}/CMakeLists.txt")
+            info.size = 2
+            tar.addfile(info, io.BytesIO(b"x\n"))
+    digest = put(store, packed.getvalue(), "an archive.tar")
+    checkout = tmp_path / "secret place" / "triton"
+    for name in ("third_party/amd", "third_party/nvidia", "python"):
+        (checkout / name).mkdir(parents=True)
+    for name in ("setup.py", "CMakeLists.txt", "third_party/amd/x", "third_party/nvidia/x", "python/tool"):
+        (checkout / name).write_text(f"{name}\n")
+    (checkout / "python" / "tool").chmod(0o755)
+    (checkout / "python" / "link").symlink_to("tool")
+    (checkout / "empty").mkdir()
+    patch = tmp_path / "secret place" / "my fix.patch"
+    patch.write_text("--- a/setup.py\n+++ b/setup.py\n@@ -1 +1 @@\n-setup.py\n+fixed\n")
+    request = Request(
+        cache=cache,
+        sources={
+            "llvm": f"https://example.test/an%20archive.tar#{digest.replace(':', '=')}",
+            "triton": str(checkout),
+        },
+        patches={"triton": (patch,)},
+        offline=True,
+    )
+    return Place(tmp_path, request)

@@ -1,0 +1,359 @@
+"""Bundles that somebody made: what their lock does not name does not get in, and no name becomes a path."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import shutil
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.bundle_fixtures import Place, entry, full_place
+from toolchain import lockfile
+from toolchain.digest import canonical, sha256_json
+from toolchain.errors import (
+    ConfigError,
+    DigestError,
+    HostileInputError,
+    LockedError,
+    RegistryError,
+    ToolchainError,
+)
+from toolchain.oci.layout import Layout
+from toolchain.settings import Cache
+from toolchain.sources.tree import tree_digest
+from toolchain.unbundle import bring
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("toolchain.console.warn", lambda text: None)
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    return full_place(tmp_path, monkeypatch)
+
+
+def first_file(value: dict[str, Any]) -> dict[str, Any]:
+    return entry(value, "file")
+
+
+def _dots(value: dict[str, Any], _: Layout) -> None:
+    first_file(value)["annotations"]["org.opencontainers.image.title"] = "../../../evil"
+
+
+def _absolute(value: dict[str, Any], _: Layout) -> None:
+    entry(value, "base")["annotations"]["org.opencontainers.image.title"] = "/etc/evil"
+
+
+def _owner(value: dict[str, Any], _: Layout) -> None:
+    first_file(value)["annotations"]["toolchain.bundle.name"] = ".."
+
+
+def _kind(value: dict[str, Any], _: Layout) -> None:
+    first_file(value)["annotations"]["toolchain.bundle.kind"] = "program"
+
+
+def _no_notes(value: dict[str, Any], _: Layout) -> None:
+    del first_file(value)["annotations"]
+
+
+def _media(value: dict[str, Any], _: Layout) -> None:
+    entry(value, "blob")["annotations"]["toolchain.bundle.media-type"] = "x\n/y"
+
+
+def _extra(value: dict[str, Any], layout: Layout) -> None:
+    blob = layout.put_bytes(b"extra", "x")
+    notes = {**first_file(value)["annotations"], "toolchain.bundle.name": "stranger"}
+    value["layers"].append({**blob.as_json(), "annotations": notes})
+
+
+def _extra_version(value: dict[str, Any], layout: Layout) -> None:
+    blob = layout.put_bytes(b"extra", "x")
+    value["layers"].append({**first_file(value), "digest": blob.digest, "size": blob.size})
+
+
+def _stowaway(value: dict[str, Any], layout: Layout) -> None:
+    """A blob in the name of the base's image, which its manifest does not name."""
+    blob = layout.put_bytes(b"stowaway", "x")
+    value["layers"].append({**entry(value, "blob"), "digest": blob.digest, "size": blob.size})
+
+
+def _missing_file(value: dict[str, Any], _: Layout) -> None:
+    value["layers"].remove(first_file(value))
+
+
+def _missing_blob(value: dict[str, Any], _: Layout) -> None:
+    rows = [row for row in value["layers"] if row["annotations"]["toolchain.bundle.kind"] == "blob"]
+    value["layers"].remove(next(r for r in rows if "layer" in r["annotations"]["toolchain.bundle.media-type"]))
+
+
+def _missing_record(value: dict[str, Any], _: Layout) -> None:
+    value["layers"].remove(entry(value, "record"))
+
+
+def _no_lock(value: dict[str, Any], _: Layout) -> None:
+    value["layers"].remove(entry(value, "lock"))
+
+
+def _two_locks(value: dict[str, Any], _: Layout) -> None:
+    value["layers"].append(entry(value, "lock"))
+
+
+def _huge_lock(value: dict[str, Any], _: Layout) -> None:
+    entry(value, "lock")["size"] = 1 << 40
+
+
+def _other_type(value: dict[str, Any], _: Layout) -> None:
+    value["artifactType"] = "application/x-picture"
+
+
+@pytest.mark.parametrize(
+    ("edit", "error", "says"),
+    [
+        (_dots, HostileInputError, "../../../evil"),
+        (_absolute, HostileInputError, "/etc/evil"),
+        (_owner, HostileInputError, "'..'"),
+        (_kind, HostileInputError, "program"),
+        (_no_notes, HostileInputError, "kind"),
+        (_media, HostileInputError, "media type"),
+        (_extra, HostileInputError, "does not name: stranger"),
+        (_extra_version, HostileInputError, "does not name"),
+        (_stowaway, HostileInputError, "no image in its lock names"),
+        (_missing_file, HostileInputError, "lacks the file"),
+        (_missing_blob, HostileInputError, "lacks a part of the image of base debian13"),
+        (_missing_record, HostileInputError, "lacks the record"),
+        (_no_lock, HostileInputError, "0 locks"),
+        (_two_locks, HostileInputError, "2 locks"),
+        (_huge_lock, HostileInputError, "too large"),
+        (_other_type, RegistryError, "is no bundle"),
+    ],
+)
+def test_what_does_not_belong_is_refused(
+    place: Place, edit: Callable[[dict[str, Any], Layout], None], error: type[ToolchainError], says: str
+) -> None:
+    place.export()
+    place.change(edit)
+    with pytest.raises(error) as caught:
+        place.bring()
+    assert says in str(caught.value)
+    _nothing_counts(place)
+
+
+def _nothing_counts(place: Place) -> None:
+    """Neither a record, a resolved base nor a lock: a plan there knows nothing of what was in the bundle."""
+    there = place.root / "other"
+    assert not (there / "toolchain.lock").exists()
+    assert not list((there / "records").glob("*.json"))
+    assert not list((there / "locked").glob("*.json"))
+    assert not list(place.root.rglob("*evil*"))
+
+
+@pytest.mark.parametrize("harm", ["flip", "cut", "gone"])
+@pytest.mark.parametrize("kind", ["lock", "base", "record", "patch", "file", "tree", "blob"])
+def test_a_blob_that_is_not_what_it_must_be(place: Place, kind: str, harm: str) -> None:
+    place.export()
+    layout = Layout(place.out.path)
+    path = layout.blob(entry(layout.read_json(layout.resolve("bundle-triton")), kind)["digest"])
+    content = bytearray(path.read_bytes())
+    match harm:
+        case "flip":
+            content[len(content) // 2] ^= 1
+            path.write_bytes(content)
+        case "cut":
+            path.write_bytes(content[:-1])
+        case _:
+            path.unlink()
+    with pytest.raises(RegistryError if harm == "gone" else DigestError):
+        place.bring()
+    _nothing_counts(place)
+    # Whole again, it comes in.
+    shutil.rmtree(place.out.path)
+    place.export()
+    assert place.bring().lock.complete
+
+
+def _other_tree() -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as tar:
+        info = tarfile.TarInfo("setup.py")
+        info.size = 4
+        tar.addfile(info, io.BytesIO(b"evil"))
+    return packed.getvalue()
+
+
+def _climbing_tree() -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as tar:
+        tar.addfile(tarfile.TarInfo("../../evil"), io.BytesIO())
+    return packed.getvalue()
+
+
+def test_a_tree_with_other_content(place: Place) -> None:
+    place.export()
+    place.swap("tree", _other_tree())
+    with pytest.raises(DigestError, match="tree of triton in the bundle is another one"):
+        place.bring()
+    _nothing_counts(place)
+
+
+def test_a_tree_that_climbs_out(place: Place) -> None:
+    place.export()
+    place.swap("tree", _climbing_tree())
+    with pytest.raises(HostileInputError):
+        place.bring()
+    _nothing_counts(place)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"manifest": "sha256:" + "0" * 64},
+        {"stage": "llvm"},
+        {"input_digest": "sha256:" + "0" * 64},
+        {"inputs": {"stage": "base", "base": "debian13"}},
+        {"inputs": "text"},
+        {"layers": [{"digest": "sha256:" + "0" * 64}]},
+        {"layers": []},
+        {"sources": [{"name": "llvm", "ref": "x", "repository": "elsewhere", "digest": None}]},
+        {"binaries": ["ptxas"]},
+        {"partial": "tablegen"},
+    ],
+)
+def test_a_record_of_something_else(place: Place, change: dict[str, Any]) -> None:
+    place.export()
+    record = {**json.loads(place.content("record")), **change}
+    if isinstance(change.get("inputs"), dict):
+        record["input_digest"] = sha256_json(record["inputs"])
+    place.swap("record", canonical(record))
+    with pytest.raises(HostileInputError):
+        place.bring()
+    _nothing_counts(place)
+
+
+def test_other_packages(place: Place) -> None:
+    place.export()
+    value = json.loads(place.content("base"))
+    value["packages"][0]["version"] = "6.6.6"
+    place.swap("base", canonical(value))
+    with pytest.raises(HostileInputError, match="list of packages"):
+        place.bring()
+    _nothing_counts(place)
+
+
+def test_a_file_in_the_place_of_another(place: Place) -> None:
+    place.export()
+    place.swap("file", b"evil")
+    with pytest.raises(HostileInputError, match="does not name"):
+        place.bring()
+    _nothing_counts(place)
+
+
+def test_a_cache_with_another_base_is_left_alone(place: Place) -> None:
+    place.export()
+    there = place.root / "other" / "locked"
+    there.mkdir(parents=True)
+    (there / "base-debian13-amd64.json").write_text('{"recipe": "x", "packages": []}')
+    with pytest.raises(LockedError, match="another base"):
+        place.bring()
+    assert json.loads((there / "base-debian13-amd64.json").read_text())["recipe"] == "x"
+
+
+def _locked(place: Place, **changes: Any) -> None:
+    """Another row for Triton in the bundle's own lock."""
+    lock = lockfile.parse(place.content("lock"), "it")
+    sources = [dataclasses.replace(one, **changes) if one.name == "triton" else one for one in lock.sources]
+    place.swap("lock", lockfile.render(dataclasses.replace(lock, sources=tuple(sources))))
+
+
+def _digest_of(tree: bytes, folder: Path) -> str:
+    folder.mkdir()
+    with tarfile.open(fileobj=io.BytesIO(tree)) as tar:
+        tar.extractall(folder, filter="data")
+    return tree_digest(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "says"),
+    [
+        ({"kind": "distro", "ref": "distro:../../../../evil=1"}, ConfigError, "no distro source"),
+        ({"kind": "distro", "ref": 'distro:x=1"\n[build]\nevil = "'}, ConfigError, "no distro source"),
+        ({"kind": "git", "ref": "a" * 40}, ConfigError, "of another kind"),
+        ({"kind": "archive", "ref": f"https://h.example/x.tar#sha256={'a' * 64}"}, HostileInputError, "no file of"),
+        ({"kind": "distro", "ref": "distro:xy=1"}, HostileInputError, "no file of triton"),
+    ],
+)
+def test_a_lock_of_other_things(place: Place, changes: dict[str, Any], error: type[ToolchainError], says: str) -> None:
+    """Names that would become paths; and trees where only a file could be compared with its digest."""
+    place.export()
+    _locked(place, **changes)
+    with pytest.raises(error, match=says):
+        place.bring()
+    _nothing_counts(place)
+
+
+def test_a_checkout_s_digest_with_another_tree(place: Place) -> None:
+    """Against one's own lock that names the tree: what is stored under a digest is what it says."""
+    own = place.export().lock
+    triton = own.source("triton")
+    assert triton is not None
+    git = dataclasses.replace(triton, kind="git", ref="a" * 40, digest=f"git:{'a' * 40}@https://h.example/t")
+    sources = tuple(git if one.name == "triton" else one for one in own.sources)
+    lockfile.write(dataclasses.replace(own, sources=sources), place.root / "own.lock")
+    place.swap("tree", _other_tree())
+    _locked(place, tree=_digest_of(_other_tree(), place.root / "x"))
+    with pytest.raises(LockedError, match=r"source triton: the tree sha256:.* is locked"):
+        bring(place.out, Cache(place.root / "other"), place.root / "own.lock")
+    with pytest.raises(HostileInputError, match="one tree of triton by two digests"):
+        place.bring()
+    _nothing_counts(place)
+
+
+def test_a_lock_of_one_s_own_that_names_no_tree(place: Place) -> None:
+    """A commit cannot be compared with a tree: whoever did not lock the tree has nothing to hold against a bundle."""
+    own = place.export().lock
+    git = {
+        "kind": "git",
+        "ref": "a" * 40,
+        "digest": f"git:{'a' * 40}@https://h.example/t",
+        "repository": "https://h.example/t",
+    }
+    place.swap("tree", _other_tree())
+    _locked(place, **git, tree=_digest_of(_other_tree(), place.root / "x"))
+    sources = tuple(
+        dataclasses.replace(one, **git, tree="") if one.name == "triton" else one  # type: ignore[arg-type]
+        for one in own.sources
+    )
+    lockfile.write(dataclasses.replace(own, sources=sources), place.root / "own.lock")
+    with pytest.raises(LockedError, match="does not say which tree triton"):
+        bring(place.out, Cache(place.root / "other"), place.root / "own.lock")
+    _nothing_counts(place)
+
+
+def test_a_file_under_another_name(place: Place) -> None:
+    """Whether a source is unpacked, and what an installer makes of a wheel, goes by the name of the file."""
+    place.export()
+
+    def rename(value: dict[str, Any], _: Layout) -> None:
+        first_file(value)["annotations"]["org.opencontainers.image.title"] = "readme.txt"
+
+    place.change(rename)
+    with pytest.raises(HostileInputError, match=r"otherwise than its lock: readme\.txt"):
+        place.bring()
+    _nothing_counts(place)
+
+
+@pytest.mark.parametrize("harm", [{"layers": [1]}, {"inputs": {"a": "\ud800"}}])
+def test_a_record_that_is_none(place: Place, harm: dict[str, Any]) -> None:
+    place.export()
+    record = {**json.loads(place.content("record")), **harm}
+    place.swap("record", json.dumps(record).encode())
+    with pytest.raises(HostileInputError):
+        place.bring()
+    _nothing_counts(place)
