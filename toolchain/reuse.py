@@ -223,8 +223,6 @@ def _bring(scratch: Layout, found: Descriptor, own: Layout, planned: Planned) ->
     """Move what was verified into the cache; the descriptors of its layers, lowest first."""
     parts = scratch.children(found)
     content = scratch.read(found)
-    for part in (*parts, found):
-        own.holds(part.digest)  # what decayed there must not stay in the place of what was verified
     for part in parts:
         own.put_file(scratch.blob(part.digest), digest=part.digest, move=True, media_type=part.media_type)
     manifest = own.put_bytes(content, found.media_type)

@@ -362,6 +362,8 @@ def test_a_pull_goes_on_after_a_break(
     assert fresh.blob(blob.digest).read_bytes() == path.read_bytes()
     assert leftovers(fresh) == [blob.digest[7:]]
     assert registry.pull_blob(repository, blob, fresh) == 0
+    fresh.blob(blob.digest).write_bytes(b"x" * blob.size)
+    assert registry.pull_blob(repository, blob, fresh) == blob.size, "it decayed where it lay"
 
 
 def test_a_pull_resumes_and_does_not_begin_again(

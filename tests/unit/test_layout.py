@@ -74,6 +74,22 @@ def test_a_file_with_another_digest_is_not_stored(layout: Layout, tmp_path: Path
     assert list((layout.root / "blobs" / "sha256").iterdir()) == []
 
 
+@pytest.mark.parametrize("harm", [b"contenX", b"cut", b""])
+@pytest.mark.parametrize("move", [True, False])
+def test_what_decayed_is_stored_again(layout: Layout, tmp_path: Path, harm: bytes, move: bool) -> None:
+    """Also where what is there has the size that it must have."""
+    source = tmp_path / "file"
+    source.write_bytes(b"content")
+    stored = layout.put_bytes(b"content", media.CONFIG)
+    layout.blob(stored.digest).write_bytes(harm)
+    assert layout.put_file(source, digest=stored.digest, move=move).plain.size == 7
+    assert layout.blob(stored.digest).read_bytes() == b"content"
+    layout.blob(stored.digest).write_bytes(harm)
+    assert layout.put_bytes(b"content", media.CONFIG) == stored
+    assert layout.blob(stored.digest).read_bytes() == b"content"
+    assert stray(layout) == []
+
+
 @pytest.mark.parametrize("bad", ["sha256:..", "sha256:" + "g" * 64, "../../etc/passwd", "sha512:" + "a" * 128, ""])
 def test_only_digests_become_paths(layout: Layout, bad: str) -> None:
     with pytest.raises(RegistryError, match="not a digest"):

@@ -110,11 +110,11 @@ class Layout:
     def put_file(
         self, path: Path, *, digest: str | None = None, move: bool = False, media_type: str = media.LAYER
     ) -> Descriptor:
-        """Store a file.
+        """Store a file. One that is there as it must be is not stored again.
 
         Args:
             path: the file.
-            digest: what it must have.
+            digest: what it must have; without it the file is copied whatever is there.
             move: take the file away where it was.
             media_type: for the descriptor.
 
@@ -129,14 +129,13 @@ class Layout:
         return Descriptor(media_type, found, size)
 
     def _store(self, path: Path, digest: str | None, move: bool) -> tuple[str, int]:
-        size = path.stat().st_size
-        if digest is not None and self.has(digest) and self._path(digest).stat().st_size == size:
+        if digest is not None and self.holds(digest):
             if move:
                 path.unlink()
-            return digest, size
+            return digest, self._path(digest).stat().st_size
         self._blobs.mkdir(parents=True, exist_ok=True)
         if move and path.stat().st_dev == self._blobs.stat().st_dev:
-            found = sha256_file(path)
+            found, size = sha256_file(path), path.stat().st_size
             _compare(path, digest, found)
             self.adopt(path, found)
             return found, size
@@ -163,10 +162,9 @@ class Layout:
     def put_bytes(self, content: bytes, media_type: str) -> Descriptor:
         """Store bytes: configs, manifests, indexes."""
         digest = sha256_bytes(content)
-        path = self._path(digest)
-        if not path.is_file() or path.stat().st_size != len(content):
+        if not self.holds(digest):
             try:
-                write_atomically(path, content)
+                write_atomically(self._path(digest), content)
             except OSError as error:
                 raise RegistryError(f"cannot write to {self.root}", why=str(error)) from error
         return Descriptor(media_type, digest, len(content))

@@ -69,7 +69,7 @@ class Registry(Transport):
             RegistryError: the registry lacks it.
             UnreachableError: no answer, or connections that keep breaking.
         """
-        if layout.has(blob.digest):
+        if layout.holds(blob.digest):
             return 0
         partial = layout.partial(blob.digest)
         try:
