@@ -90,6 +90,19 @@ def test_what_decayed_is_stored_again(layout: Layout, tmp_path: Path, harm: byte
     assert stray(layout) == []
 
 
+@pytest.mark.parametrize("move", [True, False])
+def test_a_blob_is_stored_in_its_own_place(layout: Layout, move: bool) -> None:
+    """As where a base is an image of the cache that it is copied to."""
+    stored = layout.put_bytes(b"content", media.CONFIG)
+    path = layout.blob(stored.digest)
+    assert layout.put_file(path, digest=stored.digest, move=move).digest == stored.digest
+    assert path.read_bytes() == b"content"
+    path.write_bytes(b"contenX")
+    with pytest.raises(DigestError):
+        layout.put_file(path, digest=stored.digest, move=move)
+    assert path.exists(), "what was read last may be all that is left"
+
+
 @pytest.mark.parametrize("bad", ["sha256:..", "sha256:" + "g" * 64, "../../etc/passwd", "sha512:" + "a" * 128, ""])
 def test_only_digests_become_paths(layout: Layout, bad: str) -> None:
     with pytest.raises(RegistryError, match="not a digest"):

@@ -73,14 +73,17 @@ class Layout:
         return self._path(digest).is_file()
 
     def holds(self, digest: str) -> bool:
-        """Whether a blob is there as it must be; one that decayed is taken away."""
+        """Whether a blob is there as it must be: all of it is read.
+
+        One that decayed stays until another takes its place: this may be looking at the file that somebody else is
+        about to replace.
+        """
         if not self.has(digest):
             return False
         try:
             self.verify(digest)
-        except DigestError as error:
+        except (DigestError, OSError) as error:
             LOG.warning("%s: %s", self.root, error)
-            self._path(digest).unlink()
             return False
         return True
 
@@ -110,11 +113,11 @@ class Layout:
     def put_file(
         self, path: Path, *, digest: str | None = None, move: bool = False, media_type: str = media.LAYER
     ) -> Descriptor:
-        """Store a file. One that is there as it must be is not stored again.
+        """Store a file.
 
         Args:
             path: the file.
-            digest: what it must have; without it the file is copied whatever is there.
+            digest: what it must have. If that is here, and whole, the file is not read.
             move: take the file away where it was.
             media_type: for the descriptor.
 
@@ -130,7 +133,7 @@ class Layout:
 
     def _store(self, path: Path, digest: str | None, move: bool) -> tuple[str, int]:
         if digest is not None and self.holds(digest):
-            if move:
+            if move and not path.samefile(self._path(digest)):
                 path.unlink()
             return digest, self._path(digest).stat().st_size
         self._blobs.mkdir(parents=True, exist_ok=True)
