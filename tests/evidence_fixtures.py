@@ -191,20 +191,20 @@ class Stand:
         self.say(provenance or self.provenance())
 
 
-def finished_base(cache: Cache, work: Path) -> Built:
+def finished_base(cache: Cache, work: Path, version: str = "3.0.3") -> Built:
     """A base in the cache as a build leaves it, but with one small file: enough for `publish --stage base`."""
     recipe = base_recipe("debian13", "amd64")
-    rows = [{"name": "apt", "version": "3.0.3", "architecture": "amd64", "sha256": "5" * 64}]
+    rows = [{"name": "apt", "version": version, "architecture": "amd64", "sha256": "5" * 64}]
     write_packages(
         cache.package_list("base", recipe.name, "amd64"), {"recipe": recipe_digest(recipe), "packages": rows}
     )
     return _finished(BaseStage(), Request(cache=cache), work)
 
 
-def finished_sysroot(cache: Cache, work: Path, arch: str) -> Built:
+def finished_sysroot(cache: Cache, work: Path, arch: str, version: str = "2.41") -> Built:
     """Another machine's side of the base, likewise."""
     recipe = base_recipe("debian13", arch)
-    rows = [{"name": "libc6-dev", "version": "2.41", "architecture": arch, "sha256": "6" * 64}]
+    rows = [{"name": "libc6-dev", "version": version, "architecture": arch, "sha256": "6" * 64}]
     write_packages(
         cache.package_list("sysroot", recipe.name, arch), {"recipe": sysroot_digest(recipe), "packages": rows}
     )

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from toolchain.bundle import Entry
-from toolchain.errors import HostileInputError
+from toolchain.digest import sha256_json
+from toolchain.errors import HostileInputError, SourceError, UnsupportedError
 from toolchain.lockdiff import differences
-from toolchain.lockfile import Lock, LockedSource
-from toolchain.locking import refused
+from toolchain.lockfile import Lock, LockedBase, LockedSource
+from toolchain.locking import locked_packages, refused
+from toolchain.machines import this_machine
+from toolchain.stages.sysroot import PARTIAL
 
 DO_NOT = "do not use this bundle; have it exported again"
 
@@ -20,6 +26,9 @@ def require_agreement(own: Lock, lock: Lock, what: str) -> None:
         LockedError: with what differs.
     """
     found = differences(own, lock, whole=False)
+    for key in ("allow-binary", "drop-binary"):
+        if more := sorted(set(lock.request.get(key, ())) - set(own.request.get(key, ()))):
+            found.append(f"--{key} {','.join(more)} is not in the lock")
     for one in lock.sources:
         was = own.source(one.name)
         whole = was is not None and was.kind == "local" and not was.parts  # its digest is the tree's
@@ -31,13 +40,120 @@ def require_agreement(own: Lock, lock: Lock, what: str) -> None:
         raise refused(found, what)
 
 
+def require_fitting(lock: Lock) -> None:
+    """Insist that it is for a build on this machine: in its base, against other machines' side of it.
+
+    Raises:
+        UnsupportedError: it was made on a machine of another kind.
+    """
+    here = this_machine()
+    for base in lock.bases:
+        if (base.stage == "base") != (base.arch == here):
+            raise UnsupportedError(
+                f"the bundle holds the {base}, and this machine is {here}",
+                why="what is in a bundle is built on a machine of the kind that it was made on",
+                fix=f"import it there, or make one here: toolchain bundle export, on a machine for {here}",
+            )
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class _Inputs(_Strict):
+    stage: str
+    format: int
+    epoch: int
+    arch: str
+    compressor: str
+    base: str
+    packages: str
+
+
+class _Facts(_Strict):
+    packages: int
+    unpacked_bytes: int
+    blob_bytes: int
+    diff_id: str
+    seconds: dict[str, float]
+    total_seconds: float
+    disk_bytes: int = 0
+    largest: list[dict[str, str | int]] = []
+
+
+class _Record(_Strict):
+    """Of a finished base or sysroot, as `shop.BuildShop.finish` writes it. What else it could say none of them has, and
+    provenances and SBOMs of all that is built on it would repeat it."""
+
+    stage: str
+    image: str
+    input_digest: str
+    inputs: _Inputs
+    sources: list[Literal[""]] = []
+    binaries: list[Literal[""]] = []
+    request: dict[str, Any]
+    started: float
+    finished: float
+    tool: dict[str, str]
+    isolation: dict[str, Any] = {}
+    partial: str = ""
+    arch: str
+    manifest: str
+    layers: list[dict[str, str | int]]
+    facts: _Facts
+
+
+def require_record(value: Mapping[str, Any], base: LockedBase, layers: Sequence[Mapping[str, Any]], title: str) -> None:
+    """Insist that a record is the one of a base or sysroot in the lock, and says of it what such a record says.
+
+    Args:
+        layers: of the image, as its manifest has them.
+
+    Raises:
+        HostileInputError: it is not.
+    """
+    try:
+        record = _Record.model_validate(value)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise HostileInputError(
+            f"{title} is no record of a {base.stage}", why=f"{where[:200]}: {first['msg']}", fix=DO_NOT
+        ) from error
+    given = (record.stage, record.inputs.stage, record.image, record.arch, record.inputs.arch, record.inputs.base,
+             record.inputs.packages, record.manifest, record.input_digest, record.partial)  # fmt: skip
+    wanted = (base.stage, base.stage, base.image_name, base.arch, base.arch, base.name,
+              base.packages_digest, base.image, sha256_json(value["inputs"]),
+              PARTIAL if base.stage == "sysroot" else "")  # fmt: skip
+    if given != wanted:
+        raise HostileInputError(f"the bundle's record is not that of the {base.stage} in its lock", fix=DO_NOT)
+    if record.layers != list(layers):
+        raise HostileInputError(f"the bundle's record names other layers than the image of {base}", fix=DO_NOT)
+
+
+def require_packages(value: Mapping[str, Any], base: LockedBase) -> None:
+    """Insist that a list of packages is the one in the lock, by its digest and row by row.
+
+    Raises:
+        HostileInputError: it is not.
+    """
+    rows = value.get("packages")
+    try:
+        found = locked_packages(value) if isinstance(rows, list) and value.keys() == {"recipe", "packages"} else ()
+    except (SourceError, KeyError) as error:
+        raise HostileInputError(f"the bundle's list of packages of {base} is none", why=str(error)) from error
+    same = sha256_json(dict(value)) == base.packages_digest and value.get("recipe") == base.recipe
+    if not same or set(found) != set(base.packages):
+        raise HostileInputError("the bundle's list of packages is not the one in its lock", fix=DO_NOT)
+
+
 def is_file(source: LockedSource) -> bool:
     """Whether a source is one file; else it is a tree."""
     return source.digest.startswith("sha256:") and bool(source.file)
 
 
-def require_whole(lock: Lock, entries: Sequence[Entry]) -> None:
-    """Insist that a bundle holds what its lock names: all of it, and nothing else."""
+def _expected(lock: Lock) -> set[tuple[str, str, str]]:
+    """Kind, name, and where the lock knows it the digest, of all that a bundle must hold."""
     expected: set[tuple[str, str, str]] = set()
     for one in lock.sources:
         plain = is_file(one)
@@ -59,8 +175,14 @@ def require_whole(lock: Lock, entries: Sequence[Entry]) -> None:
         expected.add(("blob", base.owner, base.image))
         if base.state == "resolved":
             expected |= {("base", base.owner, ""), ("record", base.owner, "")}
+    return expected
+
+
+def require_whole(lock: Lock, entries: Sequence[Entry]) -> None:
+    """Insist that a bundle holds what its lock names: all of it, and nothing else."""
+    expected = _expected(lock)
     images = {base.owner for base in lock.bases}
-    there = set()
+    there: set[tuple[str, str, str]] = set()
     for entry in entries:
         known = entry.kind not in {"file", "patch"}
         key = (entry.kind, entry.name, "" if known and entry.kind != "blob" else entry.blob.digest)
@@ -72,6 +194,8 @@ def require_whole(lock: Lock, entries: Sequence[Entry]) -> None:
                 why=entry.blob.digest,
                 fix=DO_NOT,
             )
+        if key in there and entry.kind in {"base", "record", "tree"}:
+            raise HostileInputError(f"the bundle holds two of the {entry.kind} {entry.name}", fix=DO_NOT)
         there.add(key)
         source = lock.source(entry.name)
         if entry.kind == "file" and source is not None and entry.title != source.file:

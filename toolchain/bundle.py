@@ -132,6 +132,8 @@ def export(request: Request, goal: str, dest: Target) -> Exported:
         for base, row in bases:
             packer.base(base, row)
         lock = resolve(request, planned, goal)  # by now every tree is in the store
+        if lock.bases != tuple(base for base, _ in bases):
+            raise SourceError("a base was made anew while it was packed", fix="run the command again")
         packer.content("lock", "toolchain", lockfile.DEFAULT, lockfile.render(lock))
         manifest = packer.manifest(goal)
         tag = dest.tag or (f"bundle-{goal}" if isinstance(dest, LayoutRef) else "latest")

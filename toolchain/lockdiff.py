@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,7 +18,8 @@ def differences(locked: Lock, now: Lock, *, whole: bool) -> list[str]:
         whole: both must be the same; otherwise `locked` may hold more, and a base that nobody has made here yet counts
             as what it may become.
     """
-    return [*_tool(locked, now), *_bases(locked, now, whole), *_sources(locked, now, whole)]
+    asked = _request(locked, now) if whole else ()
+    return [*_tool(locked, now), *asked, *_bases(locked, now, whole), *_sources(locked, now, whole)]
 
 
 def _tool(locked: Lock, now: Lock) -> Iterator[str]:
@@ -26,6 +28,13 @@ def _tool(locked: Lock, now: Lock) -> Iterator[str]:
             yield f"{name}: {was} is locked, {is_now} is here"
     if locked.compressor and locked.compressor != now.compressor:
         yield f"compressor: {locked.compressor} is locked, {now.compressor or 'none'} is here"
+
+
+def _request(locked: Lock, now: Lock) -> Iterator[str]:
+    for key in sorted(locked.request.keys() | now.request.keys()):
+        was, is_now = (json.dumps(one.request.get(key), sort_keys=True) for one in (locked, now))
+        if was != is_now:
+            yield f"--{key}: {was} was asked for when it was locked, {is_now} is now"
 
 
 def _bases(locked: Lock, now: Lock, whole: bool) -> Iterator[str]:
@@ -49,12 +58,12 @@ def _base(was: LockedBase, now: LockedBase, whole: bool) -> Iterator[str]:
     elif was.state == "open":
         return
     elif was.state == "unresolved":
-        if whole and now.state != "unresolved":
+        if whole and now.state != "unresolved" and now.image:
             yield f"{now} was not resolved when it was locked; now it is"
     elif now.state != "resolved":
         if whole:
             yield f"{now} is not resolved here"
-    elif was.packages_digest != now.packages_digest:
+    elif was.packages_digest != now.packages_digest or set(was.packages) != set(now.packages):
         yield from _packages(was, now)
     elif was.image and now.image and was.image != now.image:
         yield f"{now}: the same packages in another image: {was.image} is locked, {now.image} is here"

@@ -23,7 +23,7 @@ DEFAULT = "toolchain.lock"
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}|git:[0-9a-f]{40}@\S+")
 _SHA256 = re.compile(r"sha256:[0-9a-f]{64}")
 _FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+~!-]*")
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
 # What a source is called, by its kind: parts of some names become names of files.
 _REFS = {
     "git": re.compile(r"[0-9a-f]{40}"),
@@ -32,6 +32,9 @@ _REFS = {
     "pypi": re.compile(rf"pypi:{PROJECT.pattern}(=={VERSION.pattern})?"),
     "local": re.compile(r"local:[^/\x00-\x1f\x7f]+"),
 }
+# What was asked for, by the names of the options: it becomes a command line again.
+_TEXTS = ("stage", "base", "triton", "aotriton", "select", "only", "compression")
+_LISTS = ("arch", "python", "gpu", "allow-binary", "drop-binary")
 _STRICT = ConfigDict(extra="forbid", strict=True)
 
 State = Literal["resolved", "open", "unresolved", "image"]
@@ -151,8 +154,8 @@ class Lock:
 
     @property
     def complete(self) -> bool:
-        """Whether all that a build takes in is fixed; a base that is open or not resolved leaves its packages free."""
-        return all(base.state in {"resolved", "image"} for base in self.bases)
+        """Whether all that a build takes in is fixed; what is open or not resolved leaves its packages free."""
+        return all(base.state in {"resolved", "image"} and base.image for base in self.bases)
 
     def source(self, name: str) -> LockedSource | None:
         """The source or wheel of that name."""
@@ -312,11 +315,10 @@ def parse(content: bytes, name: str) -> Lock:
             f"{name} is a lock of schema {schema!r}", why=f"this version reads {SCHEMA}", fix="make it again"
         )
     value.pop("complete", None)
-    value["bases"] = [
-        row | {"stage": stage} if isinstance(row, dict) else row
-        for stage in ("base", "sysroot")
-        for row in _rows(value.pop(stage, []))
-    ]
+    systems = [(stage, row) for stage in ("base", "sysroot") for row in _rows(value.pop(stage, []))]
+    if any(isinstance(row, dict) and "stage" in row for _, row in systems):
+        raise ConfigError(f"{name}: unknown key 'stage' of a base", why="its table says it", fix="make it again")
+    value["bases"] = [row | {"stage": stage} if isinstance(row, dict) else row for stage, row in systems]
     value["sources"] = [*_rows(value.pop("source", [])), *_rows(value.pop("wheel", []))]
     try:
         # By way of JSON: there lists may become tuples while all else stays strict.
@@ -337,9 +339,7 @@ def _rows(value: Any) -> list[Any]:
 
 
 def _malformed(lock: Lock) -> Iterator[str]:
-    for key in ("source", "patch"):
-        if not isinstance(lock.request.get(key, {}), dict):
-            yield f"the request's {key} is no table"
+    yield from _malformed_request(lock.request)
     names = [one.name for one in lock.sources]
     for one in lock.sources:
         if not _NAME.fullmatch(one.name) or names.count(one.name) > 1:
@@ -356,8 +356,26 @@ def _malformed(lock: Lock) -> Iterator[str]:
                 yield f"{base} has a malformed digest: {digest!r}"
         if base.stage == "sysroot" and base.state == "image":
             yield f"{base} is called a local image, and only a base can be one"
-        if base.state == "resolved" and not base.packages_digest:
-            yield f"{base} is called resolved and has no packages"
+        if base.state == "resolved" and not (base.packages_digest and base.image):
+            yield f"{base} is called resolved and has no {'packages' if base.image else 'image'}"
+
+
+def _malformed_request(request: Mapping[str, Any]) -> Iterator[str]:
+    for key, value in request.items():
+        if key in {"source", "patch"}:
+            fits = isinstance(value, dict)
+            texts = [text for name, several in value.items() for text in (name, *_as_list(several))] if fits else []
+        elif key in _TEXTS:
+            fits, texts = isinstance(value, str), [value]
+        elif key in _LISTS:
+            fits = isinstance(value, list | tuple)
+            texts = list(value) if fits else []
+        else:
+            fits, texts = key == "limit" and isinstance(value, int), []
+        if not fits or not all(isinstance(text, str) for text in texts):
+            yield f"the request's {key!r} is nothing that can be asked for"
+    if not re.fullmatch(r"[a-z]*", str(request.get("stage", ""))):
+        yield f"the request is for no stage: {request['stage']!r}"
 
 
 def _malformed_source(one: LockedSource) -> Iterator[str]:

@@ -79,7 +79,7 @@ def make(request: Request, planned: Sequence[Planned], goal: str, path: Path, *,
     if path.is_dir() or not path.absolute().parent.is_dir():
         raise ConfigError(f"cannot write {path}", why="it is a folder, or in none", fix="name another file: -o FILE")
     fetch_all(request, planned)
-    found = resolve(request, planned, goal, open_base=open_base)
+    found = _made(resolve(request, planned, goal, open_base=open_base))
     loose = [one.ref for one in found.sources if not one.digest]
     if loose:
         raise SourceError(
@@ -102,6 +102,16 @@ def check_file(request: Request, planned: Sequence[Planned], goal: str, path: Pa
     if found:
         raise refused(found, f"{path} is not what is here now")
     return locked
+
+
+def _made(lock: Lock) -> Lock:
+    """As it is written: of a base whose image is forgotten nobody knows which bytes its packages make."""
+    bases = tuple(
+        replace(base, state="unresolved", packages_digest="", packages=())
+        if base.state == "resolved" and not base.image else base
+        for base in lock.bases
+    )  # fmt: skip
+    return replace(lock, bases=bases)
 
 
 def check(request: Request, planned: Sequence[Planned]) -> None:
@@ -231,7 +241,7 @@ def _sysroot(request: Request, *, open_base: bool) -> LockedBase:
 
 
 def _resolved(base: LockedBase, cache: Cache, planned: Planned) -> LockedBase:
-    """With its packages, if they were resolved here."""
+    """With its packages, if they were resolved here; and with its image, if that is not forgotten."""
     lock = read_packages(cache.package_list(base.stage, base.name, base.arch), base.recipe)
     if lock is None:
         return base
@@ -240,7 +250,7 @@ def _resolved(base: LockedBase, cache: Cache, planned: Planned) -> LockedBase:
         state="resolved",
         image=_manifest(cache, planned),
         packages_digest=sha256_json(lock),
-        packages=tuple(_package(row) for row in lock["packages"]),
+        packages=locked_packages(lock),
     )
 
 
@@ -251,6 +261,15 @@ def _manifest(cache: Cache, planned: Planned) -> str:
         return str(json.loads(record.read_bytes())["manifest"])
     except (OSError, ValueError, KeyError, TypeError):
         return ""
+
+
+def locked_packages(resolved: Mapping[str, Any]) -> tuple[LockedPackage, ...]:
+    """The packages of a resolved list (`stages.base.read_packages`).
+
+    Raises:
+        SourceError: a row is none.
+    """
+    return tuple(_package(row) for row in resolved["packages"])
 
 
 def _package(row: Any) -> LockedPackage:

@@ -111,19 +111,20 @@ def find(cache: Cache, planned: Planned, *, proved: bool = False) -> Built | Non
         for part in (record["manifest"], *(layer["digest"] for layer in record["layers"])):
             if not layout.has(part):
                 return None
+        found = Built(
+            planned=planned,
+            input_digest=digest,
+            manifest=record["manifest"],
+            layers=tuple(record["layers"]),
+            facts=record["facts"],
+            reused=True,
+            binaries=tuple(record.get("binaries") or ()),
+        )
     except (OSError, ValueError, KeyError, TypeError):
         return None
     with contextlib.suppress(OSError):
         used_mark(record_path(cache, digest)).touch()
-    return Built(
-        planned=planned,
-        input_digest=digest,
-        manifest=record["manifest"],
-        layers=tuple(record["layers"]),
-        facts=record["facts"],
-        reused=True,
-        binaries=tuple(record.get("binaries") or ()),
-    )
+    return found
 
 
 def records(cache: Cache) -> list[dict[str, Any]]:
@@ -198,7 +199,8 @@ def _build_stages(request: Request, goal: str, run: _Run) -> list[Built]:
                     run.ready()
                     run.prefetch.check()
                     built = _build_stage(own, stage, planned, built_below, run, of=(number, len(stages)))
-                    within_lock(request, [built.planned])  # a base that was made just now shows what is in it
+        # Only now it shows what is in a base that was not here when the build was planned, whoever made it since.
+        within_lock(request, [built.planned])
         planned_below[stage.name] = built.planned
         built_below[stage.name] = built
     return list(built_below.values())
@@ -232,7 +234,7 @@ def _ready(request: Request, rows: Sequence[PlanRow]) -> None:
     if away and request.offline:
         raise UnreachableError(
             f"{' and '.join(away)} not in the cache and --offline forbids to make {'it' if len(away) == 1 else 'them'}",
-            fix="run `toolchain build base` once with a network, import a bundle, or give --base oci:DIR",
+            fix=f"run `toolchain build base --arch {','.join(request.arch)}` once with a network, or import a bundle",
         )
     for row in rows:
         # Another machine's LLVM is always proved by running it, whatever part it is; other stages run nothing of it.

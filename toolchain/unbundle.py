@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shlex
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,26 +13,32 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from toolchain import lockfile
-from toolchain.admission import DO_NOT, require_agreement, require_whole
+from toolchain.admission import (
+    DO_NOT,
+    require_agreement,
+    require_fitting,
+    require_packages,
+    require_record,
+    require_whole,
+)
 from toolchain.bundle import TYPE, Entry
-from toolchain.digest import canonical, sha256_json, write_atomically
+from toolchain.digest import canonical, write_atomically
 from toolchain.errors import DigestError, HostileInputError, RegistryError, UnreachableError
 from toolchain.lockfile import Lock, LockedBase, LockedSource
 from toolchain.locking import refused
 from toolchain.oci import descriptor as media
-from toolchain.oci.descriptor import Descriptor, check_digest
+from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.layout import MANIFEST_LIMIT, Layout, children_of, parse_object
 from toolchain.oci.publish import resolve as resolve_ref
 from toolchain.oci.reference import LayoutRef, Target
 from toolchain.oci.registry import Registry
-from toolchain.settings import Cache
-from toolchain.shop import image_tag
+from toolchain.settings import Cache, default_cache
+from toolchain.shop import image_tag, record_path
 from toolchain.sources.distro import Package, known_package, note
 from toolchain.sources.lock import held
 from toolchain.sources.store import Store
 from toolchain.sources.tree import tree_digest
 from toolchain.sources.unpack import unpack_tar
-from toolchain.stages.sysroot import PARTIAL
 
 
 @dataclass(frozen=True)
@@ -167,7 +174,7 @@ class _Taker:
         self._entries = entries
         self._store = Store(cache.store)
         self._images = Layout(cache.images)
-        self._layers: dict[str, list[str]] = {}  # of each image, lowest first
+        self._layers: dict[str, list[dict[str, Any]]] = {}  # of each image, lowest first
 
     def _of(self, *kinds: str) -> list[Entry]:
         return [entry for entry in self._entries if entry.kind in kinds]
@@ -199,6 +206,7 @@ class _Taker:
         Raises:
             HostileInputError, DigestError: see `bring`.
         """
+        require_fitting(lock)
         require_whole(lock, self._entries)
         self._named_parts(lock)
         records, bases = self._records(lock), self._bases(lock)
@@ -211,8 +219,7 @@ class _Taker:
         for base in lock.bases:
             self._tag(base, records)
         for entry, record in records.items():
-            path = self._cache.records / f"{check_digest(record['input_digest']).removeprefix('sha256:')}.json"
-            done.append(Taken(entry, _write(path, record)))
+            done.append(Taken(entry, _write(record_path(self._cache, record["input_digest"]), record)))
         for entry, (path, value) in bases.items():
             done.append(Taken(entry, _write(path, value)))
         return done
@@ -231,7 +238,12 @@ class _Taker:
                 if digest in parts:
                     raise HostileInputError(f"the bundle holds what no image in its lock names: {digest}", fix=DO_NOT)
                 raise HostileInputError(f"the bundle lacks a part of the image of {base}", why=digest, fix=DO_NOT)
-            self._layers[base.image] = [child.digest for child in named[1:]]
+            config = parse_object(self._small(parts[named[0].digest]), named[0].digest)
+            if config.get("architecture") != base.arch:
+                raise HostileInputError(
+                    f"the image of {base} is for another machine", why=str(config.get("architecture"))[:80], fix=DO_NOT
+                )
+            self._layers[base.image] = [child.plain.as_json() for child in named[1:]]
 
     def _records(self, lock: Lock) -> dict[Entry, dict[str, Any]]:
         found = {}
@@ -241,29 +253,13 @@ class _Taker:
                 canonical(record)
             except (ValueError, RecursionError) as error:
                 raise HostileInputError(f"{entry.title} is nothing that can be kept", why=str(error)) from error
-            inputs = record["inputs"] if isinstance(record.get("inputs"), dict) else {}
             base = _owner(entry, lock)
-            if (
-                record.get("stage") != base.stage
-                or inputs.get("base") != base.name
-                or sha256_json(inputs) != record.get("input_digest")
-                or inputs.get("packages") != base.packages_digest
-                or inputs.get("arch") != base.arch
-                or record.get("manifest") != base.image
-            ):
-                raise HostileInputError(f"the bundle's record is not that of the {base.stage} in its lock", fix=DO_NOT)
-            layers = record.get("layers")
-            layers = layers if isinstance(layers, list) else []
-            digests = [str(one.get("digest")) for one in layers if isinstance(one, dict)]
-            if digests != self._layers[base.image]:
-                raise HostileInputError(f"the bundle's record names other layers than {base}'s image", fix=DO_NOT)
-            # None has these, and provenances and SBOMs of all that is built on it repeat what stands here.
-            partial = PARTIAL if base.stage == "sysroot" else ""
-            if any(record.get(name) for name in ("sources", "binaries", "taken_from")) or (
-                (record.get("partial") or "") != partial
-            ):
-                raise HostileInputError(f"the bundle's record says of a {base.stage} what none has", fix=DO_NOT)
-            found[entry] = record
+            require_record(record, base, self._layers[base.image], entry.title)
+            known = read_json(record_path(self._cache, record["input_digest"]))
+            if known is not None and known.get("manifest") != base.image:
+                raise refused([f"{base} is another image in this cache"], "the bundle brings another base")
+            # What is known of it here, who made it above all, is not for a bundle to say otherwise.
+            found[entry] = known if known is not None else record
         return found
 
     def _bases(self, lock: Lock) -> dict[Entry, tuple[Path, dict[str, Any]]]:
@@ -271,14 +267,12 @@ class _Taker:
         for entry in self._of("base"):
             value = parse_object(self._small(entry), entry.title)
             base = _owner(entry, lock)
-            if sha256_json(value) != base.packages_digest or value.get("recipe") != base.recipe:
-                raise HostileInputError("the bundle's list of packages is not the one in its lock", fix=DO_NOT)
+            require_packages(value, base)
             path = self._cache.package_list(base.stage, base.name, base.arch)
             if path.name != entry.title:
                 raise HostileInputError(f"the bundle calls {path.name} otherwise: {entry.title}", fix=DO_NOT)
-            with contextlib.suppress(OSError, ValueError):
-                if json.loads(path.read_bytes()) != value:
-                    raise refused([f"{base} is resolved otherwise in this cache"], "the bundle brings another base")
+            if (known := read_json(path)) is not None and known != value:
+                raise refused([f"{base} is resolved otherwise in this cache"], "the bundle brings another base")
             found[entry] = (path, value)
         return found
 
@@ -349,6 +343,14 @@ def _owner(entry: Entry, lock: Lock) -> LockedBase:
     return next(one for one in lock.bases if one.owner == entry.name)  # `require_whole` looked
 
 
+def read_json(path: Path) -> dict[str, Any] | None:
+    """A JSON object that is here, None where there is none or it is damaged."""
+    with contextlib.suppress(OSError, ValueError):
+        value = json.loads(path.read_bytes())
+        return value if isinstance(value, dict) else None
+    return None
+
+
 def _write(path: Path, value: Mapping[str, Any]) -> bool:
     content = json.dumps(value, indent=1).encode()
     with contextlib.suppress(OSError):
@@ -375,6 +377,7 @@ def _command(cache: Cache, lock: Lock, lock_path: Path) -> tuple[str, ...]:
     if image := next((base for base in lock.bases if base.state == "image"), None):
         instead["base"] = f"oci:{cache.images}:{image.image_name}.bundle"
     stage = str(lock.request.get("stage", "all"))
-    named = () if lock_path == Path(lockfile.DEFAULT) else ("--lock-file", str(lock_path))
+    named = ("--lock-file", str(lock_path), *(("--cache", str(cache.root)) if cache != Cache(default_cache()) else ()))
     words = ("toolchain", "build", stage, "--offline", "--locked", *named, *lockfile.options(lock, **instead))
-    return tuple(shlex.quote(word) for word in words)
+    # It goes to a terminal, and what was asked for is what a stranger says.
+    return tuple(shlex.quote(re.sub(r"[\x00-\x1f\x7f]", "?", word)) for word in words)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import shlex
 import shutil
 import tarfile
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from toolchain.errors import (
     RegistryError,
     ToolchainError,
 )
+from toolchain.lockfile import Lock
 from toolchain.oci.layout import Layout
 from toolchain.settings import Cache
 from toolchain.sources.tree import tree_digest
@@ -224,6 +226,13 @@ def test_a_tree_that_climbs_out(place: Place) -> None:
         {"sources": [{"name": "llvm", "ref": "x", "repository": "elsewhere", "digest": None}]},
         {"binaries": ["ptxas"]},
         {"partial": "tablegen"},
+        {"image": "llvm-triton-22.1.8-debian13"},
+        {"arch": "arm64"},
+        {"facts": None},
+        {"facts": {"wheels": [1]}},
+        {"tool": "mine"},
+        {"request": []},
+        {"and": "more"},
     ],
 )
 def test_a_record_of_something_else(place: Place, change: dict[str, Any]) -> None:
@@ -235,6 +244,95 @@ def test_a_record_of_something_else(place: Place, change: dict[str, Any]) -> Non
     with pytest.raises(HostileInputError):
         place.bring()
     _nothing_counts(place)
+
+
+@pytest.mark.parametrize("kind", ["record", "base", "tree"])
+def test_two_of_one(place: Place, kind: str) -> None:
+    place.export()
+
+    def edit(value: dict[str, Any], layout: Layout) -> None:
+        row = entry(value, kind)
+        content = layout.blob(row["digest"]).read_bytes() + b" "
+        blob = layout.put_bytes(content, row["mediaType"])
+        value["layers"].append({**row, "digest": blob.digest, "size": blob.size})
+
+    place.change(edit)
+    with pytest.raises(HostileInputError, match="holds two of the"):
+        place.bring()
+    _nothing_counts(place)
+
+
+def test_what_is_known_of_a_base_stays(place: Place) -> None:
+    """Who made it, and how: what is signed later repeats it."""
+    place.export()
+    place.bring()
+    (path,) = (place.root / "other" / "records").glob("*.json")
+    before = path.read_bytes()
+    record = json.loads(place.content("record"))
+    place.swap("record", canonical(record | {"tool": {"version": "6", "builder": "https://evil.test/"}}))
+    (place.root / "other" / "toolchain.lock").unlink()
+    place.bring()
+    assert path.read_bytes() == before
+    path.write_bytes(canonical(record | {"manifest": "sha256:" + "0" * 64}))
+    with pytest.raises(LockedError, match="another base"):
+        place.bring()
+    path.write_bytes(b"{")
+    place.bring()
+    assert json.loads(path.read_bytes())["tool"]["version"] == "6", "a damaged one says nothing"
+
+
+def test_packages_that_are_others_than_in_the_lock(place: Place) -> None:
+    """By its digest the list is the locked one; what the lock shows is not."""
+    place.export()
+    content = place.content("lock").replace(b'"apt"', b'"apx"')
+    assert content != place.content("lock")
+    place.swap("lock", content)
+    with pytest.raises(HostileInputError, match="list of packages"):
+        place.bring()
+    _nothing_counts(place)
+
+
+@pytest.mark.parametrize("rows", [None, 5, [{"x": 1}], ["no row"], [[]]])
+def test_a_list_that_holds_no_packages(place: Place, rows: Any) -> None:
+    place.export()
+    value = json.loads(place.content("base")) | {"packages": rows}
+    digest, record = sha256_json(value), json.loads(place.content("record"))
+    record["inputs"]["packages"] = digest
+    record["input_digest"] = sha256_json(record["inputs"])
+    _relock(place, bases=(dataclasses.replace(_lock(place).bases[0], packages_digest=digest),))
+    place.swap("base", canonical(value))
+    place.swap("record", canonical(record))
+    with pytest.raises(HostileInputError, match="list of packages"):
+        place.bring()
+    _nothing_counts(place)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [{"cache": "/tmp/x"}, {"key": "/tmp/evil"}, {"stage": "--help"}, {"stage": ["llvm"]}, {"limit": "1"}, {"gpu": "x"},
+     {"arch": [1]}, {"source": {"llvm": {"a": "b"}}}, {"patch": ["x"]}, {"select": 3}],
+)  # fmt: skip
+def test_a_request_that_nobody_can_make(place: Place, request_: dict[str, Any]) -> None:
+    """The command that is told after an import is made of it."""
+    place.export()
+    _relock(place, request=request_)
+    with pytest.raises(ConfigError, match="the request"):
+        place.bring()
+    _nothing_counts(place)
+
+
+def test_what_the_command_tells_is_one_line_and_lets_nothing_more_in(place: Place) -> None:
+    place.export()
+    _relock(place, request={"select": "x\n\x1b[2Jnow: evil", "allow-binary": ["triton-wheel"]})
+    told = place.bring()
+    assert not any(set(word) & set("\n\x1b") for word in told.command)
+    own = place.root / "another" / "toolchain.lock"
+    lockfile.write(dataclasses.replace(told.lock, request={"select": "x"}), own)
+    with pytest.raises(LockedError) as caught:
+        place.bring("another")
+    assert "--allow-binary triton-wheel is not in the lock" in caught.value.why
+    words = shlex.split(" ".join(told.command))
+    assert words[words.index("--cache") + 1] == str(place.root / "other")
 
 
 def test_other_packages(place: Place) -> None:
@@ -267,9 +365,16 @@ def test_a_cache_with_another_base_is_left_alone(place: Place) -> None:
 
 def _locked(place: Place, **changes: Any) -> None:
     """Another row for Triton in the bundle's own lock."""
-    lock = lockfile.parse(place.content("lock"), "it")
-    sources = [dataclasses.replace(one, **changes) if one.name == "triton" else one for one in lock.sources]
-    place.swap("lock", lockfile.render(dataclasses.replace(lock, sources=tuple(sources))))
+    sources = [dataclasses.replace(one, **changes) if one.name == "triton" else one for one in _lock(place).sources]
+    _relock(place, sources=tuple(sources))
+
+
+def _lock(place: Place) -> Lock:
+    return lockfile.parse(place.content("lock"), "it")
+
+
+def _relock(place: Place, **changes: Any) -> None:
+    place.swap("lock", lockfile.render(dataclasses.replace(_lock(place), **changes)))
 
 
 def _digest_of(tree: bytes, folder: Path) -> str:

@@ -79,7 +79,7 @@ GOOD = lockfile.render(lock()).decode()
         (GOOD.replace('kind = "archive"', 'kind = "distro"'), "no distro source"),
         (GOOD.replace('kind = "pypi"', 'kind = "git"'), "of another kind"),
         (GOOD.replace("[request]", "[request]\nx = " + "[" * 3000), "not TOML"),
-        (GOOD.replace("source = {", 'source = "boo"\nx = {'), "no table"),
+        (GOOD.replace("source = {", 'source = "boo"\nx = {'), "nothing that can be asked for"),
         (GOOD.replace('file = "x.tar.gz"', 'file = "../x.tar.gz"'), "file name"),
         (GOOD.replace('parts = ["llvm"', 'parts = [".."'), "parts"),
         (GOOD.replace('name = "debian13"', 'name = "../debian13"'), "proper name"),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import platform
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +17,20 @@ from typer.testing import CliRunner
 from tests.bundle_fixtures import Place
 from tests.evidence_fixtures import finished_base, finished_sysroot
 from tests.lock_fixtures import base, lock
-from toolchain import lockfile, locking, pipeline
+from toolchain import bundle, lockfile, locking, pipeline
 from toolchain.bundle import export
 from toolchain.cli.app import app
 from toolchain.digest import canonical
-from toolchain.errors import ConfigError, HostileInputError, LockedError, SourceError
-from toolchain.lockfile import Lock
+from toolchain.errors import ConfigError, HostileInputError, LockedError, SourceError, UnsupportedError
+from toolchain.lockdiff import differences
+from toolchain.lockfile import Lock, LockedBase
 from toolchain.oci.layout import Layout
 from toolchain.oci.reference import LayoutRef
 from toolchain.pipeline import plan
 from toolchain.settings import Cache, Request
-from toolchain.stages.stage import Built, Planned, Shop
+from toolchain.stages.base import BaseStage
+from toolchain.stages.llvm import LlvmStage
+from toolchain.stages.stage import Built, Planned
 from toolchain.stages.sysroot import SysrootStage
 
 LLVM = ("--source", "llvm=distro:llvm-toolchain-22")
@@ -122,22 +128,42 @@ def test_the_verbs(cache: Cache) -> None:
         assert "sysroot debian13 (arm64): libc6-dev 2.41 666666666666 is locked, 2.42" in moved.stderr
 
 
-def test_packages_that_moved_stop_the_build(cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is compiled against what the mirrors have now."""
-    request = Request(cache=cache, arch=("arm64",))
-    locked = held(request, "base")
+@pytest.mark.parametrize("waited", [False, True])
+@pytest.mark.parametrize("stage", ["base", "sysroot"])
+def test_packages_that_moved_stop_the_build(
+    cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str, waited: bool
+) -> None:
+    """Nothing is built in or against what the mirrors have now, whether this made it or another that it waited for."""
+    request = Request(cache=cache, arch=("arm64",), sources={"llvm": "distro:llvm-toolchain-22"})
+    locked = held(request, "llvm")
+    other = Cache(tmp_path / "two")
+    if stage == "sysroot":
+        finished_base(other, tmp_path / "same")
 
-    def moved(_: object, planned: Planned, below: object, shop: Shop) -> Built:
-        built = finished_sysroot(shop.cache, tmp_path / "second", "arm64")
-        path = shop.cache.package_list("sysroot", "debian13", "arm64")
-        path.write_text(path.read_text().replace("2.41", "2.42"))
-        return built
+    def moved() -> Built:
+        if stage == "base":
+            return finished_base(other, tmp_path / "moved", "9.9")
+        return finished_sysroot(other, tmp_path / "moved", "arm64", "9.9")
 
-    monkeypatch.setattr(SysrootStage, "build", moved)
+    @contextlib.contextmanager
+    def lock_of(_: Cache, planned: Planned) -> Iterator[None]:
+        if planned.name == stage and waited:
+            moved()
+        yield
+
+    def never(*_: object) -> Built:
+        raise AssertionError("nothing is left to build")
+
+    for one in (BaseStage, SysrootStage):
+        monkeypatch.setattr(one, "build", lambda *_: never() if waited else moved())
+    monkeypatch.setattr(LlvmStage, "build", never)
+    monkeypatch.setattr(pipeline, "_stage_lock", lock_of)
     monkeypatch.setattr(pipeline, "_ready", lambda *_: None)
+    monkeypatch.setattr(pipeline, "_known", lambda stage, own, below, _: stage.plan(own, below))
+    monkeypatch.setattr("toolchain.prefetch.fetch_source", lambda source, **_: source)
     with pytest.raises(LockedError, match="not what the lock holds") as caught:
-        pipeline.build(dataclasses.replace(request, cache=Cache(tmp_path / "two"), lock=locked), "base")
-    assert "libc6-dev 2.41 666666666666 is locked, 2.42" in caught.value.why
+        pipeline.build(dataclasses.replace(request, cache=other, lock=locked), "llvm")
+    assert "is locked, 9.9 " in caught.value.why
 
 
 @pytest.mark.parametrize(
@@ -146,12 +172,36 @@ def test_packages_that_moved_stop_the_build(cache: Cache, tmp_path: Path, monkey
         ((base(), base()), "base debian13 (amd64) is there twice"),
         ((base(stage="sysroot"), base(stage="sysroot")), "sysroot debian13 (amd64) is there twice"),
         ((base(stage="sysroot", state="image"),), "only a base can be one"),
+        ((base(image=""),), "has no image"),
     ],
 )
 def test_what_no_lock_holds(bases: tuple[Any, ...], says: str) -> None:
     with pytest.raises(ConfigError) as caught:
         lockfile.parse(lockfile.render(lock(bases=bases)), "the file")
     assert says in str(caught.value)
+
+
+def test_rows_that_are_others_than_their_digest() -> None:
+    """The digest is what counts in a build; who reads the file reads the rows."""
+    was = base(packages=(dataclasses.replace(base().packages[0], version="9.9"), *base().packages[1:]))
+    for rows in (was, base(packages=())):
+        found = differences(lock(bases=(rows,)), lock(), whole=False)
+        assert found
+        assert "apt" in found[0]
+    assert differences(lock(request={"stage": "llvm"}), lock(request={"stage": "base"}), whole=False) == []
+    (asked,) = differences(lock(request={"gpu": ["a"]}), lock(request={"gpu": ["b"]}), whole=True)
+    assert asked == '--gpu: ["a"] was asked for when it was locked, ["b"] is now'
+
+
+def test_an_image_that_is_forgotten_is_not_locked(cache: Cache, tmp_path: Path) -> None:
+    shutil.rmtree(cache.records)
+    request = Request(cache=cache, arch=("arm64",))
+    rows = [row.planned for row in plan(request, "base")]
+    made = locking.make(request, rows, "base", tmp_path / "a lock")
+    assert named(made) == ["sysroot debian13 (arm64) unresolved"]
+    assert not made.complete
+    assert locking.check_file(request, rows, "base", tmp_path / "a lock") == made
+    locking.check(dataclasses.replace(request, lock=made), rows)
 
 
 # Bundles
@@ -209,6 +259,47 @@ def test_one_system_in_the_place_of_another(place: Place, kind: str) -> None:
     assert not (place.root / "other" / "locked").exists()
 
 
+def test_a_bundle_for_a_machine_of_another_kind(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.export()
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    with pytest.raises(UnsupportedError, match=r"holds the base debian13 \(amd64\), and this machine is arm64"):
+        place.bring()
+    assert not (place.root / "other" / "records").exists()
+
+
+def test_a_sysroot_in_the_place_of_the_base(place: Place) -> None:
+    """With the base's own inputs its record would have the base's name."""
+    place.export()
+
+    def edit(value: dict[str, Any], layout: Layout) -> None:
+        for row in value["layers"]:
+            notes = row["annotations"]
+            notes["toolchain.bundle.name"] = notes["toolchain.bundle.name"].replace("base-debian13", "sysroot-debian13")
+            if notes["toolchain.bundle.kind"] == "lock":
+                content = layout.blob(row["digest"]).read_bytes().replace(b"[[base]]", b"[[sysroot]]")
+                blob = layout.put_bytes(content, row["mediaType"])
+                row["digest"], row["size"] = blob.digest, blob.size
+
+    place.change(edit)
+    with pytest.raises(UnsupportedError, match=r"holds the sysroot debian13 \(amd64\)"):
+        place.bring()
+    assert not (place.root / "other" / "records").exists()
+
+
+def test_a_system_made_anew_while_it_is_packed(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = bundle._Packer.base
+
+    def base_(self: Any, one: LockedBase, row: Any) -> None:
+        packed(self, one, row)
+        if one.arch == "s390x":
+            finished_sysroot(place.request.cache, place.root / "anew", "s390x", "2.42")
+
+    monkeypatch.setattr(bundle._Packer, "base", base_)
+    with pytest.raises(SourceError, match="made anew"):
+        place.export()
+    assert not place.out.path.exists()
+
+
 @pytest.mark.parametrize("partial", ["", "tablegen"])
 def test_a_record_that_says_another_part(place: Place, partial: str) -> None:
     place.export()
@@ -220,6 +311,6 @@ def test_a_record_that_says_another_part(place: Place, partial: str) -> None:
         row["digest"], row["size"] = blob.digest, blob.size
 
     place.change(edit)
-    with pytest.raises(HostileInputError, match="says of a sysroot what none has"):
+    with pytest.raises(HostileInputError, match="not that of the sysroot"):
         place.bring()
     assert not (place.root / "other" / "records").exists()

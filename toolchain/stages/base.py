@@ -180,7 +180,7 @@ def run_mmdebstrap(
     if shop.request.offline:
         raise UnreachableError(
             f"{what} is not in the cache and --offline forbids to make it",
-            fix="run `toolchain build base` once with a network, or give --base oci:DIR",
+            fix="run this once with a network, or import a bundle",
         )
     main = next((mirror for mirror in apt_mirrors() if not mirror.security), None)
     if main is None:
@@ -290,7 +290,9 @@ def _take_local(planned: Planned, shop: Shop) -> Built:
     own.ensure()
     manifest = found["manifest"]
     for part in (manifest["config"], *manifest["layers"]):
-        own.put_file(layout.blob(part["digest"]), digest=part["digest"])
+        # Every build comes here, also one with nothing to do, so what was copied before is not read again.
+        if not own.has(part["digest"]) or own.blob(part["digest"]).stat().st_size != part["size"]:
+            own.put_file(layout.blob(part["digest"]), digest=part["digest"])
     content = layout.blob(found["digest"]).read_bytes()
     if sha256_bytes(content) != found["digest"]:
         raise SourceError(f"{shop.request.base} is damaged", why=f"its manifest is not {found['digest']}")
