@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from toolchain.bundle import Entry
 from toolchain.digest import sha256_json
@@ -81,16 +81,21 @@ class _Facts(_Strict):
     largest: list[dict[str, str | int]] = []
 
 
+_Nothing = Annotated[list[Any], Field(max_length=0)]
+
+
 class _Record(_Strict):
-    """Of a finished base or sysroot, as `shop.BuildShop.finish` writes it. What else it could say none of them has, and
-    provenances and SBOMs of all that is built on it would repeat it."""
+    """Of a finished base or sysroot, as `shop.BuildShop.finish` writes it.
+
+    What else one could say none of them has, and provenances and SBOMs of all that is built on it would repeat it.
+    """
 
     stage: str
     image: str
     input_digest: str
     inputs: _Inputs
-    sources: list[Literal[""]] = []
-    binaries: list[Literal[""]] = []
+    sources: _Nothing = []
+    binaries: _Nothing = []
     request: dict[str, Any]
     started: float
     finished: float

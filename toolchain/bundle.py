@@ -202,8 +202,14 @@ class _Packer:
         assert row.built is not None  # noqa: S101 - the caller looked
         layout = Layout(cache.images)
         self.image(layout, layout.resolve(row.built.manifest), base.owner)
-        record = record_path(cache, row.built.input_digest).read_bytes()
-        self.content("record", base.owner, "record.json", canonical(json.loads(record)))
+        record = json.loads(record_path(cache, row.built.input_digest).read_bytes())
+        if taken := record.get("taken_from"):
+            raise SourceError(
+                f"{base} was not made here",
+                why=f"it was taken from {taken['ref']}, and whoever imports a bundle believes only what its maker made",
+                fix="export it where it was made, or make it in another cache (--cache DIR) and export that",
+            )
+        self.content("record", base.owner, "record.json", canonical(record))
         packages = cache.package_list(base.stage, base.name, base.arch)
         self.content("base", base.owner, packages.name, canonical(json.loads(packages.read_bytes())))
 

@@ -156,6 +156,16 @@ def test_a_source_that_is_not_there_or_a_base_that_is_not_built(place: Place) ->
     assert not place.out.path.exists()
 
 
+def test_a_base_that_was_taken_from_elsewhere(place: Place) -> None:
+    """No import would believe what is told of it."""
+    (path,) = place.request.cache.records.glob("*.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"taken_from": {"ref": "registry.test/x", "key": "k"}}))
+    with pytest.raises(SourceError, match="was not made here") as caught:
+        place.export()
+    assert "registry.test/x" in caught.value.why
+    assert not place.out.path.exists()
+
+
 # What is here already
 
 
