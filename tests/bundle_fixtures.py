@@ -92,6 +92,7 @@ def full_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
         content, file = project.encode(), f"{project}-1-py3-none-any.whl"
         digest = put(store, content, file).removeprefix("sha256:")
         rows.append(PypiFile(project=project, version="1", file=file, sha256=digest, size=len(content), license="MIT"))
+    monkeypatch.setattr("toolchain.console.warn", lambda text: None)
     monkeypatch.setattr("toolchain.sources.pypi.known_files", lambda: tuple(rows))
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as tar:

@@ -25,7 +25,7 @@ from toolchain.oci.layer import compress, write_layer
 from toolchain.oci.layout import Layout
 from toolchain.oci.publish import Published, publish
 from toolchain.oci.reference import LayoutRef, Target
-from toolchain.pipeline import PlanRow, plan, record_path
+from toolchain.pipeline import PlanRow, plan
 from toolchain.settings import EPOCH, Request
 from toolchain.sources.resolve import fetch_source
 from toolchain.sources.store import Store
@@ -202,7 +202,7 @@ class _Packer:
         assert row.built is not None  # noqa: S101 - the caller looked
         layout = Layout(cache.images)
         self.image(layout, layout.resolve(row.built.manifest), base.owner)
-        record = json.loads(record_path(cache, row.built.input_digest).read_bytes())
+        record = json.loads(cache.record(row.built.input_digest).read_bytes())
         if taken := record.get("taken_from"):
             raise SourceError(
                 f"{base} was not made here",

@@ -17,6 +17,7 @@ from toolchain.errors import ToolchainError
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 _WIDE = 220  # columns of a table that goes into a file or a log
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_IN_LINES = re.compile(r"[\x00-\x1f\x7f]")
 _said: list[Any] = []
 """What this command has printed as data; a command prints one document."""
 
@@ -40,6 +41,11 @@ class _Plain(logging.Formatter):
 def plain(text: str) -> str:
     """Text without control characters: names and messages of strangers must not paint over what stands there."""
     return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+
+
+def one_line(text: str) -> str:
+    """Text for a file or a command that must not span lines, nor hold what a lock cannot."""
+    return _IN_LINES.sub("?", text)
 
 
 def note(text: str) -> None:

@@ -149,28 +149,24 @@ def collect(cache: Cache, record: Record, plan: Sequence[Planned]) -> Material:
     packages = _packages(cache, base) if base else ()
     for one in (record, *below):
         if one["stage"] == "sysroot":  # headers of these packages were compiled in
-            packages = tuple(sorted({*packages, *_sysroot_packages(cache, one)}))
+            packages = tuple(sorted({*packages, *_resolved(cache, "sysroot", one)}))
     return Material(
         record=record,
         below=tuple(below),
         packages=packages,
         isolation=_isolation(cache),
-        finished=_path(cache, record["input_digest"]).stat().st_mtime,
+        finished=cache.record(record["input_digest"]).stat().st_mtime,
     )
-
-
-def _path(cache: Cache, digest: str) -> Path:
-    return cache.records / f"{digest.removeprefix('sha256:')}.json"
 
 
 def write_record(cache: Cache, record: Record) -> None:
     """Write the record of a finished stage: from now on the stage counts as finished."""
-    write_atomically(_path(cache, record["input_digest"]), json.dumps(record, indent=1).encode())
+    write_atomically(cache.record(record["input_digest"]), json.dumps(record, indent=1).encode())
 
 
 def read_record(cache: Cache, digest: str) -> Record:
     """The record of a finished stage."""
-    value: Record = json.loads(_path(cache, digest).read_bytes())
+    value: Record = json.loads(cache.record(digest).read_bytes())
     return value
 
 
@@ -194,27 +190,21 @@ def _digests_in(record: Record) -> set[str]:
     return {value for value in (record.get("inputs") or {}).values() if isinstance(value, str)}
 
 
-def _sysroot_packages(cache: Cache, record: Record) -> tuple[Package, ...]:
-    """The packages of another machine's system; none where its list is no longer the one it was unpacked from."""
+def _resolved(cache: Cache, stage: str, record: Record) -> tuple[Package, ...]:
+    """What a base or sysroot was resolved to; nothing where its list is no longer the one that it was made of."""
     inputs = record.get("inputs") or {}
     try:
         recipe = base_recipe(str(inputs.get("base", "")), str(inputs.get("arch", "")))
-        lock = json.loads(cache.package_list("sysroot", recipe.name, recipe.arch).read_bytes())
-    except (OSError, ValueError, UnsupportedError):
+        lock = json.loads(cache.package_list(stage, recipe.name, recipe.arch).read_bytes())
+        return parse_lock(lock["packages"]) if sha256_json(lock) == inputs.get("packages") else ()
+    except (OSError, ValueError, KeyError, UnsupportedError):
         return ()
-    return parse_lock(lock["packages"]) if sha256_json(lock) == inputs.get("packages") else ()
 
 
 def _packages(cache: Cache, base: Record) -> tuple[Package, ...]:
     """The base's packages: from its resolved list if that is still the one of this base, else from its layers."""
-    inputs = base.get("inputs") or {}
-    try:
-        recipe = base_recipe(str(inputs.get("base", "")), str(inputs.get("arch", "")))
-        lock = json.loads(cache.package_list("base", recipe.name, recipe.arch).read_bytes())
-        if sha256_json(lock) == inputs.get("packages"):
-            return parse_lock(lock["packages"])
-    except (OSError, ValueError, KeyError, UnsupportedError):
-        pass
+    if found := _resolved(cache, "base", base):
+        return found
     layout = Layout(cache.images)
     if not base.get("manifest") or not layout.has(base["manifest"]):
         return ()

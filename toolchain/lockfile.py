@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from toolchain.console import one_line
 from toolchain.digest import write_atomically
 from toolchain.errors import ConfigError
 from toolchain.sources.distro import PACKAGE, VERSION
@@ -221,7 +222,7 @@ def _command(lock: Lock) -> str:
     words = ["toolchain", "lock", str(lock.request.get("stage", "all")), *options(lock)]
     if any(base.state == "open" for base in lock.bases):
         words.append("--open-base")
-    return re.sub(r"[\x00-\x1f\x7f]", "?", shlex.join(words))
+    return one_line(shlex.join(words))
 
 
 def options(lock: Lock, **instead: Any) -> list[str]:

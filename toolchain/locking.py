@@ -257,7 +257,7 @@ def _resolved(base: LockedBase, cache: Cache, planned: Planned) -> LockedBase:
 def _manifest(cache: Cache, planned: Planned) -> str:
     """The finished base's image; empty when its record is gone."""
     try:
-        record = cache.records / f"{str(planned.input_digest).removeprefix('sha256:')}.json"
+        record = cache.record(str(planned.input_digest))
         return str(json.loads(record.read_bytes())["manifest"])
     except (OSError, ValueError, KeyError, TypeError):
         return ""

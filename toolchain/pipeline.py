@@ -24,7 +24,7 @@ from toolchain.oci.layout import Layout
 from toolchain.prefetch import Prefetch
 from toolchain.process import CommandError
 from toolchain.settings import Cache, Request
-from toolchain.shop import BuildShop, finished, record_path, used_mark, within_lock
+from toolchain.shop import BuildShop, finished, used_mark, within_lock
 from toolchain.sources.lock import in_use
 from toolchain.sources.patch import listed
 from toolchain.sources.resolve import fetch_source
@@ -34,8 +34,6 @@ from toolchain.stages.stage import Built, Planned, Stage
 
 if TYPE_CHECKING:
     from toolchain.reuse import Reuse
-
-__all__ = ["PlanRow", "build", "find", "find_image", "plan", "record_path", "records"]
 
 
 @dataclass(frozen=True)
@@ -104,7 +102,7 @@ def find(cache: Cache, planned: Planned, *, proved: bool = False) -> Built | Non
     if digest is None:
         return None
     try:
-        record = json.loads(record_path(cache, digest).read_bytes())
+        record = json.loads(cache.record(digest).read_bytes())
         if proved and planned.proves and not record.get("request", {}).get("contract", True):
             return None
         layout = Layout(cache.images)
@@ -123,7 +121,7 @@ def find(cache: Cache, planned: Planned, *, proved: bool = False) -> Built | Non
     except (OSError, ValueError, KeyError, TypeError):
         return None
     with contextlib.suppress(OSError):
-        used_mark(record_path(cache, digest)).touch()
+        used_mark(cache.record(digest)).touch()
     return found
 
 

@@ -20,7 +20,7 @@ from toolchain.oci.check import verify_layout
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.image import diff_ids_of, platform_of, standard_annotations, write_index
 from toolchain.oci.layout import Layout
-from toolchain.pipeline import PlanRow, build, find, plan, record_path
+from toolchain.pipeline import PlanRow, build, find, plan
 from toolchain.settings import EPOCH, Cache, Request
 from toolchain.shop import image_tag
 from toolchain.stages.stage import Built
@@ -208,7 +208,7 @@ def _take(cache: Cache, fresh: Cache, built: Built) -> None:
             except OSError:
                 new.put_file(old.blob(part.digest), digest=part.digest, media_type=part.media_type)
     new.tag(manifest, image_tag(built.planned.image, built.input_digest))
-    record = json.loads(record_path(cache, built.input_digest).read_bytes())
-    target = record_path(fresh, built.input_digest)
+    record = json.loads(cache.record(built.input_digest).read_bytes())
+    target = fresh.record(built.input_digest)
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_bytes(json.dumps(record, indent=1).encode())

@@ -40,6 +40,10 @@ class Cache:
         """One JSON file for each finished stage, by input digest."""
         return self.root / "records"
 
+    def record(self, input_digest: str) -> Path:
+        """What is kept of a finished stage."""
+        return self.records / f"{input_digest.removeprefix('sha256:')}.json"
+
     def package_list(self, stage: str, base: str, arch: str) -> Path:
         """What the packages of a base, or of another machine's side of it, were resolved to.
 

@@ -36,11 +36,6 @@ if TYPE_CHECKING:
 BROUGHT = "bundle"  # ends the names of bases that a bundle brought without the record of how they were made
 
 
-def record_path(cache: Cache, input_digest: str) -> Path:
-    """Where the record of a finished stage lies."""
-    return cache.records / f"{input_digest.removeprefix('sha256:')}.json"
-
-
 def used_mark(record: Path) -> Path:
     """The file whose time says when a finished stage was last asked for. The record's own says when it was made."""
     return record.with_suffix(".used")
@@ -244,8 +239,8 @@ class BuildShop:
         }
         # The tag keeps the blobs from the garbage collector; the record is what makes the result count. So it is last.
         layout.tag(layout.resolve(manifest), image_tag(planned.image, digest))
-        used_mark(record_path(self.cache, digest)).unlink(missing_ok=True)
-        write_atomically(record_path(self.cache, digest), json.dumps(record, indent=1).encode())
+        used_mark(self.cache.record(digest)).unlink(missing_ok=True)
+        write_atomically(self.cache.record(digest), json.dumps(record, indent=1).encode())
         self._tidy(planned)
         return Built(
             planned=planned,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import shlex
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ from toolchain.admission import (
     require_whole,
 )
 from toolchain.bundle import TYPE, Entry
+from toolchain.console import one_line
 from toolchain.digest import canonical, write_atomically
 from toolchain.errors import DigestError, HostileInputError, RegistryError, UnreachableError
 from toolchain.lockfile import Lock, LockedBase, LockedSource
@@ -33,7 +33,7 @@ from toolchain.oci.publish import resolve as resolve_ref
 from toolchain.oci.reference import LayoutRef, Target
 from toolchain.oci.registry import Registry
 from toolchain.settings import Cache, default_cache
-from toolchain.shop import image_tag, record_path
+from toolchain.shop import image_tag
 from toolchain.sources.distro import Package, known_package, note
 from toolchain.sources.lock import held
 from toolchain.sources.store import Store
@@ -219,7 +219,7 @@ class _Taker:
         for base in lock.bases:
             self._tag(base, records)
         for entry, record in records.items():
-            done.append(Taken(entry, _write(record_path(self._cache, record["input_digest"]), record)))
+            done.append(Taken(entry, _write(self._cache.record(record["input_digest"]), record)))
         for entry, (path, value) in bases.items():
             done.append(Taken(entry, _write(path, value)))
         return done
@@ -255,7 +255,7 @@ class _Taker:
                 raise HostileInputError(f"{entry.title} is nothing that can be kept", why=str(error)) from error
             base = _owner(entry, lock)
             require_record(record, base, self._layers[base.image], entry.title)
-            known = read_json(record_path(self._cache, record["input_digest"]))
+            known = _read(self._cache.record(record["input_digest"]))
             if known is not None and known.get("manifest") != base.image:
                 raise refused([f"{base} is another image in this cache"], "the bundle brings another base")
             # What is known of it here, who made it above all, is not for a bundle to say otherwise.
@@ -271,7 +271,7 @@ class _Taker:
             path = self._cache.package_list(base.stage, base.name, base.arch)
             if path.name != entry.title:
                 raise HostileInputError(f"the bundle calls {path.name} otherwise: {entry.title}", fix=DO_NOT)
-            if (known := read_json(path)) is not None and known != value:
+            if (known := _read(path)) is not None and known != value:
                 raise refused([f"{base} is resolved otherwise in this cache"], "the bundle brings another base")
             found[entry] = (path, value)
         return found
@@ -343,7 +343,7 @@ def _owner(entry: Entry, lock: Lock) -> LockedBase:
     return next(one for one in lock.bases if one.owner == entry.name)  # `require_whole` looked
 
 
-def read_json(path: Path) -> dict[str, Any] | None:
+def _read(path: Path) -> dict[str, Any] | None:
     """A JSON object that is here, None where there is none or it is damaged."""
     with contextlib.suppress(OSError, ValueError):
         value = json.loads(path.read_bytes())
@@ -380,4 +380,4 @@ def _command(cache: Cache, lock: Lock, lock_path: Path) -> tuple[str, ...]:
     named = ("--lock-file", str(lock_path), *(("--cache", str(cache.root)) if cache != Cache(default_cache()) else ()))
     words = ("toolchain", "build", stage, "--offline", "--locked", *named, *lockfile.options(lock, **instead))
     # It goes to a terminal, and what was asked for is what a stranger says.
-    return tuple(shlex.quote(re.sub(r"[\x00-\x1f\x7f]", "?", word)) for word in words)
+    return tuple(shlex.quote(one_line(word)) for word in words)

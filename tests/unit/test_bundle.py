@@ -16,10 +16,7 @@ from tests.fake_registry import fake_registry
 from toolchain import lockfile
 from toolchain.bundle import export
 from toolchain.digest import sha256_file
-from toolchain.errors import (
-    LockedError,
-    SourceError,
-)
+from toolchain.errors import LockedError, SourceError
 from toolchain.oci import descriptor as media
 from toolchain.oci.layout import Layout
 from toolchain.oci.reference import LayoutRef, RegistryRef
@@ -28,11 +25,6 @@ from toolchain.settings import Cache
 from toolchain.sources.resolve import fetch_source, locate, parse_source_spec
 from toolchain.sources.store import Store
 from toolchain.sources.tree import tree_digest
-
-
-@pytest.fixture(autouse=True)
-def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("toolchain.console.warn", lambda text: None)
 
 
 @pytest.fixture

@@ -17,24 +17,12 @@ import pytest
 from tests.bundle_fixtures import Place, entry, full_place
 from toolchain import lockfile
 from toolchain.digest import canonical, sha256_json
-from toolchain.errors import (
-    ConfigError,
-    DigestError,
-    HostileInputError,
-    LockedError,
-    RegistryError,
-    ToolchainError,
-)
+from toolchain.errors import ConfigError, DigestError, HostileInputError, LockedError, RegistryError, ToolchainError
 from toolchain.lockfile import Lock
 from toolchain.oci.layout import Layout
 from toolchain.settings import Cache
 from toolchain.sources.tree import tree_digest
 from toolchain.unbundle import bring
-
-
-@pytest.fixture(autouse=True)
-def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("toolchain.console.warn", lambda text: None)
 
 
 @pytest.fixture

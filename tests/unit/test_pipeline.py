@@ -265,7 +265,7 @@ def test_a_local_archive_is_looked_into_once_it_is_unpacked(tmp_path: Path) -> N
 def recorded(cache: Cache, one: Planned, **more: Any) -> None:
     """As if it had been built."""
     manifest = Layout(cache.images).ensure().put_json({"layers": []}, media.MANIFEST)
-    path = pipeline.record_path(cache, str(one.input_digest))
+    path = cache.record(str(one.input_digest))
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"manifest": manifest.digest, "layers": [], "facts": {}, **more}))
 
@@ -289,7 +289,7 @@ def test_a_record_whose_image_is_gone_does_not_count(tmp_path: Path) -> None:
         found = pipeline.find(cache, one)
         assert found is not None
         if gone == "record":
-            pipeline.record_path(cache, found.input_digest).write_text("{")
+            cache.record(found.input_digest).write_text("{")
         else:
             layout.blob(layer.digest if gone == "layer" else found.manifest).unlink()
         assert pipeline.find(cache, one) is None, gone

@@ -23,7 +23,7 @@ from toolchain.oci.layer import compress, write_layer
 from toolchain.oci.layout import Layout
 from toolchain.pipeline import find, plan
 from toolchain.settings import EPOCH, Cache, Request
-from toolchain.shop import image_tag, record_path, used_mark
+from toolchain.shop import image_tag, used_mark
 from toolchain.sources.lock import alone, in_use
 from toolchain.sources.store import Store
 from toolchain.upkeep import DAY, Item, prune, survey
@@ -54,7 +54,7 @@ def add_image(cache: Cache, name: str, digest: str, content: str) -> str:
     manifest = write_image(layout, ImageSpec(arch="amd64", layers=(layer,), epoch=EPOCH))
     layout.tag(manifest, image_tag(name, digest))
     record = {"image": name, "input_digest": digest, "manifest": manifest.digest, "layers": [], "facts": {}}
-    record_path(cache, digest).write_text(json.dumps(record))
+    cache.record(digest).write_text(json.dumps(record))
     for path in (cache.images / "blobs" / "sha256").iterdir():
         age(path, 90)
     return layer.descriptor.digest
@@ -66,7 +66,7 @@ def cache(tmp_path: Path) -> Cache:
     cache = Cache(tmp_path / "a cache")
     finished_base(cache, tmp_path / "base")
     add_image(cache, "llvm-triton-old-debian13", OTHER, "old")
-    age(record_path(cache, OTHER), 60)
+    age(cache.record(OTHER), 60)
     return cache
 
 
@@ -75,7 +75,7 @@ def test_an_image_that_nobody_used_goes_with_its_blobs_and_name(cache: Cache) ->
     same = add_image(cache, "llvm-triton-same-debian13", "sha256:" + "ee" * 32, "shared by two")
     shared = add_image(cache, "llvm-triton-sharer-debian13", "sha256:" + "ff" * 32, "shared by two")
     assert same == shared
-    age(record_path(cache, "sha256:" + "ff" * 32), 60)
+    age(cache.record("sha256:" + "ff" * 32), 60)
     base = plan(Request(cache=cache), "base")[0].built
     assert base is not None
     before = set((cache.images / "blobs" / "sha256").iterdir())
@@ -86,7 +86,7 @@ def test_an_image_that_nobody_used_goes_with_its_blobs_and_name(cache: Cache) ->
     gone = before - set((cache.images / "blobs" / "sha256").iterdir())
     assert len(gone) == 3, "manifest, config and layer of the old one; what another image has too stays"
     assert layout.has(shared)
-    assert not record_path(cache, OTHER).exists()
+    assert not cache.record(OTHER).exists()
     assert set(layout.refs()) == {
         image_tag("llvm-triton-same-debian13", "sha256:" + "ee" * 32),
         image_tag(base.planned.image, base.input_digest),
@@ -97,7 +97,7 @@ def test_an_image_that_nobody_used_goes_with_its_blobs_and_name(cache: Cache) ->
 
 def test_what_a_build_asked_for_is_used(cache: Cache) -> None:
     (row,) = plan(Request(cache=cache), "base")
-    record = record_path(cache, str(row.planned.input_digest))
+    record = cache.record(str(row.planned.input_digest))
     age(record, 60)
     age(used_mark(record), 60)
     assert len(pruned(cache, dry=True)) == 2
@@ -188,9 +188,9 @@ def test_an_image_counts_by_its_record_where_its_name_was_lost(cache: Cache) -> 
 
 
 def test_an_image_that_was_made_again_is_not_as_old_as_the_first(cache: Cache) -> None:
-    used_mark(record_path(cache, OTHER)).touch()
-    age(used_mark(record_path(cache, OTHER)), 60)
-    record_path(cache, OTHER).touch()
+    used_mark(cache.record(OTHER)).touch()
+    age(used_mark(cache.record(OTHER)), 60)
+    cache.record(OTHER).touch()
     assert pruned(cache) == []
 
 
@@ -201,15 +201,15 @@ def test_what_an_image_was_made_of_stays_with_it(cache: Cache) -> None:
     (store.partial / "x.whl").write_bytes(b"wheel")
     home = store.add_file(store.partial / "x.whl", sha256_bytes(b"wheel")).parent
     tree = store.tree(sha256_bytes(b"source"), lambda folder: (folder / "text").touch())
-    record = json.loads(record_path(cache, OTHER).read_text())
+    record = json.loads(cache.record(OTHER).read_text())
     record["inputs"] = {"sources": [{"name": "llvm", "digest": sha256_bytes(b"source"), "patches": []}]}
     record["facts"] = {"wheels": [{"file": "x.whl", "digest": sha256_bytes(b"wheel")}]}
-    record_path(cache, OTHER).write_text(json.dumps(record))
+    cache.record(OTHER).write_text(json.dumps(record))
     for path in (home, tree.with_name(f"{tree.name}.json")):
         age(path, 90)
     assert pruned(cache) == []
     assert any(one.name.startswith("llvm sha256-") for one in survey(cache))
-    age(record_path(cache, OTHER), 60)
+    age(cache.record(OTHER), 60)
     assert {one.kind for one in pruned(cache)} == {"image", "source"}
     assert not home.exists()
     assert not tree.exists()

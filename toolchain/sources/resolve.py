@@ -12,6 +12,7 @@ from functools import cache as memoize
 from pathlib import Path
 from typing import assert_never
 
+from toolchain.console import one_line
 from toolchain.digest import sha256_file, sha256_json
 from toolchain.errors import DigestError, SourceError
 from toolchain.settings import Cache
@@ -160,7 +161,7 @@ def _locate_local(name: str, spec: SourceSpec, cache: Cache) -> Source:
 
 def _shown(name: str) -> str:
     """A file's name as a lock can hold it."""
-    return re.sub(r"[\x00-\x1f\x7f]", "?", os.fsencode(name).decode("utf-8", "backslashreplace"))
+    return one_line(os.fsencode(name).decode("utf-8", "backslashreplace"))
 
 
 def _stat_cache(path: Path, cache: Cache) -> Path:
