@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from toolchain import process
-from toolchain.components import needs_for
+from toolchain.catalog.components import needs_for
+from toolchain.catalog.releases import AotritonRelease, LlvmPin, aotriton_releases, is_commit, read_pin, triton_releases
 from toolchain.errors import ToolchainError
-from toolchain.pins import AotritonRelease, LlvmPin, aotriton_releases, is_commit, read_pin, triton_releases
 from toolchain.process import CommandError
 
 TRITON = "https://github.com/triton-lang/triton"

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.table import Table
 
 from toolchain import console
-from toolchain.pipeline import records
+from toolchain.build.run import records
 from toolchain.settings import Cache, default_cache
 
 

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from tests.evidence_fixtures import finished_base
-from toolchain.bundle import TYPE, Exported, export
+from toolchain.bundle.export import TYPE, Exported, export
+from toolchain.bundle.importer import Imported, bring
 from toolchain.digest import sha256_bytes
 from toolchain.oci import descriptor as media
 from toolchain.oci.layout import Layout
@@ -22,7 +23,6 @@ from toolchain.settings import Cache, Request
 from toolchain.sources.pypi import PypiFile
 from toolchain.sources.store import Store
 from toolchain.stages.wheels import TRITON
-from toolchain.unbundle import Imported, bring
 
 
 @dataclass

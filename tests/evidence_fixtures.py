@@ -12,25 +12,25 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from rich.console import Console
 
-from toolchain.bases import base_recipe
+from toolchain.build.prefetch import Prefetch
+from toolchain.build.workspace import BuildShop
+from toolchain.catalog.bases import base_recipe
 from toolchain.digest import sha256_json
 from toolchain.engine.progress import Progress
-from toolchain.evidence import bill
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.image import ImageSpec, add_layer, standard_annotations, write_image, write_index
 from toolchain.oci.layer import Compression, compress, write_layer
 from toolchain.oci.layout import Layout
 from toolchain.oci.reference import LayoutRef
 from toolchain.oci.referrers import attach, write_artifact
-from toolchain.prefetch import Prefetch
+from toolchain.publish.attestations import bill
 from toolchain.settings import EPOCH, Cache, Request
-from toolchain.shop import BuildShop
 from toolchain.stages.base import BaseStage, recipe_digest, write_packages
 from toolchain.stages.stage import Built, Stage
 from toolchain.stages.sysroot import SysrootStage, sysroot_digest
 from toolchain.trust import attest, dsse
+from toolchain.trust.image_facts import Material, Package
 from toolchain.trust.keys import Signer
-from toolchain.trust.material import Material, Package
 
 LLVM = "https://github.com/llvm/llvm-project"
 COMMIT = "10dc3a8e916d73291269e5e2b82dd22681489aa1"

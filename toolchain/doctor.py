@@ -15,13 +15,13 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from toolchain import console, process
+from toolchain.build.run import records
+from toolchain.catalog.architectures import MACHINES, emulator_name, this_machine
 from toolchain.engine import isolation, resources
 from toolchain.engine.storage import Storage
 from toolchain.errors import EngineError, ResourceError, ToolchainError
-from toolchain.machines import MACHINES, emulator_name, this_machine
-from toolchain.pipeline import records
 from toolchain.settings import Cache
-from toolchain.stages.parts import FULL_DISK
+from toolchain.stages.llvm_subset import FULL_DISK
 
 Status = Literal["ok", "warn", "fail"]
 

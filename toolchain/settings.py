@@ -12,7 +12,7 @@ from toolchain.digest import write_atomically
 from toolchain.errors import ConfigError
 
 if TYPE_CHECKING:
-    from toolchain.lockfile import Lock
+    from toolchain.lock.file import Lock
 
 _TAG = "Signature: 8a477f597d28d172789f06886806bc55"  # as the specification has it
 EPOCH = 1767225600  # 2026-01-01T00:00:00Z: the one timestamp of all layers

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.registry_fixtures import running_registry
-from toolchain import pipeline
+from toolchain.build import run as pipeline
 from toolchain.engine.buildah import Buildah
 from toolchain.settings import Cache, default_cache
 

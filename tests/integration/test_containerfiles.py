@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from toolchain import process
-from toolchain.bases import base_recipe
+from toolchain.catalog.bases import base_recipe
 from toolchain.recipe import root
 
 pytestmark = pytest.mark.engine

@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 
 from tests.dockerd_fixture import dockerd
-from toolchain.components import Needs, needs_for
-from toolchain.contract import check_layer, check_names
+from toolchain.catalog.components import Needs, needs_for
 from toolchain.engine.buildah import Buildah
-from toolchain.engine.container import DockerRunner
+from toolchain.engine.docker import DockerRunner
 from toolchain.process import Result
 from toolchain.recipe import Mount
 from toolchain.settings import Cache
 from toolchain.sources.mirrors import apt_mirrors
+from toolchain.stages.contract import check_layer, check_names
 
 UNPREPARED = 90
 PACKAGES = "libmlir-19-dev mlir-19-tools liblld-19-dev llvm-19-dev llvm-19-tools"

@@ -12,10 +12,10 @@ import pytest
 from elftools.elf.elffile import ELFFile
 
 from tests.integration.conftest import toolchain
-from toolchain.machines import machine_of
+from toolchain.catalog.architectures import machine_of
 from toolchain.oci.descriptor import Descriptor
+from toolchain.oci.layer_files import layer_files, read_member
 from toolchain.oci.layout import Layout
-from toolchain.trust.files import layer_files, read_member
 
 pytestmark = pytest.mark.engine
 SOURCE = ("--source", "llvm=distro:llvm-toolchain-22")

@@ -9,7 +9,7 @@ import pytest
 
 from tests import tiny_image
 from tests.dockerd_fixture import dockerd
-from toolchain.engine.container import DockerRunner
+from toolchain.engine.docker import DockerRunner
 from toolchain.engine.isolation import SCRIPT
 from toolchain.errors import EngineError
 from toolchain.process import CommandError

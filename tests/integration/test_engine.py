@@ -19,13 +19,13 @@ from pathlib import Path
 import pytest
 
 from tests import tiny_image
+from toolchain.build.cache_usage import DAY, prune
 from toolchain.engine import isolation
 from toolchain.engine.buildah import Buildah
 from toolchain.errors import BuildError, EngineError
 from toolchain.process import CommandError
 from toolchain.recipe import Mount, Recipe
 from toolchain.settings import Cache
-from toolchain.upkeep import DAY, prune
 
 pytestmark = pytest.mark.engine
 

@@ -14,6 +14,8 @@ from tests.evidence_fixtures import Stand, finished_base, material
 from tests.fault_proxy import Fault, fault_proxy
 from tests.integration.conftest import Said, toolchain
 from tests.registry_fixtures import free_port
+from toolchain.build.reuse import Reuse, reference, take
+from toolchain.build.run import build, find, plan
 from toolchain.digest import sha256_json
 from toolchain.errors import UntrustedError
 from toolchain.oci.layout import Layout
@@ -21,8 +23,6 @@ from toolchain.oci.publish import publish
 from toolchain.oci.reference import LayoutRef, RegistryRef
 from toolchain.oci.referrers import attach, referrers
 from toolchain.oci.registry import Registry
-from toolchain.pipeline import build, find, plan
-from toolchain.reuse import Reuse, reference, take
 from toolchain.settings import Cache, Request
 from toolchain.stages.base import BaseStage
 from toolchain.stages.stage import Built, Planned, Shop

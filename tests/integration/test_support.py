@@ -20,10 +20,10 @@ from tests.integration.conftest import Said, toolchain
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.image import ImageSpec, add_layer, standard_annotations, write_image, write_index
 from toolchain.oci.layer import Layer, compress
+from toolchain.oci.layer_diff import member_at
+from toolchain.oci.layer_files import layer_files, read_member
 from toolchain.oci.layout import Layout
 from toolchain.settings import EPOCH
-from toolchain.trust.difference import member_at
-from toolchain.trust.files import layer_files, read_member
 
 pytestmark = pytest.mark.engine
 IMAGE = "llvm-triton-support-22.1.8-debian13"

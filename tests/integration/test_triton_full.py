@@ -31,10 +31,10 @@ from typing import Any, cast
 import pytest
 from elftools.elf.elffile import ELFFile
 
+from toolchain.build.run import records
 from toolchain.engine.buildah import Buildah
 from toolchain.kernels.aks2 import read_archive
 from toolchain.oci.layout import Layout
-from toolchain.pipeline import records
 from toolchain.process import Result
 from toolchain.recipe import Mount
 from toolchain.settings import Cache, Request, default_cache
@@ -44,8 +44,8 @@ from toolchain.sources.store import Store
 from toolchain.stages import aotriton_images
 from toolchain.stages.aotriton_images import KernelImages
 from toolchain.stages.stage import Shop
-from toolchain.stages.triton import unzip
 from toolchain.stages.triton_source import CONTRACT_GPUS
+from toolchain.stages.triton_wheel import unzip
 from toolchain.stages.wheels import AOTRITON, wheel_sources
 
 pytestmark = [pytest.mark.full, pytest.mark.engine, pytest.mark.timeout(0)]

@@ -12,7 +12,8 @@ import pytest
 
 from toolchain.digest import sha256_bytes
 from toolchain.errors import DigestError, SourceError, UnreachableError
-from toolchain.sources import archive, reach
+from toolchain.sources import archive
+from toolchain.sources import network as reach
 from toolchain.sources.archive import fetch_archive
 from toolchain.sources.store import Store
 

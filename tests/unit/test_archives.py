@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from toolchain.archives import check_folder, write_archives
+from toolchain.catalog.gpus import known_gpus
 from toolchain.digest import sha256_file
 from toolchain.errors import ConfigError, SourceError
-from toolchain.gpus import known_gpus
 from toolchain.oci.archive import Archive, write_tar_gz
 from toolchain.oci.image import ImageSpec, add_layer, write_image
 from toolchain.oci.layer import compress, write_layer
 from toolchain.oci.layout import Layout
+from toolchain.publish.files import check_folder, write_archives
 from toolchain.settings import EPOCH, Cache, Request
 from toolchain.sources.store import Store
 from toolchain.stages.stage import Built, Planned
@@ -97,7 +97,7 @@ def test_what_is_there_is_not_packed_again(request_: Request, tmp_path: Path, mo
         packed.append(out.name)
         return write_tar_gz(tree, out, **how)
 
-    monkeypatch.setattr("toolchain.archives.write_tar_gz", counted)
+    monkeypatch.setattr("toolchain.publish.files.write_tar_gz", counted)
     assert write_archives(request_, [one], tmp_path / "out") == first
     assert packed == []
     # A file that is gone or another one is made again, and so is all of it elsewhere.

@@ -17,7 +17,7 @@ import pytest
 from toolchain.digest import sha256_bytes
 from toolchain.errors import ContractError, KernelError, SourceError, UnsupportedError
 from toolchain.kernels.aks2 import read_aks2, read_archive
-from toolchain.kernels.bare import Archive, Cluster, parse_signature, read_plan
+from toolchain.kernels.aotriton_plan import Archive, Cluster, parse_signature, read_plan
 from toolchain.kernels.ledger import Entry
 from toolchain.stages.aotriton_images import check_images, compare, packed, upstream_arguments
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from tests.evidence_fixtures import FILES, Stand, small_image
-from toolchain import pipeline
-from toolchain.bases import DATA, base_recipe, load_bases
+from toolchain.build import run as pipeline
+from toolchain.catalog.bases import DATA, base_recipe, load_bases
 from toolchain.errors import ConfigError, DigestError, RegistryError, UnsupportedError
 from toolchain.oci.check import verify_layout
 from toolchain.oci.layout import Layout

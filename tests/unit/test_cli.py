@@ -18,13 +18,14 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from toolchain import console, delivery, errors
+from toolchain import console, errors
 from toolchain.cli.app import app
 from toolchain.cli.failing import handled
-from toolchain.delivery import Delivered
 from toolchain.errors import ToolchainError
 from toolchain.oci.reference import Target
 from toolchain.process import CommandError
+from toolchain.publish import images as delivery
+from toolchain.publish.images import Delivered
 from toolchain.settings import Request
 from toolchain.stages.stage import Built, Planned
 

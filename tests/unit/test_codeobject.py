@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.kernel_fixtures import make_object
+from toolchain.catalog.gpus import known_gpus
 from toolchain.errors import KernelError, UnsupportedError
-from toolchain.gpus import known_gpus
 from toolchain.kernels.codeobject import MACH, check_object, warp_size
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from toolchain import pins
-from toolchain.components import Needs, check_files, features_of, installed, missing_in, needs_for
+from toolchain.catalog import releases as pins
+from toolchain.catalog.components import Needs, check_files, features_of, installed, missing_in, needs_for
 from toolchain.errors import ContractError, PinError, UnsupportedError
 
 GSAN = "db82b800cd4b73e3fa586e1819b314f53bfbad4c"

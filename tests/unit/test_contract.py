@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from toolchain import process, recipe
-from toolchain.components import Needs, needs_for
-from toolchain.contract import ContractReport, check_layer, check_names
+from toolchain.catalog.components import Needs, needs_for
 from toolchain.errors import ContractError
 from toolchain.process import CommandError, Result
 from toolchain.recipe import Mount
+from toolchain.stages.contract import ContractReport, check_layer, check_names
 
 NEEDS = needs_for("3.8")
 LIBRARIES = sorted({*NEEDS.libtriton, *NEEDS.bin_tools})

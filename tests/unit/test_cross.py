@@ -16,26 +16,27 @@ import pytest
 from rich.console import Console
 
 from tests.evidence_fixtures import ed25519_signer
-from toolchain import contract, goals, process, recipe
-from toolchain.bases import base_recipe, load_bases
-from toolchain.components import needs_for
-from toolchain.contract import Elsewhere, check_part
-from toolchain.delivery import deliver
+from toolchain import process, recipe
+from toolchain.build import targets as goals
+from toolchain.build.prefetch import Prefetch
+from toolchain.build.reuse import Reuse, take
+from toolchain.build.run import plan
+from toolchain.build.targets import by_arch, stages_of
+from toolchain.build.workspace import BuildShop
+from toolchain.catalog.architectures import MACHINES, emulator, machine_of, this_machine
+from toolchain.catalog.bases import base_recipe, load_bases
+from toolchain.catalog.components import needs_for
 from toolchain.engine.progress import Progress
 from toolchain.errors import ConfigError, EngineError, SourceError, UnsupportedError
-from toolchain.goals import by_arch, stages_of
-from toolchain.machines import MACHINES, emulator, machine_of, this_machine
 from toolchain.oci.layout import Layout
 from toolchain.oci.reference import LayoutRef
-from toolchain.pipeline import plan
-from toolchain.prefetch import Prefetch
 from toolchain.process import Result
+from toolchain.publish.images import deliver
 from toolchain.recipe import Mount
-from toolchain.reuse import Reuse, take
 from toolchain.settings import Cache, Request
-from toolchain.shop import BuildShop
-from toolchain.stages import base, sysroot
-from toolchain.stages.parts import DISTRIBUTION, SUPPORT, TABLEGEN, part_of
+from toolchain.stages import base, contract, sysroot
+from toolchain.stages.contract import Elsewhere, check_part
+from toolchain.stages.llvm_subset import DISTRIBUTION, SUPPORT, TABLEGEN, part_of
 from toolchain.stages.stage import Planned
 from toolchain.trust.verify import gather, verify
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from toolchain.oci import descriptor as media
-from toolchain.trust.difference import Blob, differences, explain, first_difference
+from toolchain.oci.layer_diff import Blob, differences, explain, first_difference
 
 
 def layer(path: Path, members: Mapping[str, bytes | str], *, pack: bool = False) -> Blob:

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from toolchain.bases import base_recipe
-from toolchain.pipeline import plan
+from toolchain.build.run import plan
+from toolchain.catalog.bases import base_recipe
 from toolchain.settings import Cache, Request
 from toolchain.stages.base import recipe_digest, write_packages
 from toolchain.stages.sysroot import sysroot_digest

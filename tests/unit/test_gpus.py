@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from toolchain import gpus as table
+from toolchain.catalog import gpus as table
+from toolchain.catalog.gpus import known_gpus, pack, parse_gpus, short_list
 from toolchain.errors import UnsupportedError
-from toolchain.gpus import known_gpus, pack, parse_gpus, short_list
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from toolchain.errors import PolicyError
 from toolchain.settings import Cache, Request
-from toolchain.stages.intake import choices, names_allowed, take_in
+from toolchain.stages.prebuilt import choices, names_allowed, take_in
 
 BITCODE = b"BC\xc0\xde" + bytes(40)
 AMD = "third_party/amd/backend/lib"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from toolchain.pipeline import plan
+from toolchain.build.run import plan
 from toolchain.settings import Cache, Request
 from toolchain.stages.kernels import KernelsStage
 from toolchain.stages.stage import Planned

@@ -20,8 +20,8 @@ from tests.fake_sigstore import FakeSigstore, fake_sigstore, token
 from tests.registry_fixtures import free_port
 from toolchain.cli.app import app
 from toolchain.errors import ConfigError, UnreachableError, UntrustedError
-from toolchain.evidence import attach_evidence
 from toolchain.oci.layout import Layout
+from toolchain.publish.attestations import attach_evidence
 from toolchain.settings import Cache
 from toolchain.trust import attest, keyless
 from toolchain.trust.keyless import Identity, Keyless

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from tests.lock_fixtures import ODD, A, B, base, lock, source, wheel
-from toolchain import lockfile
 from toolchain.errors import ConfigError
-from toolchain.lockdiff import differences
-from toolchain.lockfile import Lock, LockedBase, LockedPackage, LockedPatch
+from toolchain.lock import file as lockfile
+from toolchain.lock.diff import differences
+from toolchain.lock.file import Lock, LockedBase, LockedPackage, LockedPatch
 
 # The file
 

@@ -17,16 +17,19 @@ from typer.testing import CliRunner
 from tests.bundle_fixtures import Place
 from tests.evidence_fixtures import finished_base, finished_sysroot
 from tests.lock_fixtures import base, lock
-from toolchain import bundle, lockfile, locking, pipeline
-from toolchain.bundle import export
+from toolchain.build import run as pipeline
+from toolchain.build.run import plan
+from toolchain.bundle import export as bundle
+from toolchain.bundle.export import export
 from toolchain.cli.app import app
 from toolchain.digest import canonical
 from toolchain.errors import ConfigError, HostileInputError, LockedError, SourceError, UnsupportedError
-from toolchain.lockdiff import differences
-from toolchain.lockfile import Lock, LockedBase
+from toolchain.lock import file as lockfile
+from toolchain.lock import resolve as locking
+from toolchain.lock.diff import differences
+from toolchain.lock.file import Lock, LockedBase
 from toolchain.oci.layout import Layout
 from toolchain.oci.reference import LayoutRef
-from toolchain.pipeline import plan
 from toolchain.settings import Cache, Request
 from toolchain.stages.base import BaseStage
 from toolchain.stages.llvm import LlvmStage
@@ -160,7 +163,7 @@ def test_packages_that_moved_stop_the_build(
     monkeypatch.setattr(pipeline, "_stage_lock", lock_of)
     monkeypatch.setattr(pipeline, "_ready", lambda *_: None)
     monkeypatch.setattr(pipeline, "_known", lambda stage, own, below, _: stage.plan(own, below))
-    monkeypatch.setattr("toolchain.prefetch.fetch_source", lambda source, **_: source)
+    monkeypatch.setattr("toolchain.build.prefetch.fetch_source", lambda source, **_: source)
     with pytest.raises(LockedError, match="not what the lock holds") as caught:
         pipeline.build(dataclasses.replace(request, cache=other, lock=locked), "llvm")
     assert "is locked, 9.9 " in caught.value.why

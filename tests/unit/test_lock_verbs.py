@@ -18,16 +18,18 @@ from typer.testing import CliRunner, Result
 
 from tests.evidence_fixtures import finished_base
 from tests.lock_fixtures import lock
-from toolchain import lockfile, locking, pipeline
+from toolchain.build import run as pipeline
+from toolchain.build.prefetch import Prefetch
+from toolchain.build.run import plan
+from toolchain.build.workspace import BuildShop
 from toolchain.cli.app import app
 from toolchain.digest import sha256_bytes
 from toolchain.engine.progress import Progress
 from toolchain.errors import LockedError
-from toolchain.lockdiff import differences
-from toolchain.pipeline import plan
-from toolchain.prefetch import Prefetch
+from toolchain.lock import file as lockfile
+from toolchain.lock import resolve as locking
+from toolchain.lock.diff import differences
 from toolchain.settings import Cache, Request
-from toolchain.shop import BuildShop
 from toolchain.sources.resolve import fetch_source
 from toolchain.sources.store import Store
 from toolchain.sources.tree import Source, scan_tree
@@ -108,7 +110,7 @@ def test_what_a_stage_is_given_was_read_again_and_held_to_the_lock(
         how.append(given)
         return source
 
-    monkeypatch.setattr("toolchain.shop.fetch_source", fetched)
+    monkeypatch.setattr("toolchain.build.workspace.fetch_source", fetched)
     monkeypatch.setattr(locking, "check", lambda *_: None)
     monkeypatch.setattr(locking, "check_tree", lambda _, source: held.append(source))
     fetching = Prefetch([], cache=cache, offline=True, patches={})
@@ -303,7 +305,7 @@ def test_a_decayed_tree_is_found_although_nothing_seems_changed(tmp_path: Path, 
     assert (believed.path / "llvm" / "CMakeLists.txt").read_text() == "project(y)\n", "the test harms nothing"
     # Another process: this one has written the tree itself and would not read it again.
     code = (
-        "import sys; from pathlib import Path; from toolchain.pipeline import plan\n"
+        "import sys; from pathlib import Path; from toolchain.build.run import plan\n"
         "from toolchain.settings import Cache, Request; from toolchain.sources.resolve import fetch_source\n"
         "c = Cache(Path(sys.argv[1])); s = plan(Request(cache=c, sources={'llvm': sys.argv[2]}), 'llvm')[1].planned\n"
         "fetch_source(s.sources[0], cache=c, offline=True, verify=True)"

@@ -11,10 +11,11 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from toolchain import pindata, pins
+from toolchain.catalog import release_data as pindata
+from toolchain.catalog import releases as pins
+from toolchain.catalog.gpus import known_gpus
 from toolchain.cli.pins_cmd import pins as verb
 from toolchain.errors import PinError, ToolchainError, UnsupportedError
-from toolchain.gpus import known_gpus
 
 HASH = "10dc3a8e916d73291269e5e2b82dd22681489aa1"
 FORK = "1f126a6dea50d185c0781743a667390037ae88bd"

@@ -18,7 +18,11 @@ from filelock import FileLock
 from rich.console import Console
 
 from tests.evidence_fixtures import finished_base
-from toolchain import pipeline, prefetch, process
+from toolchain import process
+from toolchain.build import prefetch
+from toolchain.build import run as pipeline
+from toolchain.build.prefetch import Prefetch
+from toolchain.build.workspace import BuildShop
 from toolchain.cli.request import make_request
 from toolchain.engine import isolation, resources
 from toolchain.engine.progress import Progress
@@ -35,9 +39,7 @@ from toolchain.errors import (
 )
 from toolchain.oci import descriptor as media
 from toolchain.oci.layout import Layout
-from toolchain.prefetch import Prefetch
 from toolchain.settings import Cache, Request
-from toolchain.shop import BuildShop
 from toolchain.sources.mirrors import Mirror
 from toolchain.sources.tree import Source
 from toolchain.stages import base

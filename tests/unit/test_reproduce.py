@@ -8,12 +8,12 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.evidence_fixtures import Stand, finished_base, small_image
+from toolchain.build.reproduce import clean_cache
+from toolchain.build.run import plan
 from toolchain.cli.app import app
 from toolchain.errors import DigestError
 from toolchain.oci import descriptor as media
 from toolchain.oci.layout import Layout
-from toolchain.pipeline import plan
-from toolchain.reproduce import clean_cache
 from toolchain.settings import Cache, Request
 
 DIGEST = "sha256:" + "ab" * 32

@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 
 from tests.evidence_fixtures import FILES, Stand, ed25519_signer, material, small_image
+from toolchain.build.reuse import Reuse, make_reuse, reference, take
+from toolchain.build.run import find
 from toolchain.digest import canonical
 from toolchain.errors import ConfigError, EngineError, RegistryError, SourceError, UntrustedError
-from toolchain.evidence import read_record
 from toolchain.oci import descriptor as media
 from toolchain.oci.image import write_index
 from toolchain.oci.layout import Layout
 from toolchain.oci.reference import LayoutRef, parse
-from toolchain.pipeline import find
-from toolchain.reuse import Reuse, make_reuse, reference, take
+from toolchain.publish.attestations import read_record
 from toolchain.settings import Cache, Request
-from toolchain.stages.intake import known_files
+from toolchain.stages.prebuilt import known_files
 from toolchain.stages.stage import Built, Planned
 from toolchain.trust import attest, sbom
 from toolchain.trust.keys import PublicKey, new_key
@@ -249,7 +249,7 @@ def test_a_compressor_that_is_missing_here_stops_no_build(shelf: Shelf, monkeypa
     def unpack(*_: object, **__: object) -> None:
         raise EngineError("zstd is not installed")
 
-    monkeypatch.setattr("toolchain.reuse.verify", unpack)
+    monkeypatch.setattr("toolchain.build.reuse.verify", unpack)
     assert shelf.take(only=False) is None
     with pytest.raises(EngineError):
         shelf.take()

@@ -18,15 +18,15 @@ from packageurl import PackageURL
 from tests.evidence_fixtures import BASE, COMMIT, FILES, Stand, material, small_image
 from toolchain.digest import canonical
 from toolchain.errors import UntrustedError
-from toolchain.evidence import bill, run_facts
 from toolchain.oci import descriptor as media
+from toolchain.oci.layer_files import layer_files, read_member
 from toolchain.oci.layout import Layout
+from toolchain.publish.attestations import bill, run_facts
 from toolchain.settings import Cache, Request
 from toolchain.sources.tree import Source
 from toolchain.stages.stage import Planned
 from toolchain.trust import sbom
-from toolchain.trust.files import layer_files, read_member
-from toolchain.trust.material import Package, origin, parse_dpkg_status, parse_lock
+from toolchain.trust.image_facts import Package, origin, parse_dpkg_status, parse_lock
 
 WHEEL = {
     "name": "triton", "ref": "pypi:triton==3.7.1", "repository": "pypi", "digest": f"sha256:{'7' * 64}",

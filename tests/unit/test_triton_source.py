@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from toolchain.build.run import plan
+from toolchain.build.targets import stages_of
+from toolchain.catalog.releases import aotriton_releases
 from toolchain.errors import BuildError, PinError, SourceError, UnsupportedError
-from toolchain.goals import stages_of
-from toolchain.pins import aotriton_releases
-from toolchain.pipeline import plan
 from toolchain.settings import Cache, Request
 from toolchain.stages.aotriton_library import aotriton_source, commit_of
 from toolchain.stages.llvm import llvm_needs, llvm_pin, llvm_source

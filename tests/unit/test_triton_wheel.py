@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from toolchain.errors import HostileInputError
-from toolchain.stages.triton import unzip
+from toolchain.stages.triton_wheel import unzip
 
 
 def wheel(path: Path, name: str, mode: int) -> Path:

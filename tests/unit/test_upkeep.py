@@ -14,19 +14,19 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.evidence_fixtures import finished_base
+from toolchain.build.cache_usage import DAY, Item, prune, survey
+from toolchain.build.run import find, plan
+from toolchain.build.workspace import image_tag, used_mark
 from toolchain.cli.app import app
 from toolchain.cli.request import make_request
 from toolchain.digest import sha256_bytes
 from toolchain.errors import ConfigError, LockHeldError
+from toolchain.locks import alone, in_use
 from toolchain.oci.image import ImageSpec, add_layer, write_image
 from toolchain.oci.layer import compress, write_layer
 from toolchain.oci.layout import Layout
-from toolchain.pipeline import find, plan
 from toolchain.settings import EPOCH, Cache, Request
-from toolchain.shop import image_tag, used_mark
-from toolchain.sources.lock import alone, in_use
 from toolchain.sources.store import Store
-from toolchain.upkeep import DAY, Item, prune, survey
 
 OTHER = "sha256:" + "cd" * 32
 
@@ -314,7 +314,7 @@ def test_it_waits_for_nobody_and_others_wait_for_it(cache: Cache) -> None:
     assert not refused(cache)
     code = (
         "import sys; from pathlib import Path; from toolchain.settings import Cache\n"
-        "from toolchain.sources.lock import in_use\n"
+        "from toolchain.locks import in_use\n"
         "with in_use(Cache(Path(sys.argv[1]))): print('in')"
     )
     with alone(cache):

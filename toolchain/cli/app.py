@@ -60,7 +60,7 @@ def _main(
     chosen = config or (Path("toolchain.toml") if Path("toolchain.toml").is_file() else None)
     values: dict[str, Any] = {}
     if chosen is not None:
-        from toolchain.configfile import read_file  # noqa: PLC0415 - most calls have no file
+        from toolchain.cli.config_file import read_file  # noqa: PLC0415 - most calls have no file
 
         try:
             values = read_file(chosen)

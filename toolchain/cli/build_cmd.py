@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from toolchain import console
+from toolchain.build.run import build as build_stages
 from toolchain.cli import options as o
 from toolchain.cli.request import make_request, with_request
 from toolchain.errors import ConfigError, KernelError
-from toolchain.pipeline import build as build_stages
 from toolchain.settings import Request
 from toolchain.stages.stage import Built
 
 if TYPE_CHECKING:
-    from toolchain.reuse import Reuse
+    from toolchain.build.reuse import Reuse
 
 GoalArg = Annotated[str, typer.Argument(help="base, llvm, triton, kernels, aotriton or all.")]
 ReuseOpt = Annotated[
@@ -54,7 +54,7 @@ def build(
     """Build a stage and all below it. What is already here is not built again."""
     reuse = _reuse(reuse_from, reuse_only, key, request.offline)
     if archive is not None:
-        from toolchain.archives import check_folder  # noqa: PLC0415
+        from toolchain.publish.files import check_folder  # noqa: PLC0415
 
         check_folder(stage, archive)
     built = build_stages(request, stage, command=_command(), reuse=reuse)
@@ -95,7 +95,7 @@ def _reuse(where: str | None, only: bool, key: Path | None, offline: bool) -> Re
         if only:
             raise ConfigError("--reuse-only needs --reuse-from", fix="say where: --reuse-from REGISTRY/NS --key FILE")
         return None
-    from toolchain.reuse import make_reuse  # noqa: PLC0415 - the registry client and cryptography
+    from toolchain.build.reuse import make_reuse  # noqa: PLC0415 - the registry client and cryptography
 
     return make_reuse(where, key, only=only, offline=offline)
 
@@ -105,7 +105,7 @@ def _command() -> list[str]:
 
 
 def _archive(request: Request, built: list[Built], folder: Path) -> None:
-    from toolchain.archives import write_archives  # noqa: PLC0415
+    from toolchain.publish.files import write_archives  # noqa: PLC0415
 
     for path in write_archives(request, built, folder):
         console.note(f"archive: {path} ({console.size(path.stat().st_size)})")

@@ -10,10 +10,10 @@ import typer
 from toolchain import console
 from toolchain.cli import options as o
 from toolchain.cli.request import make_request, with_request
-from toolchain.lockfile import DEFAULT
+from toolchain.lock.file import DEFAULT
+from toolchain.locks import in_use
 from toolchain.oci.reference import parse
 from toolchain.settings import Request
-from toolchain.sources.lock import in_use
 
 DestArg = Annotated[str, typer.Argument(help="oci:DIR[:TAG] or REGISTRY/NS/NAME:TAG.", show_default=False)]
 RefArg = Annotated[str, typer.Argument(help="oci:DIR[:TAG] or REGISTRY/NS/NAME[:TAG|@DIGEST].", show_default=False)]
@@ -27,7 +27,7 @@ OutOpt = Annotated[
 @with_request("jobs", "contract")
 def bundle_export(dest: DestArg, stage: StageArg = "all", *, request: Request) -> None:
     """Write sources, wheels, patches, the finished base and their lock as one OCI artifact. The base must be built."""
-    from toolchain.bundle import export  # noqa: PLC0415 - brings the registry client in
+    from toolchain.bundle.export import export  # noqa: PLC0415 - brings the registry client in
 
     done = export(request, stage, parse(dest))
     if request.json:
@@ -47,7 +47,7 @@ def bundle_import(
     json_: o.JsonOpt = False,
 ) -> None:
     """Fill the cache from a bundle, every digest checked; then `build STAGE --offline --locked` needs no network."""
-    from toolchain.unbundle import bring  # noqa: PLC0415 - brings the registry client in
+    from toolchain.bundle.importer import bring  # noqa: PLC0415 - brings the registry client in
 
     where = make_request(cache=cache).cache
     with in_use(where, make=True):

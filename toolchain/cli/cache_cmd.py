@@ -13,11 +13,11 @@ from rich.text import Text
 from toolchain import console
 from toolchain.cli import options as o
 from toolchain.errors import ConfigError
+from toolchain.locks import alone
 from toolchain.settings import Cache, default_cache
-from toolchain.sources.lock import alone
 
 if TYPE_CHECKING:
-    from toolchain.upkeep import Item
+    from toolchain.build.cache_usage import Item
 
 DaysOpt = Annotated[int, typer.Option("--unused-for", metavar="DAYS", min=1, help="What nobody used for so long goes.")]
 DryOpt = Annotated[bool, typer.Option("--dry-run", "-n", help="Only say what would go.")]
@@ -27,7 +27,7 @@ _DAY = 86400.0
 
 def cache_ls(cache: o.CacheOpt = None, json_: o.JsonOpt = False) -> None:
     """What is in the cache, how large it is and when it was last used."""
-    from toolchain.upkeep import survey  # noqa: PLC0415 - other verbs need none of it
+    from toolchain.build.cache_usage import survey  # noqa: PLC0415 - other verbs need none of it
 
     where = Cache((cache or default_cache()).absolute())
     where.check(write=False)
@@ -43,7 +43,7 @@ def cache_prune(
     unused_for: DaysOpt = 30, dry_run: DryOpt = False, cache: o.CacheOpt = None, json_: o.JsonOpt = False
 ) -> None:
     """Remove images, sources, unfinished work and logs that were not used for long. A build would make them again."""
-    from toolchain.upkeep import Pruned, prune  # noqa: PLC0415 - other verbs need none of it
+    from toolchain.build.cache_usage import Pruned, prune  # noqa: PLC0415 - other verbs need none of it
 
     where = Cache((cache or default_cache()).absolute())
     where.check(write=not dry_run)
@@ -79,7 +79,7 @@ def _rows(items: Sequence[Item]) -> list[dict[str, object]]:
 
 def _show(items: Sequence[Item]) -> None:
     """A row for everything of some size; the rest of each kind together."""
-    from toolchain.upkeep import KINDS  # noqa: PLC0415 - other verbs need none of it
+    from toolchain.build.cache_usage import KINDS  # noqa: PLC0415 - other verbs need none of it
 
     table = Table(box=None, pad_edge=False)
     for name in ("kind", "what"):

@@ -9,7 +9,7 @@ import typer
 
 from toolchain import console
 from toolchain.cli.request import with_request
-from toolchain.lockfile import DEFAULT
+from toolchain.lock.file import DEFAULT
 from toolchain.settings import Request
 
 StageArg = Annotated[str, typer.Argument(help="base, llvm, triton, kernels, aotriton or all.")]
@@ -30,8 +30,8 @@ def lock(
     request: Request,
 ) -> None:
     """Write toolchain.lock: every source, wheel, patch and base package of a stage, by digest. Fetches the sources."""
-    from toolchain.locking import check_file, make  # noqa: PLC0415 - reads stages and stores
-    from toolchain.pipeline import plan as plan_stages  # noqa: PLC0415
+    from toolchain.build.run import plan as plan_stages  # noqa: PLC0415
+    from toolchain.lock.resolve import check_file, make  # noqa: PLC0415 - reads stages and stores
 
     planned = [row.planned for row in plan_stages(request, stage)]
     if check:

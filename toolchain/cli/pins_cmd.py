@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from toolchain import console
-from toolchain import pins as facts
+from toolchain.catalog import releases as facts
 from toolchain.cli.options import JsonOpt
 
 _STYLES = {"verified": "green", "inferred": "yellow", "unknown": "red"}

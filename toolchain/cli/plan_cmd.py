@@ -9,8 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from toolchain import console
+from toolchain.build.run import plan as plan_stages
 from toolchain.cli.request import with_request
-from toolchain.pipeline import plan as plan_stages
 from toolchain.settings import Request
 
 StageArg = Annotated[str, typer.Argument(help="base, llvm, triton, kernels, aotriton or all.")]
@@ -49,7 +49,7 @@ def plan(stage: StageArg = "all", *, request: Request) -> None:
 @with_request("jobs", "contract")
 def fetch(stage: StageArg = "all", *, request: Request) -> None:
     """Bring the sources of a stage into the store."""
-    from toolchain.locking import check_tree  # noqa: PLC0415 - plan needs none of it
+    from toolchain.lock.resolve import check_tree  # noqa: PLC0415 - plan needs none of it
     from toolchain.sources.resolve import fetch_source  # noqa: PLC0415
 
     request.cache.check()

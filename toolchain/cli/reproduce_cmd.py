@@ -12,9 +12,9 @@ from typing import Annotated, Any
 import typer
 
 from toolchain import console
+from toolchain.build.reproduce import Reproduced, reproduce, require_whole
 from toolchain.cli.request import with_request
 from toolchain.errors import NotReproducedError, UnsupportedError
-from toolchain.reproduce import Reproduced, reproduce, require_whole
 from toolchain.settings import Request
 
 RefArg = Annotated[

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from toolchain.catalog.architectures import machine_of
 from toolchain.cli import options as o
 from toolchain.errors import ConfigError
-from toolchain.machines import machine_of
+from toolchain.locks import in_use
 from toolchain.settings import Cache, Request, default_cache
-from toolchain.sources.lock import in_use
 from toolchain.sources.store import mark_used
 
 SOURCES = ("aotriton", "flash-attn", "llvm", "triton")
@@ -113,7 +113,7 @@ def make_request(
     Raises:
         ConfigError, UnsupportedError: a value that cannot be used.
     """
-    from toolchain.gpus import parse_gpus  # noqa: PLC0415 - not every verb needs the table
+    from toolchain.catalog.gpus import parse_gpus  # noqa: PLC0415 - not every verb needs the table
 
     given = {"base": base, "arch": arch, "source": source, "patch": patch, "triton": triton, "aotriton": aotriton,
              "gpu": gpu, "select": select, "allow-binary": allow_binary, "drop-binary": drop_binary, "python": python,
@@ -150,7 +150,7 @@ def make_request(
             raise ConfigError(f"unknown source {name!r}", fix=f"one of {', '.join(SOURCES)}")
     lock = None
     if locked or lock_file is not None:
-        from toolchain.lockfile import DEFAULT, read  # noqa: PLC0415 - most calls have no lock
+        from toolchain.lock.file import DEFAULT, read  # noqa: PLC0415 - most calls have no lock
 
         lock = read(lock_file or Path(DEFAULT))
     return Request(

@@ -11,8 +11,8 @@ from urllib.parse import unquote, urljoin, urlsplit
 
 from toolchain.digest import sha256_file
 from toolchain.errors import DigestError, SourceError, ToolchainError, UnreachableError
-from toolchain.sources.lock import held
-from toolchain.sources.reach import check_http_url, refuse_offline, session, without_query
+from toolchain.locks import held
+from toolchain.sources.network import check_http_url, refuse_offline, session, without_query
 from toolchain.sources.store import Store
 
 if TYPE_CHECKING:

@@ -16,12 +16,12 @@ from pathlib import Path
 from toolchain import process
 from toolchain.digest import write_atomically
 from toolchain.errors import DigestError, SourceError, ToolchainError, UnreachableError
+from toolchain.locks import held
 from toolchain.process import CommandError
 from toolchain.settings import Cache
 from toolchain.sources.archive import fetch_archive
-from toolchain.sources.lock import held
 from toolchain.sources.mirrors import Mirror, apt_mirrors, groups, stanzas
-from toolchain.sources.reach import network_environment, refuse_offline
+from toolchain.sources.network import network_environment, refuse_offline
 from toolchain.sources.store import Store
 from toolchain.sources.tree import Source
 

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from toolchain import process
 from toolchain.errors import DigestError, SourceError, ToolchainError, UnreachableError
 from toolchain.process import CommandError
-from toolchain.sources.reach import is_loopback, network_environment, refuse_credentials, refuse_offline
+from toolchain.sources.network import is_loopback, network_environment, refuse_credentials, refuse_offline
 from toolchain.sources.store import Store
 from toolchain.sources.tree import check_links
 

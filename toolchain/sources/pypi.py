@@ -14,10 +14,10 @@ from urllib.parse import unquote, urldefrag, urljoin
 
 from toolchain import process
 from toolchain.errors import DigestError, SourceError, UnreachableError
+from toolchain.locks import held
 from toolchain.process import CommandError
 from toolchain.sources.archive import check_sha256, fetch_archive
-from toolchain.sources.lock import held
-from toolchain.sources.reach import check_http_url, network_environment, refuse_offline, session
+from toolchain.sources.network import check_http_url, network_environment, refuse_offline, session
 from toolchain.sources.store import Store
 from toolchain.sources.tree import Source
 

@@ -15,14 +15,14 @@ from typing import assert_never
 from toolchain.console import one_line
 from toolchain.digest import sha256_file, sha256_json
 from toolchain.errors import DigestError, SourceError
+from toolchain.locks import held, in_use
 from toolchain.settings import Cache
 from toolchain.sources.archive import check_sha256, fetch_archive
 from toolchain.sources.distro import PACKAGE, VERSION, fetch_distro, known_distro
 from toolchain.sources.git import fetch_git, git_digest
-from toolchain.sources.lock import held, in_use
+from toolchain.sources.network import check_http_url, refuse_credentials, without_query
 from toolchain.sources.patch import apply_patches, copy_tree
 from toolchain.sources.pypi import PROJECT, fetch_pypi, known_pypi, pypi_row
-from toolchain.sources.reach import check_http_url, refuse_credentials, without_query
 from toolchain.sources.store import Store
 from toolchain.sources.tree import Kind, Source, check_links, require, tree_digest
 from toolchain.sources.unpack import unpack_tar

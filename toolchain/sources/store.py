@@ -14,7 +14,7 @@ from pathlib import Path
 from toolchain import console
 from toolchain.digest import sha256_file, write_atomically
 from toolchain.errors import DigestError, SourceError
-from toolchain.sources.lock import held
+from toolchain.locks import held
 from toolchain.sources.tree import TreeInfo, normalise, scan_tree
 
 _SHA256 = re.compile(r"sha256:[0-9a-f]{64}")

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from toolchain import recipe
+from toolchain.catalog.gpus import known_gpus, pack
 from toolchain.digest import sha256_json
 from toolchain.errors import ContractError
-from toolchain.gpus import known_gpus, pack
 from toolchain.kernels.campaign import CampaignResult
 from toolchain.kernels.ledger import DONE, Entry, reproducible
+from toolchain.locks import held
 from toolchain.recipe import Mount, Runner, digests
 from toolchain.settings import Cache, Request
-from toolchain.sources.lock import held
 from toolchain.stages.aotriton_images import ENVIRONMENT, KernelImages, MadeImages
 from toolchain.stages.aotriton_library import (
     DEFAULT_GPUS,
@@ -32,7 +32,7 @@ from toolchain.stages.aotriton_library import (
     require_aotriton,
 )
 from toolchain.stages.base import base_label
-from toolchain.stages.intake import choices, names_allowed, take_in
+from toolchain.stages.prebuilt import choices, names_allowed, take_in
 from toolchain.stages.stage import Built, Planned, Shop, common_inputs, source_inputs
 from toolchain.stages.wheels import AOTRITON, wheel_sources
 
@@ -142,7 +142,7 @@ class AotritonStage:
                     "org.opencontainers.image.revision": source.ref,
                     "org.opencontainers.image.licenses": "MIT",
                     "toolchain.binaries": ",".join(planned.binaries),
-                    "toolchain.gpus": ",".join(gpus),
+                    "toolchain.catalog.gpus": ",".join(gpus),
                     "toolchain.kernels": json.dumps(result.counts(), sort_keys=True),
                     **({"toolchain.partial": planned.partial} if planned.partial else {}),
                 },

@@ -19,14 +19,14 @@ from toolchain import recipe
 from toolchain.digest import sha256_bytes, write_atomically
 from toolchain.errors import ContractError, UnsupportedError
 from toolchain.kernels.aks2 import read_archive
-from toolchain.kernels.bare import Archive, BarePlan, Cluster
+from toolchain.kernels.aotriton_plan import Archive, BarePlan, Cluster
 from toolchain.kernels.campaign import KNOWN_BAD, CampaignResult, run_campaign
 from toolchain.kernels.executors import LocalExecutor
 from toolchain.kernels.ledger import TIMEOUT, Entry, Ledger
 from toolchain.kernels.rules import Rule, RuleSet
 from toolchain.recipe import Mount
 from toolchain.stages.stage import Shop
-from toolchain.stages.triton import SITE
+from toolchain.stages.triton_wheel import SITE
 
 # Where the recipe's build keeps these; the generator writes the paths into its plan.
 PLAN, SOURCE = "/build/plan", "/build/src"
@@ -83,7 +83,7 @@ class KernelImages:
         Raises:
             KernelError, ContractError, SourceError, UnsupportedError: see the steps.
         """
-        from toolchain.kernels.bare import read_plan  # noqa: PLC0415 - nineteen thousand rules a GPU
+        from toolchain.kernels.aotriton_plan import read_plan  # noqa: PLC0415 - nineteen thousand rules a GPU
 
         request = self.shop.request
         # Laid into the folder that also holds the objects of earlier runs.

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from toolchain.catalog.gpus import short_list
+from toolchain.catalog.releases import aotriton_release
 from toolchain.digest import sha256_json
 from toolchain.errors import PinError, UnsupportedError
-from toolchain.gpus import short_list
-from toolchain.pins import aotriton_release
 from toolchain.recipe import Recipe, digests
 from toolchain.settings import Request
 from toolchain.sources.resolve import locate, parse_source_spec, require
@@ -102,7 +102,7 @@ def aotriton_source(request: Request) -> Source:
         PinError: nothing names a commit.
         UnsupportedError: the base's HIP cannot serve it.
     """
-    from toolchain.bases import base_recipe  # noqa: PLC0415 - data of another room
+    from toolchain.catalog.bases import base_recipe  # noqa: PLC0415 - data of another room
 
     if not request.base.startswith("oci:") and not base_recipe(request.base, request.arch[0]).hip:
         raise UnsupportedError(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from toolchain import process
-from toolchain.bases import BaseRecipe, base_recipe
+from toolchain.catalog.bases import BaseRecipe, base_recipe
 from toolchain.digest import sha256_bytes, sha256_json, write_atomically
 from toolchain.errors import BuildError, SourceError, UnreachableError, UnsupportedError
 from toolchain.oci import descriptor as media

@@ -16,9 +16,9 @@ from toolchain.settings import Request
 from toolchain.sources.resolve import locate, parse_source_spec, require
 from toolchain.sources.tree import Source
 from toolchain.stages.base import base_label
-from toolchain.stages.intake import take_in
+from toolchain.stages.prebuilt import take_in
 from toolchain.stages.stage import Built, Planned, Shop, common_inputs, source_inputs
-from toolchain.stages.triton import SITE
+from toolchain.stages.triton_wheel import SITE
 
 DEFAULT_GPUS = ("gfx1100", "gfx942")
 # Where the image holds its code objects.

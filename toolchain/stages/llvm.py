@@ -8,19 +8,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from toolchain.components import Needs, features_of, needs_for
+from toolchain.catalog.architectures import emulator, this_machine
+from toolchain.catalog.components import Needs, features_of, needs_for
+from toolchain.catalog.release_data import require as require_known
+from toolchain.catalog.releases import LlvmPin, aotriton_release, read_pin, triton_release
 from toolchain.digest import sha256_json
 from toolchain.errors import PinError, PolicyError, UnsupportedError
-from toolchain.machines import emulator, this_machine
-from toolchain.pindata import require as require_known
-from toolchain.pins import LlvmPin, aotriton_release, read_pin, triton_release
 from toolchain.recipe import Recipe, digests
 from toolchain.settings import Request
 from toolchain.sources.resolve import locate, parse_source_spec, parts, require
 from toolchain.sources.tree import Source
 from toolchain.stages.base import base_label
-from toolchain.stages.intake import take_in
-from toolchain.stages.parts import TABLEGEN, Part, part_of
+from toolchain.stages.llvm_subset import TABLEGEN, Part, part_of
+from toolchain.stages.prebuilt import take_in
 from toolchain.stages.stage import Built, Planned, Shop, common_inputs, locked, source_inputs
 
 DEFAULT_TRITON = "3.7.1"
@@ -123,7 +123,7 @@ class LlvmStage:
         )
 
         def check(image: str) -> Mapping[str, Any]:
-            from toolchain.contract import Elsewhere, check_layer, check_part  # noqa: PLC0415 - only after hours
+            from toolchain.stages.contract import Elsewhere, check_layer, check_part  # noqa: PLC0415 - only after hours
 
             shop.step("contract")
             where = Elsewhere(arch, emulate, system) if emulate and system else None

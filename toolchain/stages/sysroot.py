@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from toolchain import process
-from toolchain.bases import BaseRecipe, base_recipe
+from toolchain.catalog.architectures import machine_of, this_machine
+from toolchain.catalog.bases import BaseRecipe, base_recipe
 from toolchain.digest import sha256_json
 from toolchain.errors import UnsupportedError
-from toolchain.machines import machine_of, this_machine
 from toolchain.settings import Request
 from toolchain.stages.base import parse_packages, read_packages, run_mmdebstrap, write_packages
 from toolchain.stages.stage import Built, Planned, Shop, common_inputs

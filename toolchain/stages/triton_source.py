@@ -12,24 +12,24 @@ from pathlib import Path
 from typing import Any
 
 from toolchain import recipe
-from toolchain.components import check_files
+from toolchain.catalog.components import check_files
+from toolchain.catalog.releases import aotriton_release
 from toolchain.digest import sha256_file
 from toolchain.errors import BuildError, ContractError, PinError, SourceError
 from toolchain.oci.image import read_layers
+from toolchain.oci.layer_files import layer_files
 from toolchain.oci.layout import Layout
-from toolchain.pins import aotriton_release
 from toolchain.recipe import Mount, Recipe, digests
 from toolchain.settings import Request
 from toolchain.sources.resolve import locate, parse_source_spec, require
 from toolchain.sources.store import Store
 from toolchain.sources.tree import Source
 from toolchain.stages.base import base_label
-from toolchain.stages.intake import choices, names_allowed, take_in
 from toolchain.stages.llvm import llvm_needs
+from toolchain.stages.prebuilt import choices, names_allowed, take_in
 from toolchain.stages.stage import Built, Planned, Shop, common_inputs, source_inputs
-from toolchain.stages.triton import SITE, unzip
+from toolchain.stages.triton_wheel import SITE, unzip
 from toolchain.stages.wheels import TRITON, wheel_folder, wheel_sources
-from toolchain.trust.files import layer_files
 
 UPSTREAM = "https://github.com/triton-lang/triton"
 AMD_FORK = "https://github.com/ROCm/triton"

@@ -11,7 +11,7 @@ from typing import Any, TypedDict
 from toolchain import __version__
 from toolchain.digest import canonical, sha256_json
 from toolchain.trust import sbom
-from toolchain.trust.material import Material, Record, is_tool, origin, patches_of, purl
+from toolchain.trust.image_facts import Material, Record, is_tool, origin, patches_of, purl
 
 STATEMENT = "https://in-toto.io/Statement/v1"
 PREDICATE = "https://slsa.dev/provenance/v1"

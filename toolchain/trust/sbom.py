@@ -13,9 +13,9 @@ from toolchain import __version__
 from toolchain.digest import sha256_bytes
 from toolchain.errors import UntrustedError
 from toolchain.oci.image import timestamp
+from toolchain.oci.layer_files import LayerFile
 from toolchain.settings import EPOCH
-from toolchain.trust.files import LayerFile
-from toolchain.trust.material import Material, Origin, binary_row, is_tool, origin, patches_of, purl
+from toolchain.trust.image_facts import Material, Origin, binary_row, is_tool, origin, patches_of, purl
 
 MEDIA_TYPE = "application/spdx+json"
 PREDICATE = "https://spdx.dev/Document/v2.3"

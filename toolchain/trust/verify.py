@@ -15,12 +15,12 @@ from toolchain.oci import descriptor as media
 from toolchain.oci.check import verify_layout
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.image import diff_ids_of, labels_of
+from toolchain.oci.layer_files import LayerFile, layer_files
 from toolchain.oci.layout import Layout, children_of, parse_object
 from toolchain.oci.reference import LayoutRef, Target
 from toolchain.oci.referrers import referrers, subject_of
 from toolchain.oci.registry import Registry
 from toolchain.trust import attest, dsse, keyless, policy, sbom
-from toolchain.trust.files import LayerFile, layer_files
 from toolchain.trust.keyless import Identity
 from toolchain.trust.keys import PublicKey
 from toolchain.trust.policy import Policy

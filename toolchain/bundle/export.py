@@ -12,12 +12,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
-from toolchain import console, lockfile
+from toolchain import console
+from toolchain.build.run import PlanRow, plan
+from toolchain.catalog.architectures import this_machine
 from toolchain.digest import canonical
 from toolchain.errors import HostileInputError, SourceError
-from toolchain.lockfile import Lock, LockedBase
-from toolchain.locking import locked_source, resolve, safe_name
-from toolchain.machines import this_machine
+from toolchain.lock import file as lockfile
+from toolchain.lock.file import Lock, LockedBase
+from toolchain.lock.resolve import locked_source, resolve, safe_name
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.image import timestamp
@@ -25,7 +27,6 @@ from toolchain.oci.layer import compress, write_layer
 from toolchain.oci.layout import Layout
 from toolchain.oci.publish import Published, publish
 from toolchain.oci.reference import LayoutRef, Target
-from toolchain.pipeline import PlanRow, plan
 from toolchain.settings import EPOCH, Request
 from toolchain.sources.resolve import fetch_source
 from toolchain.sources.store import Store

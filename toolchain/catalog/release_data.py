@@ -1,4 +1,4 @@
-"""The facts behind `toolchain.pins`: rows of Triton, AOTriton and PyTorch releases, read from data and checked."""
+"""The facts behind `catalog.releases`: rows of Triton, AOTriton and PyTorch releases, read from data and checked."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Certainty = Literal["verified", "inferred", "unknown"]
 CERTAINTIES: tuple[Certainty, ...] = ("verified", "inferred", "unknown")
 REPOSITORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*/[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
-_DATA = Path(__file__).resolve().parent / "data"
+_DATA = Path(__file__).resolve().parents[1] / "data"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from toolchain import lockfile
-from toolchain.admission import (
+from toolchain.build.workspace import image_tag
+from toolchain.bundle.checks import (
     DO_NOT,
     require_agreement,
     require_fitting,
@@ -20,12 +20,14 @@ from toolchain.admission import (
     require_record,
     require_whole,
 )
-from toolchain.bundle import TYPE, Entry
+from toolchain.bundle.export import TYPE, Entry
 from toolchain.console import one_line
 from toolchain.digest import canonical, write_atomically
 from toolchain.errors import DigestError, HostileInputError, RegistryError, UnreachableError
-from toolchain.lockfile import Lock, LockedBase, LockedSource
-from toolchain.locking import refused
+from toolchain.lock import file as lockfile
+from toolchain.lock.file import Lock, LockedBase, LockedSource
+from toolchain.lock.resolve import refused
+from toolchain.locks import held
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.layout import MANIFEST_LIMIT, Layout, children_of, parse_object
@@ -33,9 +35,7 @@ from toolchain.oci.publish import resolve as resolve_ref
 from toolchain.oci.reference import LayoutRef, Target
 from toolchain.oci.registry import Registry
 from toolchain.settings import Cache, default_cache
-from toolchain.shop import image_tag
 from toolchain.sources.distro import Package, known_package, note
-from toolchain.sources.lock import held
 from toolchain.sources.store import Store
 from toolchain.sources.tree import tree_digest
 from toolchain.sources.unpack import unpack_tar

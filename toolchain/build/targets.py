@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from toolchain.catalog.architectures import this_machine
 from toolchain.errors import UnsupportedError
-from toolchain.machines import this_machine
 from toolchain.settings import Request
 from toolchain.stages.aotriton import AotritonStage
 from toolchain.stages.base import BaseStage
@@ -13,8 +13,8 @@ from toolchain.stages.kernels import KernelsStage
 from toolchain.stages.llvm import LlvmStage
 from toolchain.stages.stage import Stage
 from toolchain.stages.sysroot import SysrootStage
-from toolchain.stages.triton import TritonWheelStage
 from toolchain.stages.triton_source import TritonSourceStage, from_source
+from toolchain.stages.triton_wheel import TritonWheelStage
 
 GOALS = ("base", "llvm", "triton", "kernels", "aotriton", "all")
 

@@ -8,10 +8,10 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
+from toolchain.build.run import PlanRow, plan
+from toolchain.build.targets import by_arch
 from toolchain.digest import sha256_json
 from toolchain.errors import PolicyError, SourceError
-from toolchain.evidence import AttachedEvidence, attach_evidence, collect, read_record
-from toolchain.goals import by_arch
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.image import LayerBlob, platform_of, read_layers, standard_annotations, write_index
@@ -20,7 +20,7 @@ from toolchain.oci.layout import Layout
 from toolchain.oci.publish import Published, publish
 from toolchain.oci.reference import LayoutRef, RegistryRef, Target
 from toolchain.oci.registry import Registry
-from toolchain.pipeline import PlanRow, plan
+from toolchain.publish.attestations import AttachedEvidence, attach_evidence, collect, read_record
 from toolchain.settings import EPOCH, Request
 from toolchain.stages.stage import Built, Planned
 from toolchain.trust.keyless import Keyless

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from toolchain import __version__
-from toolchain.bases import base_recipe
+from toolchain.catalog.bases import base_recipe
 from toolchain.digest import canonical, sha256_json, write_atomically
 from toolchain.errors import UnsupportedError, UntrustedError
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.image import diff_ids_of, timestamp
+from toolchain.oci.layer_files import layer_files, read_member
 from toolchain.oci.layout import Layout
 from toolchain.oci.reference import Target
 from toolchain.oci.referrers import attach, write_artifact
@@ -26,10 +27,9 @@ from toolchain.settings import EPOCH, Cache, Request
 from toolchain.sources.patch import listed
 from toolchain.stages.stage import Planned
 from toolchain.trust import attest, dsse, keyless, sbom
-from toolchain.trust.files import layer_files, read_member
+from toolchain.trust.image_facts import Material, Package, Record, parse_dpkg_status, parse_lock
 from toolchain.trust.keyless import Keyless
 from toolchain.trust.keys import Signer
-from toolchain.trust.material import Material, Package, Record, parse_dpkg_status, parse_lock
 from toolchain.trust.verify import gather
 
 PREDICATE_TYPE = "in-toto.io/predicate-type"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from toolchain import recipe
-from toolchain.components import Needs
+from toolchain.catalog.components import Needs
 from toolchain.errors import ContractError
 from toolchain.process import CommandError
 from toolchain.recipe import Mount, Runner
@@ -141,7 +141,7 @@ def check_layer(
         runner: starts the container.
         image: base + layer, with a C++ compiler and CMake in it.
         prefix: absolute path inside.
-        needs: what the Triton at hand names; see `toolchain.components`.
+        needs: what the Triton at hand names; see `toolchain.catalog.components`.
         log: file that gets every line.
         jobs: compile jobs; 0 for as many as there are processors.
         env: further settings of check.sh, which its head lists.

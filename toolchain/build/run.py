@@ -17,23 +17,23 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock, Timeout
 
 from toolchain import console
+from toolchain.build.prefetch import Prefetch
+from toolchain.build.targets import by_arch, request_of, stages_of
+from toolchain.build.workspace import BuildShop, finished, used_mark, within_lock
+from toolchain.catalog.architectures import emulator, this_machine
 from toolchain.errors import BuildError, ConfigError, LockHeldError, PolicyError, ToolchainError, UnreachableError
-from toolchain.goals import by_arch, request_of, stages_of
-from toolchain.machines import emulator, this_machine
+from toolchain.locks import in_use
 from toolchain.oci.layout import Layout
-from toolchain.prefetch import Prefetch
 from toolchain.process import CommandError
 from toolchain.settings import Cache, Request
-from toolchain.shop import BuildShop, finished, used_mark, within_lock
-from toolchain.sources.lock import in_use
 from toolchain.sources.patch import listed
 from toolchain.sources.resolve import fetch_source
 from toolchain.sources.tree import Source
-from toolchain.stages.intake import let_in_names
+from toolchain.stages.prebuilt import let_in_names
 from toolchain.stages.stage import Built, Planned, Stage
 
 if TYPE_CHECKING:
-    from toolchain.reuse import Reuse
+    from toolchain.build.reuse import Reuse
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ def _build_stages(request: Request, goal: str, run: _Run) -> list[Built]:
                 planned = stage.plan(own, planned_below)
                 built = find(request.cache, planned, proved=own.contract)
                 if built is None and run.reuse is not None:
-                    from toolchain.reuse import take  # noqa: PLC0415 - the registry client and cryptography
+                    from toolchain.build.reuse import take  # noqa: PLC0415 - the registry client and cryptography
 
                     built = take(own, planned, run.reuse)
                 if built is None:

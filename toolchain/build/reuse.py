@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from toolchain import console
+from toolchain.build.workspace import image_tag
 from toolchain.errors import (
     ConfigError,
     DigestError,
@@ -19,15 +20,14 @@ from toolchain.errors import (
     UnreachableError,
     UntrustedError,
 )
-from toolchain.evidence import run_facts, write_record
 from toolchain.oci.descriptor import Descriptor, Platform
 from toolchain.oci.layout import Layout
 from toolchain.oci.publish import fetch_image
 from toolchain.oci.reference import LayoutRef, RegistryRef, Target, parse
 from toolchain.oci.registry import Registry
+from toolchain.publish.attestations import run_facts, write_record
 from toolchain.settings import Request
-from toolchain.shop import image_tag
-from toolchain.stages.intake import let_in_names
+from toolchain.stages.prebuilt import let_in_names
 from toolchain.stages.stage import Built, Planned
 from toolchain.trust import attest
 from toolchain.trust.keys import PublicKey, load_public

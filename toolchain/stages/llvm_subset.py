@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from toolchain.components import Needs
+from toolchain.catalog.components import Needs
 from toolchain.errors import UnsupportedError
 
 DISTRIBUTION = "distribution"

@@ -1,6 +1,6 @@
 """What exactly: the LLVM commit that a Triton, an AOTriton or a PyTorch asks for, and how sure that is.
 
-Facts are rows of data (see `toolchain.pindata`); a checkout says for itself what it pins (`read_pin`).
+Facts are rows of data (see `toolchain.catalog.release_data`); a checkout says for itself what it pins (`read_pin`).
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from toolchain.errors import PinError, UnsupportedError
-from toolchain.pindata import (
+from toolchain.catalog.release_data import (
     REPOSITORY,
     AotritonRelease,
     Certainty,
@@ -27,6 +26,7 @@ from toolchain.pindata import (
     require,
     triton_data,
 )
+from toolchain.errors import PinError, UnsupportedError
 
 __all__ = [
     "AotritonRelease",

@@ -14,17 +14,17 @@ from typing import Any
 from filelock import FileLock
 
 from toolchain import console
+from toolchain.build.run import PlanRow, build, find, plan
+from toolchain.build.workspace import image_tag
 from toolchain.engine.storage import Storage, discard, remove_tree, sweep_discarded
 from toolchain.errors import DigestError, SourceError, UnsupportedError
 from toolchain.oci.check import verify_layout
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.image import diff_ids_of, platform_of, standard_annotations, write_index
+from toolchain.oci.layer_diff import Blob, FileDifference, differences, explain
 from toolchain.oci.layout import Layout
-from toolchain.pipeline import PlanRow, build, find, plan
 from toolchain.settings import EPOCH, Cache, Request
-from toolchain.shop import image_tag
 from toolchain.stages.stage import Built
-from toolchain.trust.difference import Blob, FileDifference, differences, explain
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from toolchain import __version__
+from toolchain.catalog.architectures import machine_of
+from toolchain.catalog.gpus import pack as pack_of
+from toolchain.catalog.gpus import short_list
 from toolchain.digest import sha256_file, sha256_json, write_atomically
 from toolchain.errors import ConfigError, SourceError
-from toolchain.gpus import pack as pack_of
-from toolchain.gpus import short_list
-from toolchain.machines import machine_of
 from toolchain.oci.archive import write_tar_gz
 from toolchain.oci.image import platform_of
 from toolchain.oci.layer import compressor_id

@@ -11,12 +11,12 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from toolchain import __version__, console
-from toolchain.bases import base_recipe
+from toolchain.catalog.architectures import this_machine
+from toolchain.catalog.bases import base_recipe
 from toolchain.digest import sha256_file, sha256_json
 from toolchain.errors import ConfigError, LockedError, SourceError, UnreachableError
-from toolchain.lockdiff import differences
-from toolchain.lockfile import Lock, LockedBase, LockedPackage, LockedPatch, LockedSource, read, write
-from toolchain.machines import this_machine
+from toolchain.lock.diff import differences
+from toolchain.lock.file import Lock, LockedBase, LockedPackage, LockedPatch, LockedSource, read, write
 from toolchain.oci.layer import compressor_id
 from toolchain.settings import EPOCH, FORMAT, Cache, Request
 from toolchain.sources.distro import known_package

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from toolchain import process, recipe
+from toolchain.build.prefetch import Prefetch
+from toolchain.catalog.architectures import this_machine
 from toolchain.digest import write_atomically
-from toolchain.machines import this_machine
 from toolchain.oci.image import ImageSpec, LayerBlob, add_layer, read_layers, standard_annotations, write_image
 from toolchain.oci.layer import Compression, normalise_tar, write_layer
 from toolchain.oci.layer import compress as compress_layer
 from toolchain.oci.layout import Layout
-from toolchain.prefetch import Prefetch
 from toolchain.recipe import Mount, Recipe
 from toolchain.settings import EPOCH, Cache, Request
 from toolchain.sources.resolve import fetch_source
@@ -56,7 +56,7 @@ def finished(cache: Cache) -> Iterator[tuple[Path, dict[str, Any]]]:
 def within_lock(request: Request, planned: Sequence[Planned], *, fetched: Source | None = None) -> None:
     """With `--locked` nothing comes in that the lock does not hold."""
     if request.lock is not None:
-        from toolchain import locking  # noqa: PLC0415 - most calls have no lock
+        from toolchain.lock import resolve as locking  # noqa: PLC0415 - most calls have no lock
 
         locking.check(request, planned)
         if fetched is not None:
@@ -179,7 +179,7 @@ class BuildShop:
         check_on: Built | None = None,
     ) -> Built:
         """See `Shop`."""
-        from toolchain.evidence import run_facts  # noqa: PLC0415 - a no-op build leaves no record
+        from toolchain.publish.attestations import run_facts  # noqa: PLC0415 - a no-op build leaves no record
 
         layout = Layout(self.cache.images).ensure()
         self.step("layer")

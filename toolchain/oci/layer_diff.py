@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from toolchain import process
-from toolchain.trust.files import LayerFile, layer_files, read_member
+from toolchain.oci.layer_files import LayerFile, layer_files, read_member
 
 # Of a larger file only its digests are compared; the first difference is then not looked for.
 _LIMIT = 256 << 20
