@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from toolchain.kernels.codeobject import MACH
+from toolchain.catalog.gpus import machine_flag
 from toolchain.kernels.rules import Rule
 
 
@@ -37,7 +37,7 @@ def make_object(gpu: str, kernel: str, *, machine: int = 224, osabi: int = 64, d
     )
     ident = b"\x7fELF" + bytes([2, 1, 1, osabi, 3]) + bytes(7)
     head = ident + struct.pack(
-        "<HHIQQQIHHHHHH", 3, machine, 1, 0, 0, at_headers, MACH[gpu], 64, 0, 0, 64, len(headers) // 64, 3
+        "<HHIQQQIHHHHHH", 3, machine, 1, 0, 0, at_headers, machine_flag(gpu), 64, 0, 0, 64, len(headers) // 64, 3
     )
     return head + names + symbols + sections + headers
 

@@ -40,7 +40,7 @@ def test_parse(text: str, gpus: str) -> None:
 
 @pytest.mark.parametrize("gpu", known_gpus())
 def test_every_name_of_every_gpu(gpu: str) -> None:
-    for name in (gpu, *table._GPUS[gpu][1]):
+    for name in (gpu, *table._GPUS[gpu].market):
         assert parse_gpus(name) == (gpu,)
         assert parse_gpus(f"{name.upper()} {name.lower()}") == (gpu,)
 

@@ -5,37 +5,32 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from toolchain.data import load
 from toolchain.digest import sha256_json
 from toolchain.errors import UnsupportedError
 
-# By LLVM's name: AOTriton's image pack, and the market names, written as people write them.
-_GPUS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "gfx90a": ("gfx90a", ("MI200", "MI210", "MI250", "MI250X")),
-    "gfx942": ("gfx942", ("MI300", "MI300A", "MI300X", "MI308X", "MI325X")),
-    "gfx950": ("gfx950", ("MI350", "MI350X", "MI355X")),
-    "gfx1100": ("gfx110x", ("Navi31", "RX7900", "RX7900XTX", "RX7900XT", "RX7900GRE", "W7900", "W7800")),
-    "gfx1101": ("gfx110x", ("Navi32", "RX7800XT", "RX7700XT", "W7700")),
-    "gfx1102": ("gfx110x", ("Navi33", "RX7600", "RX7600XT", "W7600")),
-    "gfx1103": ("gfx110x", ("Phoenix", "Hawk Point", "780M")),
-    "gfx1150": ("gfx115x", ("Strix Point", "890M")),
-    "gfx1151": ("gfx115x", ("Strix Halo", "8060S")),
-    "gfx1152": ("gfx115x", ("Krackan Point",)),
-    "gfx1153": ("gfx115x", ()),
-    "gfx1200": ("gfx120x", ("Navi44", "RX9060", "RX9060XT")),
-    "gfx1201": ("gfx120x", ("Navi48", "RX9070", "RX9070XT", "R9700")),
-    "gfx1250": ("gfx1250", ()),
-}
+
+@dataclass(frozen=True)
+class Gpu:
+    """A row of data/gpus.toml; that file says what each field is."""
+
+    name: str
+    pack: str
+    mach: int
+    market: tuple[str, ...]
+
+
+_GPUS = {row["name"]: Gpu(**{**row, "market": tuple(row["market"])}) for row in load("gpus")["gpu"]}
 
 
 def _key(name: str) -> str:
     return re.sub(r"[\s_-]+", "", name).lower()
 
 
-_BY_KEY = {_key(name): gpu for gpu, (_, market) in _GPUS.items() for name in (gpu, *market)}
-_LONGEST = (
-    max(len(name.split()) for _, market in _GPUS.values() for name in market) + 2
-)  # `RX 7900 XTX` has three words
+_BY_KEY = {_key(name): gpu.name for gpu in _GPUS.values() for name in (gpu.name, *gpu.market)}
+_LONGEST = max(len(name.split()) for gpu in _GPUS.values() for name in gpu.market) + 2  # `RX 7900 XTX` has three words
 
 
 def known_gpus() -> tuple[str, ...]:
@@ -75,7 +70,30 @@ def pack(gpu: str) -> str:
     Raises:
         UnsupportedError: no such GPU.
     """
-    return _GPUS[_known(gpu)][0]
+    return _GPUS[_known(gpu)].pack
+
+
+def machine_flag(gpu: str) -> int:
+    """EF_AMDGPU_MACH: the low byte of the ELF flags of its code objects.
+
+    Raises:
+        UnsupportedError: no such GPU.
+    """
+    return _GPUS[_known(gpu)].mach
+
+
+def gpu_of_flag(mach: int) -> str | None:
+    """The GPU whose code objects have this flag."""
+    return next((gpu.name for gpu in _GPUS.values() if gpu.mach == mach), None)
+
+
+def check_gpu(gpu: str) -> None:
+    """Refuse a GPU that is not known.
+
+    Raises:
+        UnsupportedError: with the nearest names.
+    """
+    _known(gpu)
 
 
 def short_list(gpus: Sequence[str]) -> str:
@@ -103,7 +121,7 @@ def _unknown(word: str, rest: str) -> UnsupportedError:
     close: dict[str, None] = {}
     for wanted in (_key(word), _key(rest)):
         close.update(dict.fromkeys(difflib.get_close_matches(wanted, _BY_KEY, n=3, cutoff=0.6)))
-    written = {_key(name): name for gpu, (_, market) in _GPUS.items() for name in (gpu, *market)}
+    written = {_key(name): name for gpu in _GPUS.values() for name in (gpu.name, *gpu.market)}
     hint = f"did you mean {' or '.join(written[key] for key in list(close)[:3])}? " if close else ""
     return UnsupportedError(
         f"unknown GPU {word!r}",

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from functools import cache as memoize
 from pathlib import Path, PurePosixPath
 
+from toolchain.catalog.gpus import check_gpu
 from toolchain.errors import KernelError, SourceError
-from toolchain.kernels.codeobject import check_gpu
 from toolchain.kernels.rules import Rule, RuleSet, Value, cut
 
 COMPILE, CLUSTER, FLATZIP, AFFINE = "Bare.compile", "Bare.cluster", "Bare.flatzip", "Affine.cluster"

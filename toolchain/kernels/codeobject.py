@@ -10,45 +10,13 @@ from elftools.common.exceptions import ELFError
 from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import SymbolTableSection
 
-from toolchain.errors import KernelError, UnsupportedError
+from toolchain.catalog.gpus import check_gpu, gpu_of_flag, machine_flag
+from toolchain.errors import KernelError
 
 EM_AMDGPU = 224
 ELFOSABI_AMDGPU_HSA = 64
 _MACH_MASK = 0xFF
 DESCRIPTOR_SIZE = 64
-# EF_AMDGPU_MACH of the AMDGPU ABI: the low byte of the ELF header's flags.
-MACH = {
-    "gfx90a": 0x3F,
-    "gfx942": 0x4C,
-    "gfx950": 0x4F,
-    "gfx1100": 0x41,
-    "gfx1101": 0x46,
-    "gfx1102": 0x47,
-    "gfx1103": 0x44,
-    "gfx1150": 0x43,
-    "gfx1151": 0x4A,
-    "gfx1152": 0x55,
-    "gfx1153": 0x58,
-    "gfx1200": 0x48,
-    "gfx1201": 0x4E,
-    "gfx1250": 0x49,
-}
-
-
-def check_gpu(gpu: str) -> None:
-    """Refuse a GPU that no code object can be checked for.
-
-    Raises:
-        UnsupportedError: unknown.
-    """
-    if gpu not in MACH:
-        raise UnsupportedError(f"unknown GPU {gpu!r}", why=f"known: {', '.join(MACH)}", fix="give one of these")
-
-
-def warp_size(gpu: str) -> int:
-    """Lanes of a wave as Triton compiles for `gpu`: 64 on CDNA, 32 on RDNA and gfx1250."""
-    check_gpu(gpu)
-    return 32 if int(gpu[3:-2]) >= 10 else 64
 
 
 def check_object(path: Path, gpu: str, kernel: str | None = None) -> None:
@@ -111,8 +79,8 @@ def _fault_of_header(header: _Header, gpu: str) -> str:
         return f"an ELF{header.elfclass} for machine {header.machine}, not an AMDGPU ELF64"
     if header.osabi != ELFOSABI_AMDGPU_HSA:
         return f"for OS ABI {header.osabi}, not HSA"
-    if header.flags & _MACH_MASK != MACH[gpu]:
-        made_for = next((name for name, mach in MACH.items() if mach == header.flags & _MACH_MASK), "another GPU")
+    if header.flags & _MACH_MASK != machine_flag(gpu):
+        made_for = gpu_of_flag(header.flags & _MACH_MASK) or "another GPU"
         return f"made for {made_for} (flags {header.flags:#x})"
     return ""
 

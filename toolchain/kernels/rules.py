@@ -12,9 +12,9 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from toolchain.catalog.gpus import check_gpu
 from toolchain.digest import canonical, sha256_json
 from toolchain.errors import ConfigError, SourceError
-from toolchain.kernels.codeobject import check_gpu
 
 Value = str | int | float | bool | None
 NONE = "none"

@@ -1,0 +1,32 @@
+"""Facts about the world as rows of TOML, and the one way to read them."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from toolchain.errors import ConfigError, ToolchainError
+
+FOLDER = Path(__file__).resolve().parent
+
+
+def load(name: str) -> dict[str, Any]:
+    """A file of this folder by its name without the ending: `load("gpus")`.
+
+    Raises:
+        ConfigError: it is missing or damaged.
+    """
+    return read_toml(FOLDER / f"{name}.toml")
+
+
+def read_toml(path: Path, *, error: type[ToolchainError] = ConfigError) -> dict[str, Any]:
+    """A data file that came with the tool.
+
+    Raises:
+        error: it is missing or damaged.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as failure:
+        raise error(f"the data file {path.name} is unusable", why=str(failure), fix="reinstall toolchain") from failure
