@@ -17,7 +17,8 @@ from typing import Any, Literal
 from toolchain.errors import DigestError, RegistryError
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor, check_digest
-from toolchain.oci.layout import Layout, parse_object
+from toolchain.oci.layout import Layout
+from toolchain.oci.manifest import parse_object
 from toolchain.oci.reference import LayoutRef, Target
 from toolchain.oci.registry import Registry
 from toolchain.oci.shared_tag import CALM, SharedTag

@@ -10,9 +10,10 @@ from typing import Any
 
 from toolchain.digest import canonical
 from toolchain.errors import UntrustedError
+from toolchain.oci import descriptor as media
 from toolchain.trust.keys import PublicKey, Signer
 
-MEDIA_TYPE = "application/vnd.dsse.envelope.v1+json"
+MEDIA_TYPE = media.DSSE
 IN_TOTO = "application/vnd.in-toto+json"
 
 
@@ -52,6 +53,18 @@ def sign(statement: Any, signer: Signer) -> Envelope:
     """An in-toto statement, canonical, in an envelope with one signature."""
     payload = canonical(statement)
     return Envelope(IN_TOTO, payload, ((signer.public.id, signer.sign(pae(IN_TOTO, payload))),))
+
+
+def from_bundle(content: bytes) -> Envelope:
+    """The envelope that a Sigstore bundle wraps. What else is in the bundle says nothing about who signed it.
+
+    Raises:
+        UntrustedError: there is none, or nobody signed it.
+    """
+    try:
+        return read(canonical(json.loads(content)["dsseEnvelope"]))
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UntrustedError("what is attached is not a bundle with an envelope", why=type(error).__name__) from error
 
 
 def read(content: bytes) -> Envelope:

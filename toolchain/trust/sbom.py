@@ -18,7 +18,9 @@ from toolchain.trust.files import LayerFile
 from toolchain.trust.material import Material, Origin, binary_row, is_tool, origin, patches_of, purl
 
 MEDIA_TYPE = "application/spdx+json"
-PREDICATE = "https://spdx.dev/Document/v2.3"
+# in-toto names both; cosign and those who read as it does ask for the first. Earlier versions wrote the other.
+PREDICATE = "https://spdx.dev/Document"
+PREDICATES = frozenset({PREDICATE, "https://spdx.dev/Document/v2.3"})
 IMAGE = "SPDXRef-Image"
 _BINARY = "SPDXRef-Binary-"
 _LAYER = "files are those of the layer with diff_id "
