@@ -314,7 +314,7 @@ def _by_key(
     signer: Signer, statements: Sequence[attest.Statement], known: Callable[[], Mapping[bytes, Evidence]]
 ) -> list[tuple[str, dsse.Envelope]]:
     """The statements signed, each with its predicate's type; as before where signing again would give another."""
-    before = {} if signer.repeats else {payload: one.envelope() for payload, one in known().items()}
+    before = {} if signer.repeats else {said: one.envelope().only(signer.public) for said, one in known().items()}
     return [(one["predicateType"], before.get(canonical(one)) or dsse.sign(one, signer)) for one in statements]
 
 
@@ -350,7 +350,8 @@ def _signed_before(
 ) -> dict[bytes, Evidence]:
     """What they signed, by its payload: a new signature would be another, and of an identity another public entry."""
     found: dict[bytes, Evidence] = {}
-    for one in gather(dest, [manifest.digest], scratch, registry=registry):
+    there = gather(dest, [manifest.digest], scratch, registry=registry)
+    for one in sorted(there, key=lambda one: one.media_type == keyless.MEDIA_TYPE):  # bundles wrap what is there too
         with contextlib.suppress(UntrustedError):
             if isinstance(who, PublicKey):
                 envelope = one.envelope()

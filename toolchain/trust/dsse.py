@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from toolchain.digest import canonical
@@ -37,10 +37,15 @@ class Envelope:
             }
         )
 
+    def only(self, key: PublicKey) -> Envelope:
+        """The same with the signatures by `key` alone, and its id at them."""
+        content = pae(self.payload_type, self.payload)
+        good = ((key.id, signature) for _, signature in self.signatures if key.verifies(signature, content))
+        return replace(self, signatures=tuple(good))
+
     def signed_by(self, key: PublicKey) -> bool:
         """Whether one of the signatures is by `key`."""
-        content = pae(self.payload_type, self.payload)
-        return any(key.verifies(signature, content) for _, signature in self.signatures)
+        return bool(self.only(key).signatures)
 
 
 def pae(payload_type: str, payload: bytes) -> bytes:
