@@ -30,7 +30,15 @@ from toolchain.trust import attest, cosign, dsse, keyless, sbom
 from toolchain.trust.files import layer_files, read_member
 from toolchain.trust.keyless import Identity, Keyless
 from toolchain.trust.keys import PublicKey, Signer
-from toolchain.trust.material import Material, Package, Record, parse_dpkg_status, parse_lock
+from toolchain.trust.material import (
+    Material,
+    Package,
+    Record,
+    parse_dpkg_status,
+    parse_lock,
+    parse_os_release,
+    with_sources,
+)
 from toolchain.trust.verify import Evidence, gather
 
 PREDICATE_TYPE = "in-toto.io/predicate-type"
@@ -148,14 +156,18 @@ def collect(cache: Cache, record: Record, plan: Sequence[Planned]) -> Material:
             below.insert(0, found)
             wanted |= _digests_in(found)
     base = record if record["stage"] == "base" else next((one for one in below if one["stage"] == "base"), None)
-    packages = _packages(cache, base) if base else ()
+    installed = parse_dpkg_status(_in_base(cache, base, "var/lib/dpkg/status"))
+    # The resolved list if that is still the one of this base: it has digests, and rpms too.
+    packages = (_resolved(cache, "base", base) or installed) if base else ()
     for one in (record, *below):
         if one["stage"] == "sysroot":  # headers of these packages were compiled in
             packages = tuple(sorted({*packages, *_resolved(cache, "sysroot", one)}))
+    named = base is not None and (base.get("inputs") or {}).get("base")
     return Material(
         record=record,
         below=tuple(below),
-        packages=packages,
+        packages=with_sources(packages, installed),
+        system="" if named else parse_os_release(_in_base(cache, base, "usr/lib/os-release")),
         isolation=_isolation(cache),
         finished=cache.record(record["input_digest"]).stat().st_mtime,
     )
@@ -203,18 +215,16 @@ def _resolved(cache: Cache, stage: str, record: Record) -> tuple[Package, ...]:
         return ()
 
 
-def _packages(cache: Cache, base: Record) -> tuple[Package, ...]:
-    """The base's packages: from its resolved list if that is still the one of this base, else from its layers."""
-    if found := _resolved(cache, "base", base):
-        return found
+def _in_base(cache: Cache, base: Record | None, path: str) -> str:
+    """A file out of the base's layers; empty where there is none."""
     layout = Layout(cache.images)
-    if not base.get("manifest") or not layout.has(base["manifest"]):
-        return ()
+    if base is None or not base.get("manifest") or not layout.has(base["manifest"]):
+        return ""
     for layer in reversed(layout.children(layout.resolve(base["manifest"]))[1:]):
-        content = read_member(layout.blob(layer.digest), layer.media_type, "var/lib/dpkg/status")
+        content = read_member(layout.blob(layer.digest), layer.media_type, path)
         if content is not None:
-            return parse_dpkg_status(content.decode("utf-8", "replace"))
-    return ()
+            return content.decode("utf-8", "replace")
+    return ""
 
 
 def bill(material: Material, layout: Layout, manifest: Descriptor) -> dict[str, Any]:
