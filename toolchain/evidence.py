@@ -100,6 +100,7 @@ def _request(request: Request, planned: Planned) -> dict[str, Any]:
         "stage": planned.name,
         # Of a local image the digest counts, which is among the inputs; its path is this machine's affair.
         "base": "oci:" if request.base.startswith("oci:") else request.base,
+        "glibc": request.glibc or None,
         "arch": list(request.arch),
         "sources": named,
         "patches": {name: [path.name for path in files] for name, files in request.patches.items()},
@@ -194,8 +195,10 @@ def _resolved(cache: Cache, stage: str, record: Record) -> tuple[Package, ...]:
     """What a base or sysroot was resolved to; nothing where its list is no longer the one that it was made of."""
     inputs = record.get("inputs") or {}
     try:
-        recipe = base_recipe(str(inputs.get("base", "")), str(inputs.get("arch", "")))
-        lock = json.loads(cache.package_list(stage, recipe.name, recipe.arch).read_bytes())
+        name, arch = str(inputs.get("base", "")), str(inputs.get("arch", ""))
+        if stage == "base":
+            name = base_recipe(name, arch).name
+        lock = json.loads(cache.package_list(stage, name, arch).read_bytes())
         return parse_lock(lock["packages"]) if sha256_json(lock) == inputs.get("packages") else ()
     except (OSError, ValueError, KeyError, UnsupportedError):
         return ()
