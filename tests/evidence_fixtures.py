@@ -201,9 +201,9 @@ def finished_base(cache: Cache, work: Path, version: str = "3.0.3") -> Built:
     return _finished(BaseStage(), Request(cache=cache), work)
 
 
-def finished_sysroot(cache: Cache, work: Path, arch: str, version: str = "2.41") -> Built:
-    """Another machine's side of the base, likewise."""
-    request = Request(cache=cache, arch=(arch,))
+def finished_sysroot(cache: Cache, work: Path, arch: str, version: str = "2.41", glibc: str = "") -> Built:
+    """Another machine's side of the base, likewise; or an old system, by its glibc."""
+    request = Request(cache=cache, arch=(arch,), glibc=glibc)
     system = sysroot_system(request)
     rows = [{"name": "libc6-dev", "version": version, "architecture": arch, "sha256": "6" * 64}]
     write_packages(

@@ -8,7 +8,7 @@ import os
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from toolchain import __version__
 from toolchain.bases import base_recipe
 from toolchain.digest import canonical, sha256_json, write_atomically
 from toolchain.errors import UnsupportedError, UntrustedError
+from toolchain.floors import load_floors
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.image import diff_ids_of, timestamp
 from toolchain.oci.layout import Layout
@@ -150,7 +151,7 @@ def collect(cache: Cache, record: Record, plan: Sequence[Planned]) -> Material:
     packages = _packages(cache, base) if base else ()
     for one in (record, *below):
         if one["stage"] == "sysroot":  # headers of these packages were compiled in
-            packages = tuple(sorted({*packages, *_resolved(cache, "sysroot", one)}))
+            packages = tuple(sorted({*packages, *_compiled_against(cache, one)}))
     return Material(
         record=record,
         below=tuple(below),
@@ -202,6 +203,14 @@ def _resolved(cache: Cache, stage: str, record: Record) -> tuple[Package, ...]:
         return parse_lock(lock["packages"]) if sha256_json(lock) == inputs.get("packages") else ()
     except (OSError, ValueError, KeyError, UnsupportedError):
         return ()
+
+
+def _compiled_against(cache: Cache, record: Record) -> tuple[Package, ...]:
+    """The packages of a sysroot; those of an old system say of which, since the base has others of the same names."""
+    found = _resolved(cache, "sysroot", record)
+    glibc = str((record.get("inputs") or {}).get("base", "")).removeprefix("glibc-")
+    floor = load_floors().get(glibc)
+    return tuple(replace(one, system=floor.distro) for one in found) if floor else found
 
 
 def _packages(cache: Cache, base: Record) -> tuple[Package, ...]:

@@ -45,6 +45,11 @@ class Floor:
     note: str
 
     @property
+    def distro(self) -> str:
+        """The distribution as bases are called: `debian11`."""
+        return self.system.replace(" ", "").lower()
+
+    @property
     def name(self) -> str:
         """Part of the names of its images and lists."""
         return f"glibc-{self.glibc}"

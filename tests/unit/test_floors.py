@@ -10,14 +10,22 @@ from typing import Any
 
 import pytest
 
-from toolchain import lockfile, locking
+from tests.evidence_fixtures import finished_sysroot, material, record
+from toolchain import evidence, lockfile, locking
+from toolchain.bases import base_recipe
 from toolchain.errors import ConfigError, LockedError, UnsupportedError
 from toolchain.floors import floor_of, load_floors
 from toolchain.goals import stages_of
+from toolchain.oci.descriptor import Descriptor
+from toolchain.oci.image import ImageSpec, write_image, write_index
+from toolchain.oci.layout import Layout
+from toolchain.oci.reference import LayoutRef
 from toolchain.pipeline import plan
-from toolchain.settings import DEFAULT_GLIBC, Cache, Request
+from toolchain.settings import DEFAULT_GLIBC, EPOCH, Cache, Request
 from toolchain.stages import base, sysroot
-from toolchain.stages.base import base_recipe
+from toolchain.trust import sbom
+from toolchain.trust.material import Package
+from toolchain.trust.verify import verify
 
 DIGEST = "5" * 64
 NAMES = ("libc6-dev", "libstdc++-10-dev")
@@ -162,6 +170,53 @@ def test_only_a_floor_s_links_count() -> None:
     one = sysroot.System(name="a", arch="arm64", suite="trixie", packages=("libc6-dev",))
     assert "links" not in one.as_inputs()
     assert replace(one, glibc="2.31").as_inputs()["links"] == "relative"
+
+
+# What is told of it
+
+
+def test_an_old_system_s_packages_stand_beside_the_base_s_in_the_sbom(tmp_path: Path) -> None:
+    """Both have a libc6; the document lists each, of its own distribution."""
+    cache = Cache(tmp_path / "cache")
+    built = finished_sysroot(cache, tmp_path / "work", "amd64", glibc="2.31")
+    (old,) = evidence._compiled_against(cache, evidence.read_record(cache, built.input_digest))
+    assert (old.name, old.system) == ("libc6-dev", "debian11")
+    inputs = {**record()["inputs"], "glibc": "2.31"}
+    of_base = Package("libc6-dev", "2.41-12", "amd64")
+    found = replace(material(inputs=inputs), packages=(of_base, old))
+    document = sbom.sbom(found, manifest=f"sha256:{DIGEST}", diff_id="sha256:0", files=[])
+    rows = [one for one in document["packages"] if one["name"] == "libc6-dev"]
+    assert {row["externalRefs"][0]["referenceLocator"].partition("?")[2] for row in rows} == {
+        "arch=amd64&distro=debian-13",
+        "arch=amd64&distro=debian-11",
+    }
+    assert len({row["SPDXID"] for row in rows}) == 2
+    assert "links with glibc 2.31 and later" in document["packages"][0]["comment"]
+
+
+def an_index(folder: Path, *floors: str) -> tuple[Layout, Descriptor]:
+    """An index over one image for each floor; a layer that is bound to its base has none."""
+    layout = Layout(folder).ensure()
+    images = []
+    for arch, floor in zip(("amd64", "arm64"), floors, strict=False):
+        labels = {"toolchain.glibc": floor} if floor else {}
+        images.append(write_image(layout, ImageSpec(arch=arch, layers=(), labels=labels, epoch=EPOCH)))
+    return layout, write_index(layout, images, {})
+
+
+@pytest.mark.parametrize("floors", [("2.31", "2.28"), ("2.31", "")])
+def test_an_index_over_layers_for_different_systems_is_not_ok(tmp_path: Path, floors: tuple[str, ...]) -> None:
+    layout, index = an_index(tmp_path, *floors)
+    found = verify(LayoutRef(tmp_path), layout, index)
+    assert found.verdict == "untrusted"
+    assert found.problems[0].startswith("floor: the index holds layers for different systems")
+    assert "amd64: glibc 2.31" in found.problems[0]
+
+
+def test_an_index_over_one_floor_tells_it(tmp_path: Path) -> None:
+    layout, index = an_index(tmp_path, "2.31", "2.31")
+    found = verify(LayoutRef(tmp_path), layout, index)
+    assert (found.verdict, found.checks["floor"]) == ("intact", "links with glibc 2.31 and later")
 
 
 # Locks
