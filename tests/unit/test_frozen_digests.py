@@ -18,7 +18,7 @@ from toolchain.build.run import plan
 from toolchain.catalog.bases import base_recipe
 from toolchain.settings import Cache, Request
 from toolchain.stages.base import recipe_digest, write_packages
-from toolchain.stages.sysroot import sysroot_digest
+from toolchain.stages.sysroot import sysroot_digest, sysroot_system
 
 RECORDED = Path(__file__).parents[1] / "recorded" / "input-digests.json"
 DISTRO = {"llvm": "distro:llvm-toolchain-22"}
@@ -61,7 +61,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cache:
     ]
     for name, arch in (("debian13", "amd64"), ("debian12", "amd64"), ("debian13", "arm64"), ("debian13", "s390x")):
         recipe = base_recipe(name, arch)
-        for stage, digest in (("base", recipe_digest(recipe)), ("sysroot", sysroot_digest(recipe))):
+        for stage, digest in (("base", recipe_digest(recipe)), ("sysroot", sysroot_digest(sysroot_system(Request(cache=cache, base=name, arch=(arch,)))))):
             write_packages(cache.package_list(stage, name, arch), {"recipe": digest, "packages": rows})
     return cache
 

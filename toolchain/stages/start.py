@@ -7,7 +7,8 @@ from toolchain.catalog.bases import DATA, BaseRecipe
 from toolchain.errors import DigestError, RegistryError, UnreachableError, UnsupportedError
 from toolchain.oci.descriptor import Descriptor, Platform
 from toolchain.oci.image import platform_of
-from toolchain.oci.layout import Layout, children_of, parse_object
+from toolchain.oci.layout import Layout
+from toolchain.oci.manifest import children_of, parse_object
 from toolchain.oci.reference import RegistryRef, parse
 from toolchain.stages.stage import Built, Planned, Shop
 

@@ -31,6 +31,7 @@ class Package:
         sha256: hex, of the package file; empty where the list names none.
         source: the source package and its version, `glibc 2.41-12`, where that is known and called otherwise:
             advisories are about source packages.
+        system: the distribution that it is of (`debian11`), where that is not the base's.
     """
 
     name: str
@@ -39,10 +40,11 @@ class Package:
     kind: Literal["deb", "rpm"] = "deb"
     sha256: str = ""
     source: str = ""
+    system: str = ""
 
     def purl(self, base: str) -> str:
         """Its package URL, for a base called `base` (`debian13`)."""
-        family, release = distribution(base)
+        family, release = distribution(self.system or base)
         distro = f"{family}-{release}" if release else family
         upstream = self.source.replace(" ", "@")
         more = {"arch": self.arch, "distro": distro, "upstream": upstream}
