@@ -61,7 +61,10 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cache:
     ]
     for name, arch in (("debian13", "amd64"), ("debian12", "amd64"), ("debian13", "arm64"), ("debian13", "s390x")):
         recipe = base_recipe(name, arch)
-        for stage, digest in (("base", recipe_digest(recipe)), ("sysroot", sysroot_digest(sysroot_system(Request(cache=cache, base=name, arch=(arch,)))))):
+        for stage, digest in (
+            ("base", recipe_digest(recipe)),
+            ("sysroot", sysroot_digest(sysroot_system(Request(cache=cache, base=name, arch=(arch,))))),
+        ):
             write_packages(cache.package_list(stage, name, arch), {"recipe": digest, "packages": rows})
     return cache
 
