@@ -1,0 +1,47 @@
+"""What options are when the command line does not say: values of the file and of the environment, verb by verb."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from toolchain.cli.verbs import tree
+
+DEFAULT = "toolchain.toml"
+SOURCES = ("aotriton", "flash-attn", "llvm", "triton")
+_NEXT = re.compile(rf"\s+(?=(?:{'|'.join(SOURCES)})=)")
+
+
+def defaults(config: Path | None) -> dict[str, Any] | None:
+    """The values by verb and parameter, as Typer takes them.
+
+    Args:
+        config: the file that was named; otherwise `toolchain.toml` in the current folder, if there is one.
+
+    Raises:
+        ConfigError: the file cannot be used.
+    """
+    chosen = config or (Path(DEFAULT) if Path(DEFAULT).is_file() else None)
+    values: dict[str, Any] = {}
+    if chosen is not None:
+        from toolchain.configfile import read_file  # noqa: PLC0415 - most calls have no file
+
+        values = read_file(chosen)
+    values |= pairs_from_environment()
+    if not values:
+        return None
+    # `pins` answers one question at a time. Whom `verify` trusts, and what it lets pass, no folder may decide that
+    # it happens to run in.
+    judged = {name: value for name, value in values.items() if name not in {"key", "allow_binary"}}
+    return tree(values) | {"pins": {}, "verify": judged}
+
+
+def pairs_from_environment() -> dict[str, list[str]]:
+    """TOOLCHAIN_SOURCE and TOOLCHAIN_PATCH by option: several NAME=VALUE with space between them.
+
+    Typer would part them at every space, and paths may have some: only one before the name of a source parts here.
+    """
+    given = {option: os.environ.get(f"TOOLCHAIN_{option.upper()}", "").strip() for option in ("source", "patch")}
+    return {option: _NEXT.split(text) for option, text in given.items() if text}
