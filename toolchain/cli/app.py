@@ -48,6 +48,8 @@ def _main(
     from toolchain import logs  # noqa: PLC0415 - for a verb that runs
 
     logs.setup(verbose)
+    if ctx.invoked_subcommand == "init":
+        return  # it writes the file
     try:
         ctx.default_map = defaults(config)
     except ToolchainError as error:

@@ -10,8 +10,6 @@ from typing import Any
 from toolchain.cli.verbs import tree
 
 DEFAULT = "toolchain.toml"
-SOURCES = ("aotriton", "flash-attn", "llvm", "triton")
-_NEXT = re.compile(rf"\s+(?=(?:{'|'.join(SOURCES)})=)")
 
 
 def defaults(config: Path | None) -> dict[str, Any] | None:
@@ -39,9 +37,17 @@ def defaults(config: Path | None) -> dict[str, Any] | None:
 
 
 def pairs_from_environment() -> dict[str, list[str]]:
-    """TOOLCHAIN_SOURCE and TOOLCHAIN_PATCH by option: several NAME=VALUE with space between them.
+    """TOOLCHAIN_SOURCE, TOOLCHAIN_PATCH and their like by parameter: several NAME=VALUE with space between them.
 
-    Typer would part them at every space, and paths may have some: only one before the name of a source parts here.
+    Typer would part them at every space, and paths may have some: only one before a name that is known parts here.
     """
-    given = {option: os.environ.get(f"TOOLCHAIN_{option.upper()}", "").strip() for option in ("source", "patch")}
-    return {option: _NEXT.split(text) for option, text in given.items() if text}
+    if not any(name.startswith("TOOLCHAIN_") for name in os.environ):
+        return {}
+    from toolchain.settings import options  # noqa: PLC0415 - for `toolchain --help` too
+
+    found = {}
+    for option in (one.option for one in options() if one.option.kind == "pairs"):
+        if text := os.environ.get(option.variable, "").strip():
+            names = "|".join(map(re.escape, option.of)) or r"[^\s=]+"
+            found[option.parameter] = re.split(rf"\s+(?=(?:{names})=)", text)
+    return found

@@ -11,6 +11,7 @@ import typer
 from toolchain import console
 from toolchain.cli import options as o
 from toolchain.cli.request import with_request
+from toolchain.configfile import DEST, KEY, SOURCE_REPO
 from toolchain.errors import ConfigError, DigestError, UntrustedError
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
@@ -22,12 +23,8 @@ _WORDS = {"trusted": "trusted", "intact": "intact, not authenticated (no --key)"
 _DO_NOT = "do not use it; fetch or build it again"
 DestArg = Annotated[str | None, typer.Argument(metavar="DEST", help="oci:DIR or REGISTRY/NS.", show_default=False)]
 StageOpt = Annotated[str, typer.Option("--stage", help="base, llvm, triton, kernels, aotriton or all.")]
-KeyOpt = Annotated[
-    Path | None, typer.Option("--key", envvar="TOOLCHAIN_KEY", help="Private key in PEM: signs SBOM and provenance.")
-]
-PublicKeyOpt = Annotated[
-    Path | None, typer.Option("--key", envvar="TOOLCHAIN_KEY", help="Key in PEM whose signature counts.")
-]
+KeyOpt = Annotated[Path | None, o.typed(KEY, help="Private key in PEM: signs SBOM and provenance.")]
+PublicKeyOpt = Annotated[Path | None, o.typed(KEY, help="Key in PEM whose signature counts.")]
 KeylessOpt = Annotated[
     bool,
     typer.Option("--keyless", envvar="TOOLCHAIN_KEYLESS", help="Sign as this CI job, by OIDC and Sigstore."),
@@ -47,15 +44,7 @@ IdentityOpt = Annotated[
 IssuerOpt = Annotated[
     str | None, typer.Option("--issuer", envvar="TOOLCHAIN_ISSUER", help="Who vouches for --identity, a URL.")
 ]
-RepoOpt = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--source-repo",
-        envvar="TOOLCHAIN_SOURCE_REPO",
-        help="Every source must come from here; again for each.",
-        metavar="OWNER/NAME|URL",
-    ),
-]
+RepoOpt = Annotated[list[str] | None, o.typed(SOURCE_REPO, help="Every source must come from here; again for each.")]
 RefArg = Annotated[str, typer.Argument(help="oci:DIR[:TAG] or REGISTRY/NS/NAME[:TAG|@DIGEST].")]
 
 
@@ -63,9 +52,7 @@ RefArg = Annotated[str, typer.Argument(help="oci:DIR[:TAG] or REGISTRY/NS/NAME[:
 def publish(
     where: DestArg = None,
     # Called as in toolchain.toml: the file gives the option its default, which everything else overrules.
-    dest: Annotated[
-        str | None, typer.Option("--dest", envvar="TOOLCHAIN_DEST", help="Instead of the argument.")
-    ] = None,
+    dest: Annotated[str | None, o.typed(DEST, help="Instead of the argument.")] = None,
     stage: StageOpt = "all",
     key: KeyOpt = None,
     keyless: KeylessOpt = False,

@@ -33,6 +33,7 @@ GROUPS = {
     "cache": "Show what the tool's own folder holds, and free disk.",
 }
 VERBS = (
+    Verb("init", "toolchain.cli.init_cmd:init", "Write toolchain.toml, so that options need not be typed again."),
     Verb("doctor", "toolchain.cli.doctor_cmd:doctor", "Look for what is missing on this machine, and how to mend it."),
     Verb("pins", "toolchain.cli.pins_cmd:pins", "Show which LLVM a Triton, AOTriton or PyTorch version is pinned to."),
     Verb("plan", "toolchain.cli.plan_cmd:plan", "Show what would be built and what is already here."),
