@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,6 +19,10 @@ from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.layout import Layout
 from toolchain.oci.reference import LayoutRef, parse
 from toolchain.settings import Request
+
+if TYPE_CHECKING:
+    from toolchain.consumer import Use
+    from toolchain.delivery import Delivered
 
 _WORDS = {"trusted": "trusted", "intact": "intact, not authenticated (no --key)", "untrusted": "NOT ok"}
 _DO_NOT = "do not use it; fetch or build it again"
@@ -78,9 +83,17 @@ def publish(
     if request.json:
         console.data({"published": [one.as_json() for one in done]})
         return
+    _tell(done)
+
+
+def _tell(done: Sequence[Delivered]) -> None:
     for one in done:
         sent = f"{console.size(one.pushed_bytes)} sent, {console.size(one.skipped_bytes)} already there"
         console.text(f"{one.refs[0]}\t{one.digest}\t{sent}")
+    for one in done:
+        console.note(f"\nto use {one.image}, paste into a Containerfile:\n")
+        for line in one.use.text():
+            console.note(line)
 
 
 def keygen(
@@ -156,13 +169,26 @@ def verify(
         raise UntrustedError(f"{bad.ref}: {bad.problems[0]}", fix=_DO_NOT)
 
 
-def inspect(ref: RefArg, json_: o.JsonOpt = False) -> None:
-    """Show what an image holds."""
+def inspect(
+    ref: RefArg,
+    use: Annotated[
+        bool, typer.Option("--use", help="Print the lines of a Containerfile that take what it holds.")
+    ] = False,
+    json_: o.JsonOpt = False,
+) -> None:
+    """Show what an image holds, or with `--use` the lines to paste for it. The image may be anybody's."""
     with tempfile.TemporaryDirectory(prefix="toolchain-inspect-") as scratch:
         layout, found = images_at(ref, Path(scratch))
         rows = [_describe(layout, name, descriptor) for name, descriptor in found.items()]
+        uses = _uses(ref, layout, found) if use else []
     if json_:
-        console.data({"images": rows})
+        told = [{**row, **({"use": uses[at].as_json()} if use else {})} for at, row in enumerate(rows)]
+        console.data({"images": told})
+        return
+    for one in uses:
+        for line in one.text():
+            console.text(line)
+    if use:
         return
     for row in rows:
         console.text(f"{row['ref']}  {row['digest']}")
@@ -172,6 +198,14 @@ def inspect(ref: RefArg, json_: o.JsonOpt = False) -> None:
                 console.text(f"    {key} = {value}")
             for layer in image["layers"]:
                 console.text(f"    layer {layer['digest']}  {console.size(layer['size'])}  {layer['mediaType']}")
+
+
+def _uses(ref: str, layout: Layout, found: Mapping[str, Descriptor]) -> list[Use]:
+    from toolchain.consumer import use_of  # noqa: PLC0415 - reads layers
+
+    target = parse(ref)
+    whole = isinstance(target, LayoutRef) and not (target.tag or target.digest)
+    return [use_of(layout, one, target.at(tag=name) if whole else target) for name, one in found.items()]
 
 
 def images_at(ref: str, scratch: Path) -> tuple[Layout, dict[str, Descriptor]]:
