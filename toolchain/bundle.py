@@ -25,7 +25,7 @@ from toolchain.oci.layer import compress, write_layer
 from toolchain.oci.layout import Layout
 from toolchain.oci.publish import Published, publish
 from toolchain.oci.reference import LayoutRef, Target
-from toolchain.pipeline import PlanRow, plan
+from toolchain.pipeline import PlanRow, settled
 from toolchain.settings import EPOCH, Request
 from toolchain.sources.resolve import fetch_source
 from toolchain.sources.store import Store
@@ -119,7 +119,7 @@ def export(request: Request, goal: str, dest: Target) -> Exported:
         SourceError: the base is not built yet, or a source cannot be had.
         RegistryError, UnreachableError: it could not be written or sent.
     """
-    rows = plan(request, goal)
+    rows = settled(request, goal)
     planned = [row.planned for row in rows]
     bases = [(base, _row_of(base, rows)) for base in resolve(request, planned, goal).bases]
     for base, row in bases:
@@ -177,7 +177,7 @@ class _Packer:
         """A source as it lies in the store, and its patches."""
         cache = self.request.cache
         console.note(f"{source.name}: {source.ref}")
-        got = fetch_source(source, cache=cache, offline=self.request.offline, verify=True)
+        got = fetch_source(source, cache=cache, offline=self.request.offline, verify=True, mirrors=self.request.mirrors)
         title = locked_source(self.request, got).file
         assert got.path is not None  # noqa: S101 - fetch gives it
         file = Store(cache.store).file(str(got.digest)) if str(got.digest).startswith("sha256:") else None
