@@ -120,14 +120,17 @@ def _strongest(asked: Asked) -> Asked:
 
 
 def _as_locked(asked: Asked, lock: Lock) -> Asked:
-    """What the lock was made for, where nothing as strong names a Triton or an LLVM."""
+    """What the lock was made for, where nothing as strong names a Triton."""
     held = lock.request
     texts = {name: str(text) for name, text in dict(held.get("source", {})).items() if text != "PATH"}
     if asked.triton is not None and asked.rank("lock") < asked.rank("triton") and (texts or "triton" in held):
         asked = asked.told(f"the lock overrules --triton {asked.triton}", triton=None)
-    if asked.triton or asked.aotriton or asked.sources.keys() & {"llvm", "triton", "aotriton"}:
+    if asked.triton or asked.aotriton or "triton" in asked.sources:
         return asked
-    version, release = held.get("triton"), held.get("aotriton")
+    version, release, wheel = held.get("triton"), held.get("aotriton"), lock.source("triton")
+    if wheel is not None and wheel.kind == "pypi":
+        # A lock from when the wheel came without being named.
+        texts.setdefault("triton", wheel.ref)
     if version is not None and not (is_version(str(version)) or is_commit(str(version))):
         raise ConfigError(f"the lock was made for --triton {version!r}", why="that is no version and no commit")
     return replace(asked, triton=version, aotriton=release, sources={**texts, **asked.sources})
