@@ -137,6 +137,7 @@ class Request:
         allow_binary, drop_binary: prebuilt things that may come in, and those that are left out, by name or path.
         pythons: versions (`3.13`) to build wheels for; empty for the base's own.
         jobs: compile jobs, 0 for as many as cores and memory allow.
+        mirrors: prefixes of URLs and what to ask in their place; no input, since digests name what is fetched.
         lock: with --locked, the only things that may come in.
     """
 
@@ -160,5 +161,6 @@ class Request:
     offline: bool = False
     compression: Literal["gzip", "zstd"] = "gzip"
     contract: bool = True
+    mirrors: tuple[tuple[str, str], ...] = ()
     lock: Lock | None = None
     json: bool = False

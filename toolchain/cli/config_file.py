@@ -36,6 +36,7 @@ class _FileModel(BaseModel):
     locked: bool | None = None
     lock_file: str | None = Field(None, alias="lock-file")
     compression: str | None = None
+    mirror: list[str] | None = None
     dest: str | None = None
     key: str | None = None
     source_repo: list[str] | None = Field(None, alias="source-repo")

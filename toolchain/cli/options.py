@@ -17,7 +17,8 @@ SourceOpt = Annotated[
     list[str] | None,
     typer.Option(
         "--source",
-        help="NAME=PATH, NAME=URL@SHA or NAME=distro:PACKAGE; again for each source. \\[env var: TOOLCHAIN_SOURCE]",
+        help="NAME=PATH, NAME=URL@SHA, NAME=distro:PACKAGE or triton=pypi:VERSION; again for each source. "
+        "\\[env var: TOOLCHAIN_SOURCE]",
         metavar="NAME=WHERE",
     ),
 ]
@@ -29,7 +30,12 @@ PatchOpt = Annotated[
 ]
 TritonOpt = Annotated[
     str | None,
-    typer.Option("--triton", envvar="TOOLCHAIN_TRITON", help="Triton version whose LLVM pin and needs count."),
+    typer.Option(
+        "--triton",
+        envvar="TOOLCHAIN_TRITON",
+        help="Triton from source, and its LLVM: a version, a commit, or a checkout's folder. For llvm a pin file too.",
+        metavar="VERSION|COMMIT|FOLDER",
+    ),
 ]
 AotritonOpt = Annotated[
     str | None, typer.Option("--aotriton", envvar="TOOLCHAIN_AOTRITON", help="AOTriton release whose pins count.")
@@ -97,6 +103,15 @@ LockFileOpt = Annotated[
     Path | None,
     typer.Option(
         "--lock-file", envvar="TOOLCHAIN_LOCK_FILE", help="The lock, ./toolchain.lock otherwise; implies --locked."
+    ),
+]
+MirrorOpt = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--mirror",
+        envvar="TOOLCHAIN_MIRROR",
+        help="Fetch git and archives whose URL begins with the first from the second; again for each.",
+        metavar="URL=URL",
     ),
 ]
 JsonOpt = Annotated[bool, typer.Option("--json", help="Data on standard output, as JSON.")]

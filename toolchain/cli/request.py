@@ -8,14 +8,22 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import typer
+
+from toolchain import console
+from toolchain.asked import COMMAND_LINE, ENVIRONMENT, FILE, NOWHERE, Asked, settle, wheel_hint
 from toolchain.catalog.architectures import machine_of
 from toolchain.cli import options as o
 from toolchain.errors import ConfigError
 from toolchain.locks import in_use
 from toolchain.settings import Cache, Request, default_cache
+from toolchain.sources.network import parse_mirrors
 from toolchain.sources.store import mark_used
+
+if TYPE_CHECKING:
+    from toolchain.lock.file import Lock
 
 SOURCES = ("aotriton", "flash-attn", "llvm", "triton")
 _NEXT = re.compile(rf"\s+(?=(?:{'|'.join(SOURCES)})=)")
@@ -32,21 +40,40 @@ def with_request(*without: str) -> Callable[[Callable[..., None]], Callable[...,
     """
 
     def decorate(verb: Callable[..., None]) -> Callable[..., None]:
-        offered = [one for name, one in _parameters(make_request).items() if name not in without]
+        offered = [one for name, one in _parameters(make_request).items() if name not in {*without, "goal", "ranks"}]
 
         @functools.wraps(verb)
-        def command(**given: Any) -> None:
-            request = make_request(**{one.name: given.pop(one.name) for one in offered})
+        def command(ctx: typer.Context, **given: Any) -> None:
+            goal = str(given.get("stage", "kernels"))  # `kernels run` names no stage
+            request = make_request(**{one.name: given.pop(one.name) for one in offered}, goal=goal, ranks=_ranks(ctx))
             with in_use(request.cache):
                 verb(request=request, **given)
 
         own = [one for name, one in _parameters(verb).items() if name != "request"]
-        everything = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in (*own, *offered)]
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        context = inspect.Parameter("ctx", keyword, annotation=typer.Context)
+        everything = [context, *(one.replace(kind=keyword) for one in (*own, *offered))]
         command.__signature__ = inspect.Signature(everything)  # type: ignore[attr-defined] # what Typer reads
         command.__annotations__ = {one.name: one.annotation for one in everything}
         return command
 
     return decorate
+
+
+def _ranks(context: typer.Context) -> dict[str, int]:
+    """Where the options that name a Triton have their values from, by `toolchain.asked`."""
+    ranks = {"COMMANDLINE": COMMAND_LINE, "ENVIRONMENT": ENVIRONMENT, "DEFAULT_MAP": FILE}
+
+    def rank(name: str) -> int:
+        found = context.get_parameter_source(name)
+        # The environment's sources come in as the file's do.
+        of_environment = name == "source" and found is not None and found.name == "DEFAULT_MAP"
+        if of_environment and "source" in pairs_from_environment():
+            return ENVIRONMENT
+        return ranks.get(found.name, NOWHERE) if found is not None else NOWHERE
+
+    named = {name: rank(name) for name in ("triton", "aotriton", "source")}
+    return {**named, "lock": min(rank("locked"), rank("lock_file"))}
 
 
 def _parameters(function: Callable[..., object]) -> dict[str, inspect.Parameter]:
@@ -83,6 +110,17 @@ def _one_line(option: str, value: Any) -> None:
             raise ConfigError(f"--{option.replace('_', '-')} {text[:200]!r} holds a control character")
 
 
+def _settled(asked: Asked, lock: Lock | None, cache: Cache, allow_binary: list[str]) -> Asked:
+    """Which Triton is meant; what was decided for the user is told, a line each."""
+    if not asked.goal and asked.triton is None:
+        return asked
+    found = settle(asked, lock=lock, folder=Path.cwd(), cache=cache)
+    hint = wheel_hint(found, tuple(allow_binary))
+    for line in (*found.notes, *([hint] if hint else [])):
+        console.note(line)
+    return found
+
+
 def make_request(
     base: o.BaseOpt = "debian13",
     arch: o.ArchOpt = "amd64",
@@ -103,12 +141,20 @@ def make_request(
     offline: o.OfflineOpt = False,
     compression: o.CompressionOpt = "gzip",
     contract: o.ContractOpt = True,
+    mirror: o.MirrorOpt = None,
     locked: o.LockedOpt = False,
     lock_file: o.LockFileOpt = None,
     cache: o.CacheOpt = None,
     json_: o.JsonOpt = False,
+    *,
+    goal: str = "",
+    ranks: dict[str, int] | None = None,
 ) -> Request:
     """Check and combine option values. Its parameters are the options that `with_request` gives to a verb.
+
+    Args:
+        goal: the stage that is asked for; empty where none is, and then nothing is looked for in the folder.
+        ranks: see `toolchain.asked.Asked`.
 
     Raises:
         ConfigError, UnsupportedError: a value that cannot be used.
@@ -117,7 +163,7 @@ def make_request(
 
     given = {"base": base, "arch": arch, "source": source, "patch": patch, "triton": triton, "aotriton": aotriton,
              "gpu": gpu, "select": select, "allow-binary": allow_binary, "drop-binary": drop_binary, "python": python,
-             "only": only, "compression": compression}  # fmt: skip
+             "only": only, "compression": compression, "mirror": mirror}  # fmt: skip
     for option, value in given.items():
         _one_line(option, value)
     gpus = parse_gpus(gpu) if gpu is not None else ()
@@ -153,14 +199,16 @@ def make_request(
         from toolchain.lock.file import DEFAULT, read  # noqa: PLC0415 - most calls have no lock
 
         lock = read(lock_file or Path(DEFAULT))
+    asked = Asked(goal=goal, triton=triton, aotriton=aotriton, sources=sources, ranks=ranks or {})
+    asked = _settled(asked, lock, where, allow_binary or [])
     return Request(
         cache=where,
         base=base,
         arch=arches,
-        sources=sources,
+        sources=dict(asked.sources),
         patches=patches,
-        triton=triton,
-        aotriton=aotriton,
+        triton=asked.triton,
+        aotriton=asked.aotriton,
         gpus=gpus,
         select=select,
         limit=limit,
@@ -174,6 +222,7 @@ def make_request(
         offline=offline,
         compression="zstd" if compression == "zstd" else "gzip",
         contract=contract,
+        mirrors=parse_mirrors(mirror or ()),
         lock=lock,
         json=json_,
     )

@@ -21,7 +21,7 @@ from toolchain.oci.layer import compressor_id
 from toolchain.settings import EPOCH, FORMAT, Cache, Request
 from toolchain.sources.distro import known_package
 from toolchain.sources.pypi import pypi_row
-from toolchain.sources.resolve import fetch_source, part_of
+from toolchain.sources.resolve import fetch_source, parse_source_spec, part_of
 from toolchain.sources.store import Store
 from toolchain.sources.tree import Source
 from toolchain.stages.base import BaseStage, base_label, read_packages, recipe_digest
@@ -46,7 +46,7 @@ def resolve(request: Request, planned: Sequence[Planned], goal: str, *, open_bas
         epoch=EPOCH,
         format=FORMAT,
         compressor="" if open_base else compressor_id(request.compression),
-        request=_request(request, goal, sources),
+        request=_request(request, goal),
         bases=tuple(_bases(request, {one.name for one in planned}, open_base=open_base)),
         sources=tuple(locked_source(request, sources[name]) for name in sorted(sources)),
     )
@@ -63,7 +63,7 @@ def fetch_all(request: Request, planned: Sequence[Planned]) -> None:
     sources = {source.name: source for one in planned for source in one.sources}
     for source in sources.values():
         try:
-            fetch_source(source, cache=request.cache, offline=request.offline)
+            fetch_source(source, cache=request.cache, offline=request.offline, mirrors=request.mirrors)
         except UnreachableError as error:
             if not request.offline or source.digest is None:
                 raise
@@ -170,6 +170,7 @@ def locked_source(request: Request, source: Source) -> LockedSource:
         parts=tuple(part.split(",")) if part else (),
         tree=tree,
         license=source.licensed,
+        tag=source.tag,
         patches=tuple(
             LockedPatch(name=path.name, digest=sha256_file(path)) for path in request.patches.get(source.name, ())
         ),
@@ -287,12 +288,13 @@ def _package(row: Any) -> LockedPackage:
     return LockedPackage(name=found[1], arch=found[2], version=found[3].removeprefix("0:"), header=found[4])
 
 
-def _request(request: Request, goal: str, sources: Mapping[str, Source]) -> dict[str, Any]:
+def _is_local(text: str) -> bool:
+    return parse_source_spec(text).kind == "local"
+
+
+def _request(request: Request, goal: str) -> dict[str, Any]:
     """What was asked for, by the names of the options; paths of this machine stay out of it."""
-    named = {
-        name: "PATH" if name in sources and sources[name].kind == "local" else text
-        for name, text in sorted(request.sources.items())
-    }
+    named = {name: "PATH" if _is_local(text) else text for name, text in sorted(request.sources.items())}
     asked = {
         "stage": goal,
         "base": "oci:DIR" if request.base.startswith("oci:") else request.base,

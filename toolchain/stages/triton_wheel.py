@@ -69,11 +69,11 @@ class TritonWheelStage:
 
 def wheel_source(request: Request) -> Source:
     """The pinned wheel, without any network."""
-    spec = parse_source_spec(request.sources.get("triton", "pypi:triton"))
+    spec = parse_source_spec(request.sources.get("triton", ""), project="triton")
     if spec.kind != "pypi":
         raise UnsupportedError(
             f"--source triton={request.sources['triton']} is no wheel of the Python index",
-            fix="leave it out, or give --source triton=pypi:triton==VERSION",
+            fix="name one: --source triton=pypi:VERSION",
         )
     return locate("triton", spec, cache=request.cache, offline=request.offline)
 
