@@ -90,3 +90,14 @@ def _pairs(values: Sequence[str], flag: str) -> list[tuple[str, str]]:
             raise ConfigError(f"unknown source {name!r}", fix=f"one of {', '.join(SOURCES)}")
         pairs.append((name, rest))
     return pairs
+
+
+def mirrors(values: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """Prefixes of URLs, each with what to ask in its place.
+
+    Raises:
+        SourceError: one is no pair of URLs, or holds a password.
+    """
+    from toolchain.sources.network import parse_mirrors  # noqa: PLC0415 - the HTTP library; most calls have none
+
+    return parse_mirrors(values)

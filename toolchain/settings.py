@@ -155,6 +155,7 @@ class Request:
         allow_binary, drop_binary: prebuilt things that may come in, and those that are left out, by name or path.
         pythons: versions (`3.13`) to build wheels for; empty for the base's own.
         jobs: compile jobs, 0 for as many as cores and memory allow.
+        mirrors: prefixes of URLs and what to ask in their place; no input, since digests name what is fetched.
         lock: with `locked` or a `lock_file`, the only things that may come in.
     """
 
@@ -184,7 +185,7 @@ class Request:
         default_factory=dict,
         metadata=option(
             "source", kind="pairs", metavar="NAME=WHERE", place="pair", of=reading.SOURCES, counts=True, lock="changed",
-            help="NAME=PATH, NAME=URL@SHA or NAME=distro:PACKAGE; again for each source.",
+            help="NAME=PATH, NAME=URL@SHA, NAME=distro:PACKAGE or triton=pypi:VERSION; again for each source.",
             example=["llvm=../llvm-project"], read=reading.sources,
         ),
     )  # fmt: skip
@@ -198,8 +199,8 @@ class Request:
     triton: str | None = field(
         default=None,
         metadata=option(
-            "triton", help="Triton version: it decides which LLVM is built, and with which components.",
-            example="3.7.1", counts=True, lock="changed",
+            "triton", metavar="VERSION|COMMIT|FOLDER", example="3.7.1", counts=True, lock="changed",
+            help="Triton from source, and its LLVM: a version, a commit, or a checkout. For llvm a pin file too.",
         ),
     )  # fmt: skip
     aotriton: str | None = field(
@@ -287,6 +288,14 @@ class Request:
         metadata=option(
             "contract", kind="flag", negated=True, environment=False, file=False, counts=True,
             help="Prove that the layer serves Triton before it counts.",
+        ),
+    )  # fmt: skip
+    mirrors: tuple[tuple[str, str], ...] = field(
+        default=(),
+        metadata=option(
+            "mirror", kind="names", metavar="URL=URL", read=reading.mirrors,
+            help="Fetch git and archives whose URL begins with the first from the second; again for each.",
+            example=["https://github.com/=https://git.example/github/"],
         ),
     )  # fmt: skip
     locked: bool = field(

@@ -62,7 +62,9 @@ class Quickstart:
 
     said: Said
     out: Path
-    options: tuple[str, ...] = ("--source", "llvm=distro:llvm-toolchain-22", "--only", "tablegen")
+    options: tuple[str, ...] = (
+        "--source", "llvm=distro:llvm-toolchain-22", "--source", "triton=pypi:3.7.1", "--only", "tablegen",
+    )  # fmt: skip
     gpus: tuple[str, ...] = ("--gpu", "gfx942,gfx1100")
     allow: tuple[str, ...] = ("--allow-binary", "triton-wheel")
 

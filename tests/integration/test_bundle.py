@@ -18,7 +18,7 @@ from toolchain.oci.layout import Layout
 from toolchain.sources.unpack import unpack_tar
 
 pytestmark = pytest.mark.engine
-REQUEST = ("--gpu", "gfx942", "--limit", "2")
+REQUEST = ("--source", "triton=pypi:3.7.1", "--gpu", "gfx942", "--limit", "2")
 
 
 def without_network(cache: Path, cwd: Path, *words: str) -> Said:

@@ -23,6 +23,7 @@ from toolchain.oci.layout import Layout
 
 pytestmark = pytest.mark.engine
 LLVM = "llvm-triton-tablegen-22.1.8"
+WHEEL = ("--source", "triton=pypi:3.7.1")
 KERNELS = "flash-attn-kernels-2.8.3.post2-debian13"
 
 
@@ -154,11 +155,11 @@ def test_registry_and_copy_from(quickstart: Quickstart, registry_host: str, tmp_
 def test_kill_9_and_resume(quickstart: Quickstart) -> None:
     """A campaign killed in the middle goes on; nothing that was compiled is compiled again."""
     words = [
-        "build", "kernels", "--gpu", "gfx90a", "--select", "*fwd*", *quickstart.allow, "--jobs", "1",
+        "build", "kernels", *WHEEL, "--gpu", "gfx90a", "--select", "*fwd*", *quickstart.allow, "--jobs", "1",
     ]  # fmt: skip
     cache = Path(os.environ.get("TOOLCHAIN_CACHE", Path.home() / ".cache" / "toolchain"))
     _forget(cache, "gfx90a", "*fwd*")
-    planned = toolchain("plan", "kernels", "--gpu", "gfx90a", "--select", "*fwd*", "--json").json["stages"][-1]
+    planned = toolchain("plan", "kernels", *WHEEL, "--gpu", "gfx90a", "--select", "*fwd*", "--json").json["stages"][-1]
     work = cache / "work" / f"kernels-{planned['input_digest'].removeprefix('sha256:')[:12]}"
     shutil.rmtree(work, ignore_errors=True)  # of a run that was broken off
     child = subprocess.Popen(
@@ -208,7 +209,7 @@ def test_kill_9_and_resume(quickstart: Quickstart) -> None:
 def test_two_at_once(quickstart: Quickstart) -> None:
     """The second waits, says for whom, and builds nothing."""
     words = [
-        "build", "kernels", "--gpu", "gfx950", "--select", "_bwd_preprocess*", *quickstart.allow, "--json",
+        "build", "kernels", *WHEEL, "--gpu", "gfx950", "--select", "_bwd_preprocess*", *quickstart.allow, "--json",
     ]  # fmt: skip
     cache = Path(os.environ.get("TOOLCHAIN_CACHE", Path.home() / ".cache" / "toolchain"))
     _forget(cache, "gfx950", "_bwd_preprocess*")

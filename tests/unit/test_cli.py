@@ -30,6 +30,7 @@ from toolchain.settings import Request
 from toolchain.stages.stage import Built, Planned
 
 TOP = Path(__file__).resolve().parents[2]
+WHEEL = ("--source", "triton=pypi:3.7.1")
 
 
 @pytest.fixture
@@ -72,11 +73,11 @@ def call(env: dict[str, str], *words: str, cwd: Path | None = None) -> subproces
         (("plan", "llvm", "--source", "llvm=/a", "--source", "llvm=/b"), 3, "names llvm more than once"),
         (("build", "llvm", "--source", "llvm=/no/such/folder"), 5, "/no/such/folder"),
         (("build", "llvm", "--patch", "llvm=/no/such/file"), 3, "no such file"),
-        (("plan", "triton", "--patch", f"triton={__file__}"), 3, "has nothing to patch"),
+        (("plan", "triton", *WHEEL, "--patch", f"triton={__file__}"), 3, "has nothing to patch"),
         (("lock", "base", "-o", "/no/such/folder/lock"), 3, "cannot write /no/such/folder/lock"),
-        (("build", "kernels"), 15, "--allow-binary triton-wheel"),
-        (("build", "triton"), 15, "--allow-binary triton-wheel"),
-        (("kernels", "run"), 15, "--allow-binary triton-wheel"),
+        (("build", "kernels", *WHEEL), 15, "--allow-binary triton-wheel"),
+        (("build", "triton", *WHEEL), 15, "--allow-binary triton-wheel"),
+        (("kernels", "run", *WHEEL), 15, "--allow-binary triton-wheel"),
         (("build", "llvm", "--compression", "rar"), 3, "rar"),
         (("build", "llvm", "--only", "everything"), 7, "everything"),
         (("build", "all", "--limit", "0"), 2, "limit"),

@@ -385,9 +385,9 @@ def test_goals_are_all_planned_for_amd64(request_: Request) -> None:
     assert found == {
         "base": ["base"],
         "llvm": ["base", "llvm"],
-        "triton": ["base", "triton"],
-        "kernels": ["base", "triton", "kernels"],
-        "aotriton": ["base", "triton", "aotriton"],
+        "triton": ["base", "llvm", "triton"],
+        "kernels": ["base", "llvm", "triton", "kernels"],
+        "aotriton": ["base", "llvm", "triton", "aotriton"],
         "all": ["base", "llvm", "triton", "kernels"],
     }
 

@@ -135,10 +135,11 @@ def test_fetch_says_where_the_sources_are(here: Here, checkout: Path) -> None:
 def test_the_lock_of_the_quickstart_is_current(tmp_path: Path) -> None:
     """Without a network and on an empty machine; its base is open, since mirrors move."""
     there = lockfile.read(TOP / lockfile.DEFAULT)
-    request = Request(cache=Cache(tmp_path / "empty"), sources={"llvm": "distro:llvm-toolchain-22"}, only="tablegen")
+    named = {"llvm": "distro:llvm-toolchain-22", "triton": "pypi:3.7.1"}
+    request = Request(cache=Cache(tmp_path / "empty"), sources=named, only="tablegen")
     now = locking.resolve(request, [row.planned for row in plan(request, "all")], "all")
-    again = "toolchain lock all --source llvm=distro:llvm-toolchain-22 --only tablegen --open-base"
-    assert differences(there, now, whole=True) == [], f"make it again: {again}"
+    again = "toolchain lock all --source llvm=distro:llvm-toolchain-22 --source triton=pypi:3.7.1 --only tablegen"
+    assert differences(there, now, whole=True) == [], f"make it again: {again} --open-base"
     assert [one.state for one in there.bases] == ["open"]
     assert {one.name: one.wheel for one in there.sources} == {"flash-attn": False, "llvm": False, "triton": True}
     assert all(one.tree for one in there.sources if not one.wheel)
@@ -146,7 +147,7 @@ def test_the_lock_of_the_quickstart_is_current(tmp_path: Path) -> None:
     assert lockfile.render(there) == (TOP / lockfile.DEFAULT).read_bytes()
     options = (TOP / "quickstart").read_text()
     assert "--locked" in options
-    assert "--source llvm=distro:llvm-toolchain-22 --only tablegen" in options
+    assert "--source llvm=distro:llvm-toolchain-22 --source triton=pypi:3.7.1 --only tablegen" in options
 
 
 def test_a_checkout_is_locked_and_held_to_it(here: Here, checkout: Path, tmp_path: Path) -> None:

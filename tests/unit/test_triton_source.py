@@ -9,7 +9,7 @@ import pytest
 
 from toolchain.build.run import plan
 from toolchain.build.targets import stages_of
-from toolchain.catalog.releases import aotriton_releases
+from toolchain.catalog.releases import aotriton_releases, triton_releases
 from toolchain.errors import BuildError, PinError, SourceError, UnsupportedError
 from toolchain.settings import Cache, Request
 from toolchain.stages.aotriton_library import aotriton_source, commit_of
@@ -25,13 +25,14 @@ def request_(tmp_path: Path) -> Request:
     return Request(cache=Cache(tmp_path / "cache"))
 
 
-def test_a_wheel_of_the_index_is_no_source(request_: Request) -> None:
-    assert not from_source(request_)
+def test_a_wheel_of_the_index_comes_by_name_alone(request_: Request) -> None:
+    assert from_source(request_)
     assert not from_source(replace(request_, sources={"triton": "pypi:triton"}))
+    assert not from_source(replace(request_, sources={"triton": "pypi:3.7.1"}, triton="3.7.1"))
     assert from_source(replace(request_, sources={"triton": "/a/checkout"}))
     assert from_source(replace(request_, triton=COMMIT))
     assert from_source(replace(request_, aotriton="0.10b"))
-    assert not from_source(replace(request_, triton="3.7.1"))
+    assert from_source(replace(request_, triton="3.7.1"))
 
 
 def test_a_commit_comes_from_upstream_and_a_release_of_aotriton_from_amds_fork(request_: Request) -> None:
@@ -39,8 +40,30 @@ def test_a_commit_comes_from_upstream_and_a_release_of_aotriton_from_amds_fork(r
     assert (source.repository, source.ref) == ("https://github.com/triton-lang/triton", COMMIT)
     source = triton_source(replace(request_, aotriton="0.10b"))
     assert source.ref == "4280ed1150881bab98c4ecb3e5becb1b3c70fabe"
-    with pytest.raises(PinError, match="no commit of Triton"):
-        triton_source(request_)
+
+
+def test_a_version_is_upstreams_commit_where_it_is_known_and_upstreams_tag_where_not(request_: Request) -> None:
+    known = next(row for row in triton_releases() if row.version == "3.7.1")
+    for asked in (request_, replace(request_, triton="3.7.1"), replace(request_, triton="v3.7")):
+        source = triton_source(asked)
+        assert (source.ref, source.tag) == (known.commit, "")
+        assert source.digest == f"git:{known.commit}@https://github.com/triton-lang/triton"
+    # The newest patch release of a line, though the LLVM of another one of it is surer.
+    for version, tag in (("3.6.0", "v3.6.0"), ("3.3", "v3.3.1"), ("3.2", "v3.2.0")):
+        source = triton_source(replace(request_, triton=version))
+        assert (source.ref, source.tag, source.digest) == (tag, tag, None)
+        assert source.repository == "https://github.com/triton-lang/triton"
+    with pytest.raises(PinError, match=r"Triton 3\.8\.0\+rhaiv\.1 lies is not known"):
+        triton_source(replace(request_, triton="3.8.0+rhaiv.1"))
+    with pytest.raises(UnsupportedError, match="not on record"):
+        triton_source(replace(request_, triton="3.6.7"))
+
+
+def test_a_release_named_by_its_commit_needs_what_it_needs_by_its_version(request_: Request) -> None:
+    commit = triton_source(request_).ref
+    by_commit = replace(request_, triton=commit)
+    assert llvm_needs(by_commit) == llvm_needs(replace(request_, triton="3.7.1"))
+    assert llvm_pin(by_commit) == llvm_pin(request_)
 
 
 def test_a_commit_by_url_brings_its_own_needs(request_: Request) -> None:
@@ -64,7 +87,10 @@ def test_the_stages_follow_from_where_triton_comes(request_: Request) -> None:
         return [stage.name for stage in stages_of(goal, request)]
 
     built = replace(request_, sources={"triton": "/a/checkout"})
-    assert names("triton", request_) == ["base", "triton"]
+    assert names("triton", request_) == ["base", "llvm", "triton"]
+    wheel = replace(request_, sources={"triton": "pypi:3.7.1"})
+    assert names("triton", wheel) == ["base", "triton"]
+    assert names("kernels", wheel) == ["base", "triton", "kernels"]
     assert names("triton", built) == ["base", "llvm", "triton"]
     assert names("all", request_) == ["base", "llvm", "triton", "kernels"]
     assert names("all", replace(built, aotriton="0.10b")) == ["base", "llvm", "triton", "aotriton"]

@@ -205,8 +205,9 @@ def test_no_job_hangs_and_no_pull_request_gets_a_key() -> None:
     ("stage", "source", "triton", "arches", "code"),
     [
         ("llvm", "", "", '["arm64"]', 0),
-        ("triton", "", "", '["amd64"]', 1),
-        ("triton", "llvm=distro:llvm-toolchain-22", "3.7.1", '["amd64"]', 1),
+        ("triton", "", "", '["amd64"]', 0),
+        ("triton", "llvm=distro:llvm-toolchain-22", "3.7.1", '["amd64"]', 0),
+        ("triton", "", "latest", '["amd64"]', 1),
         ("triton", "triton=pypi:triton==3.7.1", "", '["amd64"]', 1),
         ("triton", f"llvm=distro:llvm-toolchain-22 triton=https://example.test/triton@{'1' * 40}", "", '["amd64"]', 0),
         ("triton", "", "d" * 40, '["amd64", "arm64"]', 0),

@@ -7,13 +7,14 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from toolchain.errors import DigestError, HostileInputError, PatchError, SourceError, ToolchainError
+from toolchain.errors import DigestError, HostileInputError, LockedError, PatchError, SourceError, ToolchainError
 from toolchain.settings import Cache
+from toolchain.sources.network import Mirrors
 from toolchain.sources.resolve import fetch_source
 from toolchain.sources.tree import Source
 
 LOG = logging.getLogger(__name__)
-_FINAL = (DigestError, SourceError, HostileInputError, PatchError)
+_FINAL = (DigestError, LockedError, SourceError, HostileInputError, PatchError)
 
 
 class Prefetch:
@@ -25,13 +26,20 @@ class Prefetch:
     """
 
     def __init__(
-        self, sources: Sequence[Source], *, cache: Cache, offline: bool, patches: Mapping[str, tuple[Path, ...]]
+        self,
+        sources: Sequence[Source],
+        *,
+        cache: Cache,
+        offline: bool,
+        patches: Mapping[str, tuple[Path, ...]],
+        mirrors: Mirrors = (),
     ) -> None:
         self._sources = [source for source in sources if source.kind != "local"]
         self._done = {source.name: threading.Event() for source in self._sources}
         self._cache = cache
         self._offline = offline
         self._patches = patches
+        self._mirrors = mirrors
         self._failed: ToolchainError | None = None
         if self._sources:
             threading.Thread(target=self._run, name="prefetch", daemon=True).start()
@@ -40,7 +48,11 @@ class Prefetch:
         for source in self._sources:
             try:
                 fetch_source(
-                    source, cache=self._cache, offline=self._offline, patches=self._patches.get(source.name, ())
+                    source,
+                    cache=self._cache,
+                    offline=self._offline,
+                    patches=self._patches.get(source.name, ()),
+                    mirrors=self._mirrors,
                 )
             except _FINAL as error:
                 self._failed = self._failed or error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import logging
 import os
 import re
 import sys
@@ -26,12 +27,15 @@ from toolchain.process import CommandError
 from toolchain.settings import Cache, Request
 from toolchain.sources.patch import listed
 from toolchain.sources.resolve import fetch_source
+from toolchain.sources.tags import asked_again, resolved
 from toolchain.sources.tree import Source
 from toolchain.stages.prebuilt import let_in_names
 from toolchain.stages.stage import Built, Planned, Stage
 
 if TYPE_CHECKING:
     from toolchain.build.reuse import Reuse
+
+LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,25 @@ def plan(request: Request, goal: str, *, proved: bool = False) -> list[PlanRow]:
                 rows.append(row)
     within_lock(request, [row.planned for row in rows])
     return rows
+
+
+def settled(request: Request, goal: str, *, ask: bool = False) -> list[PlanRow]:
+    """The plan once every tag in it is at a commit: what nobody asked for yet is asked.
+
+    Args:
+        ask: ask also for the tags that are known, unless `--offline`: one may have moved.
+
+    Raises:
+        LockedError: a tag moved since it was locked.
+    """
+    rows = plan(request, goal)
+    tagged = [source for row in rows for source in row.planned.sources if source.tag]
+    for source in tagged:
+        if source.digest is None:
+            resolved(source, cache=request.cache, offline=request.offline, mirrors=request.mirrors)
+        elif ask and not request.offline:
+            asked_again(source, cache=request.cache, locked=request.lock is not None, mirrors=request.mirrors)
+    return plan(request, goal) if tagged else rows
 
 
 def find(cache: Cache, planned: Planned, *, proved: bool = False) -> Built | None:
@@ -153,15 +176,35 @@ def build(request: Request, goal: str, *, command: Sequence[str] = (), reuse: Re
     )
     if reuse is None:
         ready()
+    rows = _looked_into(request, goal, rows, fetch=reuse is None)
     # What may come finished from elsewhere needs no sources.
     wanted = [source for row in rows if row.built is None and reuse is None for source in row.planned.sources]
-    fetching = Prefetch(wanted, cache=request.cache, offline=request.offline, patches=request.patches)
+    fetching = Prefetch(
+        wanted, cache=request.cache, offline=request.offline, patches=request.patches, mirrors=request.mirrors
+    )
     run = _Run(prefetch=fetching, command=command, reuse=reuse, ready=ready)
     results: dict[str, Built] = {}
     for one in by_arch(request):
         for built in _build_stages(one, goal, run):
             results.setdefault(built.input_digest, built)
     return list(results.values())
+
+
+def _looked_into(request: Request, goal: str, rows: list[PlanRow], *, fetch: bool) -> list[PlanRow]:
+    """The plan once Triton's tree is here: what it says against the LLVM below it must show before that is built.
+
+    Args:
+        fetch: whether the tree is wanted; without, only the commits of tags.
+    """
+    to_build = [row.planned for row in rows if row.built is None and row.planned.name == "triton"]
+    trees = [source for planned in to_build for source in planned.sources if source.kind == "git"]
+    if not trees:
+        return rows
+    settled(request, goal)
+    for source in trees if fetch else ():
+        LOG.info("%s: fetching %s, to hold its LLVM pin against the plan", source.name, source.ref)
+        fetch_source(source, cache=request.cache, offline=request.offline, mirrors=request.mirrors)
+    return plan(request, goal, proved=request.contract)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,7 +253,7 @@ def _known(stage: Stage, request: Request, below: Mapping[str, Planned], prefetc
     for source in unknown:
         console.note(f"{planned.name}: fetching {source.ref}, whose digest is not known yet")
         prefetch.wait(source.name)
-        fetch_source(source, cache=request.cache, offline=request.offline)
+        fetch_source(source, cache=request.cache, offline=request.offline, mirrors=request.mirrors)
     return stage.plan(request, below) if unknown else planned
 
 

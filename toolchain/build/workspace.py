@@ -105,7 +105,14 @@ class BuildShop:
         self.prefetch.wait(source.name)
         patches = self.request.patches.get(source.name, ())
         # What is built from is read once more: neither a disk that decays nor a hand in the store shall be built in.
-        got = fetch_source(source, cache=self.cache, offline=self.request.offline, patches=patches, verify=True)
+        got = fetch_source(
+            source,
+            cache=self.cache,
+            offline=self.request.offline,
+            patches=patches,
+            verify=True,
+            mirrors=self.request.mirrors,
+        )
         within_lock(self.request, [], fetched=got)
         return got
 

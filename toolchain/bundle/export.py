@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 from toolchain import console
-from toolchain.build.run import PlanRow, plan
+from toolchain.build.run import PlanRow, settled
 from toolchain.catalog.architectures import this_machine
 from toolchain.digest import canonical
 from toolchain.errors import HostileInputError, SourceError
@@ -120,7 +120,7 @@ def export(request: Request, goal: str, dest: Target) -> Exported:
         SourceError: the base is not built yet, or a source cannot be had.
         RegistryError, UnreachableError: it could not be written or sent.
     """
-    rows = plan(request, goal)
+    rows = settled(request, goal)
     planned = [row.planned for row in rows]
     bases = [(base, _row_of(base, rows)) for base in resolve(request, planned, goal).bases]
     for base, row in bases:
@@ -178,7 +178,7 @@ class _Packer:
         """A source as it lies in the store, and its patches."""
         cache = self.request.cache
         console.note(f"{source.name}: {source.ref}")
-        got = fetch_source(source, cache=cache, offline=self.request.offline, verify=True)
+        got = fetch_source(source, cache=cache, offline=self.request.offline, verify=True, mirrors=self.request.mirrors)
         title = locked_source(self.request, got).file
         assert got.path is not None  # noqa: S101 - fetch gives it
         file = Store(cache.store).file(str(got.digest)) if str(got.digest).startswith("sha256:") else None

@@ -60,8 +60,11 @@ class TritonRelease:
 
     Args:
         version: `3.7.1`; empty for a commit without a release.
-        commit: Triton's own commit where the row is about one, else empty.
+        commit: Triton's own commit, empty when unknown: then the release is found at its tag.
         llvm: LLVM's commit, empty when unknown.
+        certainty: of `llvm`; `source` says where it is from.
+        commit_certainty: of `commit`; `commit_source` says where it is from.
+        candidates: commits that others build this release from.
         warnings: what was decided for the user, e.g. which patch release `3.7` became.
     """
 
@@ -71,6 +74,9 @@ class TritonRelease:
     repository: str
     certainty: Certainty
     source: str
+    commit_certainty: Certainty = "unknown"
+    commit_source: str = ""
+    candidates: tuple[str, ...] = ()
     note: str = ""
     warnings: tuple[str, ...] = ()
 
@@ -78,6 +84,11 @@ class TritonRelease:
     def ref(self) -> str:
         """What git calls it: the commit, else the tag."""
         return self.commit or f"v{self.version}"
+
+    @property
+    def tag(self) -> str:
+        """Upstream's tag; empty for a commit without a release, and for a vendor's version."""
+        return "" if not self.version or "+" in self.version else f"v{self.version}"
 
     @property
     def title(self) -> str:
@@ -194,7 +205,8 @@ def _checked(path: Path, raw: dict[str, Any], commits: tuple[str, ...]) -> dict[
         key.replace("-", "_"): tuple(value) if isinstance(value, list) else value for key, value in raw.items()
     }
     problems = [f"{field} is no commit" for field in commits if row.get(field) and not is_commit(row[field])]
-    if row.get("certainty") not in CERTAINTIES or row.get("tag_certainty", "unknown") not in CERTAINTIES:
+    sure = [row.get("certainty"), *(row.get(f"{what}_certainty", "unknown") for what in ("tag", "commit"))]
+    if not set(sure) <= set(CERTAINTIES):
         problems.append(f"certainty is none of {', '.join(CERTAINTIES)}")
     if not row.get("source"):
         problems.append("source is missing")
@@ -207,19 +219,31 @@ def _checked(path: Path, raw: dict[str, Any], commits: tuple[str, ...]) -> dict[
     return {**dict.fromkeys((*commits, "repository") if "llvm" in commits else commits, ""), **row}
 
 
-def _numbers(version: str) -> tuple[int, ...]:
+def numbers(version: str) -> tuple[int, ...]:
+    """A version's numbers, to sort by."""
     return tuple(int(part) for part in re.findall(r"\d+", version))
 
 
 @lru_cache(maxsize=1)
-def triton_data() -> tuple[tuple[TritonRelease, ...], tuple[int, ...]]:
-    """All rows in the order of versions, commits last; and the first version that needs a second LLVM."""
+def triton_data() -> tuple[tuple[TritonRelease, ...], tuple[int, ...], tuple[str, ...]]:
+    """All rows in the order of versions, commits last; the first version that needs a second LLVM; releases of such."""
     path = _DATA / "triton.toml"
     content = _load(path)
-    rows = [{"commit": "", **_checked(path, raw, ("llvm",))} for raw in content["release"]]
-    commits = [{"version": "", **_checked(path, raw, ("commit", "llvm"))} for raw in content["commit"]]
-    ordered = sorted(rows, key=lambda row: _numbers(row["version"]))
-    return tuple(TritonRelease(**row) for row in [*ordered, *commits]), _numbers(content["refused-from"])
+    rows = [_with_commit(path, _checked(path, raw, ("commit", "llvm"))) for raw in content["release"]]
+    named = {"version": "", "commit_certainty": "verified", "commit_source": "asked for by its own name"}
+    commits = [{**named, **_checked(path, raw, ("commit", "llvm"))} for raw in content["commit"]]
+    ordered = sorted(rows, key=lambda row: numbers(row["version"]))
+    tritons = tuple(TritonRelease(**row) for row in [*ordered, *commits])
+    return tritons, numbers(content["refused-from"]), tuple(content["refused"])
+
+
+def _with_commit(path: Path, row: dict[str, Any]) -> dict[str, Any]:
+    """A release's row, once its own commit has a certainty and a source, or is unknown."""
+    known = row.get("commit_certainty", "unknown") != "unknown"
+    if known != bool(row["commit"]) or (known and not row.get("commit_source")):
+        why = "an unknown commit is left out, any other has commit-certainty and commit-source"
+        raise PinError(f"{path.name}: bad row {row}", why=why, fix="correct the row")
+    return row
 
 
 @lru_cache(maxsize=1)

@@ -22,6 +22,7 @@ from toolchain.catalog.release_data import (
     TritonRelease,
     aotriton_data,
     is_commit,
+    numbers,
     pytorch_data,
     require,
     triton_data,
@@ -38,9 +39,13 @@ __all__ = [
     "aotriton_release",
     "aotriton_releases",
     "is_commit",
+    "is_version",
+    "newest_patch",
+    "pin_files",
     "pytorch_rows",
     "read_pin",
     "repository_of",
+    "require",
     "triton_release",
     "triton_releases",
 ]
@@ -69,26 +74,61 @@ def triton_release(version: str, *, allow_unknown: bool = False) -> TritonReleas
         PinError: its LLVM is not known, or `version` is no version.
     """
     wanted = version.strip()
-    rows, refused = triton_data()
     if is_commit(wanted.lower()):
         row = _triton_by_commit(wanted.lower())
     else:
-        found = _VERSION.fullmatch(wanted)
-        if not found:
-            fix = "give a version such as 3.7.1 or a commit of 40 digits"
-            raise PinError(f"{version!r} is no Triton version", why="it reads MAJOR.MINOR[.PATCH]", fix=fix)
-        major, minor, patch, local = found.groups()
-        if (int(major), int(minor)) >= refused:
-            raise UnsupportedError(
-                f"Triton {wanted.removeprefix('v')} needs a second LLVM",
-                why="since 3.9 its AMDGCN code generation is built from an LLVM pinned apart from the one it links, "
-                "which this tool does not build",
-                fix=f"use {_plain(rows)[-1].version} or older",
-            )
-        row = _triton_by_version(rows, f"{int(major)}.{int(minor)}", patch, local or "")
+        line, patch, local = _parsed(wanted)
+        _refuse_second_llvm(line, patch)
+        row = _triton_by_version(triton_releases(), line, patch, local)
     if not allow_unknown:
         require(row, "llvm")
     return row
+
+
+def newest_patch(version: str) -> TritonRelease:
+    """The row of a version; of one without its patch number (`3.3`), the newest patch release of that line.
+
+    Unlike `triton_release` it looks for the release itself and not for the surest pin; its LLVM may be unknown.
+
+    Raises:
+        UnsupportedError, PinError: see `triton_release`.
+    """
+    line, patch, local = _parsed(version.strip())
+    row = triton_release(version, allow_unknown=True)
+    if patch is not None or local:
+        return row
+    return [one for one in _plain(triton_releases()) if one.version.startswith(f"{line}.")][-1]
+
+
+def is_version(text: str) -> bool:
+    """Whether `text` reads as a version: MAJOR.MINOR[.PATCH], with a `v` before it or not."""
+    return _VERSION.fullmatch(text.strip()) is not None
+
+
+def _parsed(version: str) -> tuple[str, str | None, str]:
+    """Of a version its line (`3.7`), its patch number if it has one, and a vendor's suffix."""
+    found = _VERSION.fullmatch(version)
+    if not found:
+        fix = "give a version such as 3.7.1 or a commit of 40 digits"
+        raise PinError(f"{version!r} is no Triton version", why="it reads MAJOR.MINOR[.PATCH]", fix=fix)
+    major, minor, patch, local = found.groups()
+    return f"{int(major)}.{int(minor)}", patch, local or ""
+
+
+def _refuse_second_llvm(line: str, patch: str | None) -> None:
+    """Refuse what is known to need more than one LLVM, and what is newer than all that is known."""
+    rows, refused_from, refused = triton_data()
+    if numbers(line) < refused_from:
+        return
+    version = line if patch is None else f"{line}.{int(patch)}"
+    known = any(one == version or one.startswith(f"{version}.") for one in refused)
+    raise UnsupportedError(
+        f"Triton {version} {'' if known else 'is not on record, and since 3.9 Triton '}needs a second LLVM",
+        why=("" if known else f"{_neighbours(version, rows)}. ")
+        + "Since 3.9 its AMDGCN code generation is built from an LLVM pinned apart from the one it links, "
+        "which this tool does not build",
+        fix=f"use {_plain(rows)[-1].version} or older",
+    )
 
 
 def aotriton_releases() -> tuple[AotritonRelease, ...]:
@@ -164,7 +204,7 @@ def read_pin(path: Path) -> LlvmPin:
         PinError: none there, malformed, or contradictory; the message names every file and value concerned.
     """
     if path.is_dir():
-        files = [place / name for place in (path, path / "cmake") for name in _NAMES if (place / name).is_file()]
+        files = pin_files(path)
         if not files:
             raise PinError(
                 f"no LLVM pin in {path}",
@@ -191,6 +231,11 @@ def read_pin(path: Path) -> LlvmPin:
     return LlvmPin(
         commit=commit, repository=repository, origin=str(file), certainty="verified", warnings=tuple(warnings)
     )
+
+
+def pin_files(folder: Path) -> list[Path]:
+    """The files in a folder, or in the `cmake/` of a checkout, that say which LLVM Triton is built with."""
+    return [place / name for place in (folder, folder / "cmake") for name in _NAMES if (place / name).is_file()]
 
 
 def _text_of(file: Path) -> str:
@@ -293,6 +338,8 @@ def _triton_by_commit(commit: str) -> TritonRelease:
                 repository=release.repository,
                 certainty=release.certainty,
                 source=f"the Triton of {release.title}: {release.source}",
+                commit_certainty=release.tag_certainty,
+                commit_source=release.tag_source,
             )
     raise UnsupportedError(
         f"the LLVM of Triton {commit} is not on record",
@@ -306,12 +353,11 @@ def _triton_by_version(rows: tuple[TritonRelease, ...], line: str, patch: str | 
     if patch is not None or local:
         row = by_version.get(f"{line}.{int(patch or 0)}{local}")
         if row is None:
-            also = "a patch release may have a pin of its own; give the checkout: --source triton=PATH"
-            raise _no_such("Triton", f"{line}.{int(patch or 0)}{local}", by_version, also=also)
+            raise _no_such_triton(f"{line}.{int(patch or 0)}{local}", rows)
         return row
     siblings = [row for row in _plain(rows) if row.version.startswith(f"{line}.")]
     if not siblings:
-        raise _no_such("Triton", line, by_version)
+        raise _no_such_triton(line, rows)
     newest = siblings[-1]
     if len({row.llvm for row in siblings}) == 1:
         # All the same LLVM: the newest that was itself read is as good a pin, and surer.
@@ -319,6 +365,24 @@ def _triton_by_version(rows: tuple[TritonRelease, ...], line: str, patch: str | 
     pins = ", ".join(f"{row.version} has {row.llvm or 'an unknown one'}" for row in siblings)
     text = f"the patch releases of Triton {line} have different LLVMs ({pins}); {newest.version} was taken"
     return replace(newest, warnings=(text,))
+
+
+def _neighbours(version: str, rows: Iterable[TritonRelease]) -> str:
+    """The releases next to a version that is none, for people."""
+    near = sorted({*(row.version for row in _plain(rows)), *triton_data()[2]}, key=numbers)
+    below = [f"{one} below" for one in near if numbers(one) < numbers(version)][-1:]
+    above = [f"{one} above" for one in near if numbers(one) > numbers(version)][:1]
+    return f"the releases next to it are {' and '.join([*below, *above])}"
+
+
+def _no_such_triton(version: str, rows: Iterable[TritonRelease]) -> UnsupportedError:
+    """With its neighbours: a patch release may have a pin of its own, so neither is taken in its place."""
+    near = _neighbours(version, rows)
+    return UnsupportedError(
+        f"Triton {version} is not on record",
+        why=f"known: {', '.join(row.version for row in rows if row.version)}",
+        fix=f"{near}; or give what you have: --triton COMMIT, or --triton FOLDER of a checkout",
+    )
 
 
 def _no_such(kind: str, name: str, known: Iterable[str], *, also: str = "") -> UnsupportedError:

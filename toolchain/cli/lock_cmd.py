@@ -31,9 +31,11 @@ def lock(
 ) -> None:
     """Write toolchain.lock: every source, wheel, patch and base package of a stage, by digest. Fetches the sources."""
     from toolchain.build.run import plan as plan_stages  # noqa: PLC0415
+    from toolchain.build.run import settled  # noqa: PLC0415
     from toolchain.lock.resolve import check_file, make  # noqa: PLC0415 - reads stages and stores
 
-    planned = [row.planned for row in plan_stages(request, stage)]
+    rows = plan_stages(request, stage) if check else settled(request, stage, ask=True)
+    planned = [row.planned for row in rows]
     if check:
         made = check_file(request, planned, stage, output)
     else:

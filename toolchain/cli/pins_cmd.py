@@ -19,7 +19,10 @@ _STYLES = {"verified": "green", "inferred": "yellow", "unknown": "red"}
 
 def pins(
     pytorch: Annotated[str | None, typer.Option(metavar="VERSION", help="Resolve a PyTorch version.")] = None,
-    triton: Annotated[str | None, typer.Option(metavar="VERSION|COMMIT", help="Resolve a Triton.")] = None,
+    triton: Annotated[
+        str | None,
+        typer.Option(metavar="VERSION|COMMIT|PATH", help="Resolve a Triton: a version, a commit, a checkout."),
+    ] = None,
     aotriton: Annotated[str | None, typer.Option(metavar="RELEASE", help="Resolve an AOTriton release.")] = None,
     from_path: Annotated[
         Path | None, typer.Option("--from", metavar="PATH", help="Read a pin file, a folder or a Triton checkout.")
@@ -47,7 +50,10 @@ def _resolve(
     if path is not None:
         return {"llvm": facts.read_pin(path)}
     if triton is not None:
-        row = facts.triton_release(triton)
+        if not facts.is_version(triton) and triton.strip() and Path(triton).exists():
+            return {"llvm": facts.read_pin(Path(triton))}
+        row = facts.newest_patch(triton) if facts.is_version(triton) else facts.triton_release(triton)
+        facts.require(row, "llvm")
         return {"triton": row, "llvm": row.pin}
     if pytorch is not None:
         torch = facts.aotriton_for_pytorch(pytorch)
@@ -59,7 +65,8 @@ def _resolve(
 
 def _row(value: Any) -> dict[str, Any]:
     """A row as JSON: nothing that is not known is an empty string, it is null."""
-    return {name: None if field == "" else field for name, field in dataclasses.asdict(value).items()}
+    row = {name: None if field == "" else field for name, field in dataclasses.asdict(value).items()}
+    return {**row, "tag": value.tag or None} if isinstance(value, facts.TritonRelease) else row
 
 
 def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:

@@ -8,10 +8,11 @@ from typing import Annotated
 import typer
 
 from toolchain import console
-from toolchain.build.run import PlanRow
+from toolchain.build.run import PlanRow, settled
 from toolchain.build.run import plan as plan_stages
 from toolchain.cli.request import with_request
 from toolchain.settings import Request
+from toolchain.sources.tree import Source
 
 StageArg = Annotated[str, typer.Argument(help="base, llvm, triton, kernels, aotriton or all.")]
 
@@ -37,9 +38,7 @@ def _show(rows: Sequence[PlanRow]) -> None:
         planned = row.planned
         digest = (planned.input_digest or "not locked yet").removeprefix("sha256:")
         sources = "\n".join(
-            f"{s.name} {s.ref}"
-            + ("" if s.locked else " (unlocked)")
-            + "".join(f"\n  + {patch.name}" for patch in row.patches.get(s.name, ()))
+            f"{s.name} {s.ref}" + _how_sure(s) + "".join(f"\n  + {patch.name}" for patch in row.patches.get(s.name, ()))
             for s in planned.sources
         )
         table.add_row(
@@ -53,6 +52,14 @@ def _show(rows: Sequence[PlanRow]) -> None:
     console.show(table)
 
 
+def _how_sure(source: Source) -> str:
+    """What is to be said of a source beside its name: the tag it is at, and whether its digest was promised."""
+    if source.tag and source.digest is None:
+        return " (tag, resolved when fetched)"
+    tag = f" (tag {source.tag})" if source.tag else ""
+    return tag + ("" if source.locked or tag else " (unlocked)")
+
+
 @with_request("jobs", "contract")
 def fetch(stage: StageArg = "all", *, request: Request) -> None:
     """Bring the sources of a stage into the store."""
@@ -61,11 +68,15 @@ def fetch(stage: StageArg = "all", *, request: Request) -> None:
 
     request.cache.check()
     found = []
-    for row in plan_stages(request, stage):
+    for row in settled(request, stage, ask=True):
         for one in row.planned.sources:
             console.note(f"{one.name}: {one.ref}")
             got = fetch_source(
-                one, cache=request.cache, offline=request.offline, patches=request.patches.get(one.name, ())
+                one,
+                cache=request.cache,
+                offline=request.offline,
+                patches=request.patches.get(one.name, ()),
+                mirrors=request.mirrors,
             )
             check_tree(request, got)
             found.append(got.as_plan() | {"path": str(got.path)})

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from toolchain import settings
+import typer
+
+from toolchain import console, settings
+from toolchain.asked import COMMAND_LINE, ENVIRONMENT, FILE, NOWHERE, Asked, settle, wheel_hint
+from toolchain.cli.defaults import pairs_from_environment
 from toolchain.cli.options import parameter
 from toolchain.errors import ConfigError
 from toolchain.locks import in_use
 from toolchain.settings import DEFAULT_GLIBC, Cache, Request, default_cache
+
+if TYPE_CHECKING:
+    from toolchain.lock.file import Lock
 
 
 def with_request(*without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -30,18 +37,37 @@ def with_request(*without: str) -> Callable[[Callable[..., None]], Callable[...,
         offered = [parameter(one) for one in settings.options() if one.field not in without]
 
         @functools.wraps(verb)
-        def command(**given: Any) -> None:
-            request = make_request(**{one.name: given.pop(one.name) for one in offered})
+        def command(ctx: typer.Context, **given: Any) -> None:
+            goal = str(given.get("stage", "kernels"))  # `kernels run` names no stage
+            request = make_request(**{one.name: given.pop(one.name) for one in offered}, goal=goal, ranks=_ranks(ctx))
             with in_use(request.cache):
                 verb(request=request, **given)
 
         own = [one for name, one in _parameters(verb).items() if name != "request"]
-        everything = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in (*own, *offered)]
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        context = inspect.Parameter("ctx", keyword, annotation=typer.Context)
+        everything = [context, *(one.replace(kind=keyword) for one in (*own, *offered))]
         command.__signature__ = inspect.Signature(everything)  # type: ignore[attr-defined] # what Typer reads
         command.__annotations__ = {one.name: one.annotation for one in everything}
         return command
 
     return decorate
+
+
+def _ranks(context: typer.Context) -> dict[str, int]:
+    """Where the options that name a Triton have their values from, by `toolchain.asked`."""
+    ranks = {"COMMANDLINE": COMMAND_LINE, "ENVIRONMENT": ENVIRONMENT, "DEFAULT_MAP": FILE}
+
+    def rank(name: str) -> int:
+        found = context.get_parameter_source(name)
+        # The environment's sources come in as the file's do.
+        of_environment = name == "source" and found is not None and found.name == "DEFAULT_MAP"
+        if of_environment and "source" in pairs_from_environment():
+            return ENVIRONMENT
+        return ranks.get(found.name, NOWHERE) if found is not None else NOWHERE
+
+    named = {name: rank(name) for name in ("triton", "aotriton", "source")}
+    return {**named, "lock": min(rank("locked"), rank("lock_file"))}
 
 
 def _parameters(function: Callable[..., object]) -> dict[str, inspect.Parameter]:
@@ -79,10 +105,23 @@ def _floor(base: str | None, glibc: str | None) -> str:
     return floor_of(glibc).glibc
 
 
-def make_request(**given: Any) -> Request:
+def _settled(asked: Asked, lock: Lock | None, request: Request) -> Asked:
+    """Which Triton is meant; what was decided for the user is told, a line each."""
+    if not asked.goal and asked.triton is None:
+        return asked
+    found = settle(asked, lock=lock, folder=Path.cwd(), cache=request.cache)
+    hint = wheel_hint(found, request.allow_binary)
+    for line in (*found.notes, *([hint] if hint else [])):
+        console.note(line)
+    return found
+
+
+def make_request(*, goal: str = "", ranks: Mapping[str, int] | None = None, **given: Any) -> Request:
     """Check and combine option values.
 
     Args:
+        goal: the stage that is asked for; empty where none is, and then nothing is looked for in the folder.
+        ranks: see `toolchain.asked.Asked`.
         given: by parameter, as the command line gives them; the default holds for what is missing or None.
 
     Raises:
@@ -96,11 +135,16 @@ def make_request(**given: Any) -> Request:
     values["glibc"] = _floor(given.get("base"), given.get("glibc"))
     request = settings.Request(**values)
     _note_used(request.cache, request)
-    if not request.locked and request.lock_file is None:
-        return request
-    from toolchain.lock.file import DEFAULT, read  # noqa: PLC0415 - most calls have no lock
+    lock: Lock | None = None
+    if request.locked or request.lock_file is not None:
+        from toolchain.lock.file import DEFAULT, read  # noqa: PLC0415 - most calls have no lock
 
-    return replace(request, lock=read(request.lock_file or Path(DEFAULT)))
+        lock = read(request.lock_file or Path(DEFAULT))
+    asked = Asked(
+        goal=goal, triton=request.triton, aotriton=request.aotriton, sources=request.sources, ranks=dict(ranks or {})
+    )
+    asked = _settled(asked, lock, request)
+    return replace(request, triton=asked.triton, aotriton=asked.aotriton, sources=dict(asked.sources), lock=lock)
 
 
 def _note_used(cache: Cache, request: Request) -> None:

@@ -57,6 +57,7 @@ class LockedSource:
         file: the file's name, where its place has one (the Python index, a distribution).
         parts: names at the top of the tree that are taken; empty for all.
         tree: tree digest of what is unpacked; empty for a single file, or when it was not fetched.
+        tag: of the repository that stood for the commit; empty where the commit itself was asked for.
         patches: in the order in which they are applied.
     """
 
@@ -70,6 +71,7 @@ class LockedSource:
     parts: tuple[str, ...] = ()
     tree: str = ""
     license: str = ""
+    tag: str = ""
     patches: tuple[LockedPatch, ...] = ()
 
     @property
@@ -202,7 +204,7 @@ def render(lock: Lock) -> bytes:
 
 
 _BASE_KEYS = ("name", "arch", "state", "recipe", "suite", "start", "image", "packages_digest")
-_SOURCE_KEYS = ("name", "kind", "ref", "repository", "digest", "file", "parts", "tree", "license")
+_SOURCE_KEYS = ("name", "kind", "ref", "repository", "digest", "file", "parts", "tree", "license", "tag")
 
 
 def write(lock: Lock, path: Path) -> None:
@@ -381,6 +383,8 @@ def _malformed_source(one: LockedSource) -> Iterator[str]:
         yield f"the source {one.name} has the digest of another kind: {one.digest!r}"
     if not _REFS[one.kind].fullmatch(one.ref):
         yield f"the source {one.name} is named as no {one.kind} source is: {one.ref[:120]!r}"
+    if one.tag and (one.kind != "git" or not _NAME.fullmatch(one.tag)):
+        yield f"the source {one.name} has no proper tag: {one.tag[:120]!r}"
     if one.file and not _FILE.fullmatch(one.file):
         yield f"the source {one.name} has no proper file name: {one.file!r}"
     if any("/" in part or part in {"", ".", ".."} for part in one.parts):

@@ -64,7 +64,7 @@ def fetch_all(request: Request, planned: Sequence[Planned]) -> None:
     sources = {source.name: source for one in planned for source in one.sources}
     for source in sources.values():
         try:
-            fetch_source(source, cache=request.cache, offline=request.offline)
+            fetch_source(source, cache=request.cache, offline=request.offline, mirrors=request.mirrors)
         except UnreachableError as error:
             if not request.offline or source.digest is None:
                 raise
@@ -171,6 +171,7 @@ def locked_source(request: Request, source: Source) -> LockedSource:
         parts=tuple(part.split(",")) if part else (),
         tree=tree,
         license=source.licensed,
+        tag=source.tag,
         patches=tuple(
             LockedPatch(name=path.name, digest=sha256_file(path)) for path in request.patches.get(source.name, ())
         ),

@@ -26,6 +26,11 @@ _REDIRECTS = 8
 _PIECE = 1 << 16  # what a broken connection may cost: the piece it was in
 
 
+def archive_name(url: str) -> str:
+    """What the store calls a file by its URL: the last part of the path."""
+    return PurePosixPath(unquote(urlsplit(url).path)).name or "file"
+
+
 def fetch_archive(
     url: str,
     sha256: str,
@@ -54,7 +59,7 @@ def fetch_archive(
     if (there := store.file(digest, verify=True)) is not None:
         return there
     check_http_url(url)
-    name = name or PurePosixPath(unquote(urlsplit(url).path)).name or "file"
+    name = name or archive_name(url)
     refuse_offline(name, offline=offline)
     partial = store.partial / digest.removeprefix("sha256:")
     partial.parent.mkdir(parents=True, exist_ok=True)

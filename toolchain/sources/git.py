@@ -12,7 +12,14 @@ from urllib.parse import urlsplit
 from toolchain import process
 from toolchain.errors import DigestError, SourceError, ToolchainError, UnreachableError
 from toolchain.process import CommandError
-from toolchain.sources.network import is_loopback, network_environment, refuse_credentials, refuse_offline
+from toolchain.sources.network import (
+    Mirrors,
+    is_loopback,
+    mirrored,
+    network_environment,
+    refuse_credentials,
+    refuse_offline,
+)
 from toolchain.sources.store import Store
 from toolchain.sources.tree import check_links
 
@@ -35,6 +42,7 @@ def fetch_git(
     offline: bool,
     only: Sequence[str] | None = None,
     verify: bool = False,
+    mirrors: Mirrors = (),
 ) -> Path:
     """The tree of a commit in the store, fetched when it is not there.
 
@@ -46,6 +54,7 @@ def fetch_git(
         sha: 40 hexadecimal digits.
         only: names at the top of the tree to take.
         verify: read a tree that is there already (see `Store.tree`).
+        mirrors: where to ask in the place of `repository_url`, which names the tree all the same.
 
     Raises:
         SourceError: the repository or the commit is not there, or the URL may not be used.
@@ -56,17 +65,41 @@ def fetch_git(
         raise SourceError(
             f"{sha[:80]!r} is no commit", why="a branch or tag can move", fix="give all 40 hexadecimal digits"
         )
-    protocol = _protocol(repository_url)
+    url = mirrored(repository_url, mirrors)
+    protocol = _protocol(url)
 
     def unpack(dest: Path) -> None:
         refuse_offline(f"commit {sha[:12]} of {repository_url}", offline=offline)
         with tempfile.TemporaryDirectory(prefix="git-", dir=_scratch(store)) as name:
             env = _environment(Path(name), protocol)
-            _export(repository_url, sha, dest, env=env, only=only)
+            _export(url, sha, dest, env=env, only=only)
         check_links(dest)
 
     part = ",".join(only) if only is not None else ""
     return store.tree(git_digest(repository_url, sha), unpack, part=part, verify=verify, take_brought=offline)
+
+
+def commit_of_tag(repository_url: str, tag: str, store: Store, *, offline: bool, mirrors: Mirrors = ()) -> str:
+    """The commit that a tag is at now, asked of the repository; an annotated tag is followed.
+
+    Raises:
+        SourceError: no such repository or tag, or the URL may not be used.
+        UnreachableError: the other side does not answer, or `offline`.
+    """
+    url = mirrored(repository_url, mirrors)
+    protocol = _protocol(url)
+    refuse_offline(f"the commit of tag {tag} of {repository_url}", offline=offline)
+    names = (f"refs/tags/{tag}^{{}}", f"refs/tags/{tag}")
+    with tempfile.TemporaryDirectory(prefix="git-", dir=_scratch(store)) as folder:
+        try:
+            told = _git(_environment(Path(folder), protocol), "ls-remote", "--quiet", "--", url, *names[::-1])
+        except CommandError as error:
+            raise _fetch_error(url, tag, error) from error
+    found = {name: sha for sha, _, name in (line.partition("\t") for line in told.splitlines())}
+    commit = next((found[name] for name in names if name in found), "")
+    if not _SHA.fullmatch(commit):
+        raise SourceError(f"{url} has no tag {tag}", why=told[:200], fix="name a commit: --triton COMMIT")
+    return commit
 
 
 def _scratch(store: Store) -> Path:
@@ -109,21 +142,25 @@ def _environment(scratch: Path, protocol: str) -> dict[str, str]:
     }
 
 
-def _export(url: str, sha: str, dest: Path, *, env: Mapping[str, str], only: Sequence[str] | None) -> None:
-    # fmt: off
-    fixed = [
-        "-c", "protocol.version=2", "-c", "fetch.fsckObjects=true", "-c", "core.protectHFS=true",
-        "-c", "core.protectNTFS=true", "-c", "core.hooksPath=/dev/null", "-c", "core.autocrlf=false",
-        "-c", "core.symlinks=true", "-c", "core.bare=false", "-c", "core.attributesFile=/dev/null",
-        "-c", "safe.directory=*", "-c", "gc.auto=0", "-c", "advice.detachedHead=false",
-        "-c", "http.lowSpeedLimit=1000", "-c", "http.lowSpeedTime=60",
-    ]
-    # fmt: on
+# fmt: off
+_FIXED = (
+    "-c", "protocol.version=2", "-c", "fetch.fsckObjects=true", "-c", "core.protectHFS=true",
+    "-c", "core.protectNTFS=true", "-c", "core.hooksPath=/dev/null", "-c", "core.autocrlf=false",
+    "-c", "core.symlinks=true", "-c", "core.bare=false", "-c", "core.attributesFile=/dev/null",
+    "-c", "safe.directory=*", "-c", "gc.auto=0", "-c", "advice.detachedHead=false",
+    "-c", "http.lowSpeedLimit=1000", "-c", "http.lowSpeedTime=60",
+)
+# fmt: on
 
+
+def _git(env: Mapping[str, str], *words: str, capture: bool = True) -> str:
+    reaches_out = words[0] in {"fetch", "ls-remote"}
+    return process.run(["git", *_FIXED, *words], env=env, capture=capture, helpers=reaches_out).stdout.strip()
+
+
+def _export(url: str, sha: str, dest: Path, *, env: Mapping[str, str], only: Sequence[str] | None) -> None:
     def git(*words: str, capture: bool = False) -> str:
-        return process.run(
-            ["git", *fixed, *words], env=env, capture=capture, helpers=words[0] == "fetch"
-        ).stdout.strip()
+        return _git(env, *words, capture=capture)
 
     try:
         git("init", "--quiet", "--bare", "--template=", env["GIT_DIR"])

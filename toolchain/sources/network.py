@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
@@ -19,6 +20,7 @@ _NETWORK = (
     *("SSL_CERT_FILE", "SSL_CERT_DIR", "CURL_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "GIT_SSL_CAINFO", "SSH_AUTH_SOCK"),
 )
 RETRY_BACKOFF = 1.0  # seconds before the second try, doubled for each further one
+_MIRROR = re.compile(r"([a-z][a-z0-9+.\-]*://[^\s=]+)=((?:[a-z][a-z0-9+.\-]*://|/)\S+)")
 # Names of query parameters that give access to whoever reads them.
 _SECRET = re.compile(r"token|secret|signature|pass|credential|auth(?!or)|jwt|session|^sig$|key$|^pw$", re.IGNORECASE)
 
@@ -103,6 +105,35 @@ def without_query(url: str) -> str:
     """A URL fit for records: signed links carry secrets in their query."""
     parts = urlsplit(url)
     return urlunsplit((parts.scheme, parts.netloc, parts.path, "", ""))
+
+
+# Prefixes of URLs, and what to ask in their place.
+Mirrors = tuple[tuple[str, str], ...]
+
+
+def parse_mirrors(values: Sequence[str]) -> Mirrors:
+    """`URL=URL` pairs as `--mirror` gives them: what begins with the first is fetched from the second.
+
+    Raises:
+        SourceError: one is no such pair, or holds a password.
+    """
+    pairs = []
+    for value in values:
+        found = _MIRROR.fullmatch(value)
+        if not found:
+            fix = "e.g. --mirror https://github.com/=https://git.example/github/"
+            raise SourceError(f"--mirror {value[:200]!r} is no URL=URL", why="two URLs with a = between", fix=fix)
+        for url in found.groups():
+            refuse_credentials(url)
+        pairs.append((found[1], found[2]))
+    return tuple(pairs)
+
+
+def mirrored(url: str, mirrors: Mirrors) -> str:
+    """Where to ask for a URL: by the longest prefix that ends where a part of the path does, else the URL itself."""
+    fits = [(old, new) for old, new in mirrors if url == old or url.startswith(old if old[-1] == "/" else f"{old}/")]
+    old, new = max(fits, key=lambda pair: len(pair[0]), default=("", ""))
+    return new + url[len(old) :]
 
 
 def session() -> requests.Session:

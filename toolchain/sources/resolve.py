@@ -17,14 +17,15 @@ from toolchain.digest import sha256_file, sha256_json
 from toolchain.errors import DigestError, SourceError
 from toolchain.locks import held, in_use
 from toolchain.settings import Cache
-from toolchain.sources.archive import check_sha256, fetch_archive
+from toolchain.sources.archive import archive_name, check_sha256, fetch_archive
 from toolchain.sources.distro import PACKAGE, VERSION, fetch_distro, known_distro, known_packages
 from toolchain.sources.elsewhere import Wanted, first_or_elsewhere
 from toolchain.sources.git import fetch_git, git_digest
-from toolchain.sources.network import check_http_url, refuse_credentials, without_query
+from toolchain.sources.network import Mirrors, check_http_url, mirrored, refuse_credentials, without_query
 from toolchain.sources.patch import apply_patches, copy_tree
 from toolchain.sources.pypi import PROJECT, fetch_pypi, known_files, known_pypi, pypi_row
 from toolchain.sources.store import Store
+from toolchain.sources.tags import remembered, resolved
 from toolchain.sources.tree import Kind, Source, check_links, require, tree_digest
 from toolchain.sources.unpack import unpack_tar
 
@@ -32,6 +33,7 @@ __all__ = ["SourceSpec", "fetch_source", "locate", "of_index", "parse_source_spe
 
 _TAR = re.compile(r"\.(tar(\.(gz|xz|bz2|zst))?|tgz|txz|tbz2|tzst)$")
 _FORMS = "PATH, URL@COMMIT, URL#sha256=DIGEST, distro:PACKAGE[=VERSION] or pypi:PROJECT[==VERSION]"
+_VERSION = re.compile(r"\d+(\.\w+)+")
 _STORED = re.compile(r"stored:([A-Za-z0-9][A-Za-z0-9._+-]*)@(sha256:[0-9a-f]{64})")
 
 
@@ -42,18 +44,22 @@ class SourceSpec:
     Args:
         kind: what brings it.
         where: path, URL, package or project; for a tree that is in the store alone, what the checkout was called.
-        version: commit, `sha256:<hex>`, upstream version; empty for what the data says, and for a path.
+        version: commit, `sha256:<hex>`, upstream version; empty for what the data says, for a path, and for a tag whose
+            commit is to be asked.
+        tag: the tag that stands for the commit; only our own data names one, users name commits.
     """
 
     kind: Kind
     where: str
     version: str = ""
+    tag: str = ""
 
 
-def parse_source_spec(text: str) -> SourceSpec:
+def parse_source_spec(text: str, *, project: str = "") -> SourceSpec:
     """Read a source as users write it: a path, URL@COMMIT, URL#sha256=DIGEST, distro:PACKAGE[=VERSION] or pypi:PROJECT.
 
-    `stored:NAME@DIGEST` is a checkout called NAME whose tree a bundle brought into the store.
+    With `project`, `pypi:VERSION` is that project's. `stored:NAME@DIGEST` is a checkout called NAME whose tree a bundle
+    brought into the store.
 
     Raises:
         SourceError: it is none of these, or a URL without a commit or digest.
@@ -66,6 +72,8 @@ def parse_source_spec(text: str) -> SourceSpec:
     ):
         if text.startswith(prefix):
             where, _, version = text.removeprefix(prefix).partition(separator)
+            if project and kind == "pypi" and not version and _VERSION.fullmatch(where):
+                where, version = project, where
             if not pattern.fullmatch(where) or not VERSION.fullmatch(version):
                 raise SourceError(f"not a package and version: {text!r}", fix=f"write {prefix}NAME{separator}VERSION")
             return SourceSpec(kind="distro" if kind == "distro" else "pypi", where=where, version=version)
@@ -117,9 +125,16 @@ def locate(name: str, spec: SourceSpec, *, cache: Cache, offline: bool = False) 
         case "local":
             return _locate_stored(name, spec, cache) if spec.version else _locate_local(name, spec, cache)
         case "git":
-            digest = git_digest(spec.where, spec.version)
+            commit = spec.version or remembered(spec.where, spec.tag, cache)
             return Source(
-                name=name, kind="git", ref=spec.version, repository=spec.where, digest=digest, path=None, locked=True
+                name=name,
+                kind="git",
+                ref=commit or spec.tag,
+                repository=spec.where,
+                digest=git_digest(spec.where, commit) if commit else None,
+                path=None,
+                locked=bool(spec.version),
+                tag=spec.tag,
             )
         case "archive":
             return Source(
@@ -203,7 +218,13 @@ def part_of(name: str) -> str:
 
 
 def fetch_source(
-    source: Source, *, cache: Cache, offline: bool, patches: Sequence[Path] = (), verify: bool = False
+    source: Source,
+    *,
+    cache: Cache,
+    offline: bool,
+    patches: Sequence[Path] = (),
+    verify: bool = False,
+    mirrors: Mirrors = (),
 ) -> Source:
     """The source with its tree or file in the store, patched when patches are given.
 
@@ -211,6 +232,7 @@ def fetch_source(
         source: as `locate` gave it.
         patches: files, in order, applied to a copy.
         verify: read a tree that is there already, file by file, before it is believed (see `Store.tree`).
+        mirrors: where git and archives are asked for in the place of their own URLs.
 
     Returns:
         The source with `path`, and with `digest` where it was not known before. The digest stays the one of the source
@@ -219,7 +241,7 @@ def fetch_source(
     Raises:
         ToolchainError: see the modules of each kind; PatchError for a patch that does not apply.
     """
-    how = _How(parts().get(source.name), part_of(source.name), verify)
+    how = _How(parts().get(source.name), part_of(source.name), verify, mirrors)
     with in_use(cache, make=True):
         return _fetched(source, cache, offline, patches, how)
 
@@ -233,10 +255,20 @@ def _fetched(source: Source, cache: Cache, offline: bool, patches: Sequence[Path
         case "local":
             path = _fetch_local(source, store, cache, how)
         case "git":
-            path = fetch_git(source.repository, source.ref, store, offline=offline, only=how.only, verify=how.verify)
+            source = resolved(source, cache=cache, offline=offline, mirrors=how.mirrors)
+            path = fetch_git(
+                source.repository,
+                source.ref,
+                store,
+                offline=offline,
+                only=how.only,
+                verify=how.verify,
+                mirrors=how.mirrors,
+            )
         case "archive":
             assert source.digest is not None  # noqa: S101 - an archive without one is not accepted
-            file = fetch_archive(source.repository, source.digest, store, offline=offline)
+            url = mirrored(source.repository, how.mirrors)
+            file = fetch_archive(url, source.digest, store, offline=offline, name=archive_name(source.repository))
             path = _tree_of(file, source.digest, store, how)
         case "distro":
             source, file = fetch_distro(source, store, cache=cache, offline=offline)
@@ -268,11 +300,12 @@ def _fetch_row(source: Source, store: Store, *, offline: bool) -> Path:
 
 @dataclass(frozen=True)
 class _How:
-    """Which part of a source is taken, what the store calls it, and whether a tree that is there is read again."""
+    """Which part of a source is taken, what the store calls it, whether a tree is read again, and where it is asked."""
 
     only: tuple[str, ...] | None
     part: str
     verify: bool
+    mirrors: Mirrors
 
 
 def _tree_of(file: Path, digest: str, store: Store, how: _How) -> Path:

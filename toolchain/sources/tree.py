@@ -47,6 +47,7 @@ class Source:
         path: the tree or file in the store; None before the fetch.
         locked: whether the digest was promised before the bytes came.
         license: SPDX expression where the data names one.
+        tag: the tag of the repository that it was asked for by; `ref` is the tag until its commit is known.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Source:
     path: Path | None
     locked: bool
     license: str = ""
+    tag: str = ""
 
     @property
     def licensed(self) -> str:
@@ -67,7 +69,7 @@ class Source:
     def short_id(self) -> str:
         """The id in names: a commit's first 8 digits, a release's version, else `tree` and 8 digits of no commit."""
         if self.kind == "git":
-            return self.ref[:8]
+            return self.ref[:8] if self.digest else self.tag
         if self.kind in {"distro", "pypi"}:
             # A version may hold what no name of an image takes: 23~++20261101, 22.1.0~+rc1.
             return re.sub(r"[^A-Za-z0-9.]+", "-", self.ref.rpartition("=")[2])
@@ -75,7 +77,8 @@ class Source:
 
     def as_plan(self) -> dict[str, str | None]:
         """The source as `plan --json` prints it."""
-        return {"name": self.name, "ref": self.ref, "repository": self.repository, "digest": self.digest}
+        row = {"name": self.name, "ref": self.ref, "repository": self.repository, "digest": self.digest}
+        return {**row, "tag": self.tag} if self.tag else row
 
 
 @dataclass(frozen=True)

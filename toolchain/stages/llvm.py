@@ -12,7 +12,7 @@ from toolchain.catalog.architectures import emulator, this_machine
 from toolchain.catalog.components import Needs, features_of, needs_for
 from toolchain.catalog.floors import floor_of
 from toolchain.catalog.release_data import require as require_known
-from toolchain.catalog.releases import LlvmPin, aotriton_release, read_pin, triton_release
+from toolchain.catalog.releases import LlvmPin, aotriton_release, read_pin, triton_release, triton_releases
 from toolchain.digest import sha256_json
 from toolchain.errors import PinError, PolicyError, UnsupportedError
 from toolchain.recipe import Recipe, digests
@@ -213,15 +213,24 @@ def triton_of(request: Request) -> str | None:
     None where none is named, or one as a folder.
     """
     if request.triton:
-        return request.triton
+        return _by_version(request.triton)
     if request.aotriton:
         release = aotriton_release(request.aotriton)
         if "triton" not in request.sources:
             require_known(release, "triton")
         return release.triton or None
-    if "triton" in request.sources and (spec := parse_source_spec(request.sources["triton"])).kind == "git":
-        return spec.version
+    if "triton" in request.sources:
+        spec = parse_source_spec(request.sources["triton"], project="triton")
+        if spec.kind == "git":
+            return _by_version(spec.version)
+        if spec.kind == "pypi" and "llvm" not in request.sources:
+            return spec.version or DEFAULT_TRITON
     return None if "llvm" in request.sources else DEFAULT_TRITON
+
+
+def _by_version(triton: str) -> str:
+    """The version of the release whose own commit `triton` is; else what it was."""
+    return next((row.version for row in triton_releases() if row.version and row.commit == triton), triton)
 
 
 def llvm_pin(request: Request) -> LlvmPin:
@@ -236,9 +245,11 @@ def llvm_pin(request: Request) -> LlvmPin:
     if request.aotriton:
         return aotriton_release(request.aotriton).pin
     named = request.sources.get("triton", "")
-    if request.triton or not named or of_index(named):
+    if request.triton or not named:
         return triton_release(request.triton or DEFAULT_TRITON).pin
-    spec = parse_source_spec(named)
+    spec = parse_source_spec(named, project="triton")
+    if spec.kind == "pypi":
+        return triton_release(spec.version or DEFAULT_TRITON).pin
     if spec.kind == "git":
         with contextlib.suppress(PinError, UnsupportedError):
             return triton_release(spec.version).pin

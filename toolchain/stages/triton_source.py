@@ -13,7 +13,7 @@ from typing import Any
 
 from toolchain import recipe
 from toolchain.catalog.components import check_files
-from toolchain.catalog.releases import aotriton_release
+from toolchain.catalog.releases import aotriton_release, is_commit, newest_patch
 from toolchain.digest import sha256_file
 from toolchain.errors import BuildError, ContractError, PinError, SourceError
 from toolchain.oci.image import read_layers
@@ -21,13 +21,14 @@ from toolchain.oci.layer_files import layer_files
 from toolchain.oci.layout import Layout
 from toolchain.recipe import Mount, Recipe, digests
 from toolchain.settings import Request
-from toolchain.sources.resolve import locate, of_index, parse_source_spec, require
+from toolchain.sources.resolve import SourceSpec, locate, of_index, parse_source_spec, require
 from toolchain.sources.store import Store
 from toolchain.sources.tree import Source
 from toolchain.stages.base import base_label
-from toolchain.stages.llvm import llvm_needs
+from toolchain.stages.llvm import DEFAULT_TRITON, llvm_needs
 from toolchain.stages.prebuilt import choices, names_allowed, take_in
 from toolchain.stages.stage import Built, Planned, Shop, common_inputs, source_inputs
+from toolchain.stages.triton_tree import check_tree
 from toolchain.stages.triton_wheel import SITE, unzip
 from toolchain.stages.wheels import TRITON, wheel_folder, wheel_sources
 
@@ -38,7 +39,6 @@ CONTRACT_GPUS = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1151")
 # The copy of the source, its build tree and the wheel unpacked, measured.
 _DISK = 6_000_000_000
 _WEIGHTS = {"configure": 30.0, "compile": 1800.0, "lit": 200.0}
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 _PYTHON = re.compile(r"3\.\d{1,2}")
 
 
@@ -56,11 +56,15 @@ class TritonSourceStage:
         source = triton_source(request)
         if source.path is not None:
             _require(source)
+        # What is here already is looked at now, before hours of LLVM.
+        if (tree := _in_store(source, request)) is not None and below["llvm"].sources:
+            _require(replace(source, path=tree))
+            check_tree(tree, request, below["llvm"].sources[0])
         if below["llvm"].partial:
             raise ContractError(
                 f"Triton cannot be built on {below['llvm'].image}",
                 why=f"that layer holds {below['llvm'].partial}",
-                fix="leave out --only",
+                fix="leave out --only, or take a wheel of the index: --source triton=pypi:VERSION",
             )
         wheels = wheel_sources(TRITON)
         sources = source_inputs([source, *wheels], request.patches)
@@ -96,6 +100,7 @@ class TritonSourceStage:
         source = shop.fetch(planned.sources[0])
         assert source.path is not None  # noqa: S101 - fetch gives it
         _require(source)
+        check_tree(source.path, request, below["llvm"].planned.sources[0])
         check_llvm(shop, below["llvm"])
         intake, findings = take_in("triton", source.path, request)
         planned = replace(planned, binaries=intake.binaries(planned.binaries))
@@ -183,35 +188,55 @@ def check_compiles(shop: Shop, image: str) -> dict[str, Any]:
 
 
 def from_source(request: Request) -> bool:
-    """Whether the request asks for Triton from source: a source that is none of the index, or a commit to fetch."""
-    named = request.sources.get("triton")
-    if named is not None:
-        return not of_index(named)
-    return bool(request.aotriton or _COMMIT.fullmatch(request.triton or ""))
+    """Whether Triton is built from source: always, but where a wheel of the index is named."""
+    return not of_index(request.sources.get("triton", ""))
 
 
 def triton_source(request: Request) -> Source:
     """Where Triton's source comes from, without any network.
 
     Raises:
-        PinError: nothing names a commit.
+        PinError: nobody knows where the version that was asked for lies.
+        UnsupportedError: nobody knows that version.
     """
-    text = request.sources.get("triton")
-    if text is None and request.aotriton:
-        commit = aotriton_release(request.aotriton).triton
+    return locate("triton", _spec(request), cache=request.cache, offline=request.offline)
+
+
+def _spec(request: Request) -> SourceSpec:
+    """The source that is named, AOTriton's Triton, or upstream's at the commit or tag of a version."""
+    if text := request.sources.get("triton"):
+        return parse_source_spec(text, project="triton")
+    if request.aotriton:
+        commit = aotriton_release(request.aotriton, allow_unknown=True).triton
         if not commit:
             raise PinError(
                 f"which Triton AOTriton {request.aotriton} carries is not known", fix="give --source triton="
             )
-        text = f"{AMD_FORK}@{commit}"
-    elif text is None and _COMMIT.fullmatch(request.triton or ""):
-        text = f"{UPSTREAM}@{request.triton}"
-    if text is None:
+        return SourceSpec(kind="git", where=AMD_FORK, version=commit)
+    named = (request.triton or DEFAULT_TRITON).strip()
+    if is_commit(named.lower()):
+        return SourceSpec(kind="git", where=UPSTREAM, version=named.lower())
+    row = newest_patch(named)
+    if not row.commit and not row.tag:
         raise PinError(
-            "no commit of Triton is named",
-            fix=f"give --source triton=PATH, triton={UPSTREAM}@COMMIT or --triton COMMIT",
+            f"where the source of Triton {row.version} lies is not known",
+            why="upstream has no such release; only its LLVM is on record",
+            fix="give --source triton=PATH or URL@COMMIT",
         )
-    return locate("triton", parse_source_spec(text), cache=request.cache, offline=request.offline)
+    tag = "" if row.commit else row.tag
+    return SourceSpec(kind="git", where=UPSTREAM, version=row.commit or _locked_commit(request, tag), tag=tag)
+
+
+def _locked_commit(request: Request, tag: str) -> str:
+    """The commit that the lock has for a tag of upstream; empty where it has none."""
+    held = request.lock.source("triton") if request.lock is not None else None
+    return held.ref if held is not None and (held.tag, held.repository) == (tag, UPSTREAM) else ""
+
+
+def _in_store(source: Source, request: Request) -> Path | None:
+    """The tree of a commit that is here already, not looked into."""
+    known = source.kind == "git" and source.digest is not None
+    return Store(request.cache.store).stored_tree(str(source.digest)) if known else None
 
 
 def for_python(wheels: Sequence[Path], version: str) -> Path:

@@ -69,13 +69,14 @@ class TritonWheelStage:
 
 def wheel_source(request: Request) -> Source:
     """The pinned wheel, without any network."""
-    text = request.sources.get("triton", "pypi:triton")
-    source = locate("triton", parse_source_spec(text), cache=request.cache, offline=request.offline)
+    text = request.sources.get("triton", "")
+    spec = parse_source_spec(text, project="triton")
+    source = locate("triton", spec, cache=request.cache, offline=request.offline)
     if source.kind != "pypi":
         raise UnsupportedError(
             f"--source triton={text} is no wheel of the Python index",
             why="its digest is none of data/pypi.toml" if of_index(text) else "",
-            fix="leave it out, or give --source triton=pypi:triton==VERSION",
+            fix="name one: --source triton=pypi:VERSION",
         )
     return source
 

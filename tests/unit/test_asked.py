@@ -1,0 +1,275 @@
+"""Which Triton and LLVM are meant: the order of the places that name one, and what lies in the folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.git_server import triton_repository
+from toolchain.catalog.releases import aotriton_release, triton_release
+from toolchain.cli.app import app
+from toolchain.lock import file as lockfile
+
+TOP = Path(__file__).resolve().parents[2]
+V36, V37, V38 = (triton_release(version) for version in ("3.6.0", "3.7.1", "3.8.0"))
+UNKNOWN = "0123456789" * 4
+COMMIT = "d8da7c998c75c88691e0ec157fcfd92b49d7060a"
+UPSTREAM = "https://github.com/triton-lang/triton"
+
+
+@dataclass
+class Here:
+    """A folder to work in."""
+
+    folder: Path
+
+    def call(self, *words: str, env: dict[str, str] | None = None) -> tuple[int, dict[str, Any], str]:
+        done = CliRunner().invoke(app, [*words, "--json"], env=env)
+        assert done.exit_code != 1, done.exception
+        return done.exit_code, json.loads(done.stdout or "{}"), done.stderr
+
+    def llvm(self, *words: str, env: dict[str, str] | None = None) -> tuple[str, str, str]:
+        """What `plan llvm` names: commit, repository, and what it said beside."""
+        code, found, said = self.call("plan", "llvm", *words, env=env)
+        assert code == 0, said
+        (source,) = found["stages"][-1]["sources"]
+        return source["ref"], source["repository"].removeprefix("https://github.com/"), said
+
+    def triton(self, *words: str, goal: str = "triton", env: dict[str, str] | None = None) -> str:
+        code, found, said = self.call("plan", goal, *words, env=env)
+        assert code == 0, said
+        rows = {row["name"]: row for row in found["stages"]}
+        return str(rows["triton"]["sources"][0]["ref"])
+
+    def checkout(self, **changes: str) -> str:
+        """This folder becomes a checkout of Triton; its commit."""
+        return triton_repository(self.folder, **{"version": "3.6.0", "llvm": V36.llvm, "tag": "v3.6.0", **changes})
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Here:
+    for name in [name for name in os.environ if name.startswith("TOOLCHAIN_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("TOOLCHAIN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("COLUMNS", "200")
+    folder = tmp_path / "a 'folder'"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return Here(folder)
+
+
+def pin(folder: Path, commit: str, name: str = "llvm-hash.txt", repository: str = "") -> None:
+    folder.mkdir(exist_ok=True)
+    text = json.dumps({"llvm_hash": commit, "build_number": 1}) if name.endswith("json") else f"{commit}\n"
+    (folder / name).write_text(text)
+    if repository:
+        (folder / "llvm-build-info.json").write_text(json.dumps({"llvm_hash": commit, "repository": repository}))
+
+
+@pytest.mark.parametrize("name", ["llvm-hash.txt", "llvm-info.json", "cmake/llvm-hash.txt"])
+def test_a_pin_that_lies_here_is_used_and_told_in_one_line(here: Here, name: str) -> None:
+    plain = here.llvm()
+    assert plain == (V37.llvm, V37.repository, "")
+    pin(here.folder / Path(name).parent, V36.llvm, Path(name).name)
+    ref, repository, said = here.llvm()
+    assert (ref, repository) == (V36.llvm, V36.repository)
+    assert said.count("\n") == 1
+    assert f"./{name}" in said
+    # The same work as by the version that pins it.
+    by_pin = here.call("plan", "llvm")[1]["stages"][-1]
+    by_version = here.call("plan", "llvm", "--triton", "3.6.0")[1]["stages"][-1]
+    assert by_pin == by_version
+
+
+@pytest.mark.parametrize("fork", ["triton-lang/llvm-project", "ROCm/llvm-project"])
+def test_a_plan_without_a_network_shows_commit_repository_and_image(here: Here, fork: str, tmp_path: Path) -> None:
+    pin(here.folder, UNKNOWN, "llvm-info.json", repository=fork)
+    alone = ["unshare", "-n"]
+    if subprocess.run([*alone, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("NO NETWORK NAMESPACES: unshare -n is not allowed here")
+    done = subprocess.run(
+        [*alone, sys.executable, "-m", "toolchain", "plan", "llvm", "--json"],
+        capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(TOP)}, check=True,
+    )  # fmt: skip
+    row = json.loads(done.stdout)["stages"][-1]
+    assert row["image"] == f"llvm-triton-{UNKNOWN[:8]}-debian13"
+    source = row["sources"][0]
+    assert (source["ref"], source["repository"]) == (UNKNOWN, f"https://github.com/{fork}")
+    assert fork in done.stderr
+
+
+def test_two_pins_in_one_folder_that_disagree_are_refused(here: Here) -> None:
+    pin(here.folder, V36.llvm)
+    pin(here.folder / "cmake", V38.llvm)
+    for verb in ("plan", "lock", "fetch", "build"):
+        code, _, said = here.call(verb, "llvm")
+        assert code == 4, said
+        for text in (V36.llvm, V38.llvm, f"{Path('cmake') / 'llvm-hash.txt'}"):
+            assert text in said
+    assert here.llvm("--triton", "3.7.1")[0] == V37.llvm, "nobody asked the folder"
+    pin(here.folder / "cmake", "no commit")
+    assert here.call("plan", "llvm")[0] == 4
+
+
+def test_a_checkout_is_what_is_built_in_it(here: Here) -> None:
+    here.checkout()
+    for goal in ("triton", "kernels", "all"):
+        assert here.triton(goal=goal).startswith("local:a 'folder'")
+    assert here.llvm()[:2] == (V36.llvm, V36.repository)
+    code, found, said = here.call("plan", "triton")
+    assert code == 0
+    assert said.count("\n") == 1
+    assert "the checkout in this folder" in said
+    assert found["stages"][1]["image"] == f"llvm-triton-{V36.llvm[:8]}-debian13"
+    # The LLVM is one's own, the Triton the folder's.
+    llvm = f"llvm=https://github.com/llvm/llvm-project@{UNKNOWN}"
+    assert here.triton("--source", llvm).startswith("local:")
+    # A checkout that lacks what is built is no reason to build another Triton.
+    (here.folder / "setup.py").unlink()
+    code, _, said = here.call("plan", "triton")
+    assert code == 5
+    assert "setup.py" in said
+
+
+def test_a_pin_alone_is_no_triton(here: Here) -> None:
+    pin(here.folder, V36.llvm)
+    assert here.triton() == V37.commit
+    _, found, said = here.call("plan", "triton")
+    assert "names an LLVM and no Triton" in said
+    assert found["stages"][1]["sources"][0]["ref"] == V37.llvm
+
+
+def test_the_order_of_the_places(here: Here) -> None:
+    here.checkout()
+    file = here.folder / "toolchain.toml"
+    env = {"TOOLCHAIN_TRITON": "3.8.0"}
+    release = aotriton_release("0.10b")
+    assert here.llvm()[0] == V36.llvm
+    file.write_text('triton = "3.7.1"\n')
+    assert here.llvm()[0] == V37.llvm
+    assert here.llvm(env=env)[0] == V38.llvm
+    assert here.llvm("--triton", "3.4.0", env=env)[0] == triton_release("3.4.0").llvm
+    # Each of these names the Triton as well, and the command line is the strongest.
+    ref, _, said = here.llvm("--aotriton", "0.10b", env=env)
+    assert ref == release.llvm
+    assert "overrules" in said
+    assert here.triton("--source", f"triton={UPSTREAM}@{COMMIT}", env=env) == COMMIT
+    assert here.llvm("--source", f"llvm=https://github.com/a/b@{UNKNOWN}", env=env)[0] == UNKNOWN
+    file.write_text(f'source = ["triton={UPSTREAM}@{COMMIT}"]\n')
+    assert here.triton() == COMMIT
+    assert here.triton("--triton", "3.7.1") == V37.commit
+    assert here.triton(env={"TOOLCHAIN_TRITON": "3.7.1"}) == V37.commit
+    assert here.triton("--triton", "3.7.1", env={"TOOLCHAIN_SOURCE": f"triton={UPSTREAM}@{COMMIT}"}) == V37.commit
+    file.write_text('aotriton = "0.10b"\n')
+    assert here.triton() == release.triton
+    assert here.triton("--triton", "3.7.1") == V37.commit
+
+
+def test_a_lock_names_the_versions_before_the_folder_does(here: Here, tmp_path: Path) -> None:
+    llvm = tmp_path / "llvm-project"
+    for name in ("llvm", "mlir", "lld", "clang"):
+        (llvm / name).mkdir(parents=True)
+        (llvm / name / "CMakeLists.txt").write_text("project(x)\n")
+    head = triton_repository(llvm, version="0.0", llvm=UNKNOWN, tag="x")
+    url = f"file://{llvm}"
+    assert here.call("lock", "llvm", "--source", f"llvm={url}@{head}", "--open-base")[0] == 0
+    pin(here.folder, V36.llvm)
+    assert here.llvm("--locked")[0] == head
+    assert here.llvm("--lock-file", "toolchain.lock", env={"TOOLCHAIN_TRITON": "3.8.0"})[0] == head
+    assert here.llvm()[0] == V36.llvm
+    # What the command line names is held against the lock.
+    code, _, said = here.call("plan", "llvm", "--triton", "3.6.0", "--locked")
+    assert code == 21
+    assert V36.llvm in said
+
+
+def test_a_lock_from_before_the_wheel_had_a_name_still_means_the_wheel(here: Here) -> None:
+    """As the repository's own was made, and as those in bundles are."""
+    now = lockfile.read(TOP / lockfile.DEFAULT)
+    request = {**now.request, "source": {"llvm": "distro:llvm-toolchain-22"}}
+    old = here.folder / "old.lock"
+    lockfile.write(replace(now, request=request), old)
+    for also in (("--source", "llvm=distro:llvm-toolchain-22"), ()):
+        words = (*also, "--only", "tablegen", "--lock-file", str(old))
+        assert here.triton(*words, goal="all") == "pypi:triton==3.7.1"
+    assert here.call("plan", "kernels", "--triton", "3.6.0", "--lock-file", str(old))[0] == 21
+
+
+def test_a_folder_names_versions_and_nothing_else(here: Here) -> None:
+    here.checkout()
+    (here.folder / "cmake" / "llvm-info.json").write_text(
+        json.dumps({"llvm_hash": V36.llvm, "allow-binary": ["triton-wheel"], "reuse-from": "oci:evil", "key": "k"})
+    )
+    (here.folder / "cmake" / "toolchain.toml").write_text('reuse-from = "oci:evil"\n')
+    code, found, said = here.call("plan", "triton")
+    assert code == 0, said
+    assert found["stages"][-1]["binaries"] == []
+    assert "evil" not in said
+
+
+def test_a_pin_file_names_an_llvm_and_no_triton(here: Here, tmp_path: Path) -> None:
+    pin(tmp_path / "pins", V36.llvm)
+    file = str(tmp_path / "pins" / "llvm-hash.txt")
+    assert here.llvm("--triton", file)[0] == V36.llvm
+    assert here.llvm("--triton", str(tmp_path / "pins"))[0] == V36.llvm
+    code, _, said = here.call("build", "triton", "--triton", file)
+    assert code == 4
+    assert "names no Triton" in said
+    for other in (("--aotriton", "0.13b"), ("--source", f"llvm=https://github.com/llvm/llvm-project@{UNKNOWN}")):
+        code, _, said = here.call("plan", "llvm", "--triton", file, *other)
+        assert code == 4
+        assert V36.llvm in said
+
+
+def test_what_stands_beside_a_version_is_compared_with_it(here: Here, tmp_path: Path) -> None:
+    tree = tmp_path / "triton"
+    head = triton_repository(tree, version="3.6.0", llvm=V36.llvm, tag="v3.6.0")
+    release = aotriton_release("0.13b")
+    beside = {
+        "path": ("--source", f"triton={tree}"),
+        "url": ("--source", f"triton={UPSTREAM}@{COMMIT}"),
+        "wheel": ("--source", "triton=pypi:3.7.1"),
+        "aotriton": ("--aotriton", "0.13b"),
+    }
+    good = [("3.6.0", "path"), (head, "path"), (COMMIT, "url"), ("3.7.1", "wheel"), (V37.commit, "wheel"),
+            (release.triton, "aotriton"), (str(tree), "path")]  # fmt: skip
+    bad = [("3.7.1", "path"), (COMMIT, "path"), ("3.7.1", "url"), (V37.commit, "url"), ("3.6.0", "wheel"),
+           (COMMIT, "wheel"), ("3.7.1", "aotriton"), (COMMIT, "aotriton"), (str(tree), "url"),
+           (str(tree), "aotriton")]  # fmt: skip
+    for value, other in good:
+        code, _, said = here.call("plan", "triton", "--triton", value, *beside[other])
+        assert code == 0, (value, other, said)
+    for value, other in bad:
+        code, _, said = here.call("plan", "triton", "--triton", value, *beside[other])
+        assert code == 4, (value, other, said)
+        assert "differ" in said or "two Tritons" in said, said
+    # The version is the same and the LLVM another: main calls itself by the last release for months.
+    triton_repository(tree, version="3.6.0", llvm=V38.llvm, tag="v3.6.0")
+    assert here.call("plan", "triton", "--triton", "3.6.0", *beside["path"])[0] == 4
+    shutil.rmtree(tree / "cmake")
+    (tree / "python" / "triton" / "__init__.py").unlink()
+    code, _, said = here.call("plan", "triton", "--triton", "3.6.0", *beside["path"])
+    assert code == 4
+    assert "nothing shows" in said
+
+
+def test_the_lock_of_a_checkout_holds_no_path_of_this_machine(here: Here, tmp_path: Path) -> None:
+    here.checkout()
+    code, _, said = here.call("plan", "llvm", "--triton", str(here.folder))
+    assert code == 0, said
+    from toolchain.build.run import plan  # noqa: PLC0415
+    from toolchain.lock import resolve as locking  # noqa: PLC0415
+    from toolchain.settings import Cache, Request  # noqa: PLC0415
+
+    request = Request(cache=Cache(tmp_path / "cache"), sources={"triton": str(here.folder)})
+    made = locking.resolve(request, [row.planned for row in plan(request, "llvm")], "llvm")
+    assert made.request["source"] == {"triton": "PATH"}

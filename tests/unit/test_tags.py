@@ -1,0 +1,208 @@
+"""Triton at a commit and at a tag, from a git server on loopback that stands in for upstream's by --mirror."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.git_server import git, served, triton_repository
+from toolchain.catalog.releases import triton_release
+from toolchain.cli.app import app
+from toolchain.errors import SourceError
+from toolchain.lock import file as lockfile
+from toolchain.sources.network import mirrored, parse_mirrors
+
+UPSTREAM = "https://github.com/triton-lang/triton"
+LLVM = triton_release("3.6.0").llvm
+OTHER = triton_release("3.8.0").llvm
+
+
+@dataclass
+class Place:
+    """A folder to work in, and an upstream that can change."""
+
+    top: Path
+    commit: str
+    options: tuple[str, ...]
+    asked: list[str]
+
+    @property
+    def repository(self) -> Path:
+        return self.top / "served" / "triton"
+
+    def call(self, *words: str, cache: str = "cache") -> tuple[int, Any, str]:
+        env = {"TOOLCHAIN_CACHE": str(self.top / cache)}
+        done = CliRunner().invoke(app, [*words, *self.options], env=env)
+        assert done.exit_code != 1, done.exception
+        try:
+            value = json.loads(done.stdout)
+        except ValueError:
+            value = done.stdout
+        return done.exit_code, value, done.stderr
+
+    def move(self, **changes: str) -> str:
+        """Upstream's tag v3.6.0 goes elsewhere."""
+        (self.repository / "setup.py").write_text("# moved\n")
+        return triton_repository(self.repository, **{"version": "3.6.0", "llvm": LLVM, "tag": "v3.6.0", **changes})
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    for name in [name for name in os.environ if name.startswith("TOOLCHAIN_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.setenv("COLUMNS", "200")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    llvm = tmp_path / "llvm"
+    for name in ("llvm", "mlir", "lld", "clang"):
+        (llvm / name).mkdir(parents=True)
+        (llvm / name / "CMakeLists.txt").write_text("project(x)\n")
+    commit = triton_repository(tmp_path / "served" / "triton", version="3.6.0", llvm=LLVM, tag="v3.6.0")
+    with served(tmp_path / "served") as (url, asked):
+        mirror = ("--mirror", f"https://github.com/triton-lang/={url}/")
+        yield Place(tmp_path, commit, (*mirror, "--source", f"llvm={llvm}"), asked)
+
+
+def triton_of(value: Any) -> dict[str, Any]:
+    rows = value.get("stages", [value])
+    return next(source for row in rows for source in row["sources"] if source["name"] == "triton")
+
+
+@pytest.fixture
+def no_wheels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The index's files are another test's."""
+    monkeypatch.setattr("toolchain.sources.resolve.fetch_pypi", lambda *_, **__: tmp_path / "wheel")
+
+
+@pytest.mark.usefixtures("no_wheels")
+def test_a_tag_is_resolved_when_it_is_fetched_and_told(place: Place) -> None:
+    words = ("triton", "--triton", "3.6.0", "--json")
+    code, before, _ = place.call("plan", *words)
+    assert code == 0
+    assert triton_of(before) == {
+        "name": "triton", "ref": "v3.6.0", "repository": UPSTREAM, "digest": None, "tag": "v3.6.0",
+    }  # fmt: skip
+    assert before["stages"][-1]["input_digest"] is None
+    assert place.asked == [], "a plan asks nobody"
+    assert "tag, resolved when fetched" in place.call("plan", *words[:-1])[1]
+
+    code, fetched, said = place.call("fetch", *words)
+    assert code == 0, said
+    assert f"tag v3.6.0 of {UPSTREAM} is commit {place.commit}" in said
+    source = triton_of(fetched)
+    assert source["digest"] == f"git:{place.commit}@{UPSTREAM}", "the mirror is no part of what it is"
+    assert (Path(source["path"]) / "python/triton/__init__.py").read_text() == "__version__ = '3.6.0'\n"
+
+    asked = len(place.asked)
+    code, after, _ = place.call("plan", *words)
+    assert (triton_of(after)["ref"], len(place.asked)) == (place.commit, asked)
+    assert after["stages"][-1]["image"] == f"triton-{place.commit[:8]}-debian13"
+
+
+@pytest.mark.usefixtures("no_wheels")
+def test_a_commit_is_fetched_as_it_is(place: Place) -> None:
+    place.move(version="9.9.9")
+    words = ("triton", "--source", f"triton={UPSTREAM}@{place.commit}", "--triton", "3.6.0", "--json")
+    code, fetched, said = place.call("fetch", *words)
+    assert code == 0, said
+    assert (Path(triton_of(fetched)["path"]) / "python/triton/__init__.py").read_text() == "__version__ = '3.6.0'\n"
+    assert not [one for one in place.asked if "refs" in one and "info" not in one]
+
+
+@pytest.mark.usefixtures("no_wheels")
+@pytest.mark.parametrize("cache", ["cache", "another cache"])
+def test_a_tag_that_moved_since_the_lock_is_refused(place: Place, cache: str) -> None:
+    words = ("triton", "--triton", "3.6.0")
+    code, _, said = place.call("lock", *words, "--open-base")
+    assert code == 0, said
+    held = lockfile.read(Path(lockfile.DEFAULT)).source("triton")
+    assert held is not None
+    assert (held.ref, held.tag, held.repository) == (place.commit, "v3.6.0", UPSTREAM)
+    assert place.call("fetch", *words, "--locked", cache=cache)[0] == 0
+
+    now = place.move()
+    assert now != place.commit
+    for verb in ("fetch",) if cache == "cache" else ("fetch", "build"):
+        code, _, said = place.call(verb, *words, "--locked", cache=f"{cache} {verb}" if verb == "build" else cache)
+        assert code == 21, said
+        assert place.commit in said
+        assert now in said
+    # What is locked is planned as ever, and offline nobody is asked.
+    code, planned, _ = place.call("plan", *words, "--locked", "--json", cache="a third")
+    assert (code, triton_of(planned)["ref"]) == (0, place.commit)
+    assert place.call("fetch", *words, "--locked", "--offline", cache=cache)[0] == 0
+    # Without the lock the tag is what it is now, and that is told.
+    code, fetched, said = place.call("fetch", *words, "--json", cache=cache)
+    assert (code, triton_of(fetched)["ref"]) == (0, now)
+    assert now in said
+
+
+@pytest.mark.usefixtures("no_wheels")
+def test_a_server_that_is_silent_stops_only_what_is_not_here(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("fetch", "triton", "--triton", "3.6.0")
+    assert place.call(*words)[0] == 0
+    place.options = ("--mirror", f"{UPSTREAM}=http://127.0.0.1:9/triton", *place.options[2:])
+    code, _, said = place.call(*words)
+    assert code == 0
+    assert "moved since" in said
+    assert place.call(*words, cache="empty")[0] == 18
+    assert place.call(*words, "--offline", cache="empty")[0] == 18
+
+
+def test_a_tag_that_upstream_lacks(place: Place) -> None:
+    code, _, said = place.call("fetch", "triton", "--triton", "3.5.0")
+    assert code == 5
+    assert "no tag v3.5.0" in said
+
+
+@pytest.mark.usefixtures("no_wheels")
+def test_another_llvm_than_the_one_on_record_stops_before_llvm_is_built(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The row's LLVM is held against the tree's own pin; that is told before the first stage is begun."""
+    now = place.move(llvm=OTHER)
+    place.options = place.options[:2]  # no LLVM is named: the row names it
+    monkeypatch.setattr("toolchain.build.run._ready", lambda *_: None)
+    begun: list[str] = []
+    monkeypatch.setattr("toolchain.build.run._build_stages", lambda *_: begun.append("x"))
+    code, _, said = place.call("build", "triton", "--triton", "3.6.0")
+    assert (code, begun) == (4, []), said
+    assert OTHER in said
+    assert LLVM in said
+    assert f"--source llvm=https://github.com/triton-lang/llvm-project@{OTHER}" in said
+    # With an LLVM of one's own there is nothing to hold it against.
+    llvm = f"llvm=https://github.com/triton-lang/llvm-project@{OTHER}"
+    code, planned, _ = place.call("plan", "triton", "--triton", "3.6.0", "--source", llvm, "--json")
+    assert (code, triton_of(planned)["ref"]) == (0, now)
+    # A commit that calls itself another version is not the one that was asked for.
+    place.move(version="3.5.9")
+    head = git(place.repository, "rev-parse", "HEAD")
+    named = ("--source", f"triton={UPSTREAM}@{head}", "--triton", "3.6.0")
+    code, _, said = place.call("build", "triton", *named)
+    assert (code, begun) == (4, [])
+    assert "3.5.9" in said
+
+
+def test_mirrors_replace_whole_parts_of_an_address_the_longest_first() -> None:
+    mirrors = parse_mirrors(
+        ["https://github.com=https://git.example/gh", f"{UPSTREAM}=file:///srv/triton.git", "https://a.example/x/=/m/"]
+    )
+    assert mirrored("https://github.com/llvm/llvm-project", mirrors) == "https://git.example/gh/llvm/llvm-project"
+    assert mirrored(UPSTREAM, mirrors) == "file:///srv/triton.git"
+    assert mirrored(f"{UPSTREAM}-ext", mirrors) == "https://git.example/gh/triton-lang/triton-ext"
+    assert mirrored("https://github.company/x", mirrors) == "https://github.company/x"
+    assert mirrored("https://a.example/x/y.tar", mirrors) == "/m/y.tar"
+    for wrong in ("https://github.com", "https://github.com=", "=https://x.example/", "a=b"):
+        with pytest.raises(SourceError, match="no URL=URL"):
+            parse_mirrors([wrong])
+    with pytest.raises(SourceError) as caught:
+        parse_mirrors(["https://github.com=https://me:hunter2@x.example/"])
+    assert "hunter2" not in str(caught.value)

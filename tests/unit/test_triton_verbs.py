@@ -1,0 +1,202 @@
+"""`--triton` in every verb that takes it, with every kind of value: what comes is what was asked for, or nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+from typer.testing import CliRunner
+
+from tests.git_server import triton_repository
+from toolchain.build.run import PlanRow, plan
+from toolchain.catalog.releases import triton_release
+from toolchain.cli.app import app
+from toolchain.settings import Request
+from toolchain.sources.tree import Source
+
+UPSTREAM = "https://github.com/triton-lang/triton"
+NEWEST = triton_release("3.7.1")
+COMMIT = "d8da7c998c75c88691e0ec157fcfd92b49d7060a"
+NOWHERE = "0123456789" * 4
+# The words before `--triton`, and where the verb's work begins: there the request is looked at.
+VERBS: dict[str, tuple[tuple[str, ...], str]] = {
+    "plan": (("plan", "GOAL"), "toolchain.cli.plan_cmd.plan_stages"),
+    "fetch": (("fetch", "GOAL"), "toolchain.cli.plan_cmd.settled"),
+    "lock": (("lock", "GOAL"), "toolchain.build.run.settled"),
+    "build": (("build", "GOAL"), "toolchain.cli.build_cmd.build_stages"),
+    "kernels run": (("kernels", "run"), "toolchain.cli.build_cmd.build_stages"),
+    "publish": (("publish", "oci:out", "--stage", "GOAL"), "toolchain.publish.images.deliver"),
+    "reproduce": (("reproduce", "--stage", "GOAL"), "toolchain.cli.reproduce_cmd.reproduce"),
+    "bundle export": (("bundle", "export", "oci:out", "GOAL"), "toolchain.bundle.export"),
+}
+GOALS = ("triton", "kernels", "all", "aotriton")
+
+
+class SeenError(Exception):
+    """The request has come through."""
+
+
+@dataclass
+class Run:
+    """A verb that stops where its work would begin."""
+
+    folder: Path
+    requests: list[tuple[Request, str]] = field(default_factory=list)
+
+    def call(self, verb: str, goal: str, *options: str, env: dict[str, str] | None = None) -> tuple[int, str]:
+        self.requests.clear()
+        words = [goal if word == "GOAL" else word for word in VERBS[verb][0]]
+        done = CliRunner().invoke(app, [*words, *options], env=env)
+        assert done.exit_code != 1 or isinstance(done.exception, SeenError), done.exception
+        return (0 if self.requests else done.exit_code), done.stderr
+
+    def source(self, name: str = "triton") -> Source:
+        """What the request plans as the source of Triton, or of another stage."""
+        ((request, goal),) = self.requests
+        rows: list[PlanRow] = plan(request, goal)
+        return next(source for row in rows for source in row.planned.sources if source.name == name)
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    for name in [name for name in os.environ if name.startswith("TOOLCHAIN_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("TOOLCHAIN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("COLUMNS", "200")
+    folder = tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "llvm-hash.txt").write_text(NEWEST.llvm)
+    triton_repository(tmp_path / "checkout", version="3.6.0", llvm=NEWEST.llvm, tag="v3.6.0")
+    made = Run(folder)
+
+    def seen(request: Request, goal: str = "kernels", *_: Any, **__: Any) -> None:
+        made.requests.append((request, goal))
+        raise SeenError
+
+    for _, where in VERBS.values():
+        monkeypatch.setattr(where, seen)
+    return made
+
+
+def test_no_verb_that_takes_it_is_left_out() -> None:
+    def verbs(command: Any, words: tuple[str, ...]) -> Iterator[str]:
+        for name, one in getattr(command, "commands", {}).items():
+            yield from verbs(one, (*words, name))
+        if any("--triton" in parameter.opts for parameter in command.params):
+            yield " ".join(words)
+
+    assert set(verbs(typer.main.get_command(app), ())) == {*VERBS, "pins"}
+
+
+def at(ref: str) -> Callable[[Source], bool]:
+    return lambda source: (source.ref, source.repository) == (ref, UPSTREAM)
+
+
+KINDS: list[tuple[str, Callable[[Source], bool] | int, str]] = [
+    ("3.7.1", at(NEWEST.commit), ""),
+    ("v3.7.1", at(NEWEST.commit), ""),
+    ("3.7", at(NEWEST.commit), "Triton 3.7 is 3.7.1"),
+    ("3.6.0", at("v3.6.0"), ""),
+    ("3.2.0", at("v3.2.0"), ""),
+    (COMMIT, at(COMMIT), ""),
+    (COMMIT.upper(), at(COMMIT), ""),
+    ("../checkout", lambda source: source.ref == "local:checkout" and source.repository == "local", ""),
+    ("../llvm-hash.txt", 4, "names no Triton"),
+    ("../empty", 4, "no checkout of Triton"),
+    ("3.6.7", 7, "3.6.0 below and 3.7.0 above"),
+    ("3.1.9", 7, "3.1.0 below and 3.2.0 above"),
+    ("4.0", 7, "3.9.0 below"),
+    ("3.9.0", 7, "second LLVM"),
+    ("2.2.0", 4, "nobody knows its LLVM"),
+    (NOWHERE, 7, "not on record"),
+    (COMMIT[:12], 4, "no commit of 40 digits"),
+    ("junk", 4, "junk"),
+    ("", 4, "names no Triton"),
+    (" ", 4, "names no Triton"),
+]
+
+
+@pytest.mark.parametrize(("value", "wanted", "says"), KINDS, ids=[repr(kind[0]) for kind in KINDS])
+def test_what_is_asked_for_is_what_comes(
+    run: Run, value: str, wanted: Callable[[Source], bool] | int, says: str
+) -> None:
+    for verb in VERBS:
+        for goal in GOALS if verb == "plan" else ("triton",):
+            also = ("--source", f"aotriton={UPSTREAM}@{NOWHERE}") if goal == "aotriton" else ()
+            code, said = run.call(verb, goal, "--triton", value, *also)
+            if isinstance(wanted, int) and code == 0:
+                # What the data alone can refuse is refused by the plan.
+                with pytest.raises(Exception, match="not on record"):
+                    run.source()
+                continue
+            assert code == (wanted if isinstance(wanted, int) else 0), (verb, goal, said)
+            assert says in said, (verb, goal, said)
+            if not isinstance(wanted, int):
+                assert wanted(run.source()), (verb, goal, run.source())
+
+
+@pytest.mark.parametrize("way", ["environment", "file"])
+@pytest.mark.parametrize("value", ["3.6.0", "../checkout", "3.6.7", "junk"])
+def test_the_environment_and_the_file_say_it_as_well(run: Run, way: str, value: str) -> None:
+    env = {"TOOLCHAIN_TRITON": value} if way == "environment" else {}
+    if way == "file":
+        (run.folder / "toolchain.toml").write_text(f'triton = "{value}"\n')
+    (wanted, says) = next((kind[1], kind[2]) for kind in KINDS if kind[0] == value)
+    for verb in VERBS:
+        code, said = run.call(verb, "triton", env=env)
+        assert code == (wanted if isinstance(wanted, int) else 0), (verb, said)
+        assert says in said
+        if not isinstance(wanted, int):
+            assert wanted(run.source()), verb
+
+
+def test_without_any_it_is_the_default_from_source_and_the_wheel_comes_by_name(run: Run) -> None:
+    for verb in VERBS:
+        code, said = run.call(verb, "kernels")
+        assert (code, said) == (0, "")
+        assert at(NEWEST.commit)(run.source()), verb
+        # One line for who wrote this before the wheel had to be named.
+        code, said = run.call(verb, "kernels", "--allow-binary", "triton-wheel")
+        assert at(NEWEST.commit)(run.source())
+        assert said.count("\n") == 1
+        assert "--source triton=pypi:3.7.1" in said
+        code, said = run.call(verb, "kernels", "--source", "triton=pypi:3.7.1", "--allow-binary", "triton-wheel")
+        assert (code, said, run.source().ref) == (0, "", "pypi:triton==3.7.1")
+    assert run.call("plan", "kernels", "--source", "triton=pypi:3.6.0")[0] == 0
+    with pytest.raises(Exception, match=r"no digest is known for triton==3\.6\.0"):
+        run.source()
+
+
+@pytest.mark.parametrize(
+    ("value", "answer"),
+    [
+        ("3.7.1", {"version": "3.7.1", "commit": NEWEST.commit, "tag": "v3.7.1", "commit_certainty": "inferred"}),
+        ("3.3", {"version": "3.3.1", "commit": None, "tag": "v3.3.1", "commit_certainty": "unknown"}),
+        (COMMIT, {"version": None, "commit": COMMIT, "tag": None}),
+        ("../checkout", NEWEST.llvm),
+        ("../llvm-hash.txt", NEWEST.llvm),
+        ("3.6.7", 7),
+        ("4.0", 7),
+        ("junk", 4),
+        ("", 4),
+        ("../empty", 4),
+    ],
+)
+def test_pins_answers_for_what_it_was_asked(run: Run, value: str, answer: dict[str, Any] | str | int) -> None:
+    done = CliRunner().invoke(app, ["pins", "--triton", value, "--json"])
+    if isinstance(answer, int):
+        assert done.exit_code == answer
+        return
+    found = json.loads(done.stdout)
+    if isinstance(answer, str):
+        assert found["llvm"]["commit"] == answer
+    else:
+        assert {name: found["triton"][name] for name in answer} == answer

@@ -1,0 +1,319 @@
+"""Which Triton and which LLVM are meant: what is named, what a lock holds, what lies in the folder; in that order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from toolchain.catalog.release_data import LlvmPin, TritonRelease
+from toolchain.catalog.releases import (
+    aotriton_release,
+    aotriton_releases,
+    is_commit,
+    is_version,
+    newest_patch,
+    pin_files,
+    read_pin,
+    triton_release,
+    triton_releases,
+)
+from toolchain.errors import ConfigError, PinError, UnsupportedError
+from toolchain.lock.file import Lock
+from toolchain.settings import Cache
+from toolchain.sources.pypi import pypi_row
+from toolchain.sources.resolve import locate, parse_source_spec
+from toolchain.sources.tree import Source
+from toolchain.stages.triton_tree import compare, head_of
+from toolchain.stages.triton_wheel import BINARY
+
+WHEEL = "--source triton=pypi:3.7.1"
+# Where a value comes from, the strongest first.
+COMMAND_LINE, ENVIRONMENT, FILE, NOWHERE = range(4)
+_MARKS = ("setup.py", "python/setup.py", "CMakeLists.txt", "third_party")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What the options say of Triton and LLVM.
+
+    Args:
+        goal: the stage that is asked for; empty where none is.
+        triton: a version, a commit, a folder or a pin file; after `settle` a version or a commit.
+        sources: overrides by source name.
+        ranks: how strong `triton`, `aotriton`, `source` and `lock` are, as far as they are given.
+        notes: what was decided for the user, a line each.
+    """
+
+    goal: str
+    triton: str | None = None
+    aotriton: str | None = None
+    sources: Mapping[str, str] = field(default_factory=dict)
+    ranks: Mapping[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def rank(self, name: str) -> int:
+        """How strong the value of an option is."""
+        return self.ranks.get(name, COMMAND_LINE)
+
+    def told(self, note: str, **changes: object) -> Asked:
+        """With a change, and the line about it."""
+        return replace(self, notes=(*self.notes, note), **changes)  # type: ignore[arg-type]
+
+
+def settle(asked: Asked, *, lock: Lock | None, folder: Path, cache: Cache) -> Asked:
+    """What is meant in the end: `triton` is a version, a commit or nothing, and all that names a Triton agrees.
+
+    Raises:
+        PinError: two of the values, or two pins in the folder, name different things; or a value names none.
+        UnsupportedError: a version that nobody knows, or that cannot be built.
+    """
+    asked = _strongest(asked)
+    if lock is not None:
+        asked = _as_locked(asked, lock)
+    if asked.triton is None:
+        return _as_found(asked, folder, lock)
+    wanted = asked.triton.strip()
+    if is_version(wanted):
+        asked = _as_version(asked, wanted)
+    elif is_commit(wanted.lower()):
+        asked = replace(asked, triton=wanted.lower())
+    elif wanted and Path(wanted).expanduser().exists():
+        return _as_path(asked, Path(wanted).expanduser(), cache)
+    else:
+        raise PinError(
+            f"--triton {asked.triton!r} names no Triton",
+            why="it is no Triton version such as 3.7.1, no commit of 40 digits, and nothing of that name is here",
+            fix="give one of these, or the folder of a checkout",
+        )
+    _compare(asked, cache)
+    # A source that is at this very commit says all that the commit does.
+    return replace(asked, triton=None) if is_commit(str(asked.triton)) and "triton" in asked.sources else asked
+
+
+def wheel_hint(asked: Asked, allow_binary: tuple[str, ...]) -> str:
+    """The line for a command line from when the wheel came without being named; empty where it is not needed."""
+    if BINARY not in allow_binary or "triton" in asked.sources or asked.aotriton or asked.goal in {"", "base", "llvm"}:
+        return ""
+    return f"Triton is built from source; for the wheel that --allow-binary {BINARY} lets in, name it: {WHEEL}"
+
+
+# --- the order ---
+
+
+def _strongest(asked: Asked) -> Asked:
+    """Without what a stronger option overrules: each of these names the whole Triton."""
+    if asked.triton is None:
+        return asked
+    others = [name for name, given in (("source", "triton" in asked.sources), ("aotriton", asked.aotriton)) if given]
+    stronger = [name for name in others if asked.rank(name) < asked.rank("triton")]
+    if stronger:
+        what = "--source triton" if stronger[0] == "source" else "--aotriton"
+        return asked.told(f"{what} overrules --triton {asked.triton}, which is not of the command line", triton=None)
+    if "source" in others and asked.rank("source") > asked.rank("triton"):
+        rest = {name: text for name, text in asked.sources.items() if name != "triton"}
+        asked = asked.told(f"--triton {asked.triton} overrules triton={asked.sources['triton']}", sources=rest)
+    weaker = "aotriton" in others and asked.rank("aotriton") > asked.rank("triton")
+    if weaker and asked.goal in {"llvm", "triton", "kernels"}:
+        asked = asked.told(f"--triton {asked.triton} overrules AOTriton {asked.aotriton}", aotriton=None)
+    return asked
+
+
+def _as_locked(asked: Asked, lock: Lock) -> Asked:
+    """What the lock was made for, where nothing as strong names a Triton."""
+    held = lock.request
+    texts = {name: str(text) for name, text in dict(held.get("source", {})).items() if text != "PATH"}
+    if asked.triton is not None and asked.rank("lock") < asked.rank("triton") and (texts or "triton" in held):
+        asked = asked.told(f"the lock overrules --triton {asked.triton}", triton=None)
+    if asked.triton or asked.aotriton or "triton" in asked.sources:
+        return asked
+    version, release, wheel = held.get("triton"), held.get("aotriton"), lock.source("triton")
+    if wheel is not None and wheel.kind == "pypi":
+        # A lock from when the wheel came without being named.
+        texts.setdefault("triton", wheel.ref)
+    if version is not None and not (is_version(str(version)) or is_commit(str(version))):
+        raise ConfigError(f"the lock was made for --triton {version!r}", why="that is no version and no commit")
+    return replace(asked, triton=version, aotriton=release, sources={**texts, **asked.sources})
+
+
+# --- what lies in the folder ---
+
+
+def _as_found(asked: Asked, folder: Path, lock: Lock | None) -> Asked:
+    """With the pin or the checkout in the folder, where nothing names a Triton. It names versions and nothing else."""
+    named = {"triton", "llvm"} if asked.goal == "llvm" else {"triton"}
+    if asked.goal in {"", "base"} or asked.aotriton or asked.sources.keys() & named or not pin_files(folder):
+        return asked
+    checkout = _is_checkout(folder)
+    if lock is not None and not (checkout and dict(lock.request.get("source", {})).get("triton") == "PATH"):
+        return asked
+    if not checkout and asked.goal != "llvm":
+        return asked.told(f"{pin_files(folder)[0].name} in this folder names an LLVM and no Triton; not used")
+    pin = read_pin(folder)
+    where = Path(pin.origin).relative_to(folder)
+    notes = (*asked.notes, *pin.warnings)
+    if checkout:
+        what = "" if asked.goal == "llvm" else "Triton is the checkout in this folder; "
+        line = f"{what}LLVM {pin.commit} of {pin.repository}, the pin in ./{where}"
+        sources = {**asked.sources, "triton": str(folder)}
+        return replace(
+            asked, sources=sources, notes=(*notes, line if "llvm" not in asked.sources else what.rstrip("; "))
+        )
+    line = f"LLVM {pin.commit} of {pin.repository}, the pin in ./{where}"
+    return replace(_by_pin(asked, pin), notes=(*notes, line))
+
+
+def _is_checkout(folder: Path) -> bool:
+    """Whether there is more of Triton than a pin."""
+    return any((folder / mark).exists() for mark in _MARKS)
+
+
+def _by_pin(asked: Asked, pin: LlvmPin) -> Asked:
+    """The LLVM of a pin file, with what the Triton that pins it needs; of one that nobody knows, the newest's needs."""
+    plain = [row for row in triton_releases() if row.version and "+" not in row.version]
+    versions = [row.version for row in plain if row.llvm == pin.commit]
+    commits = [row.commit for row in triton_releases() if row.llvm == pin.commit and not row.version]
+    carried = [row.triton for row in aotriton_releases() if row.llvm == pin.commit and row.triton]
+    like = [*carried[:1], *commits[:1], *versions][-1:] or [plain[-1].version]
+    url = f"https://github.com/{pin.repository}@{pin.commit}"
+    return replace(asked, triton=like[0], sources={**asked.sources, "llvm": url})
+
+
+# --- what --triton says ---
+
+
+def _as_version(asked: Asked, wanted: str) -> Asked:
+    row = newest_patch(wanted)
+    if asked.goal not in {"", "base"} and "llvm" not in asked.sources:
+        triton_release(row.version)  # an LLVM that nobody knows is refused before all else
+    if row.version != wanted.removeprefix("v"):
+        return asked.told(f"Triton {wanted} is {row.version}, the newest patch release on record", triton=row.version)
+    return replace(asked, triton=row.version)
+
+
+def _as_path(asked: Asked, path: Path, cache: Cache) -> Asked:
+    """A folder is a checkout, to be built as `--source triton=FOLDER`; a file is a pin, and names an LLVM alone."""
+    if path.is_dir():
+        return _as_folder(asked, path, cache)
+    if asked.goal != "llvm":
+        raise PinError(
+            f"--triton {path} names no Triton",
+            why="a file is the pin of an LLVM, and of that no Triton can be told",
+            fix="give a version, a commit or the folder of a checkout; a pin file serves `llvm` alone",
+        )
+    pin = read_pin(path)
+    for name, said in _llvm_named(asked, cache):
+        if said != pin.commit:
+            raise _two(f"--triton {path}", name, f"LLVM {pin.commit}", f"LLVM {said}")
+    if "llvm" in asked.sources:
+        return replace(asked, triton=_by_pin(asked, pin).triton)
+    return replace(_by_pin(asked, pin), aotriton=None, notes=(*asked.notes, *pin.warnings))
+
+
+def _llvm_named(asked: Asked, cache: Cache) -> list[tuple[str, str]]:
+    """Which LLVM the other options name, by option."""
+    named = []
+    if text := asked.sources.get("llvm"):
+        named.append(("--source llvm", locate("llvm", parse_source_spec(text), cache=cache).ref))
+    if asked.aotriton:
+        named.append(("--aotriton", aotriton_release(asked.aotriton).llvm))
+    if text := asked.sources.get("triton"):
+        path = _tree(text, cache)
+        named.append(("--source triton", read_pin(path).commit if path else "not known"))
+    return named
+
+
+def _as_folder(asked: Asked, path: Path, cache: Cache) -> Asked:
+    if not pin_files(path) and not _is_checkout(path):
+        raise PinError(
+            f"--triton {path} is no checkout of Triton",
+            why="it holds neither Triton's files nor an LLVM pin",
+            fix="name the top folder of a checkout, a version or a commit",
+        )
+    other = asked.sources.get("triton")
+    if other is not None and _tree(other, cache) != path.absolute():
+        raise _two(f"--triton {path}", "--source triton", str(path), other)
+    if asked.aotriton:
+        carried, head = aotriton_release(asked.aotriton, allow_unknown=True).triton, head_of(path)
+        if not head or head != carried:
+            raise _two(f"--triton {path}", f"--aotriton {asked.aotriton}", head or "no commit", carried or "not known")
+    return replace(asked, triton=None, sources={**asked.sources, "triton": str(path)})
+
+
+# --- whether what names a Triton agrees ---
+
+
+def _compare(asked: Asked, cache: Cache) -> None:
+    """Hold `--triton` against a source of Triton, or where there is none against AOTriton's.
+
+    Raises:
+        PinError: they name two Tritons.
+    """
+    if text := asked.sources.get("triton"):
+        _compare_source(str(asked.triton), text, cache, llvm="llvm" not in asked.sources)
+    elif asked.aotriton:
+        _compare_release(str(asked.triton), asked.aotriton)
+
+
+def _compare_source(wanted: str, text: str, cache: Cache, *, llvm: bool) -> None:
+    spec, name = parse_source_spec(text, project="triton"), f"--source triton={text}"
+    row = _row(wanted)
+    if spec.kind == "pypi":
+        version = spec.version or pypi_row(spec.where, "").version
+        if row is None or row.version != version:
+            raise _two(f"--triton {wanted}", name, wanted, f"the wheel of {version}")
+    elif spec.kind == "git" and is_commit(wanted):
+        if spec.version != wanted:
+            raise _two(f"--triton {wanted}", name, wanted, spec.version)
+    elif spec.kind == "git":
+        _compare_commit(wanted, row, spec.version, name)
+    elif (tree := _tree(text, cache)) is not None:
+        compare(tree, wanted, name=name, llvm=llvm)
+
+
+def _compare_commit(wanted: str, row: TritonRelease | None, commit: str, name: str) -> None:
+    """A commit that may be the version's: now what the data says against it counts, and once it is here its tree."""
+    if row is None or commit in {row.commit, *row.candidates}:
+        return
+    known = _row(commit)
+    other = known is not None and known.llvm != row.llvm
+    if other or row.commit_certainty == "verified":
+        raise _two(
+            f"--triton {wanted}",
+            name,
+            f"LLVM {row.llvm}" if other else row.commit,
+            known.title if known and other else commit,
+        )
+
+
+def _compare_release(wanted: str, release: str) -> None:
+    carried = aotriton_release(release, allow_unknown=True).triton
+    row = _row(wanted)
+    commit = wanted if is_commit(wanted) else row.commit if row is not None else ""
+    if not carried or commit != carried:
+        told = carried or "a commit that nobody knows"
+        raise _two(f"--triton {wanted}", f"--aotriton {release}", commit or f"upstream's tag v{wanted}", told)
+
+
+def _row(wanted: str) -> TritonRelease | None:
+    try:
+        return triton_release(wanted, allow_unknown=True)
+    except UnsupportedError:
+        return None  # a commit that nobody has heard of
+
+
+def _tree(text: str, cache: Cache) -> Path | None:
+    """The folder that a source names; None for what is fetched or unpacked first."""
+    spec = parse_source_spec(text, project="triton")
+    if spec.kind != "local":
+        return None
+    found: Source = locate("triton", spec, cache=cache)
+    return found.path if found.path is not None and found.path.is_dir() else None
+
+
+def _two(one: str, other: str, said: str, other_said: str) -> PinError:
+    return PinError(
+        f"{one} and {other} differ",
+        why=f"the first is {said}, the second {other_said}",
+        fix="leave one of them out",
+    )

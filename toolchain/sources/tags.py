@@ -1,0 +1,94 @@
+"""Tags: which commit one is at is asked when it is fetched, told, and remembered for plans without a network."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from toolchain import console
+from toolchain.digest import write_atomically
+from toolchain.errors import LockedError, UnreachableError
+from toolchain.settings import Cache
+from toolchain.sources.git import commit_of_tag, git_digest
+from toolchain.sources.network import Mirrors
+from toolchain.sources.store import Store
+from toolchain.sources.tree import Source
+
+
+def remembered(repository: str, tag: str, cache: Cache) -> str:
+    """The commit that a tag was at when it was last asked for; empty where nobody asked yet."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        value = json.loads(_note(repository, tag, cache).read_bytes())
+        if (value["repository"], value["tag"]) == (repository, tag):
+            return str(value["commit"])
+    return ""
+
+
+def remember(repository: str, tag: str, commit: str, cache: Cache) -> None:
+    """Note where a tag was found to be."""
+    value = {"repository": repository, "tag": tag, "commit": commit}
+    write_atomically(_note(repository, tag, cache), json.dumps(value, indent=1).encode())
+
+
+def resolved(source: Source, *, cache: Cache, offline: bool, mirrors: Mirrors = ()) -> Source:
+    """A source at a tag as it is at a commit: the tag is asked where nobody knows yet, and where the tree is not here.
+
+    Raises:
+        LockedError: the tag is no longer at the commit that it was resolved to.
+        SourceError, UnreachableError: see `commit_of_tag`.
+    """
+    store = Store(cache.store)
+    known = source.digest is not None
+    # What is asked for by its tag is taken whole, so the store calls it by its digest alone.
+    if not source.tag or (known and (offline or store.stored_tree(str(source.digest)) is not None)):
+        return source
+    commit = commit_of_tag(source.repository, source.tag, store, offline=offline, mirrors=mirrors)
+    if known and commit != source.ref:
+        raise moved(source, commit)
+    return at_commit(source, commit, cache)
+
+
+def at_commit(source: Source, commit: str, cache: Cache) -> Source:
+    """A source at a tag that is at `commit`, told and remembered."""
+    if source.ref != commit:
+        console.note(f"{source.name}: tag {source.tag} of {source.repository} is commit {commit}")
+    if remembered(source.repository, source.tag, cache) != commit:
+        remember(source.repository, source.tag, commit, cache)
+    return replace(source, ref=commit, digest=git_digest(source.repository, commit))
+
+
+def asked_again(source: Source, *, cache: Cache, locked: bool, mirrors: Mirrors = ()) -> Source:
+    """A source at a tag that is known already, held against its repository; where that is silent, as it is.
+
+    Args:
+        locked: whether a lock says where the tag is. Otherwise the tag counts, and that it moved is told.
+
+    Raises:
+        LockedError: it moved since it was locked; both commits are named.
+    """
+    try:
+        now = commit_of_tag(source.repository, source.tag, Store(cache.store), offline=False, mirrors=mirrors)
+    except UnreachableError as error:
+        console.note(f"{source.name}: nobody says whether tag {source.tag} moved since ({error.what})")
+        return source
+    if now != source.ref and locked:
+        raise moved(source, now)
+    return at_commit(source, now, cache)
+
+
+def moved(source: Source, now: str) -> LockedError:
+    """The error for a tag that is elsewhere now."""
+    return LockedError(
+        f"the tag {source.tag} of {source.repository} moved",
+        why=f"it was at {source.ref} when it was resolved or locked, and is at {now} now",
+        fix=f"find out why; the commit it was at: --triton {source.ref}; to take the new one: toolchain fetch, then "
+        "toolchain lock, with the same options and without --locked",
+    )
+
+
+def _note(repository: str, tag: str, cache: Cache) -> Path:
+    name = hashlib.sha256(f"{repository}\n{tag}".encode()).hexdigest()[:24]
+    return cache.store / "tags" / f"{name}.json"

@@ -1,0 +1,99 @@
+"""What a tree of Triton says of itself: its version, its commit, its LLVM; and whether that is what was asked for."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from toolchain import process
+from toolchain.catalog.releases import is_commit, newest_patch, pin_files, read_pin
+from toolchain.errors import PinError
+from toolchain.process import CommandError
+from toolchain.settings import Request
+from toolchain.sources.tree import Source
+
+_INIT = "python/triton/__init__.py"
+_SAYS = re.compile(r"""^__version__\s*=\s*["'](\d+\.\d+(?:\.\d+)?)""", re.MULTILINE)
+
+
+def version_in(tree: Path) -> str:
+    """The version that a tree of Triton calls itself; empty where it says none."""
+    try:
+        found = _SAYS.search((tree / _INIT).read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        return ""
+    return found[1] if found else ""
+
+
+def head_of(tree: Path) -> str:
+    """The commit that a checkout stands at; empty where it is none."""
+    if not (tree / ".git").exists():
+        return ""
+    env = {"PATH": os.environ.get("PATH", os.defpath), "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
+    words = ["git", "-c", "safe.directory=*", "-C", os.fspath(tree), "rev-parse", "--verify", "HEAD"]
+    try:
+        said = process.run(words, env=env, capture=True).stdout.strip()
+    except CommandError:
+        return ""
+    return said if is_commit(said) else ""
+
+
+def compare(tree: Path, wanted: str, *, name: str, llvm: bool) -> None:
+    """Insist that a tree is the Triton that `--triton` names beside it.
+
+    Args:
+        wanted: a version or a commit.
+        name: what people call the tree, e.g. `--source triton=PATH`.
+        llvm: whether its LLVM pin counts too; where the user names an LLVM it does not.
+
+    Raises:
+        PinError: it is another one, or nothing in it tells.
+    """
+    said = _told(tree, wanted, llvm=llvm)
+    fix = "leave one of them out; a tree alone is built as it is, with its own LLVM pin"
+    if not said:
+        what = "its commit" if is_commit(wanted) else "its version or its LLVM"
+        raise PinError(f"nothing shows that {name} is Triton {wanted}", why=f"nothing in it tells {what}", fix=fix)
+    for found, expected, what in said:
+        if found != expected:
+            why = f"{what} there is {found}; that of Triton {wanted} is {expected}"
+            raise PinError(f"--triton {wanted} and {name} are two Tritons", why=why, fix=fix)
+
+
+def _told(tree: Path, wanted: str, *, llvm: bool) -> list[tuple[str, str, str]]:
+    """What a tree says, what was wanted, and what that is called."""
+    if is_commit(wanted):
+        head = head_of(tree)
+        return [(head, wanted, "the commit")] if head else []
+    row = newest_patch(wanted)
+    said = [(version, row.version.partition("+")[0], "the version")] if (version := version_in(tree)) else []
+    if llvm and row.llvm and pin_files(tree):
+        said.append((read_pin(tree).commit, row.llvm, "the LLVM"))
+    return said
+
+
+def check_tree(tree: Path, request: Request, llvm: Source) -> None:
+    """Hold a fetched tree against what was asked for and against the LLVM that it will be built on.
+
+    Where neither a checkout nor the user named that LLVM, a row of data did; the tree itself knows better.
+
+    Args:
+        llvm: the source of the LLVM below.
+
+    Raises:
+        PinError: it is another version than the one asked for, or pins another LLVM.
+    """
+    named = request.sources.get("triton", "")
+    if request.triton and named and not is_commit(request.triton):
+        compare(tree, request.triton, name=f"--source triton={named}", llvm="llvm" not in request.sources)
+    if "llvm" in request.sources or llvm.kind != "git" or not pin_files(tree):
+        return
+    pin = read_pin(tree)
+    if pin.commit != llvm.ref:
+        file = Path(pin.origin).relative_to(tree)
+        raise PinError(
+            "this Triton pins another LLVM than the one on record for it",
+            why=f"its {file} says {pin.commit}; on record, and planned, is {llvm.ref}",
+            fix=f"build it on its own pin: --source llvm=https://github.com/{pin.repository}@{pin.commit}",
+        )
