@@ -52,6 +52,10 @@ class Cache:
         """
         return self.root / "locked" / f"{stage}-{base}-{arch}.json"
 
+    def probed(self, digest: str, key: str) -> Path:
+        """What was found in an own base, by its image's digest and what was looked for."""
+        return self.root / "probed" / f"{digest.removeprefix('sha256:')}-{key}.json"
+
     @property
     def engine(self) -> Path:
         """The engine's own storage, apart from the user's."""

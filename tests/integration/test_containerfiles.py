@@ -9,7 +9,6 @@ it does not show that a distribution has the packages.
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.enterprise import enterprise_tree, script, with_programs
 from toolchain import process
 from toolchain.catalog.bases import base_recipe
 from toolchain.recipe import root
@@ -94,35 +94,6 @@ def engine() -> Iterator[Engine]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def with_programs(tree: Path, *programs: str) -> Path:
-    """Copy programs of this machine and the libraries they want to the same places below `tree`."""
-    for program in programs:
-        found = shutil.which(program)
-        if found is None:
-            pytest.skip(f"NO STAND-IN FOR A BASE: {program} is not installed")
-        listed = process.run(["ldd", found], capture=True, check=False).stdout
-        copy(Path(found), tree / "usr/bin" / program)
-        for library in re.findall(r"(?:^|\s)(/\S+)(?= \()", listed):
-            copy(Path(library), tree / library.lstrip("/"))
-    (tree / "bin").mkdir(exist_ok=True)
-    if not (tree / "bin/sh").exists():
-        copy(tree / "usr/bin/sh", tree / "bin/sh")
-    return tree
-
-
-def copy(source: Path, target: Path) -> None:
-    """Copy a file, following links, and make its folder."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copy2(source.resolve(), target)
-
-
-def script(path: Path, body: str) -> None:
-    """An executable shell script."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"#!/bin/sh\n{body}\n", encoding="utf-8")
-    path.chmod(0o755)
-
-
 def files(tree: Path) -> set[str]:
     """Every file below `tree`, by path."""
     return {path.relative_to(tree).as_posix() for path in tree.rglob("*") if path.is_file()}
@@ -145,25 +116,8 @@ def test_recipe_stage_of_a_base_builds_from_nothing(engine: Engine, tmp_path: Pa
 
 @pytest.fixture(scope="module")
 def enterprise(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A stand-in for an Enterprise Linux image: its dnf writes down what it is asked and lays out empty programs."""
-    tree = with_programs(tmp_path_factory.mktemp("el"), "sh", "sed", "sort", "ln", "rm", "mkdir", "cat", "chmod")
-    script(
-        tree / "usr/bin/dnf",
-        'echo "$*" >>/dnf-calls\n'
-        'case "$*" in *" install "*) ;; *) exit 0 ;; esac\n'
-        'make() { mkdir -p "${1%/*}"; echo "#!/bin/sh" >"$1"; chmod 0755 "$1"; }\n'
-        "for word in $*; do case $word in\n"
-        "  gcc-toolset-14-gcc-c++)\n"
-        "    for tool in gcc g++ as ld sudo; do make /opt/rh/gcc-toolset-14/root/usr/bin/$tool; done ;;\n"
-        "  clang) make /usr/bin/clang; make /usr/bin/clang++ ;;\n"
-        "  lld) make /usr/bin/ld.lld ;;\n"
-        "  ninja-build) make /usr/bin/ninja-build ;;\n"
-        "  cmake | git | python3.12) make /usr/bin/$word ;;\n"
-        "esac; done",
-    )
-    script(tree / "usr/bin/rpm", "echo zlib:x86_64=0:1-1,bb\necho bash:x86_64=0:5-1,aa")
-    script(tree / "usr/bin/ldconfig", ":")
-    script(tree / "opt/python/cp312-cp312/bin/python3", ":")
+    """See `tests.enterprise`."""
+    tree = enterprise_tree(tmp_path_factory.mktemp("el"))
     return engine.image("enterprise", tree)
 
 

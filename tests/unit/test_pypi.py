@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import http.server
@@ -18,7 +19,9 @@ import pytest
 
 from toolchain.digest import sha256_file
 from toolchain.errors import DigestError, SourceError, UnreachableError
-from toolchain.sources.pypi import fetch_pypi
+from toolchain.settings import Cache
+from toolchain.sources import pypi, resolve
+from toolchain.sources.pypi import PypiFile, fetch_pypi
 from toolchain.sources.store import Store
 
 WHEEL = "thing_x-1.0-cp313-cp313-manylinux_2_27_x86_64.manylinux_2_28_x86_64.whl"
@@ -101,6 +104,34 @@ def test_wrong_digest(index: Path, tmp_path: Path, name: str) -> None:
 def test_not_there(index: Path, tmp_path: Path, name: str) -> None:
     with pytest.raises(SourceError):
         fetch_pypi("thing-x", "2.0", name, "0" * 64, Store(tmp_path / "store"), offline=False)
+
+
+@pytest.mark.parametrize("name", [WHEEL, SDIST])
+def test_second_address(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """The index gives up the version; the same bytes lie elsewhere, and lastly nowhere."""
+    elsewhere = index / name.replace("1.0", "2.0")
+    (index / name).rename(elsewhere)
+    url = os.environ["PIP_INDEX_URL"].replace("/simple", f"/files/{elsewhere.name}")
+    digest, size = sha256_file(elsewhere), elsewhere.stat().st_size
+    row = PypiFile(project="thing-x", version="2.0", file=elsewhere.name, sha256=digest[7:], size=size, mirrors=(url,))
+    for module in (pypi, resolve):
+        monkeypatch.setattr(module, "known_files", lambda: (row,))
+    for place in ("one", "two"):
+        cache = Cache(tmp_path / place)
+        source = resolve.locate("thing", resolve.parse_source_spec("pypi:thing-x"), cache=cache)
+        if place == "one":
+            got = resolve.fetch_source(source, cache=cache, offline=False)
+            assert got.digest == digest
+            elsewhere.rename(tmp_path / elsewhere.name)
+            continue
+        with pytest.raises(SourceError, match="can be had nowhere") as caught:
+            resolve.fetch_source(source, cache=cache, offline=False)
+        assert f"{size} bytes, SHA-256 {row.sha256}" in caught.value.why
+        assert f"--source thing=PATH/{elsewhere.name}" in caught.value.fix
+        by_path = resolve.parse_source_spec(str(tmp_path / elsewhere.name))
+        brought = resolve.locate("thing", by_path, cache=cache)
+        assert dataclasses.replace(brought, path=None) == source
+        assert resolve.fetch_source(brought, cache=cache, offline=True).digest == digest
 
 
 def test_offline(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
+import re
 import subprocess
 import tarfile
 from pathlib import Path
@@ -14,14 +15,17 @@ import pytest
 from tests.at_once import failures
 from toolchain import settings
 from toolchain.digest import sha256_file
-from toolchain.errors import DigestError, SourceError, UnreachableError
+from toolchain.errors import DigestError, SourceError, UnreachableError, UnsupportedError
 from toolchain.settings import Cache
-from toolchain.sources import distro
+from toolchain.sources import distro, pypi, resolve
 from toolchain.sources.distro import Package, known_packages
 from toolchain.sources.pypi import PypiFile, known_files
 from toolchain.sources.resolve import fetch_source, locate, parse_source_spec
 from toolchain.sources.store import Store
 from toolchain.sources.tree import tree_digest
+from toolchain.stages.llvm import llvm_pin
+from toolchain.stages.triton_source import from_source
+from toolchain.stages.triton_wheel import wheel_source
 
 SHA = "0123456789abcdef0123456789abcdef01234567"
 HEX = hashlib.sha256(b"").hexdigest()
@@ -120,6 +124,32 @@ def test_data() -> None:
         assert row.size > 0
         assert row.version in row.file
         assert row.license
+        assert row.mirrors, f"{row.file}: no second address"
+        assert all(url.startswith("https://") for url in row.mirrors)
+    for row in known_files():
+        assert all(
+            re.fullmatch(
+                rf"https://[a-z.]+/packages/[0-9a-f]{{2}}/[0-9a-f]{{2}}/[0-9a-f]{{60}}/{re.escape(row.file)}", url
+            )
+            for url in row.mirrors
+        )
+
+
+def test_a_wheel_that_lies_here_is_that_of_the_index_or_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheel = tmp_path / "triton-9-cp313-cp313-linux_x86_64.whl"
+    wheel.write_bytes(b"wheel")
+    request = settings.Request(cache=Cache(tmp_path / "cache"), sources={"triton": str(wheel)})
+    assert not from_source(request), "a wheel is no source tree"
+    with pytest.raises(UnsupportedError, match="is no wheel of the Python index"):
+        wheel_source(request)
+    row = dataclasses.replace(known_files()[1], sha256=hashlib.sha256(b"wheel").hexdigest())
+    for module in (pypi, resolve):
+        monkeypatch.setattr(module, "known_files", lambda: (row,))
+    named = wheel_source(dataclasses.replace(request, sources={}))
+    assert dataclasses.replace(wheel_source(request), path=None) == named
+    assert llvm_pin(request) == llvm_pin(dataclasses.replace(request, sources={"triton": "pypi:triton"}))
 
 
 def test_local_checkout(checkout: Path, cache: Cache) -> None:

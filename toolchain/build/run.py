@@ -224,6 +224,7 @@ def _ready(request: Request, rows: Sequence[PlanRow]) -> None:
         ConfigError: the cache folder cannot be written to.
         ResourceError: too little disk for one of the stages.
         EngineError: no engine, or none that works here; or no emulator to prove another machine's LLVM with.
+        UnsupportedError: an own base that lacks what the stages need.
     """
     to_build = [row.planned for row in rows if row.built is None]
     if not to_build:
@@ -248,6 +249,10 @@ def _ready(request: Request, rows: Sequence[PlanRow]) -> None:
         from toolchain.engine.storage import Storage  # noqa: PLC0415
 
         probe(Storage(request.cache))
+        if request.base.startswith("oci:"):
+            from toolchain.stages import own_base as ownbase  # noqa: PLC0415 - most bases are recipes
+
+            ownbase.check(request, to_build)
 
 
 def _allowed(request: Request, planned: Planned, built: Built | None) -> None:

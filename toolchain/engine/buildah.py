@@ -16,7 +16,8 @@ from pathlib import Path
 from toolchain import process
 from toolchain.engine import isolation as isolating
 from toolchain.engine import relay
-from toolchain.engine.storage import Storage, discard, mount_names, remove_tree, single_layout
+from toolchain.engine.single import single_layout
+from toolchain.engine.storage import Storage, discard, mount_names, remove_tree
 from toolchain.errors import BuildError, EngineError
 from toolchain.process import Result
 from toolchain.recipe import Mount, Recipe

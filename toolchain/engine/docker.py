@@ -17,7 +17,8 @@ from python_on_whales import DockerClient
 from python_on_whales.exceptions import DockerException
 
 from toolchain import process
-from toolchain.engine.storage import process_identity, single_layout
+from toolchain.engine.single import single_layout
+from toolchain.engine.storage import process_identity
 from toolchain.errors import EngineError
 from toolchain.process import CommandError, Result
 from toolchain.recipe import Mount

@@ -16,7 +16,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -348,34 +348,3 @@ def sweep_discarded(path: Path) -> None:
     """Remove what an earlier `discard` of this path left."""
     for left in path.parent.glob(f".{glob.escape(path.name)}.*{DELETED}"):
         remove_tree(left)
-
-
-def single_layout(layout: Path, digest: str, into: Path) -> Path:
-    """A layout of one entry with the tag `image`, on the blobs of `layout`; programs address manifests by tag only.
-
-    Args:
-        layout: an OCI layout that holds the manifest.
-        digest: `sha256:…` of the manifest.
-        into: folder to make it in.
-
-    Raises:
-        EngineError: the layout has no such manifest.
-    """
-    blob = layout.absolute() / "blobs" / digest.replace(":", "/")
-    try:
-        content = blob.read_bytes()
-    except OSError as error:
-        raise EngineError(f"{layout} has no image {digest}", why=str(error.strerror), fix="build it again") from error
-    entry: dict[str, object] = {
-        "mediaType": json.loads(content).get("mediaType", "application/vnd.oci.image.manifest.v1+json"),
-        "digest": digest,
-        "size": len(content),
-        "annotations": {"org.opencontainers.image.ref.name": "image"},
-    }
-    single = into / f"layout-{into.name}"
-    single.mkdir()
-    (single / "blobs").symlink_to(layout.absolute() / "blobs", target_is_directory=True)
-    (single / "oci-layout").write_text('{"imageLayoutVersion":"1.0.0"}', encoding="ascii")
-    index: Mapping[str, object] = {"schemaVersion": 2, "manifests": [entry]}
-    (single / "index.json").write_text(json.dumps(index), encoding="ascii")
-    return single

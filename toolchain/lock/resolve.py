@@ -21,7 +21,7 @@ from toolchain.oci.layer import compressor_id
 from toolchain.settings import EPOCH, FORMAT, Cache, Request
 from toolchain.sources.distro import known_package
 from toolchain.sources.pypi import pypi_row
-from toolchain.sources.resolve import fetch_source, part_of
+from toolchain.sources.resolve import fetch_source, parse_source_spec, part_of
 from toolchain.sources.store import Store
 from toolchain.sources.tree import Source
 from toolchain.stages.base import BaseStage, base_label, read_packages, recipe_digest
@@ -287,12 +287,15 @@ def _package(row: Any) -> LockedPackage:
     return LockedPackage(name=found[1], arch=found[2], version=found[3].removeprefix("0:"), header=found[4])
 
 
+def _asked_source(text: str, source: Source | None) -> str:
+    if source is None or parse_source_spec(text).kind != "local":
+        return text
+    return "PATH" if source.kind == "local" else source.ref  # a file that the data knows is what it is called there
+
+
 def _request(request: Request, goal: str, sources: Mapping[str, Source]) -> dict[str, Any]:
     """What was asked for, by the names of the options; paths of this machine stay out of it."""
-    named = {
-        name: "PATH" if name in sources and sources[name].kind == "local" else text
-        for name, text in sorted(request.sources.items())
-    }
+    named = {name: _asked_source(text, sources.get(name)) for name, text in sorted(request.sources.items())}
     asked = {
         "stage": goal,
         "base": "oci:DIR" if request.base.startswith("oci:") else request.base,

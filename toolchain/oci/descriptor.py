@@ -20,6 +20,16 @@ DOCKER_INDEX = "application/vnd.docker.distribution.manifest.list.v2+json"
 DOCKER_MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 DOCKER_LAYER_GZIP = "application/vnd.docker.image.rootfs.diff.tar.gzip"
 DOCKER_LAYER = "application/vnd.docker.image.rootfs.diff.tar"
+DOCKER_CONFIG = "application/vnd.docker.container.image.v1+json"
+
+# Docker's older names of the same things.
+AS_OCI = {
+    DOCKER_INDEX: INDEX,
+    DOCKER_MANIFEST: MANIFEST,
+    DOCKER_CONFIG: CONFIG,
+    DOCKER_LAYER_GZIP: LAYER_GZIP,
+    DOCKER_LAYER: LAYER,
+}
 
 INDEXES = frozenset({INDEX, DOCKER_INDEX})
 IMAGES = frozenset({MANIFEST, DOCKER_MANIFEST})

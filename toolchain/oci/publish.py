@@ -14,7 +14,7 @@ from toolchain.oci.layout import Layout, children_of, parse_object
 from toolchain.oci.reference import LayoutRef, RegistryRef, Target
 from toolchain.oci.registry import Registry
 
-__all__ = ["Published", "fetch_image", "publish", "verify_layout"]
+__all__ = ["Published", "fetch_image", "find_image", "publish", "verify_layout"]
 
 
 @dataclass(frozen=True)
@@ -196,12 +196,24 @@ def fetch_image(
     if isinstance(ref, LayoutRef):
         return _from_layout(ref, layout, platform)
     with _connection(ref, registry) as connection:
-        top, content = connection.get_manifest(ref.repository, ref.digest or ref.tag or "latest")
-        if platform is not None and top.media_type in media.INDEXES:
-            top = _choose(children_of(parse_object(content, top.digest), top), platform, str(ref))
-            content = connection.get_manifest(ref.repository, top.digest)[1]
+        top, content = find_image(ref, connection, platform)
         _pull(connection, ref.repository, top, content, layout)
     return top
+
+
+def find_image(ref: RegistryRef, registry: Registry, platform: Platform | None) -> tuple[Descriptor, bytes]:
+    """The image or index at `ref`, or of an index its one image for `platform`, with its bytes; nothing is stored.
+
+    Raises:
+        RegistryError: there is none.
+        DigestError: other bytes came.
+        UnreachableError: no answer.
+    """
+    top, content = registry.get_manifest(ref.repository, ref.digest or ref.tag or "latest")
+    if platform is not None and top.media_type in media.INDEXES:
+        top = _choose(children_of(parse_object(content, top.digest), top), platform, str(ref))
+        content = registry.get_manifest(ref.repository, top.digest)[1]
+    return top, content
 
 
 def _pull(

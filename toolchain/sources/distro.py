@@ -20,6 +20,7 @@ from toolchain.locks import held
 from toolchain.process import CommandError
 from toolchain.settings import Cache
 from toolchain.sources.archive import fetch_archive
+from toolchain.sources.elsewhere import Wanted, first_or_elsewhere
 from toolchain.sources.mirrors import Mirror, apt_mirrors, groups, stanzas
 from toolchain.sources.network import network_environment, refuse_offline
 from toolchain.sources.store import Store
@@ -45,6 +46,7 @@ class Package:
     size: int
     license: str = ""
     suites: tuple[str, ...] = ()
+    mirrors: tuple[str, ...] = ()
     package_version: str = ""
     brought: bool = False
 
@@ -54,7 +56,8 @@ def known_packages() -> tuple[Package, ...]:
     """The rows of data/distro.toml; the first of a name is its default version."""
     path = Path(__file__).resolve().parent.parent / "data" / "distro.toml"
     rows = tomllib.loads(path.read_text(encoding="utf-8"))["package"]
-    return tuple(Package(**{**row, "suites": tuple(row["suites"])}) for row in rows)
+    lists = ("suites", "mirrors")
+    return tuple(Package(**{**row, **{name: tuple(row.get(name, ())) for name in lists}}) for row in rows)
 
 
 def _row(name: str, version: str) -> Package | None:
@@ -88,29 +91,44 @@ def known_distro(name: str, package: str, version: str, *, cache: Cache) -> Sour
 
 
 def fetch_distro(source: Source, store: Store, *, cache: Cache, offline: bool) -> tuple[Source, Path]:
-    """The upstream tarball of a source package, in the store.
+    """The upstream tarball of a source package, in the store: by apt, else from the data's second address.
 
     Returns:
         The source, with its version and digest where the index told them, and the file.
 
     Raises:
         DigestError: the index or the file does not agree with the digest that is known.
-        SourceError: no such package or version.
-        UnreachableError: the mirror does not answer, or `offline` and not in the store.
+        SourceError: no such package or version, and no second address that has the file.
+        UnreachableError: who was asked does not answer, or `offline` and not in the store.
     """
     package, _, version = source.ref.removeprefix("distro:").partition("=")
     known = known_package(package, version, cache)
     unproved = known is not None and known.brought and not offline
     if source.digest is not None and not unproved and (there := store.file(source.digest, verify=True)) is not None:
         return source, there
+    row = _row(package, version)
+    if row is None:
+        found, path = _by_apt(package, version, source, cache, offline=offline)
+        return replace(source, ref=f"distro:{package}={found.version}", digest=f"sha256:{found.sha256}"), path
+    wanted = Wanted(
+        source=source.name, file=row.file, sha256=row.sha256, size=row.size, first="apt", mirrors=row.mirrors
+    )
+    path = first_or_elsewhere(
+        lambda: _by_apt(package, row.version, source, cache, offline=offline)[1], wanted, store, offline=offline
+    )
+    return replace(source, ref=f"distro:{package}={row.version}", digest=f"sha256:{row.sha256}"), path
+
+
+def _by_apt(package: str, version: str, source: Source, cache: Cache, *, offline: bool) -> tuple[Package, Path]:
+    """What the signed index names, and its file."""
     refuse_offline(source.ref, offline=offline)
     row = _row(package, version)
+    suites = row.suites if row is not None else ("security", "main", "sid")
     with held(cache.locks / "apt.lock", what="reading the distribution's source index"):
-        found, path = _Apt(cache.root / "apt").fetch(
-            package, version, source.digest, row.suites if row is not None else ("security", "main", "sid"), store
-        )
+        apt = _Apt(cache.root / "apt")
+        found, path = apt.fetch(package, version, source.digest, suites, Store(cache.store))
     note(found, cache)
-    return replace(source, ref=f"distro:{package}={found.version}", digest=f"sha256:{found.sha256}"), path
+    return found, path
 
 
 def _notes(package: str, cache: Cache) -> Path:

@@ -38,13 +38,15 @@ class PypiFile:
     sha256: str
     size: int
     license: str = ""
+    mirrors: tuple[str, ...] = ()
 
 
 @memoize
 def known_files() -> tuple[PypiFile, ...]:
     """The rows of data/pypi.toml; the first of a project is its default version."""
     path = Path(__file__).resolve().parent.parent / "data" / "pypi.toml"
-    return tuple(PypiFile(**row) for row in tomllib.loads(path.read_text(encoding="utf-8"))["file"])
+    rows = tomllib.loads(path.read_text(encoding="utf-8"))["file"]
+    return tuple(PypiFile(**{**row, "mirrors": tuple(row.get("mirrors", ()))}) for row in rows)
 
 
 def pypi_row(project: str, version: str) -> PypiFile:

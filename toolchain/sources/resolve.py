@@ -18,16 +18,17 @@ from toolchain.errors import DigestError, SourceError
 from toolchain.locks import held, in_use
 from toolchain.settings import Cache
 from toolchain.sources.archive import check_sha256, fetch_archive
-from toolchain.sources.distro import PACKAGE, VERSION, fetch_distro, known_distro
+from toolchain.sources.distro import PACKAGE, VERSION, fetch_distro, known_distro, known_packages
+from toolchain.sources.elsewhere import Wanted, first_or_elsewhere
 from toolchain.sources.git import fetch_git, git_digest
 from toolchain.sources.network import check_http_url, refuse_credentials, without_query
 from toolchain.sources.patch import apply_patches, copy_tree
-from toolchain.sources.pypi import PROJECT, fetch_pypi, known_pypi, pypi_row
+from toolchain.sources.pypi import PROJECT, fetch_pypi, known_files, known_pypi, pypi_row
 from toolchain.sources.store import Store
 from toolchain.sources.tree import Kind, Source, check_links, require, tree_digest
 from toolchain.sources.unpack import unpack_tar
 
-__all__ = ["SourceSpec", "fetch_source", "locate", "parse_source_spec", "require"]
+__all__ = ["SourceSpec", "fetch_source", "locate", "of_index", "parse_source_spec", "require"]
 
 _TAR = re.compile(r"\.(tar(\.(gz|xz|bz2|zst))?|tgz|txz|tbz2|tzst)$")
 _FORMS = "PATH, URL@COMMIT, URL#sha256=DIGEST, distro:PACKAGE[=VERSION] or pypi:PROJECT[==VERSION]"
@@ -81,6 +82,11 @@ def parse_source_spec(text: str) -> SourceSpec:
     return SourceSpec(kind="local", where=text)
 
 
+def of_index(text: str) -> bool:
+    """Whether these words name a file of the Python index, by name or as a wheel that lies here."""
+    return text.startswith("pypi:") or (text.endswith(".whl") and "://" not in text)
+
+
 def _parse_url(text: str) -> SourceSpec:
     refuse_credentials(text)
     url, mark, digest = text.rpartition("#sha256=")
@@ -101,7 +107,8 @@ def _parse_url(text: str) -> SourceSpec:
 def locate(name: str, spec: SourceSpec, *, cache: Cache, offline: bool = False) -> Source:  # noqa: ARG001 - no network either way
     """The source as far as it is known without a network; what `plan` shows.
 
-    A local checkout is hashed (a second time from a stat cache). The digest is None when only a fetch can tell it.
+    A local checkout is hashed (a second time from a stat cache). A file that the data knows by its digest is
+    that source of the distribution or index. The digest is None when only a fetch can tell it.
 
     Raises:
         SourceError: a path that is not there, or a project that only the data could name.
@@ -149,6 +156,8 @@ def _locate_local(name: str, spec: SourceSpec, cache: Cache) -> Source:
     path = Path(spec.where).expanduser().absolute()
     if path.is_file():
         digest = sha256_file(path)
+        if (known := _known_file(name, digest, cache)) is not None:
+            return replace(known, path=path)
     elif path.is_dir():
         digest = tree_digest(path, _stat_cache(path, cache))
     else:
@@ -157,6 +166,18 @@ def _locate_local(name: str, spec: SourceSpec, cache: Cache) -> Source:
         name=name, kind="local", ref=f"local:{_shown(path.name)}", repository="local", digest=digest, path=path,
         locked=False,
     )  # fmt: skip
+
+
+def _known_file(name: str, digest: str, cache: Cache) -> Source | None:
+    """The source of the distribution or index that has these very bytes: what counts is not how they came."""
+    plain = digest.removeprefix("sha256:")
+    for package in known_packages():
+        if package.sha256 == plain:
+            return known_distro(name, package.name, package.version, cache=cache)
+    for row in known_files():
+        if row.sha256 == plain:
+            return known_pypi(name, row.project, row.version)
+    return None
 
 
 def _shown(name: str) -> str:
@@ -206,6 +227,8 @@ def fetch_source(
 def _fetched(source: Source, cache: Cache, offline: bool, patches: Sequence[Path], how: _How) -> Source:
     store = Store(cache.store)
     path: Path
+    if source.kind in {"distro", "pypi"} and source.path is not None and source.path.is_file():
+        _keep(source.path, str(source.digest), store, cache)
     match source.kind:
         case "local":
             path = _fetch_local(source, store, cache, how)
@@ -219,15 +242,28 @@ def _fetched(source: Source, cache: Cache, offline: bool, patches: Sequence[Path
             source, file = fetch_distro(source, store, cache=cache, offline=offline)
             path = _tree_of(file, str(source.digest), store, how)
         case "pypi":
-            project, _, version = source.ref.removeprefix("pypi:").partition("==")
-            row = pypi_row(project, version)
-            file = fetch_pypi(project, version, row.file, row.sha256, store, offline=offline)
+            file = _fetch_row(source, store, offline=offline)
             path = _tree_of(file, str(source.digest), store, how)
         case _:
             assert_never(source.kind)
     if patches:
         path = _patched(source, path, patches, store, how)
     return replace(source, path=path)
+
+
+def _fetch_row(source: Source, store: Store, *, offline: bool) -> Path:
+    """A file of the Python index, from there or from the data's second address."""
+    project, _, version = source.ref.removeprefix("pypi:").partition("==")
+    row = pypi_row(project, version)
+    wanted = Wanted(
+        source=source.name, file=row.file, sha256=row.sha256, size=row.size, first="the index", mirrors=row.mirrors
+    )
+    return first_or_elsewhere(
+        lambda: fetch_pypi(project, version, row.file, row.sha256, store, offline=offline),
+        wanted,
+        store,
+        offline=offline,
+    )
 
 
 @dataclass(frozen=True)
@@ -252,15 +288,7 @@ def _fetch_local(source: Source, store: Store, cache: Cache, how: _How) -> Path:
         raise SourceError(f"the source {source.name} has no path", fix="give --source NAME=PATH")
     top, digest = source.path, source.digest
     if top.is_file():
-        if (there := store.file(digest, verify=True)) is not None:
-            return _tree_of(there, digest, store, how)
-        store.partial.mkdir(parents=True, exist_ok=True)
-        plain = digest.removeprefix("sha256:")
-        copy = store.partial / f"local-{plain}"
-        with held(cache.locks / f"local-{plain}.lock", what=f"storing {top.name}"):
-            copy_tree(top.resolve(), copy)
-            file = store.add_file(copy, digest, name=top.name)
-        return _tree_of(file, digest, store, how)
+        return _tree_of(_keep(top, digest, store, cache), digest, store, how)
 
     def unpack(dest: Path) -> None:
         for entry in sorted(top.iterdir()):
@@ -280,6 +308,18 @@ def _fetch_local(source: Source, store: Store, cache: Cache, how: _How) -> Path:
             fix=f"remove {path}",
         )
     return path
+
+
+def _keep(file: Path, digest: str, store: Store, cache: Cache) -> Path:
+    """A copy of a user's file in the store."""
+    if (there := store.file(digest, verify=True)) is not None:
+        return there
+    store.partial.mkdir(parents=True, exist_ok=True)
+    plain = digest.removeprefix("sha256:")
+    copy = store.partial / f"local-{plain}"
+    with held(cache.locks / f"local-{plain}.lock", what=f"storing {file.name}"):
+        copy_tree(file.resolve(), copy)
+        return store.add_file(copy, digest, name=file.name)
 
 
 def _patched(source: Source, path: Path, patches: Sequence[Path], store: Store, how: _How) -> Path:

@@ -23,6 +23,7 @@ from toolchain.process import CommandError
 from toolchain.recipe import Recipe
 from toolchain.settings import EPOCH, Request
 from toolchain.stages.stage import Built, Planned, Shop, common_inputs
+from toolchain.stages.start import pull_start
 
 # Runs inside the new root before its package lists go: name, version, architecture, SHA-256 of all that is installed.
 _LIST_PACKAGES = (
@@ -224,11 +225,16 @@ def run_mmdebstrap(
 
 
 def _from_containerfile(stage: BaseStage, planned: Planned, recipe: BaseRecipe, shop: Shop) -> Built:
-    """A base whose distribution brings its own image; it is pinned by digest and needs its registry."""
+    """A base whose distribution brings its own image: it is pulled by digest, then packages come by the network."""
     if shop.request.offline:
-        raise UnreachableError(f"base {recipe.name} needs its registry and --offline forbids that")
+        raise UnreachableError(
+            f"base {recipe.name} is not in the cache and --offline forbids to make it",
+            why=f"it starts from {recipe.image} and installs packages",
+            fix="run this once with a network, or import a bundle",
+        )
+    start = pull_start(recipe, shop)
     tree = shop.build(
-        Recipe(name=f"base-{recipe.name}", containerfile=recipe.containerfile, base=recipe.image, network=True)
+        Recipe(name=f"base-{recipe.name}", containerfile=recipe.containerfile, base=shop.image(start), network=True)
     )
     listing = tree / "toolchain-packages"
     lock = {"recipe": recipe_digest(recipe), "packages": sorted(listing.read_text().split())}
@@ -238,7 +244,8 @@ def _from_containerfile(stage: BaseStage, planned: Planned, recipe: BaseRecipe, 
         image=planned.image,
         inputs={**common_inputs(stage.name, shop.request), "base": recipe.name, "packages": sha256_json(lock)},
     )
-    built = shop.finish(resolved, tree=tree, facts={"packages": len(lock["packages"])}, normalise=False, compress=False)
+    facts = {"packages": len(lock["packages"]), "start": {"image": recipe.image, "manifest": start.manifest}}
+    built = shop.finish(resolved, tree=tree, facts=facts, normalise=False, compress=False)
     write_packages(shop.cache.package_list("base", recipe.name, recipe.arch), lock)
     return built
 

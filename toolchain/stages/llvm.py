@@ -16,7 +16,7 @@ from toolchain.digest import sha256_json
 from toolchain.errors import PinError, PolicyError, UnsupportedError
 from toolchain.recipe import Recipe, digests
 from toolchain.settings import Request
-from toolchain.sources.resolve import locate, parse_source_spec, parts, require
+from toolchain.sources.resolve import locate, of_index, parse_source_spec, parts, require
 from toolchain.sources.tree import Source
 from toolchain.stages.base import base_label
 from toolchain.stages.llvm_subset import TABLEGEN, Part, part_of
@@ -209,7 +209,7 @@ def llvm_pin(request: Request) -> LlvmPin:
     if request.aotriton:
         return aotriton_release(request.aotriton).pin
     named = request.sources.get("triton", "")
-    if request.triton or not named or named.startswith("pypi:"):
+    if request.triton or not named or of_index(named):
         return triton_release(request.triton or DEFAULT_TRITON).pin
     spec = parse_source_spec(named)
     if spec.kind == "git":
@@ -234,7 +234,7 @@ def local_triton(request: Request) -> Path | None:
     named = request.sources.get("triton", "")
     if named.startswith("stored:"):
         return locate("triton", parse_source_spec(named), cache=request.cache).path
-    if not named or "://" in named or named.startswith("pypi:"):
+    if not named or "://" in named or of_index(named):
         return None
     folder = Path(named).expanduser()
     return folder if folder.is_dir() else None

@@ -21,7 +21,7 @@ from toolchain.oci.layer_files import layer_files
 from toolchain.oci.layout import Layout
 from toolchain.recipe import Mount, Recipe, digests
 from toolchain.settings import Request
-from toolchain.sources.resolve import locate, parse_source_spec, require
+from toolchain.sources.resolve import locate, of_index, parse_source_spec, require
 from toolchain.sources.store import Store
 from toolchain.sources.tree import Source
 from toolchain.stages.base import base_label
@@ -186,7 +186,7 @@ def from_source(request: Request) -> bool:
     """Whether the request asks for Triton from source: a source that is none of the index, or a commit to fetch."""
     named = request.sources.get("triton")
     if named is not None:
-        return not named.startswith("pypi:")
+        return not of_index(named)
     return bool(request.aotriton or _COMMIT.fullmatch(request.triton or ""))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from toolchain.errors import ConfigError, HostileInputError, UnsupportedError
 from toolchain.settings import Request
-from toolchain.sources.resolve import locate, parse_source_spec
+from toolchain.sources.resolve import locate, of_index, parse_source_spec
 from toolchain.sources.tree import Source
 from toolchain.stages.base import base_label
 from toolchain.stages.stage import Built, Planned, Shop, common_inputs, source_inputs
@@ -69,13 +69,15 @@ class TritonWheelStage:
 
 def wheel_source(request: Request) -> Source:
     """The pinned wheel, without any network."""
-    spec = parse_source_spec(request.sources.get("triton", "pypi:triton"))
-    if spec.kind != "pypi":
+    text = request.sources.get("triton", "pypi:triton")
+    source = locate("triton", parse_source_spec(text), cache=request.cache, offline=request.offline)
+    if source.kind != "pypi":
         raise UnsupportedError(
-            f"--source triton={request.sources['triton']} is no wheel of the Python index",
+            f"--source triton={text} is no wheel of the Python index",
+            why="its digest is none of data/pypi.toml" if of_index(text) else "",
             fix="leave it out, or give --source triton=pypi:triton==VERSION",
         )
-    return locate("triton", spec, cache=request.cache, offline=request.offline)
+    return source
 
 
 def unzip(wheel: Path, into: Path) -> None:

@@ -1,0 +1,103 @@
+"""An own base: what it lacks is told by name before anything is built, and asked of an image once."""
+
+from __future__ import annotations
+
+import tarfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from toolchain.build import run as pipeline
+from toolchain.digest import sha256_bytes
+from toolchain.engine.buildah import Buildah
+from toolchain.errors import UnsupportedError
+from toolchain.oci.image import ImageSpec, LayerBlob, read_layers, write_image
+from toolchain.oci.layout import Layout
+from toolchain.settings import EPOCH, Cache, Request
+from toolchain.stages import own_base as ownbase
+from toolchain.stages.stage import Planned
+
+pytestmark = pytest.mark.engine
+Based = tuple[Buildah, str]
+
+
+def without(layout: Layout, manifest: str, work: Path, *paths: str) -> str:
+    """The base with one more layer, which takes files away; the manifest's digest."""
+    raw = work / "whiteouts.tar"
+    with tarfile.open(raw, "w") as tar:
+        for path in paths:
+            tar.addfile(tarfile.TarInfo(str(Path(path).with_name(f".wh.{Path(path).name}"))))
+    top = LayerBlob(layout.put_file(raw), sha256_bytes(raw.read_bytes()))
+    lower = read_layers(layout, layout.resolve(manifest))
+    return write_image(layout, ImageSpec(arch="amd64", layers=(*lower, top), epoch=EPOCH)).digest
+
+
+@pytest.fixture
+def own(base: Based, base_layout: tuple[Cache | None, Path, str], tmp_path: Path) -> Iterator[tuple[Layout, str]]:
+    """A layout of the test's own on the base's blobs, and the base's manifest."""
+    _, there, manifest = base_layout
+    layout = Layout(tmp_path / "own base").ensure()
+    source = Layout(there)
+    for part in source.walk(source.resolve(manifest)):
+        (layout.root / "blobs" / part.digest.replace(":", "/")).symlink_to(source.blob(part.digest).resolve())
+    yield layout, manifest
+    # The cache may be the user's own.
+    for entry in base[0].cache.probed("", "x").parent.glob("*.json"):
+        if layout.has(f"sha256:{entry.name[:64]}"):
+            entry.unlink()
+    for digest in (path.name for path in (layout.root / "blobs/sha256").iterdir() if not path.is_symlink()):
+        base[0].forget_image(f"localhost/toolchain/toolchain-base-local-{digest[:8]}:{digest[:12]}")
+
+
+def stages(*names: str, wheel: bool = False) -> list[Planned]:
+    binaries = ("triton-wheel",) if wheel else ()
+    return [Planned(name=name, image=name, inputs=None, engine=True, binaries=binaries) for name in names]
+
+
+def asked(base: Based, layout: Layout, manifest: str) -> Request:
+    return Request(cache=base[0].cache, base=f"oci:{layout.root}@{manifest}")
+
+
+def test_a_base_that_has_everything(base: Based, own: tuple[Layout, str]) -> None:
+    layout, manifest = own
+    ownbase.check(asked(base, layout, manifest), stages("llvm", "triton", "aotriton", "kernels", wheel=True))
+
+
+def test_what_a_base_lacks_is_told_at_once_and_asked_once(
+    base: Based, own: tuple[Layout, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout, manifest = own
+    checkout = tmp_path / "llvm"
+    for project in ("llvm", "mlir", "lld", "clang"):
+        (checkout / project).mkdir(parents=True)
+        (checkout / project / "CMakeLists.txt").write_text("")
+    lame = without(layout, manifest, tmp_path, "usr/bin/ninja", "usr/include/python3.13/Python.h")
+    request = replace(
+        asked(base, layout, lame), sources={"llvm": str(checkout)}, triton="3.7.1", only="tablegen", pythons=("3.12",)
+    )
+    with pytest.raises(UnsupportedError) as caught:
+        pipeline.build(request, "llvm")
+    assert caught.value.what == f"the base {request.base} lacks: Ninja"
+    assert "Ninja: not found (for llvm: " in caught.value.why
+    assert caught.value.fix == "on Debian and Ubuntu: apt-get install ninja-build\nwhat a base must hold: docs/bases.md"
+    assert not [one for one in pipeline.records(request.cache) if f"-local-{lame[7:15]}" in one["image"]]
+    # Nobody is asked again, whatever is built.
+    monkeypatch.setattr(Buildah, "run", None)
+    monkeypatch.setattr(Buildah, "ensure_image", None)
+    with pytest.raises(UnsupportedError) as again:
+        ownbase.check(request, stages("llvm", "triton"))
+    assert again.value.what.endswith("lacks: Ninja, Python headers (Python.h), Python 3.12, Python 3.12 headers")
+    ownbase.check(request, stages("base"))
+
+
+def test_a_base_without_a_shell(base: Based, own: tuple[Layout, str], tmp_path: Path) -> None:
+    layout, _ = own
+    raw = tmp_path / "layer.tar"
+    with tarfile.open(raw, "w") as tar:
+        tar.addfile(tarfile.TarInfo("file"))
+    top = LayerBlob(layout.put_file(raw), sha256_bytes(raw.read_bytes()))
+    empty = write_image(layout, ImageSpec(arch="amd64", layers=(top,), epoch=EPOCH)).digest
+    with pytest.raises(UnsupportedError, match="does not run a shell"):
+        ownbase.check(asked(base, layout, empty), stages("llvm"))

@@ -1,0 +1,212 @@
+"""What outlives the distribution's mirror: the same bytes from a second address, or by hand.
+
+The mirror is a signed archive in a folder, read by the real apt; the second address is a server on loopback.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import http.server
+import io
+import shutil
+import subprocess
+import tarfile
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from toolchain.digest import sha256_bytes, sha256_file
+from toolchain.errors import DigestError, SourceError, UnreachableError
+from toolchain.lock import resolve as locking
+from toolchain.settings import Cache, Request
+from toolchain.sources import archive, distro, resolve
+from toolchain.sources import network as reach
+from toolchain.sources.distro import Package
+from toolchain.sources.mirrors import Mirror
+from toolchain.sources.resolve import fetch_source, locate, parse_source_spec
+from toolchain.stages.llvm import LlvmStage
+from toolchain.stages.stage import Planned
+
+FILE = "thing_1.0.orig.tar.xz"
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    """Serves a folder."""
+
+    def log_message(self, *_args: object) -> None:
+        return
+
+
+@dataclass(frozen=True)
+class World:
+    """The two places that have the file, and our data's row of it."""
+
+    pool: Path
+    second: Path
+    row: Package
+    cache: Cache
+    index: Path
+
+    def fetch(self, *, offline: bool = False) -> Path:
+        source = locate("llvm", parse_source_spec("distro:thing"), cache=self.cache)
+        got = fetch_source(source, cache=self.cache, offline=offline)
+        assert got.path is not None
+        assert got.digest == f"sha256:{self.row.sha256}"
+        return got.path / "llvm" / "CMakeLists.txt"
+
+    def forget(self) -> None:
+        """The distribution moves on: neither its index nor its pool has the version."""
+        stanza = self.index.read_text().replace("1.0", "2.0")
+        write_index(self.index, stanza)
+        (self.pool / FILE).unlink(missing_ok=True)
+
+
+def write_index(sources: Path, stanza: str) -> None:
+    """A Sources index and a signed Release that names it."""
+    sources.write_text(stanza)
+    dist = sources.parents[2]
+    row = f" {sha256_file(sources).removeprefix('sha256:')} {sources.stat().st_size} main/source/Sources"
+    (dist / "Release").write_text(
+        f"Origin: Debian\nSuite: stable\nCodename: stable\nComponents: main\nSHA256:\n{row}\n"
+    )
+    home = dist.parents[1] / "gnupg"
+    (dist / "InRelease").unlink(missing_ok=True)
+    sign = ["--clearsign", "--output", str(dist / "InRelease"), str(dist / "Release")]
+    subprocess.run(["gpg", "--homedir", str(home), "--batch", *sign], check=True, capture_output=True)
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    for program in ("apt-get", "gpg", "dpkg"):
+        if shutil.which(program) is None:
+            pytest.skip(f"{program} is not installed: the second address of a source package is NOT tested")
+    archive_root = tmp_path / "archive"
+    dist, pool, second = archive_root / "dists/stable", archive_root / "pool", tmp_path / "second"
+    for folder in (dist / "main/source", pool, second / "file", archive_root / "gnupg"):
+        folder.mkdir(parents=True)
+    (archive_root / "gnupg").chmod(0o700)
+    gpg = ["gpg", "--homedir", str(archive_root / "gnupg"), "--batch", "--passphrase", "", "--yes"]
+    subprocess.run([*gpg, "--quick-gen-key", "test", "ed25519"], check=True, capture_output=True)
+    key = tmp_path / "archive.gpg"
+    subprocess.run([*gpg, "--output", str(key), "--export"], check=True, capture_output=True)
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w:xz") as tar:
+        for name in ("llvm", "mlir", "lld", "clang"):
+            member = tarfile.TarInfo(f"thing-1.0/{name}/CMakeLists.txt")
+            member.size = 2
+            tar.addfile(member, io.BytesIO(b"x\n"))
+    data = content.getvalue()
+    sha1 = hashlib.sha1(data, usedforsecurity=False).hexdigest()
+    (pool / FILE).write_bytes(data)
+    (second / "file" / sha1).write_bytes(data)
+    sha256 = sha256_bytes(data).removeprefix("sha256:")
+    index = dist / "main/source/Sources"
+    dsc = f"{'0' * 64} 1 thing_1.0-1.dsc"
+    write_index(
+        index,
+        f"Package: thing\nFormat: 3.0 (quilt)\nBinary: thing\nArchitecture: all\nVersion: 1.0-1\nDirectory: pool\n"
+        f"Files:\n {'0' * 32} 1 thing_1.0-1.dsc\n {'0' * 32} {len(data)} {FILE}\n"
+        f"Checksums-Sha256:\n {dsc}\n {sha256} {len(data)} {FILE}\n",
+    )
+    mirror = Mirror(site=f"copy:{archive_root}", suite="stable", components=("main",), keyring=str(key))
+    monkeypatch.setattr(distro, "apt_mirrors", lambda: [mirror])
+    for module, name in ((reach, "RETRY_BACKOFF"), (archive, "BACKOFF")):
+        monkeypatch.setattr(module, name, 0.01)
+    handler = functools.partial(Quiet, directory=str(second))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        row = Package(
+            name="thing",
+            version="1.0",
+            file=FILE,
+            sha256=sha256,
+            size=len(data),
+            suites=("main",),
+            mirrors=(f"http://127.0.0.1:{server.server_address[1]}/file/{sha1}",),
+        )
+        for module_ in (distro, resolve):
+            monkeypatch.setattr(module_, "known_packages", lambda: (row,))
+        yield World(pool, second, row, Cache(tmp_path / "the cache"), index)
+        server.shutdown()
+        thread.join()
+
+
+def second_file(world: World) -> Path:
+    (found,) = (world.second / "file").iterdir()
+    return found
+
+
+def test_the_distribution_is_asked_first(world: World) -> None:
+    second_file(world).unlink()
+    assert world.fetch().is_file()
+
+
+@pytest.mark.parametrize("gone", ["version", "file", "archive"])
+def test_what_the_distribution_lost_comes_from_the_second_address(world: World, gone: str) -> None:
+    match gone:
+        case "version":
+            world.forget()
+        case "file":
+            (world.pool / FILE).unlink()
+        case "archive":
+            shutil.rmtree(world.index.parents[2])
+    assert world.fetch().is_file()
+    second_file(world).unlink()
+    assert world.fetch(offline=True).is_file(), "it is in the store now"
+
+
+def test_when_both_are_gone_the_message_says_what_is_wanted_and_how_to_bring_it(world: World) -> None:
+    kept = world.pool.parent / FILE
+    shutil.copy(world.pool / FILE, kept)
+    world.forget()
+    second_file(world).unlink()
+    with pytest.raises(SourceError) as caught:
+        world.fetch()
+    assert FILE in caught.value.what
+    assert f"{world.row.size} bytes, SHA-256 {world.row.sha256}" in caught.value.why
+    assert "its versions are 2.0" in caught.value.why
+    assert "404" in caught.value.why
+    assert f"--source llvm=PATH/{FILE}" in caught.value.fix
+    assert "toolchain bundle import" in caught.value.fix
+    with pytest.raises(UnreachableError) as offline:
+        world.fetch(offline=True)
+    assert world.row.sha256 in offline.value.why
+    assert f"--source llvm=PATH/{FILE}" in offline.value.fix
+
+    # What the message says, done: the same source, the same input digest, the same names; only then any path.
+    def planned(text: str) -> Planned:
+        base = Planned(name="base", image="base", inputs={"x": "base"})
+        request = Request(cache=world.cache, sources={"llvm": text}, triton="3.7.1")
+        return LlvmStage().plan(request, {"base": base})
+
+    brought = planned(str(kept))
+    assert brought.input_digest == planned("distro:thing").input_digest
+    assert brought.image == planned("distro:thing").image
+    request = Request(cache=world.cache, sources={"llvm": str(kept)}, triton="3.7.1")
+    assert locking.resolve(request, [brought], "llvm").request["source"] == {"llvm": "distro:thing=1.0"}
+    assert replace(brought.sources[0], path=None) == planned("distro:thing").sources[0]
+    got = fetch_source(brought.sources[0], cache=world.cache, offline=True)
+    assert got.path is not None
+    assert world.fetch(offline=True).is_relative_to(got.path), "and the name finds it from now on"
+
+
+def test_other_bytes_at_the_second_address_are_refused(world: World) -> None:
+    world.forget()
+    file = second_file(world)
+    for content in (b"x" * world.row.size, b"x" * (world.row.size + 1)):
+        file.write_bytes(content)
+        with pytest.raises(SourceError) as caught:
+            world.fetch()
+        assert "wrong digest" in caught.value.why or "too large" in caught.value.why
+        assert not [path for path in world.cache.store.rglob("*") if path.is_file() and b"xxx" in path.read_bytes()]
+
+
+def test_an_index_that_disagrees_is_told_and_not_passed_by(world: World) -> None:
+    write_index(world.index, world.index.read_text().replace(world.row.sha256, "0" * 64))
+    with pytest.raises(DigestError, match="disagrees"):
+        world.fetch()

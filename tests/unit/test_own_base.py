@@ -1,0 +1,127 @@
+"""What a base must hold: the data, what counts as enough, and that the documentation says the same."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from toolchain.catalog.bases import load_bases
+from toolchain.recipe import root
+from toolchain.settings import Cache, Request
+from toolchain.stages import own_base as ownbase
+from toolchain.stages.own_base import Need, Way, needs, users_of, wanted
+from toolchain.stages.stage import Planned
+
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "bases.md"
+EVERYTHING = {
+    "clang": "19.1.7", "gcc": "14.2.0", "ld.lld": "", "c++17": "", "cmake": "3.31.6", "ninja": "1.12.1", "ar": "",
+    "find": "", "python3": "3.13.5", "python3.h": "", "python3.venv": "", "pkg-config": "", "lzma.h": "", "hip": "",
+    "glibc": "2.41", "ocml.bc": "", "ockl.bc": "", "asanrtl.bc": "",
+}  # fmt: skip
+
+
+def lacking(found: dict[str, str], *users: str, pythons: tuple[str, ...] = ()) -> list[str]:
+    request = Request(cache=Cache(Path("/nowhere")), pythons=pythons)
+    return [need.name for need in wanted(request, users) if not any(way.serves(found) for way in need.ways)]
+
+
+def test_everything_is_enough_and_nothing_is_not() -> None:
+    all_users = ("llvm", "triton", "aotriton", "triton-wheel")
+    assert lacking(EVERYTHING, *all_users) == []
+    bitcode = [f"AMD's {name}.bc" for name in ("ocml", "ockl", "asanrtl")]
+    assert lacking({}, *all_users) == [*(need.name for need in needs()), *bitcode]
+
+
+@pytest.mark.parametrize(
+    ("change", "user", "told"),
+    [
+        ({"cmake": "3.19.9"}, "llvm", ["CMake"]),
+        ({"cmake": "3.20"}, "llvm", []),
+        ({"cmake": "4.0.1"}, "llvm", []),
+        ({"cmake": ""}, "llvm", ["CMake"]),
+        ({"clang": "4.0", "gcc": "7.3.1"}, "llvm", ["C and C++ compiler (clang or gcc)"]),
+        ({"clang": "4.0", "gcc": "8.5.0"}, "llvm", []),
+        ({"python3": "3.9.25"}, "triton", ["Python"]),
+        ({"python3": "3.9.25"}, "llvm", []),
+        ({"python3": "3.12.1"}, "aotriton", ["Python"]),
+        ({"python3": "3.130"}, "triton-wheel", ["Python"]),
+        ({"glibc": "2.26"}, "triton-wheel", ["glibc"]),
+    ],
+)
+def test_versions(change: dict[str, str], user: str, told: list[str]) -> None:
+    assert lacking({**EVERYTHING, **change}, user) == told
+
+
+def test_an_own_python_needs_its_headers_too() -> None:
+    assert lacking(EVERYTHING, "triton", pythons=("3.12",)) == ["Python 3.12", "Python 3.12 headers"]
+    assert lacking({**EVERYTHING, "python3.12": "3.12.1", "python3.12.h": ""}, "triton", pythons=("3.12",)) == []
+    assert lacking(EVERYTHING, "llvm", pythons=("3.12",)) == []
+
+
+def test_bitcode_that_the_user_decided_on_need_not_be_in_the_base() -> None:
+    found = {tool: version for tool, version in EVERYTHING.items() if not tool.endswith(".bc")}
+    request = Request(cache=Cache(Path("/nowhere")), allow_binary=("ocml",), drop_binary=("asanrtl",))
+    named = [need.name for need in wanted(request, ["triton"]) if not any(way.serves(found) for way in need.ways)]
+    assert named == ["AMD's ockl.bc"]
+
+
+def test_only_what_is_built_in_the_base_needs_something() -> None:
+    def planned(name: str, *, engine: bool = True, wheel: bool = False) -> Planned:
+        return Planned(name=name, image=name, inputs=None, engine=engine, binaries=("triton-wheel",) if wheel else ())
+
+    base, wheel = planned("base", engine=False), planned("triton", engine=False, wheel=True)
+    assert users_of([base]) == set()
+    assert users_of([base, wheel]) == set()
+    assert users_of([base, wheel, planned("kernels", wheel=True)]) == {"triton-wheel"}
+    assert users_of([base, planned("llvm")]) == {"llvm"}
+    assert users_of([base, planned("llvm"), planned("triton"), planned("kernels")]) == {"llvm", "triton"}
+
+
+def test_the_probe_runs_in_a_plain_shell_and_knows_every_tool(tmp_path: Path) -> None:
+    text = (Path(ownbase.__file__).parent / "data" / "probe-base.sh").read_text()
+    (tmp_path / "one").write_text("")
+    words = [f"here={tmp_path}/o*", f"gone={tmp_path}/x*", "3.99"]
+    done = subprocess.run(["sh", "-c", text, "probe", *words], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "probed"
+    assert done.stderr == ""
+    assert "found here" in done.stdout
+    assert "found gone" not in done.stdout
+    for way in (way for need in needs() for way in need.ways):
+        # What comes of a variable is named in a list.
+        assert any(word in text for word in (f"found {way.tool}", f" {way.tool} ", f" {way.tool};", "found $1")), (
+            way.tool
+        )
+
+
+def test_the_base_that_all_is_built_on_has_the_packages() -> None:
+    debian13 = load_bases()["debian13"].packages
+    for need in needs():
+        if need.name not in {"C++17 headers and libraries", "ar", "find", "glibc", "Python"}:  # others bring those
+            assert set(need.debian.split()) <= set(debian13), need.name
+
+
+def row(need: Need) -> str:
+    def way(one: Way) -> str:
+        return one.tool + (f" ≥ {one.least}" if one.least else f" {one.exact}" if one.exact else "")
+
+    users = ["yes" if user in need.users else "" for user in ("llvm", "triton", "aotriton", "triton-wheel")]
+    cells = [need.name, " or ".join(map(way, need.ways)), *users, need.debian or "none", need.el or "none", need.why]
+    return f"| {' | '.join(cells)} |".replace("|  |", "| |").replace("|  |", "| |")
+
+
+def test_the_documentation_shows_the_same_table() -> None:
+    text = DOCS.read_text(encoding="utf-8")
+    assert [line for line in text.splitlines() if line in {row(need) for need in needs()}] == [
+        row(one) for one in needs()
+    ]
+
+
+def test_the_documentation_names_every_base_and_whether_it_was_tried() -> None:
+    text = DOCS.read_text(encoding="utf-8")
+    for name, base in load_bases().items():
+        (line,) = (line for line in text.splitlines() if line.startswith(f"| `{name}`"))
+        assert (" yes" in line) == base.tested, line
+        assert not base.image or base.tag in line, line
+    assert (root() / "containerfiles/base/bases.toml").is_file()

@@ -1,0 +1,67 @@
+"""An image of a layout as other programs take it: alone, under a tag, in OCI's words."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from toolchain.digest import canonical, sha256_bytes
+from toolchain.errors import EngineError
+from toolchain.oci import descriptor as media
+from toolchain.oci.descriptor import check_digest
+
+
+def single_layout(layout: Path, digest: str, into: Path) -> Path:
+    """A layout of one entry with the tag `image`, on the blobs of `layout`; programs address manifests by tag only.
+
+    Args:
+        layout: an OCI layout that holds the manifest.
+        digest: `sha256:…` of the manifest.
+        into: folder to make it in.
+
+    Raises:
+        EngineError: the layout has no such manifest.
+    """
+    blob = layout.absolute() / "blobs" / digest.replace(":", "/")
+    try:
+        content = blob.read_bytes()
+    except OSError as error:
+        raise EngineError(f"{layout} has no image {digest}", why=str(error.strerror), fix="build it again") from error
+    single = into / f"layout-{into.name}"
+    single.mkdir()
+    manifest = json.loads(content)
+    if manifest.get("mediaType") == media.DOCKER_MANIFEST:
+        content = canonical(_as_oci(manifest))
+        _link_blobs(layout, manifest, single / "blobs" / "sha256")
+        digest = sha256_bytes(content)
+        (single / "blobs" / digest.replace(":", "/")).write_bytes(content)
+    else:
+        (single / "blobs").symlink_to(layout.absolute() / "blobs", target_is_directory=True)
+    entry: dict[str, object] = {
+        "mediaType": media.MANIFEST,
+        "digest": digest,
+        "size": len(content),
+        "annotations": {media.REF_NAME: "image"},
+    }
+    (single / "oci-layout").write_text('{"imageLayoutVersion":"1.0.0"}', encoding="ascii")
+    index: Mapping[str, object] = {"schemaVersion": 2, "manifests": [entry]}
+    (single / "index.json").write_text(json.dumps(index), encoding="ascii")
+    return single
+
+
+def _as_oci(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """A manifest in Docker's words in those of OCI, which are the only ones that programs read from a layout."""
+
+    def said(part: Mapping[str, Any]) -> dict[str, Any]:
+        return {**part, "mediaType": media.AS_OCI.get(part["mediaType"], part["mediaType"])}
+
+    return {**said(manifest), "config": said(manifest["config"]), "layers": [said(one) for one in manifest["layers"]]}
+
+
+def _link_blobs(layout: Path, manifest: Mapping[str, Any], folder: Path) -> None:
+    folder.mkdir(parents=True)
+    for digest in {str(part["digest"]) for part in (manifest["config"], *manifest["layers"])}:
+        blob = check_digest(digest).replace(":", "/")
+        (folder / Path(blob).name).symlink_to(layout.absolute() / "blobs" / blob)

@@ -1,0 +1,96 @@
+"""A second address: where a file lies that its first place no longer gives, and what to say when both are gone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from toolchain import console
+from toolchain.errors import DigestError, SourceError, ToolchainError, UnreachableError
+from toolchain.sources.archive import check_sha256, fetch_archive
+from toolchain.sources.network import without_query
+from toolchain.sources.store import Store
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """A file whose bytes are known before anybody is asked.
+
+    Args:
+        source: what the stages call it, e.g. `llvm`.
+        file: its name.
+        sha256: with or without `sha256:` before it.
+        size: bytes.
+        first: who is asked first, for messages.
+        mirrors: URLs of the same bytes.
+    """
+
+    source: str
+    file: str
+    sha256: str
+    size: int
+    first: str
+    mirrors: Sequence[str] = ()
+
+    @property
+    def promised(self) -> str:
+        """What the bytes must be, for messages."""
+        return f"wanted: {self.file}, {self.size} bytes, SHA-256 {self.sha256.removeprefix('sha256:')}"
+
+    @property
+    def bring(self) -> str:
+        """How a person brings the file: by path, if a source can be named, or in a bundle."""
+        bundle = "on a machine that has it: toolchain bundle export, then here: toolchain bundle import REF"
+        if self.source.startswith("wheel-"):  # no option names what a build only imports
+            return bundle
+        by_path = f"bring the file itself: --source {self.source}=PATH/{self.file}; its bytes count as the same source"
+        return f"{by_path}\n{bundle}"
+
+
+def first_or_elsewhere(fetch: Callable[[], Path], wanted: Wanted, store: Store, *, offline: bool) -> Path:
+    """The file in the store, from its first place or from the first mirror that has it.
+
+    Args:
+        fetch: asks the first place, or finds the file in the store.
+
+    Raises:
+        DigestError: the first place has other bytes under this name.
+        SourceError: none has the file.
+        UnreachableError: one of them does not answer and the others lack it; or `offline`.
+    """
+    try:
+        return fetch()
+    except (SourceError, UnreachableError) as error:
+        if offline:
+            fix = "\n".join(filter(None, (error.fix, wanted.bring)))
+            raise UnreachableError(error.what, why=wanted.promised, fix=fix) from error
+        failed: list[tuple[str, ToolchainError]] = [(wanted.first, error)]
+    for url in wanted.mirrors:
+        console.note(f"{wanted.first} does not give {wanted.file} ({failed[0][1].what}); trying {without_query(url)}")
+        try:
+            digest = check_sha256(wanted.sha256)
+            return fetch_archive(url, digest, store, offline=False, name=wanted.file, limit_bytes=wanted.size)
+        except (DigestError, SourceError, UnreachableError) as error:
+            failed.append((without_query(url), error))
+    raise _gone(wanted, failed)
+
+
+def _gone(wanted: Wanted, failed: Sequence[tuple[str, ToolchainError]]) -> ToolchainError:
+    told = [f"{where}: {error.what}" + (f" ({_line(error.why)})" if error.why else "") for where, error in failed]
+    if not wanted.mirrors:
+        told.append("no second address of it is known")
+    # What does not answer may answer later; what answers and lacks the file will not have it then.
+    silent = any(isinstance(error, UnreachableError) for _, error in failed)
+    kind = UnreachableError if silent else SourceError
+    later = ["run the command again later"] if silent else []
+    return kind(
+        f"{wanted.file} can be had nowhere",
+        why="\n".join([wanted.promised, *told]),
+        fix="\n".join([wanted.bring, *later]),
+    )
+
+
+def _line(text: str) -> str:
+    """A cause on one line: its last one, where programs say what counts."""
+    return (text.strip().splitlines() or [""])[-1][:300]

@@ -1,0 +1,234 @@
+"""An own base (`--base oci:DIR`): whether it holds what the builds need, asked before anything is built."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache as memoize
+from pathlib import Path
+
+from toolchain import console
+from toolchain.catalog.architectures import this_machine
+from toolchain.digest import sha256_bytes, write_atomically
+from toolchain.errors import UnsupportedError
+from toolchain.recipe import Runner
+from toolchain.settings import Request
+from toolchain.stages.base import base_label, local_manifest
+from toolchain.stages.prebuilt import Known, known_files
+from toolchain.stages.stage import Planned
+
+DOCS = "docs/bases.md"
+_DATA = Path(__file__).resolve().parent / "data"
+_TIMEOUT = 300.0
+_EL = {"rhel", "centos", "fedora", "almalinux", "rocky", "ol"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """A tool that serves, by the name that the probe has for it; with the least, or the one, version."""
+
+    tool: str
+    least: str = ""
+    exact: str = ""
+
+    def serves(self, found: Mapping[str, str]) -> bool:
+        """Whether what was found is enough."""
+        if self.tool not in found:
+            return False
+        have = found[self.tool]
+        if self.exact:
+            return f"{have}.".startswith(f"{self.exact}.")
+        return not self.least or numbers(have) >= numbers(self.least)
+
+    def told(self, found: Mapping[str, str]) -> str:
+        """Why it does not serve."""
+        if self.tool not in found:
+            return f"no {self.tool}"
+        wanted = f"{self.exact} is needed" if self.exact else f"{self.least} or newer is needed"
+        return f"{self.tool} is {found[self.tool] or 'of no version it tells'}, {wanted}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Need:
+    """Something that a base must hold; see data/needs.toml.
+
+    Args:
+        users: what is built with it: `llvm`, `triton`, `aotriton`, `triton-wheel`.
+        debian, el: packages that bring it.
+    """
+
+    name: str
+    users: tuple[str, ...]
+    ways: tuple[Way, ...]
+    debian: str
+    el: str
+    why: str
+
+
+@memoize
+def needs() -> tuple[Need, ...]:
+    """The rows of data/needs.toml."""
+    rows = tomllib.loads((_DATA / "needs.toml").read_text(encoding="utf-8"))["need"]
+    return tuple(
+        Need(
+            name=row["name"],
+            users=tuple(row["for"]),
+            ways=tuple(Way(**way) for way in row["any"]),
+            debian=row["debian"],
+            el=row["el"],
+            why=row["why"],
+        )
+        for row in rows
+    )
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """A version as numbers that compare."""
+    return tuple(int(part) for part in re.findall(r"\d+", version))
+
+
+def check(request: Request, planned: Sequence[Planned]) -> None:
+    """Refuse an own base that lacks what the stages need, all of it at once and by name.
+
+    The first time a container of the base is asked; the answer is kept by the image's digest.
+
+    Args:
+        planned: the stages to build.
+
+    Raises:
+        UnsupportedError: it lacks something, or has no shell.
+        EngineError: no engine works.
+    """
+    users = users_of(planned)
+    if not users:
+        return
+    found = _found(request)
+    lacking = [need for need in wanted(request, users) if not any(way.serves(found) for way in need.ways)]
+    if lacking:
+        raise _refused(request, lacking, users, found)
+
+
+def users_of(planned: Sequence[Planned]) -> set[str]:
+    """What of these stages is built in the base, in the words of data/needs.toml."""
+    inside = {one.name for one in planned if one.engine}
+    users = inside & {"llvm", "triton", "aotriton"}
+    if inside - {"base", "llvm"} and any("triton-wheel" in one.binaries for one in planned):
+        users.add("triton-wheel")
+    return users
+
+
+def wanted(request: Request, users: Collection[str]) -> list[Need]:
+    """The needs of what is built, with those of the Pythons that `--python` names."""
+    found = [need for need in needs() if set(need.users) & set(users)]
+    if "triton" in users:
+        for version in request.pythons:
+            found += [_python(version, "", f"python{version}"), _python(version, " headers", f"python{version}.h")]
+        found += [_bitcode(row) for row in _replaced() if not {row.name, row.path} & _decided(request)]
+    return found
+
+
+def _replaced() -> list[Known]:
+    """The prebuilt files of Triton's tree that give way to the base's own."""
+    return [row for row in known_files() if row.source == "triton" and row.replace]
+
+
+def _decided(request: Request) -> set[str]:
+    return {*request.allow_binary, *request.drop_binary}
+
+
+def _bitcode(row: Known) -> Need:
+    why = f"takes the place of {row.path}; or decide on that one: --allow-binary {row.name}, --drop-binary {row.name}"
+    ways = (Way(tool=f"{row.name}.bc"),)
+    return Need(name=f"AMD's {row.name}.bc", users=("triton",), ways=ways, debian="hipcc", el="", why=why)
+
+
+def _python(version: str, what: str, tool: str) -> Need:
+    ways = (Way(tool=tool),)
+    package = f"python{version}"
+    debian, el = (f"{package}-dev", f"{package}-devel") if what else (package, package)
+    return Need(name=f"Python {version}{what}", users=("triton",), ways=ways, debian=debian, el=el, why="--python")
+
+
+def _found(request: Request) -> dict[str, str]:
+    own = replace(request, arch=(this_machine(),))
+    layout, image = local_manifest(own)
+    text = (_DATA / "probe-base.sh").read_text(encoding="utf-8")
+    words = [*request.pythons, *(f"{row.name}.bc={row.replace}" for row in _replaced())]
+    key = sha256_bytes("\n".join([text, *words]).encode()).removeprefix("sha256:")[:8]
+    kept = request.cache.probed(image["digest"], key)
+    try:
+        return {str(name): str(version) for name, version in json.loads(kept.read_bytes()).items()}
+    except (OSError, ValueError, AttributeError):
+        pass
+    console.note(f"base {request.base}: looking for what the builds need in it")
+    from toolchain.engine.buildah import Buildah  # noqa: PLC0415 - what is remembered starts no engine
+
+    engine = Buildah(request.cache)
+    name = engine.ensure_image(f"toolchain-base-{base_label(own)}", layout.root, image["digest"])
+    found = probe(engine, name, words, text)
+    write_atomically(kept, json.dumps(found, indent=1, sort_keys=True).encode())
+    return found
+
+
+def probe(runner: Runner, image: str, words: Sequence[str], text: str) -> dict[str, str]:
+    """What an image holds: tools with their versions, as data/probe-base.sh (`text`) names them.
+
+    Args:
+        words: what that takes.
+
+    Raises:
+        UnsupportedError: its shell does not run.
+    """
+    # fmt: off
+    done = runner.run(
+        image, ["sh", "-c", text, "probe", *words], env={"HOME": "/tmp"},  # noqa: S108 - in the container
+        capture=True, check=False, timeout=_TIMEOUT,
+    )
+    # fmt: on
+    lines = done.stdout.splitlines()
+    if "probed" not in lines:
+        raise UnsupportedError(
+            "the base does not run a shell",
+            why="\n".join(done.tail[-5:]),
+            fix=f"builds are shell scripts: see {DOCS} for what a base must hold",
+        )
+    rows = [line.removeprefix("found ").partition(" ") for line in lines if line.startswith("found ")]
+    return {name: version.strip() for name, _, version in rows}
+
+
+def _refused(
+    request: Request, lacking: Sequence[Need], users: Collection[str], found: Mapping[str, str]
+) -> UnsupportedError:
+    told = [
+        f"{need.name}: {_why(need, found)} (for {', '.join(sorted(set(need.users) & set(users)))}: {need.why})"
+        for need in lacking
+    ]
+    names = ", ".join(dict.fromkeys(need.name for need in lacking))
+    return UnsupportedError(
+        f"the base {request.base} lacks: {names}",
+        why="\n".join(told),
+        fix="\n".join([*_install(lacking, found), f"what a base must hold: {DOCS}"]),
+    )
+
+
+def _why(need: Need, found: Mapping[str, str]) -> str:
+    if not any(way.tool in found for way in need.ways):
+        return "not found"
+    return "; ".join(way.told(found) for way in need.ways)
+
+
+def _install(lacking: Sequence[Need], found: Mapping[str, str]) -> list[str]:
+    """What brings it, on the base's own distribution where that is known."""
+    is_el = bool({found.get("os", ""), *found.get("like", "").split()} & _EL)
+    is_debian = bool({found.get("os", ""), *found.get("like", "").split()} & {"debian", "ubuntu"})
+    debian = " ".join(dict.fromkeys(word for need in lacking for word in [need.debian] if word))
+    el = " ".join(dict.fromkeys(word for need in lacking for word in [need.el] if word))
+    ways = []
+    if debian and not is_el:
+        ways.append(f"on Debian and Ubuntu: apt-get install {debian}")
+    if el and not is_debian:
+        ways.append(f"on Enterprise Linux: dnf install {el}")
+    return ways

@@ -1,0 +1,77 @@
+"""The image that a base's recipe starts from: pulled by digest from its registry, once, and kept in the cache."""
+
+from __future__ import annotations
+
+from toolchain import console
+from toolchain.catalog.bases import DATA, BaseRecipe
+from toolchain.errors import DigestError, RegistryError, UnreachableError, UnsupportedError
+from toolchain.oci.descriptor import Descriptor, Platform
+from toolchain.oci.image import platform_of
+from toolchain.oci.layout import Layout, children_of, parse_object
+from toolchain.oci.reference import RegistryRef, parse
+from toolchain.stages.stage import Built, Planned, Shop
+
+
+def pull_start(recipe: BaseRecipe, shop: Shop) -> Built:
+    """The image that `recipe` starts from, for its architecture; asks no registry when it is in the cache.
+
+    Raises:
+        RegistryError: the registry has no such image, or its index none for this architecture.
+        UnsupportedError: the digest is that of an image for another architecture.
+        DigestError: other bytes came; none of them is kept.
+        UnreachableError: no answer.
+    """
+    ref = parse(recipe.image)
+    assert isinstance(ref, RegistryRef)  # noqa: S101 - bases.py lets in no other form
+    assert ref.digest is not None  # noqa: S101
+    layout = Layout(shop.cache.images).ensure()
+    tag = f"start-{recipe.name}-{recipe.arch}.{ref.digest.removeprefix('sha256:')[:12]}"
+    manifest = layout.refs().get(tag)
+    if manifest is None or not _whole(layout, manifest):
+        shop.step("pull")
+        manifest = _pull(recipe, ref, layout)
+        layout.tag(manifest, tag)
+    image = Planned(name="base", image=f"start-{recipe.name}", inputs={"image": recipe.image})
+    return Built(planned=image, input_digest=str(image.input_digest), manifest=manifest.digest, layers=())
+
+
+def _whole(layout: Layout, manifest: Descriptor) -> bool:
+    if not layout.has(manifest.digest):
+        return False
+    return all(layout.has(part.digest) for part in layout.children(layout.resolve(manifest.digest)))
+
+
+def _pull(recipe: BaseRecipe, ref: RegistryRef, layout: Layout) -> Descriptor:
+    from toolchain.oci.publish import fetch_image, find_image  # noqa: PLC0415 - the HTTP library, and most bases are here
+    from toolchain.oci.registry import Registry  # noqa: PLC0415
+
+    try:
+        with Registry(ref.host) as registry:
+            found, content = find_image(ref, registry, Platform("linux", recipe.arch))
+            parts = children_of(parse_object(content, found.digest), found)
+            console.note(f"base {recipe.name}: pulling {ref} ({console.size(sum(part.size for part in parts))})")
+            fetch_image(ref.at(digest=found.digest), layout, registry=registry)
+    except (RegistryError, DigestError, UnreachableError) as error:
+        error.what = f"base {recipe.name} cannot be pulled: {error.what}"
+        error.fix = "\n".join(filter(None, (error.fix, _advice(recipe, error))))
+        raise
+    _require_arch(recipe, layout, found)
+    return found
+
+
+def _advice(recipe: BaseRecipe, error: Exception) -> str:
+    other = "or name another base: --base debian13, or --base oci:DIR with an image of your own"
+    if isinstance(error, UnreachableError):
+        return f"check the network, and a proxy if there is one; {other}"
+    return f"compare {recipe.image} in {DATA} with the registry (it was {recipe.tag} on {recipe.seen}); {other}"
+
+
+def _require_arch(recipe: BaseRecipe, layout: Layout, manifest: Descriptor) -> None:
+    config = layout.children(layout.resolve(manifest.digest))[0]
+    platform = platform_of(layout.read_json(config))
+    if platform.arch != recipe.arch:
+        raise UnsupportedError(
+            f"the image that base {recipe.name} starts from is for {platform}",
+            why=f"{recipe.image} is what {DATA} names for {recipe.arch}",
+            fix=f"name the image for {recipe.arch} there",
+        )
