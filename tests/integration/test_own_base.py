@@ -80,7 +80,7 @@ def test_what_a_base_lacks_is_told_at_once_and_asked_once(
     with pytest.raises(UnsupportedError) as caught:
         pipeline.build(request, "llvm")
     assert caught.value.what == f"the base {request.base} lacks: Ninja"
-    assert "no ninja (for llvm" in caught.value.why
+    assert "Ninja: not found (for llvm: " in caught.value.why
     assert caught.value.fix == "on Debian and Ubuntu: apt-get install ninja-build\nwhat a base must hold: docs/bases.md"
     assert not [one for one in pipeline.records(request.cache) if f"-local-{lame[7:15]}" in one["image"]]
     # Nobody is asked again, whatever is built.

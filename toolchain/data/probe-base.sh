@@ -1,3 +1,4 @@
+#!/bin/sh
 # Runs in an own base, as `sh -c TEXT probe WORD...`: says what is there, a line `found TOOL VERSION` each, and lastly
 # `probed`. A word is the version of a Python besides the base's own, or NAME=GLOB for a file. Needs nothing but a shell
 # and what it looks for.

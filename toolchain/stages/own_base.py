@@ -203,8 +203,7 @@ def _refused(
     request: Request, lacking: Sequence[Need], users: Collection[str], found: Mapping[str, str]
 ) -> UnsupportedError:
     told = [
-        f"{need.name}: {'; '.join(way.told(found) for way in need.ways)}"
-        f" (for {', '.join(sorted(set(need.users) & set(users)))}: {need.why})"
+        f"{need.name}: {_why(need, found)} (for {', '.join(sorted(set(need.users) & set(users)))}: {need.why})"
         for need in lacking
     ]
     names = ", ".join(dict.fromkeys(need.name for need in lacking))
@@ -213,6 +212,12 @@ def _refused(
         why="\n".join(told),
         fix="\n".join([*_install(lacking, found), f"what a base must hold: {DOCS}"]),
     )
+
+
+def _why(need: Need, found: Mapping[str, str]) -> str:
+    if not any(way.tool in found for way in need.ways):
+        return "not found"
+    return "; ".join(way.told(found) for way in need.ways)
 
 
 def _install(lacking: Sequence[Need], found: Mapping[str, str]) -> list[str]:
