@@ -27,7 +27,7 @@ from toolchain.settings import EPOCH, Cache, Request
 from toolchain.sources.patch import listed
 from toolchain.stages.stage import Planned
 from toolchain.trust import attest, cosign, dsse, keyless, sbom
-from toolchain.trust.files import layer_files, read_member
+from toolchain.trust.files import glance, layer_files
 from toolchain.trust.keyless import Identity, Keyless
 from toolchain.trust.keys import PublicKey, Signer
 from toolchain.trust.material import (
@@ -221,7 +221,7 @@ def _in_base(cache: Cache, base: Record | None, path: str) -> str:
     if base is None or not base.get("manifest") or not layout.has(base["manifest"]):
         return ""
     for layer in reversed(layout.children(layout.resolve(base["manifest"]))[1:]):
-        content = read_member(layout.blob(layer.digest), layer.media_type, path)
+        content = glance(layout.blob(layer.digest), layer.media_type, path)
         if content is not None:
             return content.decode("utf-8", "replace")
     return ""
