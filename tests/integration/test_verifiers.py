@@ -66,7 +66,12 @@ class Shelf:
 def shelf(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shelf]:
     folder = tmp_path_factory.mktemp("verifiers")
     wanted = list(itertools.product(KEYS, FORMS))
-    with running_registry(folder / "registry") as host, ThreadPoolExecutor(len(wanted)) as pool:
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        running_registry(folder / "registry") as host,
+        ThreadPoolExecutor(len(wanted)) as pool,
+    ):
+        patch.setattr("toolchain.oci.shared_tag.CALM", (0.0,))  # each repository has one publisher
         made = dict(zip(wanted, pool.map(lambda one: _publish(folder, host, *one), wanted), strict=True))
     config = folder / "registry" / "config.yml"
     with island(folder / "home", "docker-registry", "serve", config, port=int(host.rpartition(":")[2])) as alone:
