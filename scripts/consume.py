@@ -26,7 +26,7 @@ def main(out: Path) -> None:
     cache = Cache(default_cache())
     engine = Buildah(cache)
     layout = Layout(out)
-    name, index = next((n, d) for n, d in layout.refs().items() if n.startswith("llvm-triton-"))
+    name, index = next((n, d) for n, d in layout.images().items() if n.startswith("llvm-triton-"))
     manifest = next(d for d in layout.walk(index) if d.media_type == media.MANIFEST)
     version = name.removeprefix("llvm-triton-").removeprefix("tablegen-").split("-")[0]
     base = find_image(cache, "toolchain-base-debian13")[0]

@@ -111,6 +111,11 @@ def test_in_a_layout_folder(tmp_path: Path, home: Home) -> None:
     assert good.code == 0, good.err
     assert {row["verdict"] for row in good.json["images"]} == {"trusted"}
     assert len(good.json["images"]) == 2, "two names; what is attached is no image of its own"
+    assert len([name for name in Layout(tmp_path / "out here").refs() if name.endswith((".sig", ".att"))]) == 4
+    assert home.publish(out, "--key", home.key, "--bundles").code == 0
+    assert home.publish(out, "--key", home.key, "--bundles").json["published"][0]["evidence"]["pushed_bytes"] == 0
+    assert home.verify(out, "--key", f"{home.key}.pub").code == 0
+    assert home.publish(out, "--bundles").code == 3, "bundles of no key"
     assert toolchain("inspect", out).code == 0
     shown = toolchain("inspect", out, "--json").json["images"][0]["images"][0]
     assert shown["labels"]["toolchain.input-digest"] == home.built.input_digest

@@ -13,7 +13,8 @@ from toolchain.digest import sha256_bytes
 from toolchain.errors import DigestError, RegistryError, ToolchainError
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
-from toolchain.oci.layout import Layout, parse_object
+from toolchain.oci.layout import Layout
+from toolchain.oci.manifest import parse_object
 from toolchain.oci.publish import fetch_image, publish, resolve, verify_layout
 from toolchain.oci.reference import LayoutRef
 

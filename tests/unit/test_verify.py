@@ -23,7 +23,9 @@ from toolchain.oci.publish import fetch_image, publish
 from toolchain.oci.reference import RegistryRef
 from toolchain.oci.referrers import attach, fallback_tag, referrers, write_artifact
 from toolchain.oci.registry import Registry
-from toolchain.trust import attest, dsse, keyless, policy, sbom
+from toolchain.oci.tagged import Tagged, attach_layers
+from toolchain.trust import attest, cosign, dsse, keyless, policy, sbom
+from toolchain.trust.keys import Signer
 from toolchain.trust.policy import Policy, make_policy, normal_repository
 from toolchain.trust.verify import Verdict, gather, verify
 
@@ -480,3 +482,94 @@ def test_a_tag_that_moves_while_it_is_pulled(stand: Stand, tmp_path: Path, monke
             top = fetch_image(ref, own, registry=registry)
             assert top.digest == expected.digest
             assert verify(ref, own, top, key=stand.signer.public, registry=registry, now=NOW).verdict == verdict
+
+
+# What lies there for other verifiers
+
+
+def _tagged(stand: Stand, signer: Signer, digest: str, *envelopes: dsse.Envelope) -> None:
+    """A signature that names `digest`, and envelopes, under the tags of this image."""
+    for subject in (stand.manifest, stand.index):
+        signed = cosign.signature_layer(stand.layout, signer, "h.example/x", digest)
+        layers = [cosign.attestation_layer(stand.layout, one.as_bytes(), "x") for one in envelopes]
+        said = [Tagged(subject.digest, "sig", (signed,)), Tagged(subject.digest, "att", tuple(layers))]
+        attach_layers(stand.layout, said, stand.ref)
+
+
+def _truths(stand: Stand, signer: Signer) -> list[dsse.Envelope]:
+    said = (attest.sbom_statement(stand.sbom(), stand.subjects()), stand.provenance())
+    return [dsse.sign(one, signer) for one in said]
+
+
+def _elsewhere(stand: Stand, tmp_path: Path) -> list[dsse.Envelope]:
+    """What our key truly said, about another image."""
+    other = Stand(Layout(tmp_path / "other"), tmp_path / "w", material(image="other", partial="x"), stand.signer)
+    other.manifest = small_image(
+        other.layout, other.work, files={TOOL: b"x"}, label=other.material.record["input_digest"]
+    )
+    other.index = write_index(other.layout, [other.manifest])
+    return _truths(other, stand.signer)
+
+
+def test_signatures_under_tags_do_not_count(stand: Stand) -> None:
+    """Good ones of our own key: they name a digest, and `verify` wants to know how it was made."""
+    for digest in (stand.manifest.digest, stand.index.digest):
+        _tagged(stand, stand.signer, digest, *_truths(stand, stand.signer))
+    assert wrong(look(stand)).startswith("signature: nothing signed is attached")
+    assert look(stand, None).verdict == "intact"
+    assert "sbom" not in look(stand, None).checks
+
+
+@pytest.mark.parametrize("signed", [True, False])
+@pytest.mark.parametrize("whose", ["a stranger's", "about another image"])
+@pytest.mark.parametrize("form", ["tags", "bundles"])
+def test_what_is_planted_changes_no_verdict(stand: Stand, tmp_path: Path, signed: bool, whose: str, form: str) -> None:
+    if signed:
+        stand.say_all()
+    stranger = ed25519_signer()
+    signer = stranger if whose == "a stranger's" else stand.signer
+    planted = _truths(stand, stranger) if whose == "a stranger's" else _elsewhere(stand, tmp_path)
+    if form == "tags":
+        _tagged(stand, signer, stand.index.digest, *planted)
+    for one in planted if form == "bundles" else ():
+        # It claims our key, as anybody may.
+        stand.attach(cosign.bundle(one, stand.signer.public), keyless.MEDIA_TYPE)
+    verdict = look(stand)
+    if signed:
+        assert (verdict.verdict, verdict.problems) == ("trusted", [])
+    else:
+        said = {
+            "tags": "signature: nothing signed",
+            "a stranger's": "signature: none of 2 envelopes is signed by the key",
+            "about another image": "provenance: what is signed is about other images",
+        }
+        assert wrong(verdict).startswith(said["tags" if form == "tags" else whose])
+
+
+def test_bundles_of_the_key_count(stand: Stand) -> None:
+    for one in _truths(stand, stand.signer):
+        # Whatever it says about key and log: only the signature is looked at, by the key that was given.
+        value = json.loads(cosign.bundle(one, ed25519_signer().public))
+        value["verificationMaterial"] |= {"publicKey": {"hint": "else"}, "tlogEntries": [{"logIndex": "1"}]}
+        stand.attach(canonical(value), keyless.MEDIA_TYPE)
+    assert look(stand).verdict == "trusted"
+    assert wrong(look(stand, ed25519_signer().public)).startswith("signature: none of 2 envelopes")
+    assert look(stand, None).checks["sbom"].endswith("nobody's signature was checked")
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b'{"dsseEnvelope":7}', b"[" * 100_000, b'{"dsseEnvelope":{}}'])
+def test_what_is_no_bundle(stand: Stand, content: bytes) -> None:
+    stand.say_all()
+    stand.attach(content, keyless.MEDIA_TYPE)
+    assert look(stand).verdict == "trusted"
+    assert look(stand, None).verdict == "intact"
+
+
+def test_the_older_name_of_the_predicate(stand: Stand) -> None:
+    """As published by earlier versions."""
+    older = {**attest.sbom_statement(stand.sbom(), stand.subjects()), "predicateType": "https://spdx.dev/Document/v2.3"}
+    assert attest.sbom_statement({}, [])["predicateType"] == "https://spdx.dev/Document"
+    stand.say(older)
+    stand.say(stand.provenance())
+    assert look(stand).verdict == "trusted"
+    assert "sbom" in look(stand, None).checks

@@ -30,7 +30,8 @@ from toolchain.lock.resolve import refused
 from toolchain.locks import held
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
-from toolchain.oci.layout import MANIFEST_LIMIT, Layout, children_of, parse_object
+from toolchain.oci.layout import MANIFEST_LIMIT, Layout
+from toolchain.oci.manifest import children_of, parse_object
 from toolchain.oci.publish import resolve as resolve_ref
 from toolchain.oci.reference import LayoutRef, Target
 from toolchain.oci.registry import Registry

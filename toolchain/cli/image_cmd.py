@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,6 +32,10 @@ PublicKeyOpt = Annotated[
 KeylessOpt = Annotated[
     bool,
     typer.Option("--keyless", envvar="TOOLCHAIN_KEYLESS", help="Sign as this CI job, by OIDC and Sigstore."),
+]
+BundlesOpt = Annotated[
+    bool,
+    typer.Option("--bundles", envvar="TOOLCHAIN_BUNDLES", help="With --key, Sigstore bundles too (docs/verifiers.md)."),
 ]
 SigstoreOpt = Annotated[
     Path | None,
@@ -70,6 +75,7 @@ def publish(
     key: KeyOpt = None,
     keyless: KeylessOpt = False,
     sigstore: SigstoreOpt = None,
+    bundles: BundlesOpt = False,
     *,
     request: Request,
 ) -> None:
@@ -84,7 +90,11 @@ def publish(
     target = parse(where)
     if key is not None and keyless:
         raise ConfigError("--key and --keyless sign in two ways", fix="leave one of them out")
-    signer = load_signer(key) if key is not None else Keyless(sigstore) if keyless else None
+    if bundles and key is None:
+        raise ConfigError(
+            "--bundles is for --key", why="what --keyless signs lies in bundles anyway", fix="add --key FILE"
+        )
+    signer = replace(load_signer(key), bundles=bundles) if key is not None else Keyless(sigstore) if keyless else None
     done = deliver(request, stage, target, signer=signer)
     if signer is None:
         console.note("not signed: the SBOM is attached, a provenance is not (--key FILE or --keyless)")
@@ -194,7 +204,7 @@ def images_at(ref: str, scratch: Path) -> tuple[Layout, dict[str, Descriptor]]:
         layout = Layout(target.path)
         if target.tag or target.digest:
             return layout, {str(target): layout.resolve(target.tag or target.digest or "")}
-        refs = layout.refs()
+        refs = layout.images()
         if not refs:
             raise ConfigError(f"{ref} holds no image", fix="publish one there first")
         return layout, dict(refs)

@@ -28,6 +28,12 @@ MANIFESTS = INDEXES | IMAGES
 # Indexes within indexes that are followed. Nobody makes more than two, and strangers must not exhaust the stack.
 DEEPEST = 8
 
+# What cosign keeps about an image: under a tag made from the image's digest, a manifest with layers of these types.
+SIMPLE_SIGNING = "application/vnd.dev.cosign.simplesigning.v1+json"
+DSSE = "application/vnd.dsse.envelope.v1+json"
+STATEMENTS = frozenset({SIMPLE_SIGNING, DSSE})
+ABOUT_TAG = re.compile(r"sha256-[0-9a-f]{64}\.(sig|att)")
+
 REF_NAME = "org.opencontainers.image.ref.name"
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 

@@ -9,7 +9,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from toolchain.digest import CHUNK, canonical, sha256_bytes, sha256_file, write_
 from toolchain.errors import DigestError, RegistryError
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor, check_digest
+from toolchain.oci.manifest import children_of, media_type_of, parse_object
 
 LOG = logging.getLogger(__name__)
 MANIFEST_LIMIT = 16 << 20  # bytes of JSON that are read at once; registries allow 4 MiB
@@ -233,9 +234,19 @@ class Layout:
                 f"{name!r} cannot be a tag", why="letters, digits and single separators . _ - are allowed"
             )
         self.blob(descriptor.digest)
-        entry = descriptor.annotated({media.REF_NAME: name}).as_json()
+        self.retag(name, lambda _: descriptor)
+
+    def retag(self, name: str, make: Callable[[Descriptor | None], Descriptor]) -> None:
+        """Let `name` point to what `make` gives for what it points to now; nobody else changes names meanwhile.
+
+        Raises:
+            RegistryError: as `make` does.
+        """
 
         def change(entries: list[Any]) -> list[Any]:
+            now = next((Descriptor.from_json(old) for old in entries if _ref_name(old) == name), None)
+            made = make(_untagged(now) if now is not None else None)
+            entry = made.annotated({media.REF_NAME: name}).as_json()
             return [old for old in entries if _ref_name(old) != name] + [entry]
 
         self._change(change)
@@ -290,6 +301,17 @@ class Layout:
                         fix="name what is meant by its digest, or publish it again",
                     )
         return {name: named[name] for name in sorted(named)}
+
+    def images(self) -> dict[str, Descriptor]:
+        """As `refs`, without the tags that signatures about an image lie under."""
+        return {name: one for name, one in self.refs().items() if not self._is_about(name, one)}
+
+    def _is_about(self, name: str, descriptor: Descriptor) -> bool:
+        # By its content too: an image that somebody gave such a name is an image.
+        if media.ABOUT_TAG.fullmatch(name) is None or descriptor.media_type not in media.IMAGES:
+            return False
+        _, *layers = self.children(descriptor)
+        return all(layer.media_type in media.STATEMENTS for layer in layers)
 
     def resolve(self, name: str) -> Descriptor:
         """The descriptor behind a tag or a digest, without the annotation that holds the tag.
@@ -396,41 +418,3 @@ def _compare(path: Path, promised: str | None, found: str) -> None:
         raise DigestError(
             f"{path.name} has the wrong digest", why=f"expected {promised}, found {found}", fix="fetch it again"
         )
-
-
-def parse_object(content: bytes, name: str) -> dict[str, Any]:
-    """JSON bytes that must hold an object.
-
-    Raises:
-        RegistryError: they do not.
-    """
-    try:
-        value = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise RegistryError(f"{name} is not JSON", why=str(error)) from error
-    if not isinstance(value, dict):
-        raise RegistryError(f"{name} is not a JSON object")
-    return value
-
-
-def media_type_of(value: dict[str, Any]) -> str:
-    """The media type of a manifest's JSON: what it says, else what it looks like."""
-    if isinstance(said := value.get("mediaType"), str):
-        return said
-    if isinstance(value.get("manifests"), list):
-        return media.INDEX
-    return media.MANIFEST if "layers" in value else media.CONFIG
-
-
-def children_of(value: dict[str, Any], descriptor: Descriptor) -> tuple[Descriptor, ...]:
-    """What the JSON of a manifest or index names directly.
-
-    Raises:
-        RegistryError: malformed.
-    """
-    try:
-        if descriptor.media_type in media.INDEXES:
-            return tuple(Descriptor.from_json(entry) for entry in value["manifests"])
-        return tuple(Descriptor.from_json(entry) for entry in [value["config"], *value["layers"]])
-    except (KeyError, TypeError) as error:
-        raise RegistryError(f"{descriptor.digest} is not a manifest", why=f"it lacks {error}") from error

@@ -10,7 +10,8 @@ from toolchain.errors import DigestError, RegistryError
 from toolchain.oci import descriptor as media
 from toolchain.oci.check import verify_layout
 from toolchain.oci.descriptor import Descriptor, Platform
-from toolchain.oci.layout import Layout, children_of, parse_object
+from toolchain.oci.layout import Layout
+from toolchain.oci.manifest import children_of, parse_object
 from toolchain.oci.reference import LayoutRef, RegistryRef, Target
 from toolchain.oci.registry import Registry
 
@@ -238,7 +239,7 @@ def resolve(ref: LayoutRef) -> Descriptor:
     there = Layout(ref.path)
     if ref.digest or ref.tag:
         return there.resolve(ref.digest or ref.tag or "")
-    refs = there.refs()
+    refs = there.images()
     # Other tools leave an image without a name; an artifact without one is what is said about an image.
     found = {one.digest for one in refs.values()} or {one.digest for one in there.roots() if not one.artifact_type}
     if len(found) != 1:

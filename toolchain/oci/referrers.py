@@ -2,38 +2,30 @@
 
 A registry with the referrers API keeps the list itself. For one without it the list is an index under the tag
 `sha256-<hex of the subject>` that its publishers keep: read, add, write. No registry known here can do that in one
-step, so a publisher reads back what it wrote until the list has stayed whole for a while, and never writes a list that
-it read long ago. In a layout folder an artifact is an entry of index.json without a name.
+step: see `shared_tag`. In a layout folder an artifact is an entry of index.json without a name.
 """
 
 from __future__ import annotations
 
 import logging
-import random
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-import requests
-
-from toolchain.digest import canonical
-from toolchain.errors import DigestError, RegistryError, ToolchainError
+from toolchain.errors import DigestError, RegistryError
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor, check_digest
-from toolchain.oci.layout import Layout, parse_object
+from toolchain.oci.layout import Layout
+from toolchain.oci.manifest import parse_object
 from toolchain.oci.reference import LayoutRef, Target
 from toolchain.oci.registry import Registry
+from toolchain.oci.shared_tag import CALM, SharedTag
 
 LOG = logging.getLogger(__name__)
-_ACTIONS = "pull,push"
 # What registries answer that do not know the API: nothing found, or nothing understood.
 _NO_API = frozenset({400, 404, 405, 406, 501})
-# Seconds after which the list is read again; it must be whole each time. Together longer than anybody holds on to a
-# list between reading and writing it.
-_CALM = (0.1, 0.3, 0.6)
-_ROUNDS = 20
 _PAGES = 100
 
 
@@ -114,10 +106,10 @@ def referrers(ref: Target, subject: str, *, registry: Registry | None = None) ->
     if entries is None:
         index = _read_tag(registry, ref.repository, subject)
         entries = index["manifests"] if index else []
-    return tuple(dict.fromkeys(_readable(entries)))
+    return tuple(dict.fromkeys(readable(entries)))
 
 
-def _readable(entries: Sequence[Any]) -> Iterator[Descriptor]:
+def readable(entries: Sequence[Any]) -> Iterator[Descriptor]:
     """The entries of a list that are descriptors: whoever may push can add others, which must not hide them."""
     for entry in entries:
         try:
@@ -218,7 +210,7 @@ def _digests(entries: Sequence[Any]) -> set[str]:
 
 
 def _listed_by_api(registry: Registry, repository: str, subject: str, artifacts: Sequence[Descriptor]) -> bool:
-    for wait in (0.0, *_CALM):
+    for wait in (0.0, *CALM):
         time.sleep(wait)
         entries = _by_api(registry, repository, subject)
         if entries is None:
@@ -264,60 +256,24 @@ def _read_tag(registry: Registry, repository: str, subject: str) -> dict[str, An
 
 
 def _add_to_tag(registry: Registry, repository: str, subject: str, artifacts: Sequence[Descriptor]) -> None:
-    """Read, add, write, read back; again when another publisher's list replaced ours."""
-    wrote = waited = False
-    calm = rounds = 0
-    while rounds <= _ROUNDS:
-        index = _read_tag(registry, repository, subject) or {}
-        entries = list(index.get("manifests", ()))
+    """List artifacts in the index under the fallback tag."""
+
+    def with_them(index: dict[str, Any] | None) -> dict[str, Any] | None:
+        value = index or {}
+        entries = list(value.get("manifests", ()))
         missing = [artifact for artifact in artifacts if artifact.digest not in _digests(entries)]
-        if not missing:
-            if not wrote or calm == len(_CALM):
-                return
-            time.sleep(_CALM[calm])
-            calm += 1
-        elif wrote and not waited:
-            LOG.info("%s: another publisher replaced the list of referrers; adding again", registry.host)
-            rounds, calm, waited = rounds + 1, 0, True
-            # Not in step with the other; and what was read before the wait would be stale, so it is read again.
-            time.sleep(random.uniform(0.0, 0.1 * 2 ** min(rounds, 4)))  # noqa: S311 - no secret
-        else:
-            value = {
-                **index,
+        return (
+            {
+                **value,
                 "schemaVersion": 2,
                 "mediaType": media.INDEX,
                 "manifests": entries + [artifact.as_json() for artifact in missing],
             }
-            _put_once(registry, repository, fallback_tag(subject), canonical(value), rounds + 1)
-            wrote, waited, calm = True, False, 0
-    raise RegistryError(
-        f"the list of referrers in {repository} does not come to rest",
-        why=f"in {_ROUNDS} rounds others kept replacing it",
-        fix="publish again when no other publisher is at this image",
-    )
+            if missing
+            else None
+        )
 
+    def read() -> dict[str, Any] | None:
+        return _read_tag(registry, repository, subject)
 
-def _put_once(registry: Registry, repository: str, tag: str, content: bytes, failures: int) -> None:
-    """Write the list. After a failure that may pass it only waits: sent again as it is, it might be stale by then."""
-    asked: str | None = None
-    try:
-        with registry.request(
-            "PUT",
-            f"/v2/{repository}/manifests/{tag}",
-            repository,
-            actions=_ACTIONS,
-            body=lambda: content,
-            headers={"Content-Type": media.INDEX},
-        ) as got:
-            registry.traffic.sent += len(content)
-            if got.status_code in {200, 201, 202}:
-                return
-            problem: ToolchainError = registry.failed(got, f"{registry.host} does not take {repository}:{tag}")
-            if not registry.may_pass(got.status_code, failures - 1):
-                raise problem
-            asked = got.headers.get("Retry-After")
-    except requests.RequestException as error:
-        problem = registry.unreachable(error)
-    if failures > registry.attempts:
-        raise problem from None
-    registry.pause(failures, asked)
+    SharedTag(registry, repository, fallback_tag(subject), media.INDEX, read, with_them).keep()

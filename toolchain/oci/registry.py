@@ -15,7 +15,8 @@ from toolchain.digest import CHUNK, sha256_bytes
 from toolchain.errors import DigestError, RegistryError, ResourceError, ToolchainError
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor, check_digest
-from toolchain.oci.layout import MANIFEST_LIMIT, Layout, media_type_of, parse_object
+from toolchain.oci.layout import MANIFEST_LIMIT, Layout
+from toolchain.oci.manifest import media_type_of, parse_object
 from toolchain.oci.transport import Transport
 from toolchain.oci.upload import Upload
 

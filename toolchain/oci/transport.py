@@ -19,7 +19,8 @@ from urllib3.util import Retry
 from toolchain.digest import CHUNK
 from toolchain.errors import RegistryError, ToolchainError, UnreachableError
 from toolchain.oci import auth
-from toolchain.oci.layout import MANIFEST_LIMIT, parse_object
+from toolchain.oci.layout import MANIFEST_LIMIT
+from toolchain.oci.manifest import parse_object
 
 LOG = logging.getLogger(__name__)
 TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})

@@ -7,7 +7,7 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,33 +18,42 @@ from toolchain.digest import canonical, sha256_json, write_atomically
 from toolchain.errors import UnsupportedError, UntrustedError
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.image import diff_ids_of, timestamp
-from toolchain.oci.layer_files import layer_files, read_member
+from toolchain.oci.layer_files import glance, layer_files
 from toolchain.oci.layout import Layout
-from toolchain.oci.reference import Target
+from toolchain.oci.reference import LayoutRef, Target
 from toolchain.oci.referrers import attach, write_artifact
 from toolchain.oci.registry import Registry
+from toolchain.oci.tagged import Tagged, attach_layers
 from toolchain.settings import EPOCH, Cache, Request
 from toolchain.sources.patch import listed
 from toolchain.stages.stage import Planned
-from toolchain.trust import attest, dsse, keyless, sbom
-from toolchain.trust.image_facts import Material, Package, Record, parse_dpkg_status, parse_lock
-from toolchain.trust.keyless import Keyless
-from toolchain.trust.keys import Signer
-from toolchain.trust.verify import gather
+from toolchain.trust import attest, cosign, dsse, keyless, sbom
+from toolchain.trust.image_facts import (
+    Material,
+    Package,
+    Record,
+    parse_dpkg_status,
+    parse_lock,
+    parse_os_release,
+    with_sources,
+)
+from toolchain.trust.keyless import Identity, Keyless
+from toolchain.trust.keys import PublicKey, Signer
+from toolchain.trust.verify import Evidence, gather
 
 PREDICATE_TYPE = "in-toto.io/predicate-type"
-_BUNDLE = {"dev.sigstore.bundle.content": "dsse-envelope"}  # as cosign marks them
 _ANNOTATED = {"org.opencontainers.image.created": timestamp(EPOCH)}
 
 
 @dataclass(frozen=True)
 class AttachedEvidence:
-    """What was attached to an image: its kinds, by which way, and the bytes that were sent for it."""
+    """What was attached to an image: its kinds, by which way, the bytes that were sent for it, and cosign's tags."""
 
     kinds: tuple[str, ...]
     signed_by: str
     how: str
     pushed_bytes: int
+    tags: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         """As `publish --json` prints it."""
@@ -53,6 +62,7 @@ class AttachedEvidence:
             "signed_by": self.signed_by,
             "how": self.how,
             "pushed_bytes": self.pushed_bytes,
+            **({"tags": list(self.tags)} if self.tags else {}),
         }
 
 
@@ -146,14 +156,18 @@ def collect(cache: Cache, record: Record, plan: Sequence[Planned]) -> Material:
             below.insert(0, found)
             wanted |= _digests_in(found)
     base = record if record["stage"] == "base" else next((one for one in below if one["stage"] == "base"), None)
-    packages = _packages(cache, base) if base else ()
+    installed = parse_dpkg_status(_in_base(cache, base, "var/lib/dpkg/status"))
+    # The resolved list if that is still the one of this base: it has digests, and rpms too.
+    packages = (_resolved(cache, "base", base) or installed) if base else ()
     for one in (record, *below):
         if one["stage"] == "sysroot":  # headers of these packages were compiled in
             packages = tuple(sorted({*packages, *_resolved(cache, "sysroot", one)}))
+    named = base is not None and (base.get("inputs") or {}).get("base")
     return Material(
         record=record,
         below=tuple(below),
-        packages=packages,
+        packages=with_sources(packages, installed),
+        system="" if named else parse_os_release(_in_base(cache, base, "usr/lib/os-release")),
         isolation=_isolation(cache),
         finished=cache.record(record["input_digest"]).stat().st_mtime,
     )
@@ -201,18 +215,16 @@ def _resolved(cache: Cache, stage: str, record: Record) -> tuple[Package, ...]:
         return ()
 
 
-def _packages(cache: Cache, base: Record) -> tuple[Package, ...]:
-    """The base's packages: from its resolved list if that is still the one of this base, else from its layers."""
-    if found := _resolved(cache, "base", base):
-        return found
+def _in_base(cache: Cache, base: Record | None, path: str) -> str:
+    """A file out of the base's layers; empty where there is none."""
     layout = Layout(cache.images)
-    if not base.get("manifest") or not layout.has(base["manifest"]):
-        return ()
+    if base is None or not base.get("manifest") or not layout.has(base["manifest"]):
+        return ""
     for layer in reversed(layout.children(layout.resolve(base["manifest"]))[1:]):
-        content = read_member(layout.blob(layer.digest), layer.media_type, "var/lib/dpkg/status")
+        content = glance(layout.blob(layer.digest), layer.media_type, path)
         if content is not None:
-            return parse_dpkg_status(content.decode("utf-8", "replace"))
-    return ()
+            return content.decode("utf-8", "replace")
+    return ""
 
 
 def bill(material: Material, layout: Layout, manifest: Descriptor) -> dict[str, Any]:
@@ -221,6 +233,15 @@ def bill(material: Material, layout: Layout, manifest: Descriptor) -> dict[str, 
     files = layer_files(layout.blob(layers[-1].digest), layers[-1].media_type)
     diff_id = diff_ids_of(layout.read_json(config))[-1]
     return sbom.sbom(material, manifest=manifest.digest, diff_id=diff_id, files=files)
+
+
+@dataclass(frozen=True)
+class _Said:
+    """What becomes the layer of an artifact: its bytes, their media type, the artifact's annotations."""
+
+    content: bytes
+    kind: str
+    notes: Mapping[str, str]
 
 
 def attach_evidence(
@@ -239,6 +260,9 @@ def attach_evidence(
     With a key or an identity both go in signed envelopes. Without one only the SBOM goes, as plain SPDX: what it lists
     anyone can compare with the bytes, while a provenance that nobody signed could not be told from an invented one.
 
+    With a key the envelopes also lie, beside a signature, under the tags where cosign looks; and if the signer says so,
+    in bundles.
+
     Args:
         layout: holds the image.
         dest: the repository or folder that holds it too.
@@ -246,50 +270,100 @@ def attach_evidence(
         scratch: a folder for temporary files.
 
     Raises:
-        RegistryError, DigestError, UnreachableError: as `oci.referrers.attach`.
+        RegistryError, DigestError, UnreachableError: as `oci.referrers.attach` and `oci.tagged.attach_layers`.
     """
     scratch.mkdir(parents=True, exist_ok=True)
     document = bill(material, layout, manifest)
-    contents: list[tuple[bytes, str, Mapping[str, str]]] = []
-    known: dict[bytes, bytes] | None = None
-    if signer is None:
-        contents.append((canonical(document), sbom.MEDIA_TYPE, {}))
-    else:
-        about = attest.subjects(material.record["image"], [manifest.digest, index.digest])
-        for statement in (attest.sbom_statement(document, about), attest.provenance(material, about)):
-            notes = {PREDICATE_TYPE: statement["predicateType"]}
-            if isinstance(signer, Signer):
-                contents.append((dsse.sign(statement, signer).as_bytes(), dsse.MEDIA_TYPE, notes))
-            else:
-                if known is None:
-                    known = _signed_before(signer, manifest, dest, scratch=scratch, registry=registry)
-                content = known.get(canonical(statement)) or signer.sign(statement)
-                contents.append((content, keyless.MEDIA_TYPE, {**notes, **_BUNDLE}))
+    about = attest.subjects(material.record["image"], [manifest.digest, index.digest])
+    statements = [attest.sbom_statement(document, about), attest.provenance(material, about)]
     pushed, how = 0, "none"
+    tagged: list[Tagged] = []
     with tempfile.TemporaryDirectory(dir=scratch, prefix="evidence-") as folder:
         own = Layout(Path(folder)).ensure()
-        blobs = [own.put_bytes(content, kind) for content, kind, _ in contents]
+        envelopes: list[tuple[str, dsse.Envelope]] = []
+        if signer is None:
+            said = [_Said(canonical(document), sbom.MEDIA_TYPE, {})]
+        elif isinstance(signer, Keyless):
+            known = _signed_before(signer.identity, manifest, dest, own, registry)
+            said = [_by_identity(signer, one, known) for one in statements]
+        else:
+            signed = cosign.signature_statement(about)
+            envelopes = _by_key(
+                signer,
+                [*statements, signed] if signer.bundles else statements,
+                lambda: _signed_before(signer.public, manifest, dest, own, registry),
+            )
+            said = [_Said(one.as_bytes(), dsse.MEDIA_TYPE, {PREDICATE_TYPE: kind}) for kind, one in envelopes[:2]]
+            if signer.bundles:  # never a provenance without the SBOM: who finds a bundle looks at nothing else
+                said += [_bundled(kind, one, signer.public) for kind, one in envelopes]
+        blobs = [own.put_bytes(one.content, one.kind) for one in said]
         for subject in (manifest, index):
             artifacts = [
-                write_artifact(own, subject, blob, artifact_type=kind, annotations={**_ANNOTATED, **notes})
-                for blob, (_, kind, notes) in zip(blobs, contents, strict=True)
+                write_artifact(own, subject, blob, artifact_type=one.kind, annotations={**_ANNOTATED, **one.notes})
+                for blob, one in zip(blobs, said, strict=True)
             ]
             done = attach(own, artifacts, dest, registry=registry)
             pushed += done.pushed_bytes
             how = done.how if done.how != "none" else how
+            if isinstance(signer, Signer):
+                tagged += _tagged(own, signer, _name(dest, material.record["image"]), envelopes[:2], subject.digest)
+        pushed += attach_layers(own, tagged, dest, registry=registry)
     kinds = ("sbom",) if signer is None else ("sbom", "provenance")
     who = signer.public.id if isinstance(signer, Signer) else signer.identity.id if signer is not None else ""
-    return AttachedEvidence(kinds, who, how, pushed)
+    return AttachedEvidence(kinds, who, how, pushed, tuple(one.tag for one in tagged))
+
+
+def _by_identity(signer: Keyless, statement: attest.Statement, known: Mapping[bytes, Evidence]) -> _Said:
+    before = known.get(canonical(statement))
+    kind = statement["predicateType"]
+    notes = {PREDICATE_TYPE: kind, **cosign.bundle_notes(kind)}
+    return _Said(before.content if before is not None else signer.sign(statement), keyless.MEDIA_TYPE, notes)
+
+
+def _by_key(
+    signer: Signer, statements: Sequence[attest.Statement], known: Callable[[], Mapping[bytes, Evidence]]
+) -> list[tuple[str, dsse.Envelope]]:
+    """The statements signed, each with its predicate's type; as before where signing again would give another."""
+    before = {} if signer.repeats else {said: one.envelope().only(signer.public) for said, one in known().items()}
+    return [(one["predicateType"], before.get(canonical(one)) or dsse.sign(one, signer)) for one in statements]
+
+
+def _bundled(kind: str, envelope: dsse.Envelope, key: PublicKey) -> _Said:
+    return _Said(cosign.bundle(envelope, key), keyless.MEDIA_TYPE, {PREDICATE_TYPE: kind, **cosign.bundle_notes(kind)})
+
+
+def _name(dest: Target, image: str) -> str:
+    """What a signature calls the place of an image. A folder has no name that means anything elsewhere."""
+    return image if isinstance(dest, LayoutRef) else str(dest.at())
+
+
+def _tagged(
+    own: Layout, signer: Signer, named: str, envelopes: Sequence[tuple[str, dsse.Envelope]], subject: str
+) -> tuple[Tagged, ...]:
+    """Signature and envelopes as they go under the tags where cosign looks."""
+    signature = cosign.signature_layer(own, signer, named, subject)
+    layers = [cosign.attestation_layer(own, one.as_bytes(), kind) for kind, one in envelopes]
+    return (
+        Tagged(subject, "sig", (signature,), cosign.signed_already(own, signer.public)),
+        Tagged(subject, "att", tuple(layers)),
+    )
 
 
 def _signed_before(
-    signer: Keyless, manifest: Descriptor, dest: Target, *, scratch: Path, registry: Registry | None
-) -> dict[bytes, bytes]:
-    """Bundles of this identity by their payload: a new one would be another, and another entry in a public log."""
-    found = {}
-    with tempfile.TemporaryDirectory(dir=scratch, prefix="evidence-") as folder:
-        for one in gather(dest, [manifest.digest], Layout(Path(folder)).ensure(), registry=registry):
-            if one.media_type == keyless.MEDIA_TYPE:
-                with contextlib.suppress(UntrustedError):
-                    found[signer.identity.opened(one.content).payload] = one.content
+    who: PublicKey | Identity, manifest: Descriptor, dest: Target, scratch: Layout, registry: Registry | None
+) -> dict[bytes, Evidence]:
+    """What they signed, by its payload: a new signature would be another, and of an identity another public entry."""
+    found: dict[bytes, Evidence] = {}
+    there = gather(dest, [manifest.digest], scratch, registry=registry)
+    for one in sorted(there, key=lambda one: one.media_type == keyless.MEDIA_TYPE):  # bundles wrap what is there too
+        with contextlib.suppress(UntrustedError):
+            if isinstance(who, PublicKey):
+                envelope = one.envelope()
+                if not envelope.signed_by(who):
+                    continue
+            elif one.media_type == keyless.MEDIA_TYPE:
+                envelope = who.opened(one.content)
+            else:
+                continue
+            found.setdefault(envelope.payload, one)
     return found

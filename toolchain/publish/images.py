@@ -141,7 +141,9 @@ def _deliver(
                 )
             )
     refs = tuple(str(target.at(tag=tag)) for tag in tags)
-    evidence = replace(attached[0], pushed_bytes=sum(part.pushed_bytes for part in attached))
+    sent = sum(part.pushed_bytes for part in attached)
+    about = tuple(sorted({tag for one in attached for tag in one.tags}))
+    evidence = replace(attached[0], pushed_bytes=sent, tags=about)
     return Delivered(image, refs, done.digest, done.pushed_bytes, done.skipped_bytes, _joined(partial), evidence)
 
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from toolchain.digest import canonical
 from toolchain.errors import UntrustedError
+from toolchain.oci import descriptor as media
 from toolchain.trust.keys import PublicKey, Signer
 
-MEDIA_TYPE = "application/vnd.dsse.envelope.v1+json"
+MEDIA_TYPE = media.DSSE
 IN_TOTO = "application/vnd.in-toto+json"
 
 
@@ -36,10 +37,15 @@ class Envelope:
             }
         )
 
+    def only(self, key: PublicKey) -> Envelope:
+        """The same with the signatures by `key` alone, and its id at them."""
+        content = pae(self.payload_type, self.payload)
+        good = ((key.id, signature) for _, signature in self.signatures if key.verifies(signature, content))
+        return replace(self, signatures=tuple(good))
+
     def signed_by(self, key: PublicKey) -> bool:
         """Whether one of the signatures is by `key`."""
-        content = pae(self.payload_type, self.payload)
-        return any(key.verifies(signature, content) for _, signature in self.signatures)
+        return bool(self.only(key).signatures)
 
 
 def pae(payload_type: str, payload: bytes) -> bytes:
@@ -52,6 +58,18 @@ def sign(statement: Any, signer: Signer) -> Envelope:
     """An in-toto statement, canonical, in an envelope with one signature."""
     payload = canonical(statement)
     return Envelope(IN_TOTO, payload, ((signer.public.id, signer.sign(pae(IN_TOTO, payload))),))
+
+
+def from_bundle(content: bytes) -> Envelope:
+    """The envelope that a Sigstore bundle wraps. What else is in the bundle says nothing about who signed it.
+
+    Raises:
+        UntrustedError: there is none, or nobody signed it.
+    """
+    try:
+        return read(canonical(json.loads(content)["dsseEnvelope"]))
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UntrustedError("what is attached is not a bundle with an envelope", why=type(error).__name__) from error
 
 
 def read(content: bytes) -> Envelope:

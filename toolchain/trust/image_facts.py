@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 from urllib.parse import quote, urlsplit
 
@@ -12,7 +12,14 @@ from toolchain.settings import EPOCH
 
 Record = Mapping[str, Any]
 # How a distribution is called in package URLs where its base's name says something else.
-_NAMESPACE = {"ubi": "redhat", "manylinux": "almalinux"}
+_NAMESPACE = {"ubi": "redhat", "rhel": "redhat", "manylinux": "almalinux"}
+
+
+def distribution(base: str) -> tuple[str, str]:
+    """What package URLs call the distribution of a base (`debian13`), and its release: `debian`, `13`."""
+    found = re.match(r"([a-z]+)[-_]?([0-9][0-9_.]*)?", base)
+    family, release = (found[1], found[2] or "") if found else (base, "")
+    return _NAMESPACE.get(family, family), release.replace("_", ".")
 
 
 @dataclass(frozen=True, order=True)
@@ -22,6 +29,8 @@ class Package:
     Args:
         kind: `deb` or `rpm`.
         sha256: hex, of the package file; empty where the list names none.
+        source: the source package and its version, `glibc 2.41-12`, where that is known and called otherwise:
+            advisories are about source packages.
     """
 
     name: str
@@ -29,14 +38,15 @@ class Package:
     arch: str
     kind: Literal["deb", "rpm"] = "deb"
     sha256: str = ""
+    source: str = ""
 
     def purl(self, base: str) -> str:
         """Its package URL, for a base called `base` (`debian13`)."""
-        found = re.match(r"([a-z]+)[-_]?([0-9][0-9_.]*)?", base)
-        family, release = (found[1], found[2] or "") if found else (base, "")
-        family = _NAMESPACE.get(family, family)
+        family, release = distribution(base)
         distro = f"{family}-{release}" if release else family
-        return purl(self.kind, family, self.name, version=self.version, arch=self.arch, distro=distro)
+        upstream = self.source.replace(" ", "@")
+        more = {"arch": self.arch, "distro": distro, "upstream": upstream}
+        return purl(self.kind, family, self.name, version=self.version, **more)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +59,7 @@ class Material:
         packages: of the base.
         isolation: what the engine's probe found; empty if it left nothing.
         finished: seconds since 1970, for records that do not say.
+        system: how the base calls itself (`debian12`), for one that no recipe names.
     """
 
     record: Record
@@ -56,6 +67,7 @@ class Material:
     packages: tuple[Package, ...] = ()
     isolation: Mapping[str, Any] | None = None
     finished: float = float(EPOCH)
+    system: str = ""
 
     @property
     def base(self) -> Record | None:
@@ -66,7 +78,7 @@ class Material:
     def base_name(self) -> str:
         """How the base is called (`debian13`), for package URLs."""
         inputs = (self.base or {}).get("inputs") or {}
-        return str(inputs.get("base") or "linux")
+        return str(inputs.get("base") or self.system or "linux")
 
     def binaries(self) -> Iterator[tuple[str, Record]]:
         """Each prebuilt thing that was let in, by the name it was let in by, with the lowest stage that did."""
@@ -190,10 +202,31 @@ def parse_dpkg_status(text: str) -> tuple[Package, ...]:
     """The installed packages that a dpkg status file names, sorted."""
     found = []
     for block in text.split("\n\n"):
-        fields = dict(re.findall(r"^(Package|Status|Version|Architecture): (.+)$", block, re.MULTILINE))
+        fields = dict(re.findall(r"^(Package|Status|Version|Architecture|Source): (.+)$", block, re.MULTILINE))
         if fields.get("Status", "").endswith(" installed") and fields.keys() >= {"Package", "Version", "Architecture"}:
-            found.append(Package(fields["Package"], fields["Version"].strip(), fields["Architecture"].strip()))
+            name, version = fields["Package"], fields["Version"].strip()
+            source = _source(name, version, fields.get("Source", ""))
+            found.append(Package(name, version, fields["Architecture"].strip(), source=source))
     return tuple(sorted(found))
+
+
+def _source(name: str, version: str, said: str) -> str:
+    """`NAME VERSION` of the source package that dpkg names as `NAME` or `NAME (VERSION)`; empty where both are ours."""
+    source, _, other = said.strip().partition(" ")
+    found = (source or name, other.strip("()") or version)
+    return "" if found == (name, version) else " ".join(found)
+
+
+def with_sources(packages: Sequence[Package], known: Sequence[Package]) -> tuple[Package, ...]:
+    """The packages, with the source packages that others of the same name and version have."""
+    sources = {(one.name, one.version): one.source for one in known}
+    return tuple(replace(one, source=one.source or sources.get((one.name, one.version), "")) for one in packages)
+
+
+def parse_os_release(text: str) -> str:
+    """How a distribution calls itself, `debian12`; empty if it does not say."""
+    fields = dict(re.findall(r"^(ID|VERSION_ID)=[\"']?([^\"'\n]*)", text, re.MULTILINE))
+    return fields.get("ID", "") + fields.get("VERSION_ID", "") if fields.get("ID") else ""
 
 
 def parse_lock(packages: Sequence[Any]) -> tuple[Package, ...]:

@@ -48,14 +48,24 @@ class PublicKey:
 
 @dataclass(frozen=True, repr=False)
 class Signer:
-    """A private key. It is never shown, not even in a traceback."""
+    """A private key. It is never shown, not even in a traceback.
+
+    Args:
+        bundles: whether what it signs for others also goes out as Sigstore bundles.
+    """
 
     key: ed25519.Ed25519PrivateKey | ec.EllipticCurvePrivateKey
+    bundles: bool = False
 
     @property
     def public(self) -> PublicKey:
         """Its other half."""
         return PublicKey(self.key.public_key())
+
+    @property
+    def repeats(self) -> bool:
+        """Whether the same content gets the same signature each time."""
+        return self.sign(b"") == self.sign(b"")
 
     def sign(self, content: bytes) -> bytes:
         """A signature over `content`; the same one each time where the library can do that."""

@@ -9,20 +9,29 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
+
 from toolchain import __version__
 from toolchain.digest import sha256_bytes
 from toolchain.errors import UntrustedError
 from toolchain.oci.image import timestamp
 from toolchain.oci.layer_files import LayerFile
 from toolchain.settings import EPOCH
-from toolchain.trust.image_facts import Material, Origin, binary_row, is_tool, origin, patches_of, purl
+from toolchain.trust.image_facts import Material, Origin, binary_row, distribution, is_tool, origin, patches_of, purl
 
 MEDIA_TYPE = "application/spdx+json"
-PREDICATE = "https://spdx.dev/Document/v2.3"
+# in-toto names both; cosign and those who read as it does ask for the first. Earlier versions wrote the other.
+PREDICATE = "https://spdx.dev/Document"
+PREDICATES = frozenset({PREDICATE, "https://spdx.dev/Document/v2.3"})
 IMAGE = "SPDXRef-Image"
 _BINARY = "SPDXRef-Binary-"
 _LAYER = "files are those of the layer with diff_id "
 _NOTHING = "NOASSERTION"
+_BUILT_FROM = "built package from: "  # as Trivy writes and reads it
+# In JSON's schema; where SPDX writes text it is OPERATING-SYSTEM.
+_OS = "OPERATING_SYSTEM"
+# How scanners call a system where package URLs say otherwise.
+_SYSTEMS = {"almalinux": "alma"}
 
 
 def sbom(material: Material, *, manifest: str, diff_id: str, files: Sequence[LayerFile]) -> dict[str, Any]:
@@ -40,6 +49,8 @@ def sbom(material: Material, *, manifest: str, diff_id: str, files: Sequence[Lay
     for package, related in (*_sources(material), *_binaries(material), *_base(material)):
         packages.append(package)
         relations += related
+    packages = _once(packages)
+    licences = _declare(packages)
     rows = [_file(one) for one in files]
     relations += [(IMAGE, "CONTAINS", row["SPDXID"]) for row in rows]
     return {
@@ -50,7 +61,8 @@ def sbom(material: Material, *, manifest: str, diff_id: str, files: Sequence[Lay
         # SPDX's own convention for documents that are published elsewhere; unique by input and by result.
         "documentNamespace": f"https://spdx.org/spdxdocs/{record['image']}-{_hex(record['input_digest'])}-{_hex(manifest)}",
         "creationInfo": {"created": timestamp(EPOCH), "creators": [f"Tool: toolchain-{__version__}"]},
-        "packages": _once(packages),
+        **({"hasExtractedLicensingInfos": licences} if licences else {}),
+        "packages": packages,
         "files": rows,
         "relationships": [
             {"spdxElementId": one, "relationshipType": kind, "relatedSpdxElement": other}
@@ -183,15 +195,43 @@ def _inside(material: Material) -> set[str]:
 
 
 def _base(material: Material) -> Iterator[_Related]:
+    if not material.packages:
+        return
     contained = material.record["stage"] == "base" or "base" in _inside(material)
+    family, release = distribution(material.base_name)
+    # Scanners look for advisories of the system that they find like this; by its id, or by what it is for.
+    system = f"SPDXRef-OperatingSystem-{_id(family)}-{_id(release)}".rstrip("-")
+    package = _package(system, _SYSTEMS.get(family, family), release, _OS, "")
+    yield package, [_part(system, contained=contained)]
     for one in material.packages:
         spdx_id = f"SPDXRef-Package-{one.kind}-{_id(one.name)}-{_id(one.arch)}"
         package = _package(
             spdx_id, one.name, one.version, "LIBRARY", one.purl(material.base_name),
             checksums=[{"algorithm": "SHA256", "checksumValue": one.sha256}] if one.sha256 else [],
             comment="prebuilt by the distribution",
+            sourceInfo=f"{_BUILT_FROM}{one.source}" if one.source else "",
         )  # fmt: skip
-        yield package, [(IMAGE, "CONTAINS", spdx_id) if contained else (spdx_id, "BUILD_DEPENDENCY_OF", IMAGE)]
+        yield package, [_part(spdx_id, contained=contained), (system, "CONTAINS", spdx_id)]
+
+
+def _part(spdx_id: str, *, contained: bool) -> tuple[str, str, str]:
+    return (IMAGE, "CONTAINS", spdx_id) if contained else (spdx_id, "BUILD_DEPENDENCY_OF", IMAGE)
+
+
+def _declare(packages: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
+    """Write each licence as an SPDX expression; what is none goes by an id of the document's own, with its text."""
+    extracted: dict[str, dict[str, str]] = {}
+    for package in packages:
+        said = package["licenseDeclared"]
+        if said in {_NOTHING, "NONE"}:
+            continue
+        try:
+            package["licenseDeclared"] = str(canonicalize_license_expression(said))
+        except InvalidLicenseExpression:
+            own = f"LicenseRef-{_hex(sha256_bytes(said.encode()))[:12]}"
+            package["licenseDeclared"] = own
+            extracted[own] = {"licenseId": own, "extractedText": said, "name": said.splitlines()[0][:80]}
+    return [extracted[name] for name in sorted(extracted)]
 
 
 def _once(packages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal, TypeVar
 
-from toolchain.digest import canonical
 from toolchain.errors import DigestError, RegistryError, UntrustedError
 from toolchain.oci import descriptor as media
 from toolchain.oci.check import verify_layout
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.image import diff_ids_of, labels_of
 from toolchain.oci.layer_files import LayerFile, layer_files
-from toolchain.oci.layout import Layout, children_of, parse_object
+from toolchain.oci.layout import Layout
+from toolchain.oci.manifest import children_of, parse_object
 from toolchain.oci.reference import LayoutRef, Target
 from toolchain.oci.referrers import referrers, subject_of
 from toolchain.oci.registry import Registry
@@ -41,6 +41,14 @@ class Evidence:
     media_type: str
     content: bytes
     artifact: str
+
+    def envelope(self) -> dsse.Envelope:
+        """The envelope that it is, or that it wraps; nothing is checked but its form.
+
+        Raises:
+            UntrustedError: there is none.
+        """
+        return dsse.from_bundle(self.content) if self.media_type == keyless.MEDIA_TYPE else dsse.read(self.content)
 
 
 @dataclass
@@ -228,11 +236,8 @@ class _Image:
                 if one.media_type == sbom.MEDIA_TYPE:
                     documents.append(parse_object(one.content, "the SBOM"))
                     continue
-                content = one.content
-                if one.media_type == keyless.MEDIA_TYPE:  # the envelope lies in a bundle
-                    content = canonical(parse_object(content, "the bundle").get("dsseEnvelope"))
-                said = _statement(dsse.read(content))
-                if said["predicateType"] == sbom.PREDICATE:
+                said = _statement(one.envelope())
+                if said["predicateType"] in sbom.PREDICATES:
                     documents.append(said["predicate"])
             except (UntrustedError, RegistryError) as error:
                 LOG.warning("%s: %s", one.artifact, error.what)
@@ -243,14 +248,14 @@ class _Image:
     def signed(self, key: PublicKey | Identity, demands: Policy, now: datetime) -> Mapping[str, Any]:
         """With a key only what it signed counts; the provenance that was believed."""
         statements = self._by(key)
-        made = self._about(statements, attest.PREDICATE, "provenance")
+        made = self._about(statements, {attest.PREDICATE}, "provenance")
         chosen = _one_of(made, lambda one: self._provenance(one, demands, now))
         self._checks["provenance"] = "it is about this image and agrees with itself and the image's label"
         if demands.source_repos:
             self._checks["source-repo"] = f"every source comes from {' or '.join(demands.source_repos)}"
         if demands.max_age is not None:
             self._checks["age"] = f"built within {demands.max_age:g} days"
-        listed = self._about(statements, sbom.PREDICATE, "sbom")
+        listed = self._about(statements, sbom.PREDICATES, "sbom")
         document = _one_of([one["predicate"] for one in listed], self._compare)
         self._checks["sbom"] = f"{len(document['files'])} files are as the signed SBOM lists them"
         policy.first("policy", policy.check_binaries(chosen, document, demands))
@@ -259,19 +264,20 @@ class _Image:
         return chosen
 
     def _by(self, key: PublicKey | Identity) -> list[dict[str, Any]]:
-        kind = dsse.MEDIA_TYPE if isinstance(key, PublicKey) else keyless.MEDIA_TYPE
-        contents = [one.content for one in self._found if one.media_type == kind]
+        # An identity signs bundles. A key's envelope may lie in one too; what that says about it is not looked at.
+        kinds = {keyless.MEDIA_TYPE} | ({dsse.MEDIA_TYPE} if isinstance(key, PublicKey) else set())
+        contents = [one for one in self._found if one.media_type in kinds]
         good, broken, names = [], "", set()
-        for content in contents:
+        for one in contents:
             try:
                 if isinstance(key, Identity):
-                    good.append(key.opened(content))
+                    good.append(key.opened(one.content))
                     continue
-                envelope = dsse.read(content)
+                envelope = one.envelope()
             except UntrustedError as error:
                 broken = error.what + (f": {error.why}" if error.why else "")
                 continue
-            names |= {name[:80] for name, _ in envelope.signatures}
+            names |= {name[:80] or "no key" for name, _ in envelope.signatures}
             if envelope.signed_by(key):
                 good.append(envelope)
         who = f"the key {key.id}" if isinstance(key, PublicKey) else key.id
@@ -290,8 +296,8 @@ class _Image:
         self._checks["signature"] = f"by {who}"
         return statements
 
-    def _about(self, statements: Sequence[dict[str, Any]], kind: str, name: str) -> list[dict[str, Any]]:
-        of_kind = [one for one in statements if one["predicateType"] == kind]
+    def _about(self, statements: Sequence[dict[str, Any]], kinds: Set[str], name: str) -> list[dict[str, Any]]:
+        of_kind = [one for one in statements if one["predicateType"] in kinds]
         if not of_kind:
             raise UntrustedError(f"{name}: none is signed by this key")
         about = [one for one in of_kind if self._needed <= _subjects(one)]

@@ -1,0 +1,281 @@
+"""Programs of others verify what is published with a key: cosign, skopeo (as podman does it), npm's @sigstore/verify.
+
+They run in a network of their own that holds the registry and nothing else, with an empty home.
+"""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.evidence_fixtures import Stand, ed25519_signer, p256_signer, small_image
+from tests.registry_fixtures import running_registry
+from tests.verifier_programs import Island, island, npm_modules, unpacked
+from toolchain.oci.descriptor import Descriptor
+from toolchain.oci.image import write_index
+from toolchain.oci.layout import Layout
+from toolchain.oci.publish import publish
+from toolchain.oci.reference import RegistryRef
+from toolchain.oci.referrers import attach, referrers, write_artifact
+from toolchain.oci.registry import Registry
+from toolchain.oci.tagged import Tagged, about_tag, attach_layers
+from toolchain.publish.attestations import attach_evidence
+from toolchain.trust import attest, cosign, sbom
+
+pytestmark = pytest.mark.registry
+KEYS = {"ed25519": ed25519_signer, "p256": p256_signer}
+FORMS = ("tags", "tags and bundles")
+SUBJECTS = ("manifest", "index")
+# What they say of what is not there, or not signed by this key, or about another image; not of a network that fails.
+_REFUSED = re.compile(
+    r"no matching (signatures|attestations)|no signatures found|invalid signature|failed to verify signature"
+    r"|could not verify|does not match|no valid|cryptographic signature verification failed"
+)
+
+
+@dataclass(frozen=True)
+class Published:
+    """An image with evidence of one key, and beside it one that somebody gave that evidence to."""
+
+    ref: RegistryRef
+    digests: dict[str, str]
+    strangers: dict[str, str]
+    key: Path
+    bundles: tuple[dict[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class Shelf:
+    """All that is published, and the network in which it is served."""
+
+    island: Island
+    published: dict[tuple[str, str], Published]
+
+
+@pytest.fixture(scope="module")
+def shelf(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shelf]:
+    folder = tmp_path_factory.mktemp("verifiers")
+    wanted = list(itertools.product(KEYS, FORMS))
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        running_registry(folder / "registry") as host,
+        ThreadPoolExecutor(len(wanted)) as pool,
+    ):
+        patch.setattr("toolchain.oci.shared_tag.CALM", (0.0,))  # each repository has one publisher
+        made = dict(zip(wanted, pool.map(lambda one: _publish(folder, host, *one), wanted), strict=True))
+    config = folder / "registry" / "config.yml"
+    with island(folder / "home", "docker-registry", "serve", config, port=int(host.rpartition(":")[2])) as alone:
+        yield Shelf(alone, made)
+
+
+def _publish(folder: Path, host: str, key: str, form: str) -> Published:
+    name = f"{key}-{FORMS.index(form)}"
+    signer = replace(KEYS[key](), bundles=form != "tags")
+    stand = Stand(Layout(folder / f"layout {name}"), folder / f"work {name}", signer=signer)
+    with Registry(host, login="") as registry:
+        return _publish_one(folder, registry, stand, RegistryRef(host, f"ns/{name}"))
+
+
+def _publish_one(folder: Path, registry: Registry, stand: Stand, ref: RegistryRef) -> Published:
+    layout = stand.layout
+    other = small_image(layout, stand.work, files={"usr/lib64/thing/bin/tool": b"another"})
+    others = {"manifest": other, "index": write_index(layout, [other])}
+    mine = {"manifest": stand.manifest, "index": stand.index}
+    for index in (stand.index, others["index"]):
+        publish(layout, index, ref, ["latest"], registry=registry)
+    once, again = (
+        attach_evidence(
+            stand.material, layout, stand.manifest, stand.index, ref,
+            signer=stand.signer, registry=registry, scratch=stand.work / "scratch",
+        )
+        for _ in range(2)
+    )  # fmt: skip
+    assert once.pushed_bytes > 0
+    assert again.pushed_bytes == 0, "published twice"
+    for what, subject in mine.items():
+        _plant(layout, registry, ref, subject, others[what])
+    path = folder / f"{ref.repository.rpartition('/')[2]}.pub"
+    path.write_bytes(stand.signer.public.pem())
+    return Published(
+        ref,
+        {what: one.digest for what, one in mine.items()},
+        {what: one.digest for what, one in others.items()},
+        path,
+        tuple(_bundles(layout, registry, ref, stand.manifest)),
+    )
+
+
+def _bundles(layout: Layout, registry: Registry, ref: RegistryRef, subject: Descriptor) -> Iterator[dict[str, Any]]:
+    for one in referrers(ref, subject.digest, registry=registry):
+        if one.artifact_type == cosign.BUNDLE:
+            content = registry.get_manifest(ref.repository, one.digest)[1]
+            blob = Descriptor.from_json(json.loads(content)["layers"][0])
+            registry.pull_blob(ref.repository, blob, layout)
+            yield layout.read_json(blob)
+
+
+def _plant(layout: Layout, registry: Registry, ref: RegistryRef, mine: Descriptor, other: Descriptor) -> None:
+    """Whoever may push can put all that is said about one image beside another."""
+    said = []
+    kinds: tuple[Any, ...] = ("sig", "att")
+    for kind in kinds:
+        content = json.loads(registry.get_manifest(ref.repository, about_tag(mine.digest, kind))[1])
+        layers = [Descriptor.from_json(one) for one in content["layers"]]
+        for layer in layers:
+            registry.pull_blob(ref.repository, layer, layout)
+        said.append(Tagged(other.digest, kind, tuple(layers)))
+    attach_layers(layout, said, ref, registry=registry)
+    found = [json.dumps(one, sort_keys=True) for one in _bundles(layout, registry, ref, mine)]
+    artifacts = [
+        write_artifact(
+            layout, other, layout.put_bytes(one.encode(), cosign.BUNDLE), artifact_type=cosign.BUNDLE,
+            annotations=cosign.bundle_notes(attest.PREDICATE),
+        )
+        for one in found
+    ]  # fmt: skip
+    if artifacts:
+        attach(layout, artifacts, ref, registry=registry)
+
+
+def _cosign(shelf: Shelf, program: Path, verb: str, ref: str, key: Path) -> subprocess.CompletedProcess[str]:
+    what, _, kind = verb.partition(" ")
+    typed = ["--type", kind] if kind else []
+    options = ["--insecure-ignore-tlog=true", "--allow-http-registry", "--key", str(key)]
+    return shelf.island.run(program, what, *typed, *options, ref)
+
+
+VERBS = {
+    "verify": None,
+    "verify-attestation slsaprovenance1": attest.PREDICATE,
+    "verify-attestation spdxjson": sbom.PREDICATE,
+}
+
+
+@pytest.mark.parametrize("subject", SUBJECTS)
+@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("version", ["2.5.0", "3.1.1"])
+def test_cosign(shelf: Shelf, version: str, form: str, key: str, subject: str) -> None:
+    program = unpacked(f"cosign-{version}") / "usr" / "bin" / "cosign"
+    one = shelf.published[key, form]
+    wrong = shelf.published[key, next(other for other in FORMS if other != form)].key
+    mine, stranger = one.ref.at(digest=one.digests[subject]), one.ref.at(digest=one.strangers[subject])
+    cases = [(verb, *case) for verb in VERBS for case in ((mine, one.key), (mine, wrong), (stranger, one.key))]
+    with ThreadPoolExecutor(9) as pool:
+        said = list(pool.map(lambda case: _cosign(shelf, program, case[0], str(case[1]), case[2]), cases))
+    for (verb, ref, by), done in zip(cases, said, strict=True):
+        if (ref, by) == (mine, one.key):
+            assert done.returncode == 0, f"{verb} {ref}: {done.stderr}"
+            if kind := VERBS[verb]:
+                statement = json.loads(base64.b64decode(json.loads(done.stdout.splitlines()[0])["payload"]))
+                assert statement["predicateType"] == kind
+        else:
+            assert done.returncode != 0, f"{verb} {ref} with {by.name} was accepted"
+            assert _REFUSED.search(done.stderr), f"{verb} {ref}: {done.stderr}"
+
+
+@dataclass(frozen=True)
+class Skopeo:
+    """skopeo with the libc that it was built for, in the network of the registry."""
+
+    island: Island
+    folder: Path
+
+    def __call__(self, *words: str | Path) -> subprocess.CompletedProcess[str]:
+        root, libraries = unpacked("skopeo-1.18.0"), "usr/lib/x86_64-linux-gnu"
+        loader = root / "usr/lib64/ld-linux-x86-64.so.2"
+        path = f"{root / libraries}:/{libraries}"
+        done = self.island.run(loader, "--library-path", path, root / "usr/bin/skopeo", *words)
+        if "error while loading shared libraries" in done.stderr or "not found (required by" in done.stderr:
+            pytest.skip(f"skopeo 1.18.0 does NOT RUN here: its policy is not tried ({done.stderr.strip()[:200]})")
+        return done
+
+    def look(self, name: str, ref: RegistryRef, key: Path, **identity: str) -> subprocess.CompletedProcess[str]:
+        """Take an image under a policy that demands a signature."""
+        folder = self.folder / name
+        (folder / "registries.d").mkdir(parents=True)
+        (folder / "registries.d" / "all.yaml").write_text("default-docker:\n  use-sigstore-attachments: true\n")
+        named = identity or {"type": "matchRepository"}
+        demand = {"type": "sigstoreSigned", "keyPath": str(key), "signedIdentity": named}
+        policy = {"default": [{"type": "reject"}], "transports": {"docker": {ref.host: [demand]}}}
+        (folder / "policy.json").write_text(json.dumps(policy))
+        return self(
+            "copy", "--all", "--policy", folder / "policy.json", "--registries.d", folder / "registries.d",
+            "--src-tls-verify=false", f"docker://{ref}", f"dir:{folder / 'out'}",
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("subject", SUBJECTS)
+@pytest.mark.parametrize("key", KEYS)
+def test_skopeo(shelf: Shelf, tmp_path: Path, key: str, subject: str) -> None:
+    """The policy that podman, CRI-O and skopeo share."""
+    skopeo = Skopeo(shelf.island, tmp_path)
+    one, wrong = (shelf.published[key, form] for form in FORMS)
+    mine, stranger = one.ref.at(digest=one.digests[subject]), one.ref.at(digest=one.strangers[subject])
+    good = skopeo.look("good", mine, one.key)
+    assert good.returncode == 0, good.stderr
+    for name, ref, by in (("key", mine, wrong.key), ("digest", stranger, one.key)):
+        done = skopeo.look(name, ref, by)
+        assert done.returncode != 0, f"{ref} with {by.name} was accepted"
+        assert "rejected" in done.stderr
+
+
+def test_a_folder_that_was_copied(shelf: Shelf, tmp_path: Path) -> None:
+    """Tags of a layout folder, brought to a registry by hand: the signature names the image, not a place."""
+    stand = Stand(Layout(tmp_path / "folder"), tmp_path / "work")
+    done = attach_evidence(
+        stand.material,
+        stand.layout,
+        stand.manifest,
+        stand.index,
+        stand.ref,
+        signer=stand.signer,
+        scratch=tmp_path / "s",
+    )
+    key = tmp_path / "key.pub"
+    key.write_bytes(stand.signer.public.pem())
+    skopeo = Skopeo(shelf.island, tmp_path)
+    host = next(iter(shelf.published.values())).ref.host
+    for tag in ("thing", *done.tags):
+        words = ("copy", "--all", "--insecure-policy", "--dest-tls-verify=false")
+        copied = skopeo(*words, f"oci:{stand.layout.root}:{tag}", f"docker://{host}/ns/copied:{tag}")
+        assert copied.returncode == 0, copied.stderr
+    ref = RegistryRef(host, "ns/copied", digest=stand.index.digest)
+    exact = {"type": "exactRepository", "dockerRepository": stand.material.record["image"]}
+    assert skopeo.look("exact", ref, key, **exact).returncode == 0
+    assert "is not accepted" in skopeo.look("place", ref, key).stderr
+    program = unpacked("cosign-2.5.0") / "usr" / "bin" / "cosign"
+    assert _cosign(shelf, program, "verify", str(ref), key).returncode == 0
+
+
+def test_sigstore_verify_of_npm(shelf: Shelf) -> None:
+    """Bundles alone: each statement by its key, by another, and asked about another image."""
+    folder = npm_modules()
+    cases, wanted = [], []
+    for key in KEYS:
+        wrong, one = (shelf.published[key, form] for form in FORMS)
+        assert len(one.bundles) == 3
+        for bundle, what in itertools.product(one.bundles, SUBJECTS):
+            statement = json.loads(base64.b64decode(bundle["dsseEnvelope"]["payload"]))
+            for by, digest, says in (
+                (one, one.digests[what], statement["predicateType"]),
+                (wrong, one.digests[what], "SIGNATURE_ERROR"),
+                (one, one.strangers[what], "about another image"),
+            ):
+                cases.append({"bundle": bundle, "key": by.key.read_text(), "digest": digest})
+                wanted.append(says)
+    done = subprocess.run(
+        ["node", "check.js"], cwd=folder, input=json.dumps(cases), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == wanted

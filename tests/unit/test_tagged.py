@@ -1,0 +1,241 @@
+"""What is said about an image and lies under tags where cosign looks."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.evidence_fixtures import Stand, ed25519_signer, p256_signer, small_image
+from tests.fake_registry import FakeRegistry, fake_registry
+from toolchain.digest import canonical, sha256_bytes
+from toolchain.errors import RegistryError
+from toolchain.oci import descriptor as media
+from toolchain.oci.descriptor import Descriptor
+from toolchain.oci.image import write_index
+from toolchain.oci.layout import Layout
+from toolchain.oci.publish import resolve
+from toolchain.oci.reference import LayoutRef, RegistryRef
+from toolchain.oci.registry import Registry
+from toolchain.oci.tagged import Tagged, about_tag, attach_layers
+from toolchain.publish.attestations import attach_evidence
+from toolchain.trust import cosign
+from toolchain.trust.keys import Signer
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("toolchain.oci.shared_tag.time.sleep", lambda seconds: None)
+
+
+@pytest.fixture
+def stand(tmp_path: Path) -> Stand:
+    return Stand(Layout(tmp_path / "lay out"), tmp_path / "work")
+
+
+def connection(server: FakeRegistry) -> Registry:
+    return Registry(server.host, login="", backoff=0.001, attempts=2)
+
+
+def signature(stand: Stand, signer: Signer | None = None) -> Descriptor:
+    return cosign.signature_layer(stand.layout, signer or stand.signer, "h.example/ns/thing", stand.index.digest)
+
+
+def mine(stand: Stand) -> Tagged:
+    return Tagged(stand.index.digest, "sig", (signature(stand),))
+
+
+def test_the_payload_is_what_cosign_signs() -> None:
+    digest = f"sha256:{'1' * 64}"
+    assert cosign.payload("h.example:5000/ns/thing", digest) == (
+        b'{"critical":{"identity":{"docker-reference":"h.example:5000/ns/thing"},'
+        b'"image":{"docker-manifest-digest":"' + digest.encode() + b'"},'
+        b'"type":"cosign container image signature"},"optional":null}'
+    )
+
+
+def test_what_lies_under_the_tags(stand: Stand) -> None:
+    with fake_registry() as server, connection(server) as registry:
+        ref = RegistryRef(server.host, "ns/thing")
+        done, again = (
+            attach_evidence(
+                stand.material, stand.layout, stand.manifest, stand.index, ref,
+                signer=stand.signer, registry=registry, scratch=stand.work,
+            )
+            for _ in range(2)
+        )  # fmt: skip
+        assert done.pushed_bytes > 0
+        assert again.pushed_bytes == 0
+        assert set(done.tags) == {name for name in server.manifests if name.startswith("sha256-")}
+        for subject in (stand.manifest, stand.index):
+            value = json.loads(server.manifests[about_tag(subject.digest, "sig")][1])
+            (layer,) = value["layers"]
+            assert layer["mediaType"] == "application/vnd.dev.cosign.simplesigning.v1+json"
+            content = server.blobs[layer["digest"]]
+            assert content == cosign.payload(f"{server.host}/ns/thing", subject.digest)
+            signed = base64.b64decode(layer["annotations"]["dev.cosignproject.cosign/signature"])
+            assert stand.signer.public.verifies(signed, content)
+            assert value["config"]["mediaType"] == "application/vnd.oci.image.config.v1+json"
+            config = json.loads(server.blobs[value["config"]["digest"]])
+            assert config["rootfs"] == {"type": "layers", "diff_ids": [layer["digest"]]}
+            said = json.loads(server.manifests[about_tag(subject.digest, "att")][1])["layers"]
+            assert [one["annotations"] for one in said] == [
+                {"dev.cosignproject.cosign/signature": "", "predicateType": kind}
+                for kind in ("https://spdx.dev/Document", "https://slsa.dev/provenance/v1")
+            ]
+            attached = {json.loads(content)["layers"][0]["digest"] for kind, content in _artifacts(server)}
+            assert {one["digest"] for one in said} == attached, "the envelopes are not stored twice"
+
+
+def _artifacts(server: FakeRegistry) -> list[tuple[str, bytes]]:
+    return [one for one in server.manifests.values() if b'"subject"' in one[1]]
+
+
+def test_what_others_signed_stays(stand: Stand) -> None:
+    with fake_registry() as server, connection(server) as registry:
+        ref, tag = RegistryRef(server.host, "x"), about_tag(stand.index.digest, "sig")
+        foreign: dict[str, Any] = {
+            "mediaType": media.SIMPLE_SIGNING, "digest": f"sha256:{'5' * 64}", "size": 7, "x": [1],
+            "annotations": {"dev.sigstore.cosign/certificate": "…"},
+        }  # fmt: skip
+        value = {"schemaVersion": 2, "config": foreign, "layers": [foreign], "annotations": {"kept": "too"}}
+        server.manifests[tag] = (media.MANIFEST, canonical(value))
+        for _ in range(2):
+            attach_layers(stand.layout, [mine(stand)], ref, registry=registry)
+        after = json.loads(server.manifests[tag][1])
+        assert after["layers"][0] == foreign
+        assert len(after["layers"]) == 2
+        assert after["annotations"] == {"kept": "too"}
+        config = json.loads(server.blobs[after["config"]["digest"]])
+        assert config["rootfs"]["diff_ids"] == [one["digest"] for one in after["layers"]]
+
+
+def test_a_list_that_another_replaced(stand: Stand) -> None:
+    """Two publishers read the same list; the later one's replaced ours, which is seen and added again."""
+    other = signature(stand, ed25519_signer())
+    with fake_registry() as server, connection(server) as registry:
+        ref, tag = RegistryRef(server.host, "x"), about_tag(stand.index.digest, "sig")
+        puts = []
+
+        def replaced(name: str) -> None:
+            if name == tag:
+                puts.append(name)
+
+        server.before_put = replaced
+        answer = Registry.get_manifest
+
+        def meddling(self: Registry, repository: str, reference: str) -> tuple[Descriptor, bytes]:
+            if reference == tag and len(puts) == 1:
+                puts.append("another's")
+                value = {"schemaVersion": 2, "config": other.as_json(), "layers": [other.as_json()]}
+                with server.lock:
+                    server.manifests[tag] = (media.MANIFEST, canonical(value))
+            return answer(self, repository, reference)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Registry, "get_manifest", meddling)
+            attach_layers(stand.layout, [mine(stand)], ref, registry=registry)
+        layers = json.loads(server.manifests[tag][1])["layers"]
+        assert [one["annotations"] for one in layers] == [dict(one.annotations) for one in (other, signature(stand))]
+
+
+@pytest.mark.parametrize("index", [True, False])
+def test_an_image_under_that_tag_is_not_written_over(stand: Stand, index: bool) -> None:
+    there = stand.index if index else stand.manifest
+    with fake_registry() as server, connection(server) as registry:
+        tag = about_tag(stand.index.digest, "sig")
+        image = (there.media_type, stand.layout.read(there))
+        server.manifests[tag] = image
+        ref = RegistryRef(server.host, "x")
+        with pytest.raises(RegistryError, match="not a list of statements" if index else "is an image"):
+            attach_layers(stand.layout, [mine(stand)], ref, registry=registry)
+        assert server.manifests[tag] == image
+
+
+def test_a_signature_that_is_good_already_is_kept(stand: Stand) -> None:
+    """Without deterministic signatures each is another one."""
+    signer, same = p256_signer(), cosign.signed_already(stand.layout, stand.signer.public)
+    first = signature(stand, signer)
+    other = first.annotated({cosign.SIGNATURE: base64.b64encode(_another(signer, stand, first)).decode()})
+    assert not same(first, other), "of another key"
+    assert cosign.signed_already(stand.layout, signer.public)(first, other)
+    broken = first.annotated({cosign.SIGNATURE: base64.b64encode(b"x").decode()})
+    assert not cosign.signed_already(stand.layout, signer.public)(first, broken)
+    assert ed25519_signer().repeats
+
+
+def _another(signer: Signer, stand: Stand, layer: Descriptor) -> bytes:
+    from cryptography.hazmat.primitives import hashes  # noqa: PLC0415
+    from cryptography.hazmat.primitives.asymmetric import ec  # noqa: PLC0415
+
+    assert isinstance(signer.key, ec.EllipticCurvePrivateKey)
+    return signer.key.sign(stand.layout.blob(layer.digest).read_bytes(), ec.ECDSA(hashes.SHA256()))
+
+
+def test_where_signing_again_gives_another_signature(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    from cryptography.hazmat.primitives import hashes  # noqa: PLC0415
+    from cryptography.hazmat.primitives.asymmetric import ec  # noqa: PLC0415
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    monkeypatch.setattr(Signer, "sign", lambda self, content: key.sign(content, ec.ECDSA(hashes.SHA256())))
+    signer = Signer(key, bundles=True)
+    once, again = (
+        attach_evidence(
+            stand.material, stand.layout, stand.manifest, stand.index, stand.ref, signer=signer, scratch=stand.work
+        ).pushed_bytes
+        for _ in range(2)
+    )
+    assert once > 0
+    assert again == 0
+
+
+def test_in_a_layout_folder(stand: Stand, tmp_path: Path) -> None:
+    attach_evidence(
+        stand.material, stand.layout, stand.manifest, stand.index, stand.ref, signer=stand.signer, scratch=stand.work
+    )
+    layout = stand.layout
+    names = set(layout.refs())
+    assert names == {"thing"} | {about_tag(one.digest, kind) for one in (stand.manifest, stand.index) for kind in KINDS}
+    assert list(layout.images()) == ["thing"]
+    assert resolve(LayoutRef(layout.root)).digest == stand.index.digest, "one image, not five"
+    tag = about_tag(stand.index.digest, "sig")
+    (layer,) = layout.children(layout.resolve(tag))[1:]
+    named = json.loads(layout.blob(layer.digest).read_bytes())["critical"]["identity"]["docker-reference"]
+    assert named == stand.material.record["image"], "a folder's path means nothing elsewhere"
+    # What decayed is written anew.
+    layout.blob(layout.resolve(tag).digest).write_bytes(b"x")
+    layout.blob(layer.digest).write_bytes(b"x")
+    attach_evidence(
+        stand.material, layout, stand.manifest, stand.index, stand.ref, signer=stand.signer, scratch=stand.work
+    )
+    layout.verify(layer.digest)
+    assert layout.children(layout.resolve(tag))[1].digest == layer.digest
+    layout.gc()
+    assert layout.has(layer.digest)
+
+
+KINDS: tuple[Any, ...] = ("sig", "att")
+
+
+def test_an_image_with_such_a_name_is_an_image(stand: Stand) -> None:
+    name = about_tag(stand.index.digest, "sig")
+    other = write_index(stand.layout, [small_image(stand.layout, stand.work, files={"usr/lib64/thing/a": b"b"})])
+    stand.layout.tag(other, name)
+    assert set(stand.layout.images()) == {"thing", name}
+    stand.layout.tag(stand.manifest, name)
+    assert set(stand.layout.images()) == {"thing", name}
+
+
+def test_a_bundle_has_no_key_id(stand: Stand) -> None:
+    from toolchain.trust import dsse  # noqa: PLC0415
+
+    envelope = dsse.sign({"a": 1}, stand.signer)
+    value = json.loads(cosign.bundle(envelope, stand.signer.public))
+    assert list(value["dsseEnvelope"]["signatures"][0]) == ["sig"]
+    hint = base64.b64decode(value["verificationMaterial"]["publicKey"]["hint"])
+    assert f"sha256:{hint.hex()}" == stand.signer.public.id
+    assert dsse.from_bundle(canonical(value)).signed_by(stand.signer.public)
+    assert sha256_bytes(canonical(value)) == sha256_bytes(cosign.bundle(envelope, stand.signer.public))

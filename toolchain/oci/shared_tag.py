@@ -1,0 +1,133 @@
+"""A tag that several publishers keep: each reads what is there, adds its own and writes.
+
+No registry known here can do that in one step, so a publisher reads back what it wrote until the list has stayed whole
+for a while, and never writes a list that it read long ago.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import requests
+
+from toolchain.digest import canonical
+from toolchain.errors import RegistryError, ToolchainError
+from toolchain.oci.registry import Registry
+
+LOG = logging.getLogger(__name__)
+_ACTIONS = "pull,push"
+# Seconds after which the list is read again; it must be whole each time. Together longer than anybody holds on to a
+# list between reading and writing it.
+CALM = (0.1, 0.3, 0.6)
+_ROUNDS = 20
+
+
+Value = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class SharedTag:
+    """What lies under a tag, and what is to be added.
+
+    Args:
+        media_type: of what lies there.
+        read: gives it, None for nothing.
+        change: the same with what is ours; None when it is there already.
+    """
+
+    registry: Registry
+    repository: str
+    tag: str
+    media_type: str
+    read: Callable[[], Value | None]
+    change: Callable[[Value | None], Value | None]
+
+    def missing(self) -> Value | None:
+        """What has to be written, None where all of ours is there."""
+        return self.change(self.read())
+
+    def add(self) -> bool:
+        """Write what is missing, once; whether anything was. Somebody may replace it at once: see `keep`."""
+        value = self.missing()
+        if value is not None:
+            self._put_once(canonical(value), 1)
+        return value is not None
+
+    def keep(self, *, wrote: bool = False) -> None:
+        """Read, add, write, read back; again when another publisher's list replaced ours.
+
+        Args:
+            wrote: whether it has been written before (`add`).
+
+        Raises:
+            RegistryError: it is refused, or never comes to rest.
+            UnreachableError: no answer.
+        """
+        waited = False
+        calm = rounds = 0
+        while rounds <= _ROUNDS:
+            value = self.missing()
+            if value is None:
+                if not wrote or calm == len(CALM):
+                    return
+                time.sleep(CALM[calm])
+                calm += 1
+            elif wrote and not waited:
+                LOG.info("%s: another publisher replaced %s; adding again", self.registry.host, self.tag)
+                rounds, calm, waited = rounds + 1, 0, True
+                # Not in step with the other; and what was read before the wait would be stale, so it is read again.
+                time.sleep(random.uniform(0.0, 0.1 * 2 ** min(rounds, 4)))  # noqa: S311 - no secret
+            else:
+                self._put_once(canonical(value), rounds + 1)
+                wrote, waited, calm = True, False, 0
+        raise RegistryError(
+            f"{self.repository}:{self.tag} does not come to rest",
+            why=f"in {_ROUNDS} rounds others kept replacing it",
+            fix="publish again when no other publisher is at this image",
+        )
+
+    def _put_once(self, content: bytes, failures: int) -> None:
+        """Write it. After a failure that may pass it only waits: sent again as it is, it might be stale by then."""
+        asked: str | None = None
+        try:
+            with self.registry.request(
+                "PUT",
+                f"/v2/{self.repository}/manifests/{self.tag}",
+                self.repository,
+                actions=_ACTIONS,
+                body=lambda: content,
+                headers={"Content-Type": self.media_type},
+            ) as got:
+                self.registry.traffic.sent += len(content)
+                if got.status_code in {200, 201, 202}:
+                    return
+                said = f"{self.registry.host} does not take {self.repository}:{self.tag}"
+                problem: ToolchainError = self.registry.failed(got, said)
+                if not self.registry.may_pass(got.status_code, failures - 1):
+                    raise problem
+                asked = got.headers.get("Retry-After")
+        except requests.RequestException as error:
+            problem = self.registry.unreachable(error)
+        if failures > self.registry.attempts:
+            raise problem from None
+        self.registry.pause(failures, asked)
+
+
+def keep_all(tags: Sequence[SharedTag]) -> None:
+    """As `keep` for each, with one time of waiting for all of them.
+
+    Raises:
+        RegistryError, UnreachableError: as `SharedTag.keep`.
+    """
+    written = [tag for tag in tags if tag.add()]
+    for wait in CALM if written else ():
+        time.sleep(wait)
+        for tag in tuple(written):
+            if tag.missing() is not None:
+                written.remove(tag)
+                tag.keep(wrote=True)

@@ -1,0 +1,175 @@
+"""What is said about an image and lies under a tag of its own, as cosign keeps it: `sha256-<hex>.sig` and `.att`.
+
+Under the tag is a manifest with one layer for each statement. Its config lists the layers as an image's does, since
+some readers look for that; so the config follows from the layers.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from toolchain.digest import canonical, sha256_bytes
+from toolchain.errors import DigestError, RegistryError
+from toolchain.oci import descriptor as media
+from toolchain.oci.descriptor import Descriptor, check_digest
+from toolchain.oci.layout import Layout
+from toolchain.oci.manifest import parse_object
+from toolchain.oci.reference import LayoutRef, Target
+from toolchain.oci.referrers import readable
+from toolchain.oci.registry import Registry
+from toolchain.oci.shared_tag import SharedTag, keep_all
+
+LOG = logging.getLogger(__name__)
+Kind = Literal["sig", "att"]
+Same = Callable[[Descriptor, Descriptor], bool]
+_NEVER = "0001-01-01T00:00:00Z"  # as cosign writes it: nothing of it depends on when
+_OF_IMAGES = (media.LAYER, media.DOCKER_LAYER_GZIP, media.DOCKER_LAYER)
+
+
+def about_tag(subject: str, kind: Kind) -> str:
+    """The tag under which cosign looks for signatures or attestations of a digest."""
+    return f"{check_digest(subject).replace(':', '-')}.{kind}"
+
+
+def same_content(wanted: Descriptor, there: Descriptor) -> bool:
+    """Whether two layers are one by their digest and what is written beside it."""
+    return wanted.digest == there.digest and dict(wanted.annotations).items() <= dict(there.annotations).items()
+
+
+@dataclass(frozen=True)
+class Tagged:
+    """Layers to be added to what lies under the tag of an image.
+
+    Args:
+        subject: digest of the image or index.
+        layers: with their annotations.
+        same: whether the first layer is wanted no more where the second is.
+    """
+
+    subject: str
+    kind: Kind
+    layers: tuple[Descriptor, ...]
+    same: Same = same_content
+
+    @property
+    def tag(self) -> str:
+        """Where they go."""
+        return about_tag(self.subject, self.kind)
+
+    def missing(self, value: Mapping[str, Any] | None) -> list[Descriptor]:
+        """Those that a manifest under the tag has not."""
+        there = list(readable((value or {}).get("layers", ())))
+        return [one for one in self.layers if not any(self.same(one, other) for other in there)]
+
+
+def attach_layers(layout: Layout, said: Sequence[Tagged], dest: Target, *, registry: Registry | None = None) -> int:
+    """Add layers to what lies under tags. What is there stays; what is ours already is not sent again.
+
+    Args:
+        layout: holds the layers' blobs, and takes the manifests.
+        dest: the layout folder or repository that holds the images.
+        registry: an open connection to use; else one is made.
+
+    Returns:
+        Bytes sent or written.
+
+    Raises:
+        RegistryError: an image has this tag, the destination refuses, or others never let it come to rest.
+        UnreachableError: no answer.
+    """
+    if isinstance(dest, LayoutRef):
+        there = Layout(dest.path).ensure()
+        return sum(_to_layout(layout, one, there) for one in said)
+    if registry is None:
+        with Registry(dest.host) as made:
+            return attach_layers(layout, said, dest, registry=made)
+    before = registry.traffic.sent
+    keep_all([_shared(layout, one, registry, dest.repository) for one in said])
+    return registry.traffic.sent - before
+
+
+def read_layers_under(content: bytes, name: str) -> dict[str, Any]:
+    """The manifest under such a tag.
+
+    Raises:
+        RegistryError: it is something else, which must not be written over.
+    """
+    value = parse_object(content, name)
+    layers = value.get("layers")
+    if not isinstance(layers, list) or not all(isinstance(one, dict) for one in layers):
+        raise RegistryError(f"{name} is not a list of statements", why="it has no list of layers")
+    if any(str(one.get("mediaType", "")).startswith(_OF_IMAGES) for one in layers):
+        raise RegistryError(f"{name} is an image", why="under this tag cosign keeps what is said about an image")
+    return value
+
+
+def _with(value: Mapping[str, Any] | None, missing: Sequence[Descriptor], layout: Layout) -> dict[str, Any]:
+    """The manifest with further layers; its config is put into `layout`."""
+    layers = [*(value or {}).get("layers", ()), *(one.as_json() for one in missing)]
+    config = {
+        "architecture": "",
+        "created": _NEVER,
+        "history": [{"created": _NEVER}] * len(layers),
+        "os": "",
+        "rootfs": {"type": "layers", "diff_ids": [str(one.get("digest")) for one in layers]},
+        "config": {},
+    }
+    return {
+        **(value or {}),
+        "schemaVersion": 2,
+        "mediaType": media.MANIFEST,
+        "config": layout.put_json(config, media.CONFIG).as_json(),
+        "layers": layers,
+    }
+
+
+def _to_layout(layout: Layout, said: Tagged, there: Layout) -> int:
+    pushed = 0
+
+    def change(now: Descriptor | None) -> Descriptor:
+        nonlocal pushed
+        value = _read_again(there, now, said.tag)
+        missing = said.missing(value)
+        for layer in said.layers:  # what decayed there is replaced too
+            if not there.holds(layer.digest):
+                there.put_file(layout.blob(layer.digest), digest=layer.digest)
+                pushed += layer.size
+        if now is not None and value is not None and not missing:
+            return now
+        made = _with(value, missing, layout)
+        config, content = layout.read(Descriptor.from_json(made["config"])), canonical(made)
+        pushed += sum(len(one) for one in (config, content) if not there.holds(sha256_bytes(one)))
+        there.put_bytes(config, media.CONFIG)
+        return there.put_bytes(content, media.MANIFEST)
+
+    there.retag(said.tag, change)
+    return pushed
+
+
+def _read_again(there: Layout, now: Descriptor | None, tag: str) -> dict[str, Any] | None:
+    try:
+        return read_layers_under(there.read(now), tag) if now is not None else None
+    except DigestError as error:
+        LOG.warning("%s: what lay under %s is written anew: %s", there.root, tag, error.what)
+        return None
+
+
+def _shared(layout: Layout, said: Tagged, registry: Registry, repository: str) -> SharedTag:
+    def read() -> dict[str, Any] | None:
+        if registry.manifest_digest(repository, said.tag) is None:
+            return None
+        return read_layers_under(registry.get_manifest(repository, said.tag)[1], f"{repository}:{said.tag}")
+
+    def change(value: dict[str, Any] | None) -> dict[str, Any] | None:
+        missing = said.missing(value)
+        if not missing:
+            return None
+        made = _with(value, missing, layout)
+        for blob in (*missing, Descriptor.from_json(made["config"])):
+            registry.push_blob(repository, blob, layout.blob(blob.digest))
+        return made
+
+    return SharedTag(registry, repository, said.tag, media.MANIFEST, read, change)
