@@ -28,10 +28,9 @@ from toolchain.oci.publish import publish
 from toolchain.oci.reference import RegistryRef
 from toolchain.oci.referrers import attach, referrers, write_artifact
 from toolchain.oci.registry import Registry
-from toolchain.oci.tagged import about_tag, attach_layers
+from toolchain.oci.tagged import Tagged, about_tag, attach_layers
 from toolchain.publish.attestations import attach_evidence
 from toolchain.trust import attest, cosign, sbom
-from toolchain.trust.keys import Signer
 
 pytestmark = pytest.mark.registry
 KEYS = {"ed25519": ed25519_signer, "p256": p256_signer}
@@ -66,19 +65,29 @@ class Shelf:
 @pytest.fixture(scope="module")
 def shelf(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shelf]:
     folder = tmp_path_factory.mktemp("verifiers")
-    with running_registry(folder / "registry") as host, Registry(host, login="") as registry:
-        made = {
-            (key, form): _publish(folder, registry, f"{key}-{number}", KEYS[key](), bundles=form != "tags")
-            for number, (key, form) in enumerate(itertools.product(KEYS, FORMS))
-        }
+    wanted = list(itertools.product(KEYS, FORMS))
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        running_registry(folder / "registry") as host,
+        ThreadPoolExecutor(len(wanted)) as pool,
+    ):
+        patch.setattr("toolchain.oci.shared_tag.CALM", (0.0,))  # each repository has one publisher
+        made = dict(zip(wanted, pool.map(lambda one: _publish(folder, host, *one), wanted), strict=True))
     config = folder / "registry" / "config.yml"
     with island(folder / "home", "docker-registry", "serve", config, port=int(host.rpartition(":")[2])) as alone:
         yield Shelf(alone, made)
 
 
-def _publish(folder: Path, registry: Registry, name: str, signer: Signer, *, bundles: bool) -> Published:
-    stand = Stand(Layout(folder / f"layout {name}"), folder / f"work {name}", signer=replace(signer, bundles=bundles))
-    layout, ref = stand.layout, RegistryRef(registry.host, f"ns/{name}")
+def _publish(folder: Path, host: str, key: str, form: str) -> Published:
+    name = f"{key}-{FORMS.index(form)}"
+    signer = replace(KEYS[key](), bundles=form != "tags")
+    stand = Stand(Layout(folder / f"layout {name}"), folder / f"work {name}", signer=signer)
+    with Registry(host, login="") as registry:
+        return _publish_one(folder, registry, stand, RegistryRef(host, f"ns/{name}"))
+
+
+def _publish_one(folder: Path, registry: Registry, stand: Stand, ref: RegistryRef) -> Published:
+    layout = stand.layout
     other = small_image(layout, stand.work, files={"usr/lib64/thing/bin/tool": b"another"})
     others = {"manifest": other, "index": write_index(layout, [other])}
     mine = {"manifest": stand.manifest, "index": stand.index}
@@ -87,7 +96,7 @@ def _publish(folder: Path, registry: Registry, name: str, signer: Signer, *, bun
     once, again = (
         attach_evidence(
             stand.material, layout, stand.manifest, stand.index, ref,
-            signer=stand.signer, registry=registry, scratch=folder / "scratch",
+            signer=stand.signer, registry=registry, scratch=stand.work / "scratch",
         )
         for _ in range(2)
     )  # fmt: skip
@@ -95,8 +104,8 @@ def _publish(folder: Path, registry: Registry, name: str, signer: Signer, *, bun
     assert again.pushed_bytes == 0, "published twice"
     for what, subject in mine.items():
         _plant(layout, registry, ref, subject, others[what])
-    path = folder / f"{name}.pub"
-    path.write_bytes(signer.public.pem())
+    path = folder / f"{ref.repository.rpartition('/')[2]}.pub"
+    path.write_bytes(stand.signer.public.pem())
     return Published(
         ref,
         {what: one.digest for what, one in mine.items()},
@@ -117,13 +126,15 @@ def _bundles(layout: Layout, registry: Registry, ref: RegistryRef, subject: Desc
 
 def _plant(layout: Layout, registry: Registry, ref: RegistryRef, mine: Descriptor, other: Descriptor) -> None:
     """Whoever may push can put all that is said about one image beside another."""
+    said = []
     kinds: tuple[Any, ...] = ("sig", "att")
     for kind in kinds:
         content = json.loads(registry.get_manifest(ref.repository, about_tag(mine.digest, kind))[1])
         layers = [Descriptor.from_json(one) for one in content["layers"]]
         for layer in layers:
             registry.pull_blob(ref.repository, layer, layout)
-        attach_layers(layout, layers, other.digest, kind, ref, registry=registry)
+        said.append(Tagged(other.digest, kind, tuple(layers)))
+    attach_layers(layout, said, ref, registry=registry)
     found = [json.dumps(one, sort_keys=True) for one in _bundles(layout, registry, ref, mine)]
     artifacts = [
         write_artifact(
@@ -173,36 +184,78 @@ def test_cosign(shelf: Shelf, version: str, form: str, key: str, subject: str) -
             assert _REFUSED.search(done.stderr), f"{verb} {ref}: {done.stderr}"
 
 
-def _skopeo(shelf: Shelf, folder: Path, ref: RegistryRef, key: Path) -> subprocess.CompletedProcess[str]:
-    root = unpacked("skopeo-1.18.0")
-    libraries = "usr/lib/x86_64-linux-gnu"
-    folder.mkdir()
-    demand = {"type": "sigstoreSigned", "keyPath": str(key), "signedIdentity": {"type": "matchRepository"}}
-    policy = {"default": [{"type": "reject"}], "transports": {"docker": {ref.host: [demand]}}}
-    (folder / "policy.json").write_text(json.dumps(policy))
-    (folder / "registries.d").mkdir()
-    (folder / "registries.d" / "all.yaml").write_text("default-docker:\n  use-sigstore-attachments: true\n")
-    return shelf.island.run(
-        root / "usr/lib64/ld-linux-x86-64.so.2", "--library-path", f"{root / libraries}:/{libraries}",
-        root / "usr/bin/skopeo", "copy", "--all", "--policy", folder / "policy.json",
-        "--registries.d", folder / "registries.d", "--src-tls-verify=false", f"docker://{ref}", f"dir:{folder / 'out'}",
-    )  # fmt: skip
+@dataclass(frozen=True)
+class Skopeo:
+    """skopeo with the libc that it was built for, in the network of the registry."""
+
+    island: Island
+    folder: Path
+
+    def __call__(self, *words: str | Path) -> subprocess.CompletedProcess[str]:
+        root, libraries = unpacked("skopeo-1.18.0"), "usr/lib/x86_64-linux-gnu"
+        loader = root / "usr/lib64/ld-linux-x86-64.so.2"
+        path = f"{root / libraries}:/{libraries}"
+        done = self.island.run(loader, "--library-path", path, root / "usr/bin/skopeo", *words)
+        if "error while loading shared libraries" in done.stderr or "not found (required by" in done.stderr:
+            pytest.skip(f"skopeo 1.18.0 does NOT RUN here: its policy is not tried ({done.stderr.strip()[:200]})")
+        return done
+
+    def look(self, name: str, ref: RegistryRef, key: Path, **identity: str) -> subprocess.CompletedProcess[str]:
+        """Take an image under a policy that demands a signature."""
+        folder = self.folder / name
+        (folder / "registries.d").mkdir(parents=True)
+        (folder / "registries.d" / "all.yaml").write_text("default-docker:\n  use-sigstore-attachments: true\n")
+        named = identity or {"type": "matchRepository"}
+        demand = {"type": "sigstoreSigned", "keyPath": str(key), "signedIdentity": named}
+        policy = {"default": [{"type": "reject"}], "transports": {"docker": {ref.host: [demand]}}}
+        (folder / "policy.json").write_text(json.dumps(policy))
+        return self(
+            "copy", "--all", "--policy", folder / "policy.json", "--registries.d", folder / "registries.d",
+            "--src-tls-verify=false", f"docker://{ref}", f"dir:{folder / 'out'}",
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize("subject", SUBJECTS)
 @pytest.mark.parametrize("key", KEYS)
 def test_skopeo(shelf: Shelf, tmp_path: Path, key: str, subject: str) -> None:
     """The policy that podman, CRI-O and skopeo share."""
+    skopeo = Skopeo(shelf.island, tmp_path)
     one, wrong = (shelf.published[key, form] for form in FORMS)
     mine, stranger = one.ref.at(digest=one.digests[subject]), one.ref.at(digest=one.strangers[subject])
-    good = _skopeo(shelf, tmp_path / "good", mine, one.key)
-    if "error while loading shared libraries" in good.stderr or "not found (required by" in good.stderr:
-        pytest.skip(f"skopeo 1.18.0 does NOT RUN here: its policy is not tried ({good.stderr.strip()[:200]})")
+    good = skopeo.look("good", mine, one.key)
     assert good.returncode == 0, good.stderr
     for name, ref, by in (("key", mine, wrong.key), ("digest", stranger, one.key)):
-        done = _skopeo(shelf, tmp_path / name, ref, by)
+        done = skopeo.look(name, ref, by)
         assert done.returncode != 0, f"{ref} with {by.name} was accepted"
         assert "rejected" in done.stderr
+
+
+def test_a_folder_that_was_copied(shelf: Shelf, tmp_path: Path) -> None:
+    """Tags of a layout folder, brought to a registry by hand: the signature names the image, not a place."""
+    stand = Stand(Layout(tmp_path / "folder"), tmp_path / "work")
+    done = attach_evidence(
+        stand.material,
+        stand.layout,
+        stand.manifest,
+        stand.index,
+        stand.ref,
+        signer=stand.signer,
+        scratch=tmp_path / "s",
+    )
+    key = tmp_path / "key.pub"
+    key.write_bytes(stand.signer.public.pem())
+    skopeo = Skopeo(shelf.island, tmp_path)
+    host = next(iter(shelf.published.values())).ref.host
+    for tag in ("thing", *done.tags):
+        words = ("copy", "--all", "--insecure-policy", "--dest-tls-verify=false")
+        copied = skopeo(*words, f"oci:{stand.layout.root}:{tag}", f"docker://{host}/ns/copied:{tag}")
+        assert copied.returncode == 0, copied.stderr
+    ref = RegistryRef(host, "ns/copied", digest=stand.index.digest)
+    exact = {"type": "exactRepository", "dockerRepository": stand.material.record["image"]}
+    assert skopeo.look("exact", ref, key, **exact).returncode == 0
+    assert "is not accepted" in skopeo.look("place", ref, key).stderr
+    program = unpacked("cosign-2.5.0") / "usr" / "bin" / "cosign"
+    assert _cosign(shelf, program, "verify", str(ref), key).returncode == 0
 
 
 def test_sigstore_verify_of_npm(shelf: Shelf) -> None:

@@ -20,7 +20,7 @@ from toolchain.oci.layout import Layout
 from toolchain.oci.publish import resolve
 from toolchain.oci.reference import LayoutRef, RegistryRef
 from toolchain.oci.registry import Registry
-from toolchain.oci.tagged import about_tag, attach_layers
+from toolchain.oci.tagged import Tagged, about_tag, attach_layers
 from toolchain.publish.attestations import attach_evidence
 from toolchain.trust import cosign
 from toolchain.trust.keys import Signer
@@ -42,6 +42,10 @@ def connection(server: FakeRegistry) -> Registry:
 
 def signature(stand: Stand, signer: Signer | None = None) -> Descriptor:
     return cosign.signature_layer(stand.layout, signer or stand.signer, "h.example/ns/thing", stand.index.digest)
+
+
+def mine(stand: Stand) -> Tagged:
+    return Tagged(stand.index.digest, "sig", (signature(stand),))
 
 
 def test_the_payload_is_what_cosign_signs() -> None:
@@ -100,7 +104,7 @@ def test_what_others_signed_stays(stand: Stand) -> None:
         value = {"schemaVersion": 2, "config": foreign, "layers": [foreign], "annotations": {"kept": "too"}}
         server.manifests[tag] = (media.MANIFEST, canonical(value))
         for _ in range(2):
-            attach_layers(stand.layout, [signature(stand)], stand.index.digest, "sig", ref, registry=registry)
+            attach_layers(stand.layout, [mine(stand)], ref, registry=registry)
         after = json.loads(server.manifests[tag][1])
         assert after["layers"][0] == foreign
         assert len(after["layers"]) == 2
@@ -133,7 +137,7 @@ def test_a_list_that_another_replaced(stand: Stand) -> None:
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Registry, "get_manifest", meddling)
-            attach_layers(stand.layout, [signature(stand)], stand.index.digest, "sig", ref, registry=registry)
+            attach_layers(stand.layout, [mine(stand)], ref, registry=registry)
         layers = json.loads(server.manifests[tag][1])["layers"]
         assert [one["annotations"] for one in layers] == [dict(one.annotations) for one in (other, signature(stand))]
 
@@ -147,7 +151,7 @@ def test_an_image_under_that_tag_is_not_written_over(stand: Stand, index: bool) 
         server.manifests[tag] = image
         ref = RegistryRef(server.host, "x")
         with pytest.raises(RegistryError, match="not a list of statements" if index else "is an image"):
-            attach_layers(stand.layout, [signature(stand)], stand.index.digest, "sig", ref, registry=registry)
+            attach_layers(stand.layout, [mine(stand)], ref, registry=registry)
         assert server.manifests[tag] == image
 
 

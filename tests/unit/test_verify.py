@@ -23,7 +23,7 @@ from toolchain.oci.publish import fetch_image, publish
 from toolchain.oci.reference import RegistryRef
 from toolchain.oci.referrers import attach, fallback_tag, referrers, write_artifact
 from toolchain.oci.registry import Registry
-from toolchain.oci.tagged import attach_layers
+from toolchain.oci.tagged import Tagged, attach_layers
 from toolchain.trust import attest, cosign, dsse, keyless, policy, sbom
 from toolchain.trust.keys import Signer
 from toolchain.trust.policy import Policy, make_policy, normal_repository
@@ -491,9 +491,9 @@ def _tagged(stand: Stand, signer: Signer, digest: str, *envelopes: dsse.Envelope
     """A signature that names `digest`, and envelopes, under the tags of this image."""
     for subject in (stand.manifest, stand.index):
         signed = cosign.signature_layer(stand.layout, signer, "h.example/x", digest)
-        attach_layers(stand.layout, [signed], subject.digest, "sig", stand.ref)
         layers = [cosign.attestation_layer(stand.layout, one.as_bytes(), "x") for one in envelopes]
-        attach_layers(stand.layout, layers, subject.digest, "att", stand.ref)
+        said = [Tagged(subject.digest, "sig", (signed,)), Tagged(subject.digest, "att", tuple(layers))]
+        attach_layers(stand.layout, said, stand.ref)
 
 
 def _truths(stand: Stand, signer: Signer) -> list[dsse.Envelope]:

@@ -273,5 +273,7 @@ def _add_to_tag(registry: Registry, repository: str, subject: str, artifacts: Se
             else None
         )
 
-    tag = SharedTag(registry, repository, fallback_tag(subject), media.INDEX)
-    tag.keep(lambda: _read_tag(registry, repository, subject), with_them)
+    def read() -> dict[str, Any] | None:
+        return _read_tag(registry, repository, subject)
+
+    SharedTag(registry, repository, fallback_tag(subject), media.INDEX, read, with_them).keep()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,34 +27,51 @@ CALM = (0.1, 0.3, 0.6)
 _ROUNDS = 20
 
 
+Value = dict[str, Any]
+
+
 @dataclass(frozen=True)
 class SharedTag:
-    """A tag and the media type of what lies under it."""
+    """What lies under a tag, and what is to be added.
+
+    Args:
+        media_type: of what lies there.
+        read: gives it, None for nothing.
+        change: the same with what is ours; None when it is there already.
+    """
 
     registry: Registry
     repository: str
     tag: str
     media_type: str
+    read: Callable[[], Value | None]
+    change: Callable[[Value | None], Value | None]
 
-    def keep(
-        self,
-        read: Callable[[], dict[str, Any] | None],
-        change: Callable[[dict[str, Any] | None], dict[str, Any] | None],
-    ) -> None:
+    def missing(self) -> Value | None:
+        """What has to be written, None where all of ours is there."""
+        return self.change(self.read())
+
+    def add(self) -> bool:
+        """Write what is missing, once; whether anything was. Somebody may replace it at once: see `keep`."""
+        value = self.missing()
+        if value is not None:
+            self._put_once(canonical(value), 1)
+        return value is not None
+
+    def keep(self, *, wrote: bool = False) -> None:
         """Read, add, write, read back; again when another publisher's list replaced ours.
 
         Args:
-            read: what is there, None for nothing.
-            change: the same with what is ours; None when it is there already.
+            wrote: whether it has been written before (`add`).
 
         Raises:
             RegistryError: it is refused, or never comes to rest.
             UnreachableError: no answer.
         """
-        wrote = waited = False
+        waited = False
         calm = rounds = 0
         while rounds <= _ROUNDS:
-            value = change(read())
+            value = self.missing()
             if value is None:
                 if not wrote or calm == len(CALM):
                     return
@@ -99,3 +116,18 @@ class SharedTag:
         if failures > self.registry.attempts:
             raise problem from None
         self.registry.pause(failures, asked)
+
+
+def keep_all(tags: Sequence[SharedTag]) -> None:
+    """As `keep` for each, with one time of waiting for all of them.
+
+    Raises:
+        RegistryError, UnreachableError: as `SharedTag.keep`.
+    """
+    written = [tag for tag in tags if tag.add()]
+    for wait in CALM if written else ():
+        time.sleep(wait)
+        for tag in tuple(written):
+            if tag.missing() is not None:
+                written.remove(tag)
+                tag.keep(wrote=True)

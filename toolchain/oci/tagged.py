@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from toolchain.digest import canonical, sha256_bytes
@@ -19,7 +20,7 @@ from toolchain.oci.manifest import parse_object
 from toolchain.oci.reference import LayoutRef, Target
 from toolchain.oci.referrers import readable
 from toolchain.oci.registry import Registry
-from toolchain.oci.shared_tag import SharedTag
+from toolchain.oci.shared_tag import SharedTag, keep_all
 
 LOG = logging.getLogger(__name__)
 Kind = Literal["sig", "att"]
@@ -38,25 +39,39 @@ def same_content(wanted: Descriptor, there: Descriptor) -> bool:
     return wanted.digest == there.digest and dict(wanted.annotations).items() <= dict(there.annotations).items()
 
 
-def attach_layers(
-    layout: Layout,
-    layers: Sequence[Descriptor],
-    subject: str,
-    kind: Kind,
-    dest: Target,
-    *,
-    registry: Registry | None = None,
-    same: Same = same_content,
-) -> int:
-    """Add layers to what lies under the tag of `subject`. What is there stays; what is ours already is not sent again.
+@dataclass(frozen=True)
+class Tagged:
+    """Layers to be added to what lies under the tag of an image.
 
     Args:
-        layout: holds the layers' blobs, and takes the manifest.
-        layers: with their annotations.
         subject: digest of the image or index.
-        dest: the layout folder or repository that holds it.
-        registry: an open connection to use; else one is made.
+        layers: with their annotations.
         same: whether the first layer is wanted no more where the second is.
+    """
+
+    subject: str
+    kind: Kind
+    layers: tuple[Descriptor, ...]
+    same: Same = same_content
+
+    @property
+    def tag(self) -> str:
+        """Where they go."""
+        return about_tag(self.subject, self.kind)
+
+    def missing(self, value: Mapping[str, Any] | None) -> list[Descriptor]:
+        """Those that a manifest under the tag has not."""
+        there = list(readable((value or {}).get("layers", ())))
+        return [one for one in self.layers if not any(self.same(one, other) for other in there)]
+
+
+def attach_layers(layout: Layout, said: Sequence[Tagged], dest: Target, *, registry: Registry | None = None) -> int:
+    """Add layers to what lies under tags. What is there stays; what is ours already is not sent again.
+
+    Args:
+        layout: holds the layers' blobs, and takes the manifests.
+        dest: the layout folder or repository that holds the images.
+        registry: an open connection to use; else one is made.
 
     Returns:
         Bytes sent or written.
@@ -65,13 +80,15 @@ def attach_layers(
         RegistryError: an image has this tag, the destination refuses, or others never let it come to rest.
         UnreachableError: no answer.
     """
-    tag = about_tag(subject, kind)
     if isinstance(dest, LayoutRef):
-        return _to_layout(layout, layers, tag, Layout(dest.path).ensure(), same)
+        there = Layout(dest.path).ensure()
+        return sum(_to_layout(layout, one, there) for one in said)
     if registry is None:
         with Registry(dest.host) as made:
-            return attach_layers(layout, layers, subject, kind, dest, registry=made, same=same)
-    return _to_registry(layout, layers, tag, SharedTag(registry, dest.repository, tag, media.MANIFEST), same)
+            return attach_layers(layout, said, dest, registry=made)
+    before = registry.traffic.sent
+    keep_all([_shared(layout, one, registry, dest.repository) for one in said])
+    return registry.traffic.sent - before
 
 
 def read_layers_under(content: bytes, name: str) -> dict[str, Any]:
@@ -87,11 +104,6 @@ def read_layers_under(content: bytes, name: str) -> dict[str, Any]:
     if any(str(one.get("mediaType", "")).startswith(_OF_IMAGES) for one in layers):
         raise RegistryError(f"{name} is an image", why="under this tag cosign keeps what is said about an image")
     return value
-
-
-def _missing(value: Mapping[str, Any] | None, layers: Sequence[Descriptor], same: Same) -> list[Descriptor]:
-    there = list(readable((value or {}).get("layers", ())))
-    return [one for one in layers if not any(same(one, other) for other in there)]
 
 
 def _with(value: Mapping[str, Any] | None, missing: Sequence[Descriptor], layout: Layout) -> dict[str, Any]:
@@ -114,14 +126,14 @@ def _with(value: Mapping[str, Any] | None, missing: Sequence[Descriptor], layout
     }
 
 
-def _to_layout(layout: Layout, layers: Sequence[Descriptor], tag: str, there: Layout, same: Same) -> int:
+def _to_layout(layout: Layout, said: Tagged, there: Layout) -> int:
     pushed = 0
 
     def change(now: Descriptor | None) -> Descriptor:
         nonlocal pushed
-        value = _read_again(there, now, tag)
-        missing = _missing(value, layers, same)
-        for layer in layers:  # what decayed there is replaced too
+        value = _read_again(there, now, said.tag)
+        missing = said.missing(value)
+        for layer in said.layers:  # what decayed there is replaced too
             if not there.holds(layer.digest):
                 there.put_file(layout.blob(layer.digest), digest=layer.digest)
                 pushed += layer.size
@@ -133,7 +145,7 @@ def _to_layout(layout: Layout, layers: Sequence[Descriptor], tag: str, there: La
         there.put_bytes(config, media.CONFIG)
         return there.put_bytes(content, media.MANIFEST)
 
-    there.retag(tag, change)
+    there.retag(said.tag, change)
     return pushed
 
 
@@ -145,17 +157,14 @@ def _read_again(there: Layout, now: Descriptor | None, tag: str) -> dict[str, An
         return None
 
 
-def _to_registry(layout: Layout, layers: Sequence[Descriptor], name: str, tag: SharedTag, same: Same) -> int:
-    registry, repository = tag.registry, tag.repository
-    before = registry.traffic.sent
-
+def _shared(layout: Layout, said: Tagged, registry: Registry, repository: str) -> SharedTag:
     def read() -> dict[str, Any] | None:
-        if registry.manifest_digest(repository, name) is None:
+        if registry.manifest_digest(repository, said.tag) is None:
             return None
-        return read_layers_under(registry.get_manifest(repository, name)[1], f"{repository}:{name}")
+        return read_layers_under(registry.get_manifest(repository, said.tag)[1], f"{repository}:{said.tag}")
 
     def change(value: dict[str, Any] | None) -> dict[str, Any] | None:
-        missing = _missing(value, layers, same)
+        missing = said.missing(value)
         if not missing:
             return None
         made = _with(value, missing, layout)
@@ -163,5 +172,4 @@ def _to_registry(layout: Layout, layers: Sequence[Descriptor], name: str, tag: S
             registry.push_blob(repository, blob, layout.blob(blob.digest))
         return made
 
-    tag.keep(read, change)
-    return registry.traffic.sent - before
+    return SharedTag(registry, repository, said.tag, media.MANIFEST, read, change)

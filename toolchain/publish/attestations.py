@@ -19,12 +19,12 @@ from toolchain.digest import canonical, sha256_json, write_atomically
 from toolchain.errors import UnsupportedError, UntrustedError
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.image import diff_ids_of, timestamp
-from toolchain.oci.layer_files import layer_files, read_member
+from toolchain.oci.layer_files import glance, layer_files
 from toolchain.oci.layout import Layout
 from toolchain.oci.reference import LayoutRef, Target
 from toolchain.oci.referrers import attach, write_artifact
 from toolchain.oci.registry import Registry
-from toolchain.oci.tagged import about_tag, attach_layers
+from toolchain.oci.tagged import Tagged, attach_layers
 from toolchain.options import declared, plain
 from toolchain.settings import EPOCH, Cache, Request
 from toolchain.sources.patch import listed
@@ -221,7 +221,7 @@ def _in_base(cache: Cache, base: Record | None, path: str) -> str:
     if base is None or not base.get("manifest") or not layout.has(base["manifest"]):
         return ""
     for layer in reversed(layout.children(layout.resolve(base["manifest"]))[1:]):
-        content = read_member(layout.blob(layer.digest), layer.media_type, path)
+        content = glance(layout.blob(layer.digest), layer.media_type, path)
         if content is not None:
             return content.decode("utf-8", "replace")
     return ""
@@ -276,7 +276,8 @@ def attach_evidence(
     document = bill(material, layout, manifest)
     about = attest.subjects(material.record["image"], [manifest.digest, index.digest])
     statements = [attest.sbom_statement(document, about), attest.provenance(material, about)]
-    pushed, how, tags = 0, "none", []
+    pushed, how = 0, "none"
+    tagged: list[Tagged] = []
     with tempfile.TemporaryDirectory(dir=scratch, prefix="evidence-") as folder:
         own = Layout(Path(folder)).ensure()
         envelopes: list[tuple[str, dsse.Envelope]] = []
@@ -305,12 +306,11 @@ def attach_evidence(
             pushed += done.pushed_bytes
             how = done.how if done.how != "none" else how
             if isinstance(signer, Signer):
-                named = _name(dest, material.record["image"])
-                pushed += _tagged(own, signer, named, envelopes[:2], subject.digest, dest=dest, registry=registry)
-                tags += [about_tag(subject.digest, "sig"), about_tag(subject.digest, "att")]
+                tagged += _tagged(own, signer, _name(dest, material.record["image"]), envelopes[:2], subject.digest)
+        pushed += attach_layers(own, tagged, dest, registry=registry)
     kinds = ("sbom",) if signer is None else ("sbom", "provenance")
     who = signer.public.id if isinstance(signer, Signer) else signer.identity.id if signer is not None else ""
-    return AttachedEvidence(kinds, who, how, pushed, tuple(tags))
+    return AttachedEvidence(kinds, who, how, pushed, tuple(one.tag for one in tagged))
 
 
 def _by_identity(signer: Keyless, statement: attest.Statement, known: Mapping[bytes, Evidence]) -> _Said:
@@ -338,21 +338,15 @@ def _name(dest: Target, image: str) -> str:
 
 
 def _tagged(
-    own: Layout,
-    signer: Signer,
-    named: str,
-    envelopes: Sequence[tuple[str, dsse.Envelope]],
-    subject: str,
-    *,
-    dest: Target,
-    registry: Registry | None,
-) -> int:
-    """Put signature and envelopes under the tags where cosign looks; the bytes that were sent."""
+    own: Layout, signer: Signer, named: str, envelopes: Sequence[tuple[str, dsse.Envelope]], subject: str
+) -> tuple[Tagged, ...]:
+    """Signature and envelopes as they go under the tags where cosign looks."""
     signature = cosign.signature_layer(own, signer, named, subject)
     layers = [cosign.attestation_layer(own, one.as_bytes(), kind) for kind, one in envelopes]
-    same = cosign.signed_already(own, signer.public)
-    sent = attach_layers(own, [signature], subject, "sig", dest, registry=registry, same=same)
-    return sent + attach_layers(own, layers, subject, "att", dest, registry=registry)
+    return (
+        Tagged(subject, "sig", (signature,), cosign.signed_already(own, signer.public)),
+        Tagged(subject, "att", tuple(layers)),
+    )
 
 
 def _signed_before(
