@@ -13,7 +13,7 @@ from tests.fault_proxy import Fault, FaultProxy, fault_proxy
 from tests.registry_fixtures import small_index
 from tests.registry_manners import Manners
 from tests.second_registry import running_crane
-from toolchain.errors import RegistryError
+from toolchain.errors import RegistryError, ToolchainError
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.layout import Layout
@@ -60,6 +60,16 @@ def uploads(proxy: FaultProxy) -> str:
     ]
     rows = [(verb, len(list(group))) for verb, group in itertools.groupby(said)]
     return " ".join(verb if count == 1 else f"{verb}*{count}" for verb, count in rows)
+
+
+def arrived(proxy: FaultProxy) -> int:
+    """Bytes of blobs that went through."""
+    return sum(seen.body for seen in proxy.seen if "/blobs/uploads/" in seen.path)
+
+
+def blobs(image: Image) -> int:
+    """Bytes of its blobs."""
+    return sum(item.size for item in image.layout.walk(image.index) if item.media_type not in media.MANIFESTS)
 
 
 def there_and_back(image: Image, registry: Registry, folder: Path) -> None:
@@ -179,25 +189,26 @@ def test_a_limit_that_no_chunk_keeps_is_told(registry_host: str, images: dict[in
     with (
         fault_proxy(registry_host, manners=manners) as proxy,
         Registry(proxy.host, login="", attempts=2, backoff=0.01) as registry,
-        pytest.raises(RegistryError, match=r"breaks off|does not complete") as caught,
+        # Who hangs up may be heard, or not.
+        pytest.raises(ToolchainError if hangs_up else RegistryError, match=r"breaks off|does not") as caught,
     ):
         registry.push_blob("ns/never", image.layer, image.layout.blob(image.layer.digest))
-    assert "HTTP" in caught.value.why
+    assert hangs_up or "HTTP" in caught.value.why
     assert uploads(proxy).count("P") < 16
 
 
+@pytest.mark.parametrize("limit", [4 * MIB, MIB])
 def test_a_server_that_hangs_up_on_large_requests_gets_small_ones(
-    registry_host: str, images: dict[int, Image], tmp_path: Path
+    registry_host: str, images: dict[int, Image], tmp_path: Path, limit: int
 ) -> None:
     """It says 413 and closes before the body is read: often nothing but a broken connection is seen of that."""
-    manners = Manners(limit=4 * MIB, hangs_up=True)
+    manners = Manners(limit=limit, hangs_up=True)
     with (
         fault_proxy(registry_host, manners=manners) as proxy,
         Registry(proxy.host, login="", backoff=0.01) as registry,
     ):
         there_and_back(images[MEDIUM], registry, tmp_path)
-        taken = [seen.body for seen in proxy.seen if seen.body > MIB // 2]
-        assert sum(taken) == images[MEDIUM].layer.size, "what it took, it took once"
+        assert arrived(proxy) == blobs(images[MEDIUM]), "what it took, it took once"
 
 
 def test_a_name_that_is_refused_is_told_and_not_sent_another_way(registry_host: str, images: dict[int, Image]) -> None:
@@ -228,9 +239,7 @@ def test_one_piece_that_breaks_off_goes_on_where_it_was(
         there_and_back(images[MEDIUM], registry, tmp_path)
     assert broken.faults[0].hits == 1
     assert uploads(broken) == "POST PUT POST PUT GET PATCH PUT"
-    image = images[MEDIUM]
-    blobs = sum(item.size for item in image.layout.walk(image.index) if item.media_type not in media.MANIFESTS)
-    assert sum(seen.body for seen in broken.seen if "/uploads/" in seen.path) == blobs, "nothing arrived twice"
+    assert arrived(broken) == blobs(images[MEDIUM]), "nothing arrived twice"
 
 
 def test_one_piece_that_breaks_off_begins_anew_where_nothing_is_kept(

@@ -124,7 +124,7 @@ class Authorizer:
 
         A token that is about to run out is renewed first: a gigabyte is not sent to learn that it has.
         """
-        if self._basic:
+        if self._basic and self._service is None:
             return {"Authorization": self._basic}
         wanted = tuple(scopes)
         token = self._tokens.get(wanted)

@@ -23,7 +23,7 @@ _ACTIONS = "pull,push"
 _TAKEN = frozenset({200, 201, 202, 204})
 # A blob that the registry calls wrong, though its file is right, is sent again this often.
 _WRONG_TRIES = 2
-# So many connections may break under a blob in one piece before chunks are tried.
+# So many connections may break before anything of a blob is taken; then chunks are tried, and smaller ones each time.
 _BREAKS = 2
 
 
@@ -92,7 +92,7 @@ class Upload:
                 except _TryAgainError as failure:
                     self._recover(failure)
                 except requests.RequestException as error:
-                    self._breaks += self._way.chunk is None
+                    self._breaks += not self._accepted
                     self._recover(_TryAgainError(self._registry.unreachable(error)))
                 else:
                     return self._blob.size
@@ -146,7 +146,7 @@ class Upload:
             got,
             self._blob.size,
             wished=self._registry.chunk,
-            broken=self._breaks >= _BREAKS,
+            broken=max(0, self._breaks - _BREAKS + 1),
         )
 
     def _send_chunks(self, stream: IO[bytes], chunk: int) -> None:
@@ -281,10 +281,10 @@ class Upload:
 
     def _goes_on(self) -> bool:
         """A blob in one piece that broke off can go on in chunks, once something of it has arrived."""
+        if self._offset == 0:
+            return self._way.chunk is not None and self._breaks < _BREAKS
         if self._way.chunk is not None:
             return True
-        if self._offset == 0:
-            return False
         rest = max(self._blob.size - self._offset, 1)
         self._way = Way(min(self._registry.chunk or self._registry.rules.chunk, rest))
         return True

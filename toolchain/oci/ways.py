@@ -81,7 +81,7 @@ class Way:
 
 
 def choose(
-    rules: Rules, habits: Habits, begun: requests.Response, size: int, *, wished: int | None, broken: bool
+    rules: Rules, habits: Habits, begun: requests.Response, size: int, *, wished: int | None, broken: int
 ) -> Way:
     """The way for a blob of `size` bytes.
 
@@ -91,7 +91,7 @@ def choose(
         begun: the answer that began the upload.
         size: bytes.
         wished: bytes of a chunk that the caller wants.
-        broken: connections have broken under a blob in one piece.
+        broken: how often connections have broken before anything was taken, above what happens anywhere.
     """
     if rules is UNKNOWN:
         rules = for_location(begun.headers.get("Location", ""))
@@ -104,11 +104,12 @@ def choose(
     return Way(chunk, habits.sent or rules.position == "sent", habits.piece or rules.last == "piece")
 
 
-def _chunk(rules: Rules, begun: requests.Response, size: int, wished: int, *, broken: bool) -> int | None:
+def _chunk(rules: Rules, begun: requests.Response, size: int, wished: int, *, broken: int) -> int | None:
     least, most = (_number(begun, f"OCI-Chunk-{which}-Length") for which in ("Min", "Max"))
     chunk = wished or (rules.chunk if rules.upload == "chunks" or least or most else 0)
     if not chunk and broken and rules is UNKNOWN:
-        chunk = below(min(size, CHUNK + 1))
+        # A server in front that hangs up on large requests is not told from a bad line.
+        chunk = max(below(min(size, CHUNK + 1)) >> 2 * (broken - 1), LEAST)
     if not chunk:
         return None
     chunk = max(chunk, least)
