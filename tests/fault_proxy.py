@@ -1,4 +1,4 @@
-"""A proxy in front of a registry that fails on demand, and that can ask for a login."""
+"""A proxy in front of a registry that fails on demand, asks for a login, or has another registry's manners."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal
+
+from tests.registry_manners import Desk, Manners
+from tests.scoped_login import ScopedLogin
 
 Kind = Literal["status", "reset", "lose-answer", "truncate", "flip", "digest", "header", "stall"]
 _HOP = {"connection", "transfer-encoding", "keep-alive", "te", "upgrade"}
@@ -58,7 +61,10 @@ class Seen:
 
 
 class FaultProxy(ThreadingHTTPServer):
-    """Forwards to `upstream` (host:port). `login` asks for user:password, `tokens` hands out that many uses a token."""
+    """Forwards to `upstream` (host:port). `login` asks for user:password, `tokens` hands out that many uses a token.
+
+    `desk` gives it the manners of another registry, `guard` a login with scopes.
+    """
 
     daemon_threads = True
 
@@ -70,6 +76,8 @@ class FaultProxy(ThreadingHTTPServer):
         self.faults: list[Fault] = []
         self.seen: list[Seen] = []
         self.tokens: dict[str, int] = {}
+        self.desk: Desk | None = None
+        self.guard: ScopedLogin | None = None
         self.lock = threading.Lock()
         self.over = threading.Event()
 
@@ -156,12 +164,40 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(401, said.encode(), {"WWW-Authenticate": realm})
         return False
 
+    def _guarded(self, guard: ScopedLogin) -> bool:
+        form = self.path.startswith("/token") and self.command == "POST"
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0)) if form else b""
+        said = guard.ask(self.command, self.path, dict(self.headers.items()), body, self.server.host)
+        if said is None:
+            return True
+        if not form:
+            self._drain()
+        status, value, headers = said
+        self._answer(status, json.dumps(value).encode(), headers)
+        return False
+
+    def _refused(self, desk: Desk, seen: Seen) -> bool:
+        seen.status = desk.refusal(self.command, self.path, int(self.headers.get("Content-Length") or 0))
+        if not seen.status:
+            return False
+        if not desk.manners.hangs_up:
+            self._drain()
+        body = json.dumps({"errors": [{"code": desk.manners.code, "message": "not this way"}]}).encode()
+        self._answer(seen.status, body)
+        if desk.manners.hangs_up:
+            self.wfile.flush()
+            self._break()
+        return True
+
     def _serve(self) -> None:
         proxy = self.server
         seen = Seen(self.command, self.path, headers=dict(self.headers.items()))
         proxy.seen.append(seen)
-        if not self._allowed():
+        allowed = self._guarded(proxy.guard) if proxy.guard is not None else self._allowed()
+        if not allowed:
             seen.status = 401
+            return
+        if proxy.desk is not None and self._refused(proxy.desk, seen):
             return
         fault = proxy.fault_for(self.command, self.path)
         if fault is not None and fault.kind == "status":
@@ -174,14 +210,30 @@ class _Handler(BaseHTTPRequestHandler):
             return
         upstream = http.client.HTTPConnection(proxy.upstream, timeout=30)
         try:
-            self._forward(upstream, fault, seen)
+            if fault is not None and fault.kind == "reset" and proxy.desk is not None and proxy.desk.manners.keeps:
+                self._keep(upstream, proxy.desk, fault, seen)
+            else:
+                self._forward(upstream, fault, seen)
         finally:
             upstream.close()
+
+    def _keep(self, upstream: http.client.HTTPConnection, desk: Desk, fault: Fault, seen: Seen) -> None:
+        """Break off as `reset` does, at a registry that keeps what came before: it takes that as a chunk."""
+        body = self.rfile.read(fault.after)
+        seen.body = len(body)
+        path = desk.upstream(self.path.partition("?")[0])
+        upstream.request("PATCH", path, body, {"Content-Type": "application/octet-stream"})
+        got = upstream.getresponse()
+        got.read()
+        desk.answered("PATCH", self.path, len(body), got.status, dict(got.getheaders()))
+        self._break()
 
     def _forward(self, upstream: http.client.HTTPConnection, fault: Fault | None, seen: Seen) -> None:
         size = int(self.headers.get("Content-Length") or 0)
         kind = fault.kind if fault is not None else ""
-        upstream.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
+        desk = self.server.desk
+        path = desk.upstream(self.path) if desk is not None else self.path
+        upstream.putrequest(self.command, path, skip_host=True, skip_accept_encoding=True)
         for name, value in self.headers.items():
             if name.lower() not in _HOP | {"authorization"}:
                 upstream.putheader(name, value)
@@ -204,11 +256,14 @@ class _Handler(BaseHTTPRequestHandler):
             got.read()
             self._break()
             return
-        self.send_response(got.status)
+        headers = dict(got.getheaders())
+        if desk is not None:
+            seen.status = desk.answered(self.command, self.path, seen.body, got.status, headers)
+        self.send_response(seen.status)
         said = fault.headers if fault is not None and kind == "header" else {}
         for name, value in said.items():
             self.send_header(name, value)
-        for name, value in got.getheaders():
+        for name, value in headers.items():
             if name.lower() not in _HOP | {"date", "server"} | {one.lower() for one in said}:
                 lie = kind == "digest" and name.lower() == "docker-content-digest"
                 self.send_header(name, f"sha256:{'0' * 64}" if lie else value)
@@ -240,9 +295,12 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def fault_proxy(upstream: str, *, login: str = "", uses: int = 0) -> Iterator[FaultProxy]:
+def fault_proxy(
+    upstream: str, *, login: str = "", uses: int = 0, manners: Manners | None = None
+) -> Iterator[FaultProxy]:
     """A running proxy in front of `upstream`."""
     with FaultProxy(upstream, login=login, uses=uses) as proxy:
+        proxy.desk = Desk(manners) if manners is not None else None
         thread = threading.Thread(target=proxy.serve_forever, args=(0.05,), daemon=True)
         thread.start()
         try:

@@ -54,7 +54,7 @@ def running_registry(folder: Path, *, users: Path | None = None) -> Iterator[str
     with (folder / "log").open("wb") as log:
         server = subprocess.Popen([program, "serve", os.fspath(config)], stdout=log, stderr=log)
         try:
-            _wait(port, server, folder / "log")
+            wait_for_registry(f"127.0.0.1:{port}", server, folder / "log")
             yield f"127.0.0.1:{port}"
         finally:
             server.terminate()
@@ -65,13 +65,14 @@ def running_registry(folder: Path, *, users: Path | None = None) -> Iterator[str
                 server.wait(10)
 
 
-def _wait(port: int, server: subprocess.Popen[bytes], log: Path) -> None:
+def wait_for_registry(host: str, server: subprocess.Popen[bytes], log: Path) -> None:
+    """Until it answers; fails with what it logged when it does not."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     for _ in range(200):
         if server.poll() is not None:
             break
         try:
-            with opener.open(f"http://127.0.0.1:{port}/v2/", timeout=5):
+            with opener.open(f"http://{host}/v2/", timeout=5):
                 return
         except urllib.error.HTTPError as error:
             if error.code == 401:
@@ -79,7 +80,7 @@ def _wait(port: int, server: subprocess.Popen[bytes], log: Path) -> None:
         except (urllib.error.URLError, OSError):
             pass
         time.sleep(0.05)
-    pytest.fail(f"docker-registry did not start:\n{log.read_text(errors='replace')[-2000:]}")
+    pytest.fail(f"the registry did not start:\n{log.read_text(errors='replace')[-2000:]}")
 
 
 def small_index(

@@ -1,205 +1,125 @@
-"""Rules come out of data and source, whole clusters at a time."""
+"""What is known of registries: hosts, names, sizes, and the table that the documentation shows."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from pathlib import Path
 
 import pytest
 
-from tests.kernel_fixtures import make_rule
-from toolchain.errors import ConfigError, SourceError, UnsupportedError
-from toolchain.kernels.rules import Rule, cut, load_rules
+from tests.registry_table import table
+from toolchain.errors import ConfigError, RegistryError, ToolchainError
+from toolchain.oci import descriptor as media
+from toolchain.oci.descriptor import Descriptor
+from toolchain.oci.layout import Layout
+from toolchain.oci.publish import publish
+from toolchain.oci.reference import parse
+from toolchain.oci.registry import Registry
+from toolchain.oci.rules import UNKNOWN, Rules, check_sizes, for_host, for_location, known
 
-KERNELS = """
-import something_that_is_not_installed
-
-@triton.jit
-def add(X, Y, stride_x, stride_xk, n, scale, mask, BLOCK: tl.constexpr, DOUBLE: "tl.constexpr" = False):
-    pass
-
-@triton.autotune(configs=[])
-@triton.jit
-def copy(X, N: tl.constexpr):
-    pass
-"""
-DATA = """
-[source]
-root = "pack age"
-
-[[kernel]]
-source = "inner/kernels.py"
-function = "add"
-direction = "forward"
-num_warps = 4
-num_stages = 1
-waves_per_eu = 2
-options = { kpack = 2 }
-axes = { dtype = ["fp16", "bf16"], double = [false, true] }
-skip = [{ dtype = "bf16", double = true }]
-[kernel.arguments]
-"[XY]" = "*{dtype}:16"
-stride_xk = 1
-"stride_*" = "i32:16"
-n = "i32"
-scale = "fp32"
-mask = "none"
-BLOCK = 128
-DOUBLE = "{double}"
-
-[[kernel]]
-source = "inner/kernels.py"
-function = "copy"
-direction = "backward"
-num_warps = 1
-num_stages = 1
-waves_per_eu = 0
-[kernel.arguments]
-X = "*fp32"
-N = 64
-"""
-
-
-@pytest.fixture
-def tree(tmp_path: Path) -> Path:
-    folder = tmp_path / "it's the source" / "pack age" / "inner"
-    folder.mkdir(parents=True)
-    (folder / "kernels.py").write_text(KERNELS, encoding="utf-8")
-    return tmp_path / "it's the source"
-
-
-def load(tree: Path, data: str = DATA, *, gpus: tuple[str, ...] = ("gfx942",)) -> tuple[Rule, ...]:
-    path = tree.parent / "data.toml"
-    path.write_text(data, encoding="utf-8")
-    return load_rules(path, tree, gpus).rules
-
-
-def test_every_form_of_every_kernel_for_every_gpu(tree: Path) -> None:
-    rules = load(tree, gpus=("gfx942", "gfx1100"))
-
-    assert len(rules) == 2 * (3 + 1)
-    assert len({rule.id for rule in rules}) == len({rule.out for rule in rules}) == 8
-    first = rules[0]
-    assert (first.kernel, first.target, first.direction) == ("add", "gfx1100", "forward")
-    assert first.signature == (
-        ("X", "*fp16:16"),
-        ("Y", "*fp16:16"),
-        ("stride_x", "i32:16"),
-        ("stride_xk", "constexpr"),
-        ("n", "i32"),
-        ("scale", "fp32"),
-        ("mask", "constexpr"),
-        ("BLOCK", "constexpr"),
-        ("DOUBLE", "constexpr"),
-    )
-    assert dict(first.constexprs) == {"stride_xk": 1, "mask": None, "BLOCK": 128, "DOUBLE": False}
-    assert first.out == "gfx1100/kernels.add/dtype-fp16_double-false.hsaco"
-    assert {rule.cluster for rule in rules} == {
-        f"{g}/kernels.{k}" for g in ("gfx942", "gfx1100") for k in ("add", "copy")
-    }
-
-
-def test_a_task_is_json_with_the_workers_own_paths(tree: Path) -> None:
-    rule = load(tree)[0]
-    task = json.loads(json.dumps(rule.task("/src", "/out")))
-
-    assert task["root"] == "/src/pack age"
-    assert task["source"] == "/src/pack age/inner/kernels.py"
-    assert task["out"] == f"/out/{rule.out}"
-    assert task["id"] == rule.id
-    assert task["options"] == {"kpack": 2}
-    assert list(task["signature"]) == ["X", "Y", "stride_x", "stride_xk", "n", "scale", "mask", "BLOCK", "DOUBLE"]
-
-
-def test_the_id_follows_the_content_and_nothing_else(tree: Path) -> None:
-    rule = load(tree)[0]
-
-    assert load(tree)[0].id == rule.id
-    assert dataclasses.replace(rule, cluster="other", out="elsewhere").id == rule.id
-    changed = [
-        dataclasses.replace(rule, num_warps=8),
-        dataclasses.replace(rule, waves_per_eu=0),
-        dataclasses.replace(rule, target="gfx950"),
-        dataclasses.replace(rule, options=()),
-        dataclasses.replace(rule, constexprs=(*rule.constexprs[:-1], ("stride_xk", 2))),
-    ]
-    assert len({rule.id, *(one.id for one in changed)}) == 6
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "registries.md"
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "error", "message"),
+    ("host", "name"),
     [
-        ('n = "i32"\n', "", SourceError, "nothing says what n is"),
-        ('n = "i32"\n', 'n = "i32"\nm = "i32"\n', SourceError, "no such argument: m"),
-        ('function = "copy"', 'function = "missing"', SourceError, "no function missing"),
-        ("inner/kernels.py", "inner/gone.py", SourceError, "cannot read"),
-        ("N = 64", 'N = "i32"', ConfigError, "N is a constant"),
-        ("num_warps = 4", 'num_warps = "many"', ConfigError, "lacks or misuses"),
-        ("[source]", "[sauce]", ConfigError, "cannot use"),
-        ('["fp16", "bf16"]', '["fp16", "fp16"]', ConfigError, "two rules"),
+        ("ghcr.io", "GHCR"),
+        ("GHCR.io:443", "GHCR"),
+        ("docker.io", "Docker Hub"),
+        ("quay.io", "Quay"),
+        ("123456789012.dkr.ecr.eu-west-1.amazonaws.com", "ECR"),
+        ("public.ecr.aws", "ECR Public"),
+        ("europe-docker.pkg.dev", "Artifact Registry"),
+        ("eu.gcr.io", "gcr.io"),
+        ("name.azurecr.io", "ACR"),
+        ("registry.gitlab.com", "GitLab"),
+        ("127.0.0.1:5000", "unknown"),
+        ("ghcr.io.example", "unknown"),
     ],
 )
-def test_data_that_does_not_fit_the_source_is_refused(
-    tree: Path, old: str, new: str, error: type[Exception], message: str
+def test_a_host_is_known_by_its_name(host: str, name: str) -> None:
+    assert for_host(host).name == name
+
+
+def test_docker_registry_is_known_by_the_address_of_an_upload() -> None:
+    assert for_location("/v2/a/b/blobs/uploads/1?_state=x").upload == "chunks"
+    assert for_location("/v2/a/b/blobs/uploads/1") is UNKNOWN
+    assert UNKNOWN.upload == "whole"
+
+
+def test_every_registry_that_was_asked_for_has_a_row_with_its_source() -> None:
+    names = {rules.name for rules in known()}
+    asked = {"GHCR", "Docker Hub", "Quay", "ECR", "Artifact Registry", "ACR", "Harbor", "GitLab", "zot"}
+    assert asked | {"docker-registry"} <= names
+    assert len(names) == len(known())
+    assert all(source.startswith("https://") for rules in known() for source in rules.source)
+
+
+def test_a_word_that_is_none_is_refused() -> None:
+    with pytest.raises(RegistryError, match="upload is 'piecemeal'"):
+        Rules(name="x", upload="piecemeal", source=("https://x",))  # type: ignore[arg-type]
+    with pytest.raises(RegistryError, match="nothing says"):
+        Rules(name="x")
+
+
+def test_the_table_in_the_documentation_is_that_of_the_data() -> None:
+    assert table() in DOCS.read_text(encoding="utf-8"), "run: python -m tests.registry_table"
+
+
+def artifact(layout: Layout, size: int = 0) -> Descriptor:
+    """The manifest of an artifact whose layer says that it has `size` bytes."""
+    blob = layout.put_bytes(b"blob", media.LAYER)
+    layer = {**blob.as_json(), "size": size or blob.size}
+    config = layout.put_bytes(b"{}", media.EMPTY).as_json()
+    value = {"schemaVersion": 2, "mediaType": media.MANIFEST, "config": config, "layers": [layer]}
+    made = layout.put_json(value, media.MANIFEST)
+    return Descriptor(made.media_type, made.digest, made.size, artifact_type="test/x")
+
+
+@pytest.mark.parametrize(
+    ("dest", "size", "error", "what"),
+    [
+        ("docker.io/ns/name/deeper", 0, ConfigError, "Docker Hub has no repository"),
+        ("ghcr.io/name", 0, ConfigError, "GHCR has no repository"),
+        ("europe-docker.pkg.dev/project/name", 0, ConfigError, "PROJECT/REPOSITORY/NAME"),
+        ("ghcr.io/owner/name", 10_000_000_001, RegistryError, "GHCR takes no layer as large as"),
+        ("public.ecr.aws/alias/name", 10_485_760_001, RegistryError, "ECR Public takes no layer"),
+    ],
+)
+def test_what_a_registry_cannot_have_is_told_before_anything_is_sent(
+    tmp_path: Path, dest: str, size: int, error: type[ToolchainError], what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert old in DATA
-    with pytest.raises(error, match=message):
-        load(tree, DATA.replace(old, new, 1))
+    def send(*_: object, **__: object) -> None:
+        pytest.fail("something was sent")
+
+    layout = Layout(tmp_path / "layout").ensure()
+    top = artifact(layout, size)
+    ref = parse(dest)
+    with Registry(str(dest.partition("/")[0]), login="") as registry:
+        monkeypatch.setattr(registry, "request", send)
+        with pytest.raises(error) as caught:
+            publish(layout, top, ref, ["t"], registry=registry)
+    assert what in str(caught.value)
 
 
-def test_an_unknown_gpu_is_refused(tree: Path) -> None:
-    with pytest.raises(UnsupportedError, match="gfx999"):
-        load(tree, gpus=("gfx999",))
+@pytest.mark.parametrize("tag", ["a" * 129, "-x", "a b", "a:b", ""])
+def test_a_tag_that_no_registry_takes_is_told_before_anything_is_sent(
+    tmp_path: Path, tag: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout = Layout(tmp_path / "layout").ensure()
+    with Registry("127.0.0.1:1", login="") as registry:
+        monkeypatch.setattr(registry, "request", lambda *_, **__: pytest.fail("something was sent"))
+        with pytest.raises(ConfigError, match="is not a tag"):
+            publish(layout, artifact(layout), parse("127.0.0.1:1/ns/name"), [tag], registry=registry)
 
 
-def campaign() -> list[Rule]:
-    return [
-        make_rule(kernel, target=target, cluster=f"{target}/{kernel}/{group}", warps=2**warps)
-        for target in ("gfx942", "gfx1100")
-        for kernel in ("attn_fwd", "bwd_dq")
-        for group in range(3)
-        for warps in range(group * 4, group * 4 + 4)
-    ]
+def test_upper_case_is_told_with_the_name_in_lower_case() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse("ghcr.io/MyOrg/name")
+    assert "ghcr.io/myorg/name" in caught.value.fix
 
 
-def test_all_is_no_part() -> None:
-    assert not cut(campaign()).partial
-    assert not cut(campaign(), select="*").partial
-    assert not cut(campaign(), limit=10_000).partial
-
-
-def test_select_keeps_whole_clusters() -> None:
-    everything = campaign()
-    by_kernel = cut(everything, select="attn_*")
-    by_id = cut(everything, select=everything[5].id)
-
-    assert {rule.kernel for rule in by_kernel.rules} == {"attn_fwd"}
-    assert by_kernel.partial
-    assert len(by_kernel.rules) == 24
-    assert by_id.rules == tuple(everything[4:8])
-
-
-def test_limit_keeps_whole_clusters_of_each_gpu_and_kernel() -> None:
-    part = cut(campaign(), limit=14)
-
-    assert part.partial
-    assert len(part.rules) == 16
-    assert len({(rule.target, rule.kernel) for rule in part.rules}) == 4
-    sizes: dict[str, int] = {}
-    for rule in part.rules:
-        sizes[rule.cluster] = sizes.get(rule.cluster, 0) + 1
-    assert set(sizes.values()) == {4}
-
-
-def test_nothing_left_is_an_error() -> None:
-    with pytest.raises(ConfigError, match="matches no kernel") as caught:
-        cut(campaign(), select="nope")
-    assert "attn_fwd, bwd_dq" in caught.value.why
-    with pytest.raises(ConfigError, match="limit"):
-        cut(campaign(), limit=0)
-
-
-def test_the_digest_tells_parts_apart() -> None:
-    assert cut(campaign()).digest == cut(campaign()).digest
-    assert cut(campaign()).digest != cut(campaign(), limit=4).digest
+def test_a_manifest_over_the_limit_is_told() -> None:
+    large = Descriptor(media.MANIFEST, "sha256:" + "0" * 64, 5 << 20)
+    with pytest.raises(RegistryError, match="no manifest as large"):
+        check_sizes(for_host("name.azurecr.io"), [large])
+    check_sizes(UNKNOWN, [large])

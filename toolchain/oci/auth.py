@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import ipaddress
 import os
 import re
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 import requests
@@ -14,6 +19,10 @@ import requests
 from toolchain.errors import RegistryError, UnreachableError
 
 HUB = "docker.io"
+IDENTITY = "<token>"
+# How long a token lasts that does not say so, by the token specification; and what no token service means.
+_TOKEN_SECONDS = 60.0
+_LONG = 10 * 365 * 86400
 _HUB_KEYS = ("https://index.docker.io/v1/", "index.docker.io", "registry-1.docker.io")
 _PARAMETER = re.compile(r'(\w+)=(?:"([^"]*)"|([^\s,"]+))')
 
@@ -48,9 +57,28 @@ def credentials(host: str) -> str | None:
             raise RegistryError(
                 "the login file of docker cannot be read", why=type(error).__name__, fix=f"log in again to {host}"
             ) from None
+        if token := _identity_token(backend, key):
+            return base64.b64encode(f"{IDENTITY}:{token}".encode()).decode()
         if found := getattr(backend, "_basic_auth", None):
             return str(found)
     return None
+
+
+def _identity_token(backend: object, key: str) -> str:
+    """What docker keeps beside an empty password where the registry gave it a token to be known by (ACR does)."""
+    config = getattr(backend, "_auth_config", None)
+    entry = (config.get("auths") or {}).get(key) if isinstance(config, dict) else None
+    said = entry.get("identitytoken") if isinstance(entry, dict) else None
+    return said if isinstance(said, str) else ""
+
+
+def identity_of(login: str | None) -> str:
+    """The identity token in a login, as credential helpers write it: its user is `<token>`. Empty without one."""
+    try:
+        user, _, word = base64.b64decode(login or "", validate=True).decode().partition(":")
+    except (binascii.Error, UnicodeDecodeError):
+        return ""
+    return word if user == IDENTITY else ""
 
 
 class NoNetrc(requests.auth.AuthBase):
@@ -60,8 +88,14 @@ class NoNetrc(requests.auth.AuthBase):
         return r
 
 
+@dataclass(frozen=True)
+class _Token:
+    value: str
+    stale: float  # on the monotonic clock
+
+
 class Authorizer:
-    """The Authorization header of one registry, renewed when the registry asks.
+    """The Authorization header of one registry, renewed before it runs out and when the registry asks.
 
     Args:
         host: registry.
@@ -78,19 +112,31 @@ class Authorizer:
         self._session = session
         self._secure = secure
         self._login = login
+        self._identity = identity_of(login)
         self._timeout = timeout
-        self._headers: dict[str, str] = {}
+        self._basic = ""
+        self._service: tuple[str, str] | None = None  # realm and name of who gives tokens
+        self._tokens: dict[tuple[str, ...], _Token] = {}
+        self._secrets: set[str] = {login or "", self._identity}
 
-    def header(self, repository: str) -> dict[str, str]:
-        """The header to send for `repository`; empty as long as the registry has not asked."""
-        value = self._headers.get(repository) or self._headers.get("")
-        return {"Authorization": value} if value else {}
+    def header(self, scopes: Sequence[str]) -> dict[str, str]:
+        """The header for a request that needs `scopes` (`repository:NAME:ACTIONS`); empty until the registry has asked.
+
+        A token that is about to run out is renewed first: a gigabyte is not sent to learn that it has.
+        """
+        if self._basic and self._service is None:
+            return {"Authorization": self._basic}
+        wanted = tuple(scopes)
+        token = self._tokens.get(wanted)
+        if self._service is not None and (token is None or token.stale < time.monotonic()):
+            token = self._fetch(wanted, wanted)
+        return {"Authorization": f"Bearer {token.value}"} if token else {}
 
     def redact(self, text: str) -> str:
         """`text` without any secret of this registry."""
-        return redact(text, [self._login or "", *(value.partition(" ")[2] for value in self._headers.values())])
+        return redact(text, self._secrets)
 
-    def answer(self, response: requests.Response, repository: str, actions: str) -> None:
+    def answer(self, response: requests.Response, scopes: Sequence[str]) -> None:
         """Take the challenge of a 401, so that `header` holds what the registry wants.
 
         Raises:
@@ -101,29 +147,43 @@ class Authorizer:
         at = re.search(r"\bbearer\s", said, re.IGNORECASE)
         if at is None:
             sent = response.request.headers.get("Authorization", "")
-            if not said.lower().startswith("basic") or self._login is None or str(sent).startswith("Basic "):
-                raise self.refused("it wants a login" if self._login is None else "it refuses the login")
-            self._headers[""] = f"Basic {self._login}"
+            if not re.search(r"\bbasic\b", said, re.IGNORECASE) or not self._login or str(sent).startswith("Basic "):
+                raise self.refused("it refuses the login" if self._login else "it wants a login")
+            self._basic = f"Basic {self._login}"
             return
-        fields = {name.lower(): quoted or bare for name, quoted, bare in _PARAMETER.findall(said[at.end() :])}
-        self._headers[repository] = f"Bearer {self._token(fields, repository, actions)}"
+        fields = _parameters(said[at.end() :])
+        self._service = (self._realm(fields.get("realm", "")), fields.get("service", ""))
+        wanted = tuple(scopes)
+        # The registry may call the repository otherwise than we do: both are asked for.
+        self._fetch(wanted, tuple(dict.fromkeys([*fields.get("scope", "").split(), *wanted])))
 
-    def _token(self, fields: dict[str, str], repository: str, actions: str) -> str:
+    def _realm(self, said: str) -> str:
         scheme = "https" if self._secure else "http"
-        realm = urljoin(f"{scheme}://{self._host}/", fields.get("realm", ""))
+        realm = urljoin(f"{scheme}://{self._host}/", said)
         place = urlsplit(realm)
         if place.scheme not in {"http", "https"} or not place.hostname:
             raise self.refused("it names no place to get a token from")
         if self._secure and place.scheme == "http":
             raise self.refused("it wants the login sent without encryption")
-        params = {"scope": fields.get("scope") or f"repository:{repository}:{actions}"}
-        if service := fields.get("service"):
-            params["service"] = service
-        headers = {"Authorization": f"Basic {self._login}"} if self._login else {}
+        return realm
+
+    def _fetch(self, wanted: tuple[str, ...], scopes: tuple[str, ...]) -> _Token:
+        asked = time.monotonic()
+        value = self._ask(scopes)
+        token = value.get("token") or value.get("access_token")
+        if not isinstance(token, str) or not token:
+            raise self.refused("the token service answers without a token")
+        lasts = value.get("expires_in")
+        seconds = lasts if isinstance(lasts, (int, float)) and 0 < lasts < _LONG else _TOKEN_SECONDS
+        self._secrets.add(token)
+        self._tokens[wanted] = _Token(token, asked + 0.8 * seconds)
+        return self._tokens[wanted]
+
+    def _ask(self, scopes: tuple[str, ...]) -> dict[str, Any]:
         try:
-            with self._session.get(realm, params=params, headers=headers, timeout=self._timeout) as got:
+            with self._token_request(scopes) as got:
                 status = got.status_code
-                value = got.json() if status == 200 else None
+                value = got.json() if status == 200 else {}
         except requests.JSONDecodeError:
             raise self.refused("the token service answers something else than JSON") from None
         except requests.RequestException as error:
@@ -132,14 +192,33 @@ class Authorizer:
             ) from None
         if status in {401, 403}:
             raise self.refused("the token service refuses the login" if self._login else "it wants a login")
-        token = (value.get("token") or value.get("access_token")) if isinstance(value, dict) else None
-        if not isinstance(token, str) or not token:
+        if status != 200 or not isinstance(value, dict):
             raise self.refused(f"the token service answers {status} and no token")
-        return token
+        return value
+
+    def _token_request(self, scopes: tuple[str, ...]) -> requests.Response:
+        assert self._service is not None  # noqa: S101 - there was a challenge
+        realm, service = self._service
+        named = [("service", service)] if service else []
+        if self._identity:
+            form = [("grant_type", "refresh_token"), ("refresh_token", self._identity), ("client_id", "toolchain")]
+            data = [*form, *named, ("scope", " ".join(scopes))]
+            return self._session.post(realm, data=data, timeout=self._timeout, allow_redirects=False)
+        headers = {"Authorization": f"Basic {self._login}"} if self._login else {}
+        params = [*(("scope", scope) for scope in scopes), *named]
+        return self._session.get(realm, params=params, headers=headers, timeout=self._timeout)
 
     def refused(self, why: str) -> RegistryError:
         """The error that says so."""
         return RegistryError(f"{self._host} does not let us in", why=why, fix=f"log in: {login_command(self._host)}")
+
+
+def _parameters(text: str) -> dict[str, str]:
+    """What a challenge says; a second challenge in the same header does not replace the first one's words."""
+    fields: dict[str, str] = {}
+    for name, quoted, bare in _PARAMETER.findall(text):
+        fields.setdefault(name.lower(), quoted or bare)
+    return fields
 
 
 def login_command(host: str) -> str:

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 
 from toolchain.errors import DigestError, RegistryError
 from toolchain.oci import descriptor as media
+from toolchain.oci import rules
 from toolchain.oci.check import verify_layout
 from toolchain.oci.descriptor import Descriptor, Platform
 from toolchain.oci.layout import Layout
 from toolchain.oci.manifest import children_of, parse_object
-from toolchain.oci.reference import LayoutRef, RegistryRef, Target
+from toolchain.oci.reference import LayoutRef, RegistryRef, Target, check_tag
 from toolchain.oci.registry import Registry
 
 __all__ = ["Published", "fetch_image", "find_image", "publish", "verify_layout"]
@@ -59,7 +60,8 @@ def publish(
         mount_from: repositories of the same registry that may hold the blobs.
 
     Raises:
-        RegistryError: neither index nor artifact, something is missing, or the destination refuses.
+        ConfigError: the destination can have no such name or tag.
+        RegistryError: neither index nor artifact, something is missing or too large, or the destination refuses.
         DigestError: what is read back, or what lies in the layout, is not what it must be.
         UnreachableError: no answer.
     """
@@ -133,7 +135,13 @@ def _to_registry(
 ) -> Published:
     before = registry.traffic.sent
     skipped = count = 0
-    for item in _children_first(layout, descriptor):
+    items = tuple(_children_first(layout, descriptor))
+    # What the registry is known to refuse is told now, not after an hour of uploading.
+    rules.check_repository(registry.rules, registry.host, dest.repository)
+    rules.check_sizes(registry.rules, items)
+    for tag in tags:
+        check_tag(tag)
+    for item in items:
         count += 1
         if item.media_type in media.MANIFESTS:
             content = layout.read(item)

@@ -70,11 +70,27 @@ def _repository(text: str, whole: str) -> str:
             raise ConfigError(
                 f"{whole!r} is not a reference",
                 why=f"{part!r} cannot be part of a repository's name",
-                fix="use lower-case letters, digits and single . _ - between them",
+                fix=f"write it in lower case: {whole.lower()}"
+                if _COMPONENT.fullmatch(part.lower())
+                else "use lower-case letters, digits and single . _ - between them",
             )
     if len(text) > 255:
         raise ConfigError(f"{whole[:60]!r}… is too long", why=f"a repository's name has {len(text)} of 255 characters")
     return text
+
+
+def check_tag(tag: str) -> None:
+    """Whether this can be a tag in a registry.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    if not _TAG.fullmatch(tag):
+        raise ConfigError(
+            f"{tag!r} is not a tag",
+            why="at most 128 letters, digits, . _ -, and neither . nor - first",
+            fix="name another",
+        )
 
 
 def _digest(text: str, whole: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import IO, Self
@@ -21,6 +21,8 @@ from toolchain.errors import RegistryError, ToolchainError, UnreachableError
 from toolchain.oci import auth
 from toolchain.oci.layout import MANIFEST_LIMIT
 from toolchain.oci.manifest import parse_object
+from toolchain.oci.rules import for_host
+from toolchain.oci.ways import Habits
 
 LOG = logging.getLogger(__name__)
 TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
@@ -92,7 +94,7 @@ class Transport:
     Args:
         host: name or address, with a port if need be.
         insecure: speak http. None: on loopback only.
-        chunk: bytes of one PATCH; smaller blobs go in one PUT.
+        chunk: bytes of one PATCH; smaller blobs go in one PUT. None: as the rules and the answers of the registry say.
         attempts: how often a failure is tried again before it counts, and an upload begun anew.
         backoff: seconds of the first wait; each further one is twice as long, at most 30.
         timeout: seconds to connect and to wait for an answer; for one to a question at most `QUESTION`.
@@ -104,7 +106,7 @@ class Transport:
         host: str,
         *,
         insecure: bool | None = None,
-        chunk: int = 64 << 20,
+        chunk: int | None = None,
         attempts: int = 5,
         backoff: float = 0.5,
         timeout: tuple[float, float] = (15.0, 300.0),
@@ -114,6 +116,8 @@ class Transport:
         plain = loopback if insecure is None else insecure
         self.host = host
         self.chunk = chunk
+        self.rules = for_host(host)
+        self.habits = Habits(chunk=chunk or self.rules.chunk)
         self.attempts = attempts
         self.backoff = backoff
         self.traffic = Traffic()
@@ -170,19 +174,31 @@ class Transport:
         body: Callable[[], Body | bytes] | None = None,
         headers: Mapping[str, str] | None = None,
         params: Mapping[str, str] | None = None,
+        also: Sequence[str] = (),
     ) -> Iterator[requests.Response]:
         """One answer, its body not yet read; a challenge is met once. GET and HEAD are tried again, others are not.
+
+        Args:
+            method: verb.
+            path: of the registry, or an address that it named.
+            repository: that this is about.
+            actions: what has to be allowed there.
+            body: makes the body, once for each time that it is sent.
+            headers: besides those for access.
+            params: of the query.
+            also: further scopes that a token has to have, e.g. `repository:other:pull`.
 
         Raises:
             RegistryError: no access.
             requests.RequestException: no answer.
         """
         url = self.url(path)
+        scopes = (f"repository:{repository}:{actions}", *also)
         for last in (False, True):
             sent = dict(headers or {})
             # The registry may send us to a store elsewhere, which must not see our token.
             if urlsplit(url).netloc == urlsplit(self._base).netloc:
-                sent.update(self._auth.header(repository))
+                sent.update(self._auth.header(scopes))
             self.traffic.requests += 1
             response = self._session.request(
                 method,
@@ -201,7 +217,7 @@ class Transport:
                 # Only the registry itself may say where our login is to be sent.
                 own = urlsplit(response.url).netloc == urlsplit(self._base).netloc
                 if response.status_code == 401 and own and not last:
-                    self._auth.answer(response, repository, actions)
+                    self._auth.answer(response, scopes)
                     continue
                 if response.status_code in {401, 403}:
                     raise self.failed(response, f"{self.host} refuses {method} in {repository}", login=True)
@@ -213,19 +229,26 @@ class Transport:
         connect, read = self._timeout
         return (connect, min(read, QUESTION)) if method in {"GET", "HEAD"} else (connect, read)
 
-    def failed(self, response: requests.Response, what: str, *, login: bool = False) -> RegistryError:
-        """The error for an answer that nobody expected, with the registry's own words and without any secret."""
+    def told(self, response: requests.Response) -> tuple[str, str]:
+        """What an answer that nobody expected says: its code (empty without one), and its words without any secret."""
+        code = ""
         try:
             said = next(response.iter_content(600), b"").decode("utf-8", "replace")
         except requests.RequestException:
             said = ""
         with contextlib.suppress(ToolchainError, KeyError, IndexError, TypeError, AttributeError):
             first = parse_object(said.encode(), "answer")["errors"][0]
-            said = f"{first['code']}: {first.get('message', '')}"
-        text = " ".join(self._auth.redact(said).split())[:300]
+            code, said = str(first["code"]), f"{first['code']}: {first.get('message', '')}"
+        return code, " ".join(self._auth.redact(said).split())[:300]
+
+    def failed(
+        self, response: requests.Response, what: str, text: str | None = None, *, login: bool = False
+    ) -> RegistryError:
+        """The error for an answer that nobody expected; `text` is what it says, where that has been read already."""
+        said = self.told(response)[1] if text is None else text
         return RegistryError(
             what,
-            why=f"HTTP {response.status_code} {text}".rstrip(),
+            why=f"HTTP {response.status_code} {said}".rstrip(),
             fix=f"log in: {auth.login_command(self.host)}"
             if login
             else "try again; if it stays, ask who runs the registry",

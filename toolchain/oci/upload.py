@@ -1,4 +1,4 @@
-"""One blob on its way into a registry: in chunks, going on after a failure, in one piece where chunks are not taken."""
+"""One blob on its way into a registry: going on after a failure, another way where one is refused."""
 
 from __future__ import annotations
 
@@ -16,11 +16,15 @@ from toolchain.digest import sha256_file
 from toolchain.errors import DigestError, RegistryError, ToolchainError
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.transport import TRANSIENT, Body, Transport
+from toolchain.oci.ways import NO_CHUNKS, NO_WHOLE, NOT_THE_WAY, Way, choose
 
 LOG = logging.getLogger(__name__)
 _ACTIONS = "pull,push"
-# What registries without chunked uploads answer to the first PATCH.
-_NO_CHUNKS = frozenset({400, 405, 411, 413, 415, 501})
+_TAKEN = frozenset({200, 201, 202, 204})
+# A blob that the registry calls wrong, though its file is right, is sent again this often.
+_WRONG_TRIES = 2
+# So many connections may break before anything of a blob is taken; then chunks are tried, and smaller ones each time.
+_BREAKS = 2
 
 
 class _TryAgainError(Exception):
@@ -31,6 +35,15 @@ class _TryAgainError(Exception):
         self.problem = problem
         self.asked = asked
         self.restart = restart
+
+
+class _RefusedError(Exception):
+    """The registry does not take blobs this way; no failure, and nothing to wait for."""
+
+    def __init__(self, problem: ToolchainError, status: int) -> None:
+        super().__init__(problem.what)
+        self.problem = problem
+        self.status = status
 
 
 class Upload:
@@ -54,10 +67,9 @@ class Upload:
         self._path = path
         self._location = ""
         self._offset = self._furthest = 0
-        self._chunk = registry.chunk
-        self._whole = blob.size <= registry.chunk
-        self._failures = 0
-        self._restarts = 0
+        self._way = Way(None)
+        self._accepted = False  # a chunk of this upload
+        self._failures = self._restarts = self._wrong = self._breaks = 0
 
     def run(self, mount_from: Sequence[str]) -> int:
         """Bring the blob there (see `Registry.push_blob`)."""
@@ -71,12 +83,16 @@ class Upload:
                 try:
                     if not self._location:
                         self._start()
-                    if not self._whole:
-                        self._send_chunks(stream)
+                    if self._way.chunk is not None:
+                        self._send_chunks(stream, self._way.chunk)
                     self._finish(stream)
+                except _RefusedError as refusal:
+                    self._take_another_way(refusal)
+                    continue
                 except _TryAgainError as failure:
                     self._recover(failure)
                 except requests.RequestException as error:
+                    self._breaks += not self._accepted
                     self._recover(_TryAgainError(self._registry.unreachable(error)))
                 else:
                     return self._blob.size
@@ -99,12 +115,18 @@ class Upload:
         with (
             contextlib.suppress(RegistryError, requests.RequestException),
             self._registry.request(
-                "POST", path, self._repository, actions=_ACTIONS, params=params, body=lambda: b""
+                "POST",
+                path,
+                self._repository,
+                actions=_ACTIONS,
+                params=params,
+                body=lambda: b"",
+                also=(f"repository:{other}:pull",),
             ) as got,
         ):
             if got.status_code == 201:
                 return True
-            if got.status_code == 202:
+            if got.status_code == 202 and "Location" in got.headers:
                 self._begun(got)
         return False
 
@@ -116,63 +138,100 @@ class Upload:
             self._begun(got)
 
     def _begun(self, got: requests.Response) -> None:
-        self._location = self._registry.url(got.headers.get("Location", ""))
-        self._offset = 0
-        least = got.headers.get("OCI-Chunk-Min-Length", "")
-        if least.isdigit():
-            self._chunk = max(self._registry.chunk, int(least))
+        self._location = self._registry.url(got.headers["Location"])
+        self._offset, self._accepted = 0, False
+        self._way = choose(
+            self._registry.rules,
+            self._registry.habits,
+            got,
+            self._blob.size,
+            wished=self._registry.chunk,
+            broken=max(0, self._breaks - _BREAKS + 1),
+        )
 
-    def _send_chunks(self, stream: IO[bytes]) -> None:
+    def _send_chunks(self, stream: IO[bytes], chunk: int) -> None:
+        """All chunks, but for the last where that ends the upload."""
         while self._offset < self._blob.size:
-            start, end = self._offset, min(self._offset + self._chunk, self._blob.size)
-            headers = {"Content-Type": "application/octet-stream", "Content-Range": f"{start}-{end - 1}"}
+            start, end = self._offset, min(self._offset + chunk, self._blob.size)
+            if end == self._blob.size and self._way.piece:
+                return
             with self._registry.request(
                 "PATCH",
                 self._location,
                 self._repository,
                 actions=_ACTIONS,
-                headers=headers,
+                headers=_part(start, end),
                 body=lambda start=start, end=end: Body(stream, start, end, self._registry.traffic),  # type: ignore[misc]
             ) as got:
-                if got.status_code not in {200, 201, 202, 204}:
-                    if start == 0 and got.status_code in _NO_CHUNKS and self._restarts == 0:
-                        LOG.info("%s takes no chunks (HTTP %d): one piece", self._registry.host, got.status_code)
-                        self._whole, self._location = True, ""
-                        self._start()
-                        return
-                    raise self._problem(got, "breaks off an upload")
+                if got.status_code not in _TAKEN:
+                    refusals = frozenset() if self._accepted else NO_CHUNKS
+                    raise self._problem(got, "breaks off an upload", refusals)
                 self._location = self._registry.url(got.headers.get("Location", self._location))
-                self._offset = _reached(got.headers.get("Range"), end)
+                self._offset = self._position(got, start, end)
                 if self._offset <= start:
                     raise _TryAgainError(self._problem_with(f"keeps {self._offset} of {end} bytes"))
+                self._accepted = True
                 # The way that was gone before counts as no progress: a registry that loses it again and again ends.
                 self._failures = 0 if self._offset > self._furthest else self._failures
                 self._furthest = max(self._furthest, self._offset)
 
+    def _position(self, got: requests.Response, start: int, end: int) -> int:
+        """How far the upload is after a chunk that was taken."""
+        said = _reached(got.headers.get("Range"), end)
+        if said > end or self._way.sent or self._registry.habits.sent:
+            return end
+        if 0 < said <= start:
+            # The answer speaks of an earlier chunk, or of this one alone: what was taken counts.
+            LOG.info("%s says %d of %d bytes; going by what was sent", self._registry.host, said, end)
+            self._registry.habits.sent = True
+            return end
+        return said
+
     def _finish(self, stream: IO[bytes]) -> None:
         joint = "&" if "?" in self._location else "?"
-        whole = self._whole and self._blob.size > 0
+        whole, size = self._way.chunk is None, self._blob.size
+        start = 0 if whole else self._offset
+        headers = {"Content-Type": "application/octet-stream"} if whole or start == size else _part(start, size)
         with self._registry.request(
             "PUT",
             f"{self._location}{joint}digest={quote(self._blob.digest, safe='')}",
             self._repository,
             actions=_ACTIONS,
-            headers={"Content-Type": "application/octet-stream"},
-            body=lambda: Body(stream, 0, self._blob.size, self._registry.traffic) if whole else b"",
+            headers=headers,
+            body=lambda: Body(stream, start, size, self._registry.traffic) if start < size else b"",
         ) as got:
-            if got.status_code not in {200, 201, 202, 204}:
-                raise self._problem(got, "does not complete an upload")
+            if got.status_code not in _TAKEN:
+                self._learn_from_the_end(got.status_code, empty=start == size)
+                refusals = NO_WHOLE if whole and size else frozenset()
+                raise self._problem(got, "does not complete an upload", refusals)
 
-    def _problem(self, got: requests.Response, what: str) -> Exception:
-        problem = self._registry.failed(got, f"{self._registry.host} {what} to {self._repository}")
-        if got.status_code in TRANSIENT or got.status_code == 416:
-            return _TryAgainError(problem, asked=got.headers.get("Retry-After"))
-        # 404: the registry forgot the upload. 400: what arrived has another digest, or the chunk came at a wrong place.
-        if got.status_code == 400 and (found := sha256_file(self._path)) != self._blob.digest:
+    def _learn_from_the_end(self, status: int, *, empty: bool) -> None:
+        """Where positions could not be believed, a failing end means another one: the last piece, or one piece."""
+        habits = self._registry.habits
+        if not habits.sent or self._way.chunk is None:
+            return
+        if empty and status in TRANSIENT:
+            habits.piece = True
+            self._location = ""
+        elif status == 400 and habits.whole is None:
+            habits.chunks = status
+
+    def _problem(self, got: requests.Response, what: str, refusals: frozenset[int] = frozenset()) -> Exception:
+        """What an answer means: `refusals` are those that speak of the way."""
+        code, text = self._registry.told(got)
+        problem = self._registry.failed(got, f"{self._registry.host} {what} to {self._repository}", text)
+        status = got.status_code
+        if status == 400 and (found := sha256_file(self._path)) != self._blob.digest:
             return DigestError(
                 f"{self._path} is damaged", why=f"expected {self._blob.digest}, found {found}", fix="build it again"
             )
-        if got.status_code in {400, 404} and self._location:
+        if status in refusals and code not in NOT_THE_WAY:
+            return _RefusedError(problem, status)
+        if status in TRANSIENT or status == 416:
+            return _TryAgainError(problem, asked=got.headers.get("Retry-After"))
+        # 404: the registry forgot the upload. 400: what arrived has another digest, or the chunk came at a wrong place.
+        self._wrong += status == 400
+        if status in {400, 404} and code not in NOT_THE_WAY and self._wrong <= _WRONG_TRIES:
             return _TryAgainError(problem, restart=True)
         return problem
 
@@ -182,27 +241,57 @@ class Upload:
             fix="try again; if it stays, ask who runs the registry",
         )
 
+    def _take_another_way(self, refusal: _RefusedError) -> None:
+        chunk, habits = self._way.chunk, self._registry.habits
+        if not habits.refuse(chunk, refusal.status, self._blob.size):
+            raise refusal.problem from None
+        LOG.info(
+            "%s takes no %s (HTTP %d): %s",
+            self._registry.host,
+            "blob in one piece" if chunk is None else f"chunk of {chunk} bytes",
+            refusal.status,
+            "one piece" if habits.whole is None else f"chunks of {habits.chunk} bytes",
+        )
+        self._location, self._offset = "", 0
+
     def _recover(self, failure: _TryAgainError) -> None:
         self._failures += 1
         if self._failures > self._registry.attempts or self._restarts > self._registry.attempts:
             raise failure.problem from None
         self._registry.pause(self._failures, failure.asked)
-        if failure.restart or self._whole or not self._location or not self._ask():
+        if failure.restart or not self._location or not self._ask():
             self._restarts += bool(self._location)
             self._location, self._offset = "", 0
 
     def _ask(self) -> bool:
-        """Ask how much of the blob arrived."""
+        """Ask how much of the blob arrived; whether the upload can go on from there."""
+        if self._way.chunk is None and self._registry.habits.chunks is not None:
+            return False
         with (
-            contextlib.suppress(requests.RequestException),
+            contextlib.suppress(requests.RequestException, RegistryError),
             self._registry.request("GET", self._location, self._repository, actions=_ACTIONS) as got,
         ):
             if got.status_code == 204:
                 self._location = self._registry.url(got.headers.get("Location", self._location))
-                self._offset = _reached(got.headers.get("Range"), 0)
+                if not (self._way.sent or self._registry.habits.sent):
+                    self._offset = min(_reached(got.headers.get("Range"), 0), self._blob.size)
                 LOG.info("%s has %d of %d bytes", self._registry.host, self._offset, self._blob.size)
-                return True
+                return self._goes_on()
         return False
+
+    def _goes_on(self) -> bool:
+        """A blob in one piece that broke off can go on in chunks, once something of it has arrived."""
+        if self._offset == 0:
+            return self._way.chunk is not None and self._breaks < _BREAKS
+        if self._way.chunk is not None:
+            return True
+        rest = max(self._blob.size - self._offset, 1)
+        self._way = Way(min(self._registry.chunk or self._registry.rules.chunk, rest))
+        return True
+
+
+def _part(start: int, end: int) -> dict[str, str]:
+    return {"Content-Type": "application/octet-stream", "Content-Range": f"{start}-{end - 1}"}
 
 
 def _reached(said: str | None, otherwise: int) -> int:

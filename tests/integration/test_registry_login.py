@@ -1,0 +1,156 @@
+"""Logins as hosted registries have them: tokens for scopes, in front of a real registry."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import json
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fault_proxy import FaultProxy, fault_proxy
+from tests.scoped_login import ScopedLogin
+from toolchain.errors import RegistryError
+from toolchain.oci import descriptor as media
+from toolchain.oci.descriptor import Descriptor
+from toolchain.oci.layout import Layout
+from toolchain.oci.registry import Registry
+
+pytestmark = pytest.mark.registry
+SIZE = 300_000
+LOGIN = base64.b64encode(b"user:pass-word").decode()
+_NUMBERS = itertools.count()
+
+
+@pytest.fixture
+def blob(tmp_path: Path) -> tuple[Descriptor, Path]:
+    layout = Layout(tmp_path / "layout").ensure()
+    made = layout.put_bytes(random.Random(SIZE).randbytes(SIZE), media.LAYER)
+    return made, layout.blob(made.digest)
+
+
+@pytest.fixture
+def proxy(registry_host: str) -> Iterator[FaultProxy]:
+    with fault_proxy(registry_host) as running:
+        running.guard = ScopedLogin()
+        yield running
+
+
+@pytest.fixture
+def repository() -> str:
+    return f"login/{next(_NUMBERS)}"
+
+
+def guard_of(proxy: FaultProxy) -> ScopedLogin:
+    assert proxy.guard is not None
+    return proxy.guard
+
+
+def test_a_token_is_asked_for_with_the_scope_of_the_request(
+    proxy: FaultProxy, repository: str, blob: tuple[Descriptor, Path]
+) -> None:
+    with Registry(proxy.host, login=LOGIN) as registry:
+        assert registry.push_blob(repository, *blob) == SIZE
+    guard = guard_of(proxy)
+    # The first question is refused, as nobody knows yet who gives tokens; nothing after it is.
+    assert len(guard.refused) == 1
+    assert guard.refused[0].startswith("HEAD ")
+    assert guard.asked == [(f"repository:{repository}:pull",), (f"repository:{repository}:pull,push",)]
+
+
+def test_a_mount_asks_for_both_repositories(proxy: FaultProxy, repository: str, blob: tuple[Descriptor, Path]) -> None:
+    other = f"{repository}-other"
+    with Registry(proxy.host, login=LOGIN) as registry:
+        registry.push_blob(other, *blob)
+        sent = registry.traffic.sent
+        assert registry.push_blob(repository, *blob, mount_from=[other]) == 0
+        assert registry.traffic.sent == sent
+    assert (f"repository:{repository}:pull,push", f"repository:{other}:pull") in guard_of(proxy).asked
+
+
+def test_a_public_image_is_pulled_without_a_login(
+    proxy: FaultProxy, repository: str, blob: tuple[Descriptor, Path], tmp_path: Path
+) -> None:
+    with Registry(proxy.host, login=LOGIN) as registry:
+        registry.push_blob(repository, *blob)
+    fresh = Layout(tmp_path / "fresh").ensure()
+    with Registry(proxy.host, login="") as stranger:
+        assert stranger.pull_blob(repository, blob[0], fresh) == SIZE
+        with pytest.raises(RegistryError):
+            stranger.push_blob(f"{repository}-stranger", *blob)
+    assert all(seen.body == 0 for seen in proxy.seen if "stranger" in seen.path), "nothing was sent in vain"
+
+
+def test_an_identity_token_is_what_a_login_rests_on(
+    proxy: FaultProxy,
+    repository: str,
+    blob: tuple[Descriptor, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As docker keeps it for ACR: an empty password, and the token beside it."""
+    guard_of(proxy).identity = "identity-of-somebody"
+    nobody = base64.b64encode(b"00000000-0000-0000-0000-000000000000:").decode()
+    entry = {"auth": nobody, "identitytoken": "identity-of-somebody"}
+    (tmp_path / "config.json").write_text(json.dumps({"auths": {proxy.host: entry}}))
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with Registry(proxy.host) as registry:
+        assert registry.push_blob(repository, *blob) == SIZE
+        problem = registry.unreachable(OSError("it said identity-of-somebody"))
+    assert "identity-of-somebody" not in str(problem)
+
+
+@pytest.mark.parametrize("says", [True, False], ids=["told", "as specified"])
+def test_a_token_that_ran_out_is_renewed_before_anything_is_sent_with_it(
+    proxy: FaultProxy,
+    repository: str,
+    blob: tuple[Descriptor, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    says: bool,
+) -> None:
+    guard = guard_of(proxy)
+    guard.lasts, guard.says = 60.0, says
+    shift = 0.0
+    real = time.monotonic
+    monkeypatch.setattr("toolchain.oci.auth.time.monotonic", lambda: real() + shift)
+    with Registry(proxy.host, login=LOGIN) as registry:
+        registry.push_blob(repository, *blob)
+        shift = 61.0
+        registry.push_blob(f"{repository}-more", *blob)
+        registry.blob_size(repository, blob[0].digest)
+    assert len(guard.refused) == 1, "a stale token was never sent"
+
+
+def test_a_token_that_is_called_back_costs_one_more_try(
+    proxy: FaultProxy, repository: str, blob: tuple[Descriptor, Path]
+) -> None:
+    """In the middle of an upload in chunks; the chunk goes once more, and no attempt is counted."""
+    guard = guard_of(proxy)
+    with Registry(proxy.host, login=LOGIN, chunk=64_000) as registry:
+        registry.blob_size(repository, blob[0].digest)
+        guard.tokens.clear()
+        assert registry.push_blob(repository, *blob) == SIZE
+        assert registry.traffic.repeated == 0
+
+
+@pytest.mark.parametrize(
+    "challenge",
+    [
+        'Bearer realm="{realm}",service="here",scope="{scope}", Basic realm="somewhere"',
+        'Basic realm="somewhere", Bearer realm="{realm}",service="here",scope="{scope}"',
+        "bearer realm={realm},service=here",
+        'Bearer scope="{scope} repository:another:pull" , realm="{realm}"',
+    ],
+)
+def test_challenges_are_read_however_they_are_written(
+    proxy: FaultProxy, repository: str, blob: tuple[Descriptor, Path], challenge: str
+) -> None:
+    guard_of(proxy).challenge = challenge
+    with Registry(proxy.host, login=LOGIN) as registry:
+        assert registry.push_blob(repository, *blob) == SIZE

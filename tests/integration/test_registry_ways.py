@@ -1,0 +1,315 @@
+"""What registries do to uploads, each imitated in front of a real one: an image goes there and comes back."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.fault_proxy import Fault, FaultProxy, fault_proxy
+from tests.registry_fixtures import small_index
+from tests.registry_manners import Manners
+from tests.second_registry import running_crane
+from toolchain.errors import RegistryError, ToolchainError
+from toolchain.oci import descriptor as media
+from toolchain.oci.descriptor import Descriptor
+from toolchain.oci.layout import Layout
+from toolchain.oci.publish import fetch_image, publish, verify_layout
+from toolchain.oci.reference import RegistryRef
+from toolchain.oci.referrers import attach, referrers, write_artifact
+from toolchain.oci.registry import Registry
+from toolchain.oci.rules import for_host
+
+pytestmark = pytest.mark.registry
+MIB = 1 << 20
+LARGE, MEDIUM, SMALL = 66 * MIB, 5 * MIB, 300_000
+ECR, ACR = "1.dkr.ecr.eu-west-1.amazonaws.com", "name.azurecr.io"
+_NUMBERS = itertools.count()
+
+
+@dataclass(frozen=True)
+class Image:
+    layout: Layout
+    index: Descriptor
+
+    @property
+    def layer(self) -> Descriptor:
+        return max(self.layout.walk(self.index), key=lambda item: item.size)
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Image]:
+    """An image with a layer over the 64 MiB of a chunk, and smaller ones."""
+    made = {}
+    for size in (LARGE, MEDIUM, SMALL):
+        folder = tmp_path_factory.mktemp("image")
+        layout = Layout(folder / "layout").ensure()
+        made[size] = Image(layout, small_index(layout, folder, size=size, arches="amd64", how="none"))
+    return made
+
+
+def uploads(proxy: FaultProxy) -> str:
+    """The requests of all uploads: verbs, refusals with their status, repetitions counted."""
+    said = [
+        seen.method + (f":{seen.status}" if seen.status >= 400 else "")
+        for seen in proxy.seen
+        if "/blobs/uploads/" in seen.path
+    ]
+    rows = [(verb, len(list(group))) for verb, group in itertools.groupby(said)]
+    return " ".join(verb if count == 1 else f"{verb}*{count}" for verb, count in rows)
+
+
+def arrived(proxy: FaultProxy) -> int:
+    """Bytes of blobs that went through."""
+    return sum(seen.body for seen in proxy.seen if "/blobs/uploads/" in seen.path)
+
+
+def blobs(image: Image) -> int:
+    """Bytes of its blobs."""
+    return sum(item.size for item in image.layout.walk(image.index) if item.media_type not in media.MANIFESTS)
+
+
+def there_and_back(image: Image, registry: Registry, folder: Path) -> None:
+    dest = RegistryRef(registry.host, f"ns/more/way-{next(_NUMBERS)}")
+    publish(image.layout, image.index, dest, ["t"], registry=registry)
+    assert publish(image.layout, image.index, dest, ["t"], registry=registry).pushed_bytes == 0
+    fresh = Layout(folder / "fresh").ensure()
+    assert fetch_image(dest.at(tag="t"), fresh, registry=registry) == image.index
+    assert verify_layout(fresh, image.index) == []
+
+
+# The config, the first blob, is small; what follows is about the layer. Nobody waits, nobody repeats what was taken.
+_CONFIG = "POST PUT "
+_WAYS = {
+    "GHCR, known": (LARGE, Manners(patch_limit=4 * MIB), "ghcr.io", None, "POST PUT"),
+    "GHCR, unknown": (LARGE, Manners(patch_limit=4 * MIB), "", None, "POST PUT"),
+    "GHCR, taken for docker-registry": (
+        LARGE,
+        Manners(patch_limit=4 * MIB, code="REQUESTED_RANGE_NOT_SATISFIABLE", marked=True),
+        "",
+        None,
+        "POST PATCH:416 POST PUT",
+    ),
+    "ECR, known": (LARGE, Manners(stuck=True, no_empty_end=500, taken=201), ECR, None, "POST PUT"),
+    "ECR, in chunks": (MEDIUM, Manners(stuck=True, no_empty_end=500, taken=201), ECR, MIB, "POST PATCH*5 PUT"),
+    "ECR, unknown, in chunks": (
+        SMALL,
+        Manners(stuck=True, no_empty_end=500, taken=201),
+        "",
+        64_000,
+        "POST PATCH*5 PUT:500 POST PATCH*4 PUT",
+    ),
+    "zot's old Range": (MEDIUM, Manners(of_the_chunk=True), "", 2 * MIB, "POST PATCH*3 PUT"),
+    "Artifact Registry": (LARGE, Manners(no_chunks=404), "x-docker.pkg.dev", None, "POST PUT"),
+    "no chunks, taken for docker-registry": (
+        LARGE,
+        Manners(no_chunks=404, marked=True),
+        "",
+        None,
+        "POST PATCH:404 POST PUT",
+    ),
+    "ACR, known": (LARGE, Manners(whole_limit=20 * MIB), ACR, None, "POST PATCH*7 PUT"),
+    "ACR, unknown": (MEDIUM, Manners(whole_limit=2 * MIB), "", None, "POST PUT:413 POST PATCH*2 PUT"),
+    "Artifactory": (MEDIUM, Manners(no_whole=405), "", None, "POST PATCH PUT"),
+    "a limit of 1 MiB": (
+        MEDIUM,
+        Manners(limit=MIB),
+        "",
+        None,
+        "POST PUT:413 " + "POST PATCH:413 " * 2 + "POST PATCH*6 PUT",
+    ),
+    "a limit of 100 kB, in chunks": (SMALL, Manners(limit=100_000), "", 64_000, "POST PATCH*5 PUT"),
+    "OCI-Chunk-Min-Length": (LARGE, Manners(least=5 * MIB), "", None, "POST PATCH*2 PUT"),
+    "OCI-Chunk-Max-Length": (MEDIUM, Manners(most=2 * MIB), "", None, "POST PATCH*3 PUT"),
+    "pulp's 204": (SMALL, Manners(taken=204), "", 64_000, "POST PATCH*5 PUT"),
+    **{
+        f"chunks refused with {status} {code}": (
+            SMALL,
+            Manners(no_chunks=status, code=code),
+            "",
+            64_000,
+            f"POST PATCH:{status} POST PUT",
+        )
+        for status, code in (
+            *((status, "UNSUPPORTED") for status in (400, 404, 405, 411, 413, 415, 416, 501)),
+            *((400, code) for code in ("BLOB_UPLOAD_INVALID", "SIZE_INVALID", "CONTENT_LENGTH_INVALID")),
+            (404, "BLOB_UPLOAD_UNKNOWN"),
+        )
+    },
+}
+
+
+@pytest.mark.parametrize(("size", "manners", "host", "chunk", "way"), _WAYS.values(), ids=_WAYS)
+def test_a_registry_is_given_blobs_as_it_takes_them(
+    registry_host: str,
+    images: dict[int, Image],
+    tmp_path: Path,
+    size: int,
+    manners: Manners,
+    host: str,
+    chunk: int | None,
+    way: str,
+) -> None:
+    with (
+        fault_proxy(registry_host, manners=manners) as proxy,
+        Registry(proxy.host, login="", backoff=0.01, chunk=chunk) as registry,
+    ):
+        if host:
+            registry.rules = for_host(host)
+            assert registry.rules.hosts
+        there_and_back(images[size], registry, tmp_path)
+        first = "POST PUT:405 POST PATCH PUT " if manners.no_whole else _CONFIG
+        assert uploads(proxy) == first + way
+        # A refusal of the way costs no attempt and no wait; only ECR's end looks like a failure.
+        assert registry.traffic.repeated == way.count(":500")
+
+
+def test_what_a_registry_refuses_is_not_tried_again_in_the_same_run(
+    registry_host: str, images: dict[int, Image]
+) -> None:
+    image = images[SMALL]
+    with (
+        fault_proxy(registry_host, manners=Manners(no_chunks=404)) as proxy,
+        Registry(proxy.host, login="", chunk=64_000) as registry,
+    ):
+        for number in range(3):
+            registry.push_blob(
+                f"ns/again-{next(_NUMBERS)}-{number}", image.layer, image.layout.blob(image.layer.digest)
+            )
+        assert uploads(proxy) == "POST PATCH:404 POST PUT POST PUT POST PUT"
+
+
+@pytest.mark.parametrize("hangs_up", [False, True])
+def test_a_limit_that_no_chunk_keeps_is_told(registry_host: str, images: dict[int, Image], *, hangs_up: bool) -> None:
+    image = images[SMALL]
+    manners = Manners(limit=1000, no_chunks=501, hangs_up=hangs_up)
+    with (
+        fault_proxy(registry_host, manners=manners) as proxy,
+        Registry(proxy.host, login="", attempts=2, backoff=0.01) as registry,
+        # Who hangs up may be heard, or not.
+        pytest.raises(ToolchainError if hangs_up else RegistryError, match=r"breaks off|does not") as caught,
+    ):
+        registry.push_blob("ns/never", image.layer, image.layout.blob(image.layer.digest))
+    assert hangs_up or "HTTP" in caught.value.why
+    assert uploads(proxy).count("P") < 16
+
+
+@pytest.mark.parametrize("limit", [4 * MIB, MIB])
+def test_a_server_that_hangs_up_on_large_requests_gets_small_ones(
+    registry_host: str, images: dict[int, Image], tmp_path: Path, limit: int
+) -> None:
+    """It says 413 and closes before the body is read: often nothing but a broken connection is seen of that."""
+    manners = Manners(limit=limit, hangs_up=True)
+    with (
+        fault_proxy(registry_host, manners=manners) as proxy,
+        Registry(proxy.host, login="", backoff=0.01) as registry,
+    ):
+        there_and_back(images[MEDIUM], registry, tmp_path)
+        assert arrived(proxy) == blobs(images[MEDIUM]), "what it took, it took once"
+
+
+def test_a_name_that_is_refused_is_told_and_not_sent_another_way(registry_host: str, images: dict[int, Image]) -> None:
+    image = images[SMALL]
+    manners = Manners(no_chunks=400, code="NAME_INVALID")
+    with (
+        fault_proxy(registry_host, manners=manners) as proxy,
+        Registry(proxy.host, login="", chunk=64_000) as registry,
+        pytest.raises(RegistryError, match="breaks off") as caught,
+    ):
+        registry.push_blob("ns/never", image.layer, image.layout.blob(image.layer.digest))
+    assert "NAME_INVALID" in caught.value.why
+    assert uploads(proxy) == "POST PATCH:400"
+
+
+@pytest.fixture
+def broken(registry_host: str) -> Iterator[FaultProxy]:
+    """A registry that nobody knows, where the first blob in one piece breaks off after 3 MiB."""
+    with fault_proxy(registry_host, manners=Manners(keeps=True)) as proxy:
+        proxy.faults.append(Fault("reset", "PUT", "/uploads/", skip=1, after=3 * MIB))
+        yield proxy
+
+
+def test_one_piece_that_breaks_off_goes_on_where_it_was(
+    broken: FaultProxy, images: dict[int, Image], tmp_path: Path
+) -> None:
+    with Registry(broken.host, login="", backoff=0.01) as registry:
+        there_and_back(images[MEDIUM], registry, tmp_path)
+    assert broken.faults[0].hits == 1
+    assert uploads(broken) == "POST PUT POST PUT GET PATCH PUT"
+    assert arrived(broken) == blobs(images[MEDIUM]), "nothing arrived twice"
+
+
+def test_one_piece_that_breaks_off_begins_anew_where_nothing_is_kept(
+    broken: FaultProxy, images: dict[int, Image], tmp_path: Path
+) -> None:
+    assert broken.desk is not None
+    broken.desk.manners = Manners(no_status=404)
+    with Registry(broken.host, login="", backoff=0.01) as registry:
+        there_and_back(images[MEDIUM], registry, tmp_path)
+    assert uploads(broken) == "POST PUT POST PUT GET:404 POST PUT"
+
+
+def test_a_connection_that_breaks_again_and_again_gets_chunks(
+    registry_host: str, images: dict[int, Image], tmp_path: Path
+) -> None:
+    with fault_proxy(registry_host, manners=Manners(no_status=404)) as proxy:
+        proxy.faults.append(Fault("reset", "PUT", "/uploads/", skip=1, after=3 * MIB, times=2))
+        with Registry(proxy.host, login="", backoff=0.01) as registry:
+            there_and_back(images[MEDIUM], registry, tmp_path)
+        assert uploads(proxy) == "POST PUT POST PUT GET:404 POST PUT GET:404 POST PATCH*2 PUT"
+
+
+def test_a_mount_that_is_refused_goes_on_as_an_upload(registry_host: str, images: dict[int, Image]) -> None:
+    image = images[SMALL]
+    path = image.layout.blob(image.layer.digest)
+    with (
+        fault_proxy(registry_host, manners=Manners(no_mount=True)) as proxy,
+        Registry(proxy.host, login="") as registry,
+    ):
+        one, two = (f"ns/mount-{next(_NUMBERS)}" for _ in range(2))
+        registry.push_blob(one, image.layer, path)
+        assert registry.push_blob(two, image.layer, path, mount_from=[one]) == image.layer.size
+        assert uploads(proxy) == "POST PUT POST PUT"
+
+
+@pytest.fixture(scope="module")
+def second(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with running_crane(tmp_path_factory.mktemp("crane")) as host:
+        yield host
+
+
+@pytest.mark.parametrize(
+    ("size", "chunk", "way"), [(LARGE, None, "POST PUT"), (MEDIUM, MIB, "POST PATCH*6 PUT")], ids=["one", "chunks"]
+)
+def test_a_second_real_registry_takes_what_is_published(
+    second: str, images: dict[int, Image], tmp_path: Path, size: int, chunk: int | None, way: str
+) -> None:
+    with fault_proxy(second) as proxy, Registry(proxy.host, login="", chunk=chunk) as registry:
+        there_and_back(images[size], registry, tmp_path)
+        assert uploads(proxy) == _CONFIG + way
+
+
+def test_a_second_real_registry_cannot_go_on_and_gets_the_blob_anew(second: str, tmp_path: Path) -> None:
+    layout = Layout(tmp_path / "layout").ensure()
+    # An image of its own, since this registry knows a blob in every repository.
+    image = Image(layout, small_index(layout, tmp_path, size=SMALL, seed=7, arches="amd64", how="none"))
+    with fault_proxy(second) as proxy, Registry(proxy.host, login="", backoff=0.01) as registry:
+        proxy.faults.append(Fault("reset", "PUT", "/uploads/", skip=1, after=100_000))
+        there_and_back(image, registry, tmp_path)
+        assert uploads(proxy) == "POST PUT POST PUT GET:400 POST PUT"
+
+
+def test_a_second_real_registry_has_its_referrers_under_a_tag(
+    second: str, images: dict[int, Image], tmp_path: Path
+) -> None:
+    image = images[SMALL]
+    dest = RegistryRef(second, f"ns/referrers-{next(_NUMBERS)}")
+    content = image.layout.put_bytes(b"{}", "application/json")
+    said = write_artifact(image.layout, image.index, content, artifact_type="test/x")
+    with Registry(second, login="") as registry:
+        publish(image.layout, image.index, dest, ["t"], registry=registry)
+        assert attach(image.layout, [said], dest, registry=registry).how == "tag"
+        assert [one.digest for one in referrers(dest, image.index.digest, registry=registry)] == [said.digest]

@@ -1,0 +1,76 @@
+"""A login whose tokens are good for the scopes they were asked for, as hosted registries have it."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import re
+import time
+from dataclasses import dataclass, field
+from urllib.parse import parse_qs, urlsplit
+
+_NAME = re.compile(r"^/v2/(.+)/(?:blobs|manifests|tags|referrers)/")
+
+
+@dataclass
+class ScopedLogin:
+    """Hands out tokens and looks at them.
+
+    Args:
+        login: user:password that may push; nobody else may.
+        identity: a token by which the user is known, as ACR gives one; then the password alone does not do.
+        private: whether pulling wants the login too.
+        lasts: seconds until a token runs out.
+        says: whether the answer says how long that is.
+        challenge: how the registry asks, with `{realm}` and `{scope}`.
+    """
+
+    login: str = "user:pass-word"
+    identity: str = ""
+    private: bool = False
+    lasts: float = 300.0
+    says: bool = True
+    challenge: str = 'Bearer realm="{realm}",service="here",scope="{scope}"'
+    asked: list[tuple[str, ...]] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+    tokens: dict[str, tuple[float, tuple[str, ...]]] = field(default_factory=dict)
+    _numbers: itertools.count[int] = field(default_factory=itertools.count)
+
+    def ask(
+        self, method: str, path: str, headers: dict[str, str], body: bytes, host: str
+    ) -> tuple[int, dict[str, object], dict[str, str]] | None:
+        """Status, JSON and headers of what is answered instead; None lets the request through."""
+        said = headers.get("Authorization", "")
+        if path.startswith("/token"):
+            return self._token(path, said, body.decode())
+        found = _NAME.match(path)
+        name = found[1] if found else ""
+        needed = [(name, "pull" if method in {"GET", "HEAD"} else "push")]
+        needed += [(other, "pull") for other in parse_qs(urlsplit(path).query).get("from", [])]
+        until, scopes = self.tokens.get(said.removeprefix("Bearer "), (0.0, ()))
+        if until > time.monotonic() and all(_allows(scopes, *one) for one in needed):
+            return None
+        self.refused.append(f"{method} {path.partition('?')[0]}")
+        actions = "pull" if method in {"GET", "HEAD"} else "pull,push"
+        realm = self.challenge.format(realm=f"http://{host}/token", scope=f"repository:{name}:{actions}")
+        return 401, {"errors": [{"code": "UNAUTHORIZED"}]}, {"WWW-Authenticate": realm}
+
+    def _token(self, path: str, said: str, form: str) -> tuple[int, dict[str, object], dict[str, str]]:
+        query = parse_qs(form or urlsplit(path).query)
+        scopes = tuple(scope for text in query.get("scope", []) for scope in text.split())
+        self.asked.append(scopes)
+        if self.identity:
+            known = bool(form) and query.get("refresh_token") == [self.identity]
+        else:
+            known = said == "Basic " + base64.b64encode(self.login.encode()).decode()
+        if not known and (said or form or self.private):
+            return 401, {}, {}
+        if not known:
+            scopes = tuple(scope for scope in scopes if scope.endswith(":pull"))
+        token = f"token-number-{next(self._numbers)}"
+        self.tokens[token] = (time.monotonic() + self.lasts, scopes)
+        return 200, {"access_token": token, **({"expires_in": self.lasts} if self.says else {})}, {}
+
+
+def _allows(scopes: tuple[str, ...], name: str, action: str) -> bool:
+    return any(scope.startswith(f"repository:{name}:") and action in scope.rpartition(":")[2] for scope in scopes)

@@ -1,0 +1,150 @@
+"""What is known of registries (data/registries.toml): the way uploads go, limits, names."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, get_args
+
+from toolchain.errors import ConfigError, RegistryError
+from toolchain.oci import descriptor as media
+from toolchain.oci.descriptor import Descriptor
+
+Upload: TypeAlias = Literal["whole", "chunks"]
+Tried: TypeAlias = Literal["real", "imitation", "nothing"]
+CHUNK = 64 << 20
+_DATA = Path(__file__).resolve().parent.parent / "data" / "registries.toml"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """One kind of registry. Texts are for people; what nobody has said is `unknown`.
+
+    Args:
+        name: what people call it.
+        hosts: patterns of its hosts, without a port; none where everybody runs it under a name of their own.
+        location: what the address of an upload contains there and nowhere else; empty without such a mark.
+        upload: the way a blob goes: in one piece, or in chunks.
+        chunk: bytes of a chunk.
+        position: `range`: its answers say how much arrived; `sent`: they do not, so what it took counts.
+        last: what ends an upload in chunks: an `empty` request, or the last `piece`.
+        layer_limit, manifest_limit: bytes it takes at most; 0 where it is not known.
+        least_parts, most_parts: of a repository's name, between slashes; 0 without a limit.
+        names: how a repository is named, e.g. `OWNER/NAME`.
+        upload_seconds: how long an upload may take; 0 where it is not known.
+        tags, auth, mount, referrers, zstd, note: for people.
+        tried: whether uploads have gone to a real one, to an imitation, or not at all.
+        source: where that is said.
+
+    Raises:
+        RegistryError: a word that is none of these.
+    """
+
+    name: str
+    hosts: tuple[str, ...] = ()
+    location: str = ""
+    upload: Upload = "whole"
+    chunk: int = CHUNK
+    position: Literal["range", "sent"] = "range"
+    last: Literal["empty", "piece"] = "empty"
+    layer_limit: int = 0
+    manifest_limit: int = 0
+    least_parts: int = 0
+    most_parts: int = 0
+    names: str = "unknown"
+    upload_seconds: int = 0
+    tags: str = "unknown"
+    auth: str = "unknown"
+    mount: str = "unknown"
+    referrers: str = "unknown"
+    zstd: str = "unknown"
+    note: str = ""
+    tried: Tried = "nothing"
+    source: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        words = {"upload": get_args(Upload), "tried": get_args(Tried)}
+        words |= {"position": ("range", "sent"), "last": ("empty", "piece")}
+        for name, known in words.items():
+            if getattr(self, name) not in known:
+                raise RegistryError(f"{self.name}: {name} is {getattr(self, name)!r}", why=f"there are {known}")
+        if not self.source:
+            raise RegistryError(f"{self.name}: nothing says where this is from", fix="name a source")
+
+
+# Whoever it is takes a blob in one piece.
+UNKNOWN = Rules(name="unknown", source=("https://github.com/opencontainers/distribution-spec/blob/main/spec.md",))
+
+
+@lru_cache
+def known() -> tuple[Rules, ...]:
+    """All rules, in the order of the file.
+
+    Raises:
+        RegistryError: the file is damaged.
+    """
+    try:
+        rows = tomllib.loads(_DATA.read_text(encoding="utf-8"))["registry"]
+        names = {field.name for field in fields(Rules)}
+        if strange := {name for row in rows for name in row} - names:
+            raise RegistryError(f"{_DATA} has {', '.join(sorted(strange))}", why="no rule has that name")
+        return tuple(Rules(**{name: _frozen(value) for name, value in row.items()}) for row in rows)
+    except (OSError, tomllib.TOMLDecodeError, KeyError, TypeError) as error:
+        raise RegistryError(f"{_DATA} cannot be read", why=str(error), fix="install the tool again") from error
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def for_host(host: str) -> Rules:
+    """The rules of a host (a port may follow); `UNKNOWN` if none is known."""
+    name = host.partition(":")[0].lower()
+    return next((rules for rules in known() if any(fnmatchcase(name, one) for one in rules.hosts)), UNKNOWN)
+
+
+def for_location(location: str) -> Rules:
+    """The rules of whoever names uploads like this; `UNKNOWN` if no mark fits."""
+    return next((rules for rules in known() if rules.location and rules.location in location), UNKNOWN)
+
+
+def check_repository(rules: Rules, host: str, repository: str) -> None:
+    """Whether the registry can have a repository of this name.
+
+    Raises:
+        ConfigError: too few parts, or too many.
+    """
+    parts = repository.count("/") + 1
+    if parts < rules.least_parts or 0 < rules.most_parts < parts:
+        raise ConfigError(
+            f"{rules.name} has no repository {repository!r}",
+            why=f"the name has {parts} parts; there it is {rules.names}",
+            fix=f"publish to {host}/{rules.names}",
+        )
+
+
+def check_sizes(rules: Rules, items: Iterable[Descriptor]) -> None:
+    """Whether the registry takes blobs and manifests as large as these.
+
+    Raises:
+        RegistryError: one is larger than it takes.
+    """
+    for item in items:
+        kind, limit = ("manifest", rules.manifest_limit)
+        if item.media_type not in media.MANIFESTS:
+            kind, limit = "layer", rules.layer_limit
+        if 0 < limit < item.size:
+            raise RegistryError(
+                f"{rules.name} takes no {kind} as large as {item.digest}",
+                why=f"{item.size} bytes; its limit is {limit}",
+                fix="publish to another registry, or to oci:DIR",
+            )
+
+
+def sources(rows: Sequence[Rules]) -> tuple[str, ...]:
+    """Every source once, in order."""
+    return tuple(dict.fromkeys(one for row in rows for one in row.source))

@@ -1,0 +1,122 @@
+"""How a registry takes a blob, one piece or chunks, as its answers teach it in the course of a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import requests
+
+from toolchain.oci.rules import CHUNK, UNKNOWN, Rules, for_location
+
+# The least chunk that is tried: servers in front of registries let through a megabyte unless told otherwise.
+LEAST = 256 << 10
+TOO_LARGE = frozenset({413, 416})
+# What a registry answers that does not know the way: to a first chunk, and to a blob in one piece.
+NO_CHUNKS = frozenset({400, 404, 405, 411, 413, 415, 416, 501})
+NO_WHOLE = frozenset({405, 411, 413, 415, 501})
+# Kinds of 400 that another way does not help against.
+NOT_THE_WAY = frozenset({"NAME_INVALID", "NAME_UNKNOWN", "DENIED", "UNAUTHORIZED", "TOOMANYREQUESTS"})
+
+
+@dataclass
+class Habits:
+    """What a registry's answers have taught in this run.
+
+    Args:
+        whole: the status with which it refused a blob in one piece.
+        chunks: the status with which it last refused a chunk.
+        chunk: bytes of the chunks to send since then; 0 for as many as the rules say.
+        sent: whether what it took counts, rather than what its answers say that it has.
+        piece: whether the last piece has to end an upload, rather than an empty request.
+    """
+
+    whole: int | None = None
+    chunks: int | None = None
+    chunk: int = 0
+    sent: bool = False
+    piece: bool = False
+
+    def refuse(self, chunk: int | None, status: int, size: int) -> bool:
+        """Take note that a way was refused.
+
+        Args:
+            chunk: bytes of a chunk, None for one piece.
+            status: of the answer.
+            size: of the blob.
+
+        Returns:
+            Whether another way is left.
+        """
+        if chunk is None:
+            self.whole = status
+            if status not in TOO_LARGE:
+                return self.chunks is None
+            return self._smaller(min(self.chunk or CHUNK, size), self.chunks or status)
+        self.chunks = status
+        self.chunk = chunk
+        return True if self.whole is None else self._smaller(chunk, status)
+
+    def _smaller(self, chunk: int, status: int) -> bool:
+        self.chunk = below(chunk)
+        return status in TOO_LARGE and self.chunk >= LEAST
+
+
+def below(size: int) -> int:
+    """The largest power of two that is smaller."""
+    return 1 << max(size - 1, 1).bit_length() - 1
+
+
+@dataclass(frozen=True)
+class Way:
+    """How one upload goes.
+
+    Args:
+        chunk: bytes of a chunk, None for one piece.
+        sent, piece: as in `Habits`.
+    """
+
+    chunk: int | None
+    sent: bool = False
+    piece: bool = False
+
+
+def choose(
+    rules: Rules, habits: Habits, begun: requests.Response, size: int, *, wished: int | None, broken: int
+) -> Way:
+    """The way for a blob of `size` bytes.
+
+    Args:
+        rules: of the host.
+        habits: what is known since.
+        begun: the answer that began the upload.
+        size: bytes.
+        wished: bytes of a chunk that the caller wants.
+        broken: how often connections have broken before anything was taken, above what happens anywhere.
+    """
+    if rules is UNKNOWN:
+        rules = for_location(begun.headers.get("Location", ""))
+    if habits.whole is not None:
+        chunk = None if habits.whole == 413 and size <= habits.chunk else habits.chunk
+    elif habits.chunks is not None:
+        chunk = None
+    else:
+        chunk = _chunk(rules, begun, size, wished or 0, broken=broken)
+    return Way(chunk, habits.sent or rules.position == "sent", habits.piece or rules.last == "piece")
+
+
+def _chunk(rules: Rules, begun: requests.Response, size: int, wished: int, *, broken: int) -> int | None:
+    least, most = (_number(begun, f"OCI-Chunk-{which}-Length") for which in ("Min", "Max"))
+    chunk = wished or (rules.chunk if rules.upload == "chunks" or least or most else 0)
+    if not chunk and broken and rules is UNKNOWN:
+        # A server in front that hangs up on large requests is not told from a bad line.
+        chunk = max(below(min(size, CHUNK + 1)) >> 2 * (broken - 1), LEAST)
+    if not chunk:
+        return None
+    chunk = max(chunk, least)
+    chunk = min(chunk, most) if most else chunk
+    return None if size <= chunk else chunk
+
+
+def _number(got: requests.Response, name: str) -> int:
+    said = got.headers.get(name, "").strip()
+    return int(said) if said.isdecimal() and said.isascii() and len(said) < 16 else 0
