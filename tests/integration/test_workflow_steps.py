@@ -147,6 +147,7 @@ def _bcrypt(password: str) -> str:
 
 @pytest.fixture(scope="module")
 def ground(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
+    """TOOLCHAIN_TEST_WORKFLOW_CACHE, a cache with base and table generators, is instead of the quickstart's."""
     named = os.environ.get("TOOLCHAIN_TEST_WORKFLOW_CACHE")
     if named is None:
         request.getfixturevalue("quickstart")
