@@ -31,8 +31,12 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def running_registry(folder: Path) -> Iterator[str]:
-    """docker-registry with its data below `folder`; gives host:port. Skips loudly where it is not installed."""
+def running_registry(folder: Path, *, users: Path | None = None) -> Iterator[str]:
+    """docker-registry with its data below `folder`; gives host:port. Skips loudly where it is not installed.
+
+    Args:
+        users: an htpasswd file (bcrypt); without it nobody is asked for a login.
+    """
     program = shutil.which("docker-registry")
     if program is None:
         pytest.skip(
@@ -45,6 +49,7 @@ def running_registry(folder: Path) -> Iterator[str]:
         "version: 0.1\nlog: {level: warn, accesslog: {disabled: true}}\n"
         f"storage:\n  filesystem: {{rootdirectory: '{folder / 'data'}'}}\n  delete: {{enabled: true}}\n"
         f"http: {{addr: '127.0.0.1:{port}'}}\n"
+        + (f"auth: {{htpasswd: {{realm: tests, path: '{users}'}}}}\n" if users is not None else "")
     )
     with (folder / "log").open("wb") as log:
         server = subprocess.Popen([program, "serve", os.fspath(config)], stdout=log, stderr=log)
@@ -65,11 +70,14 @@ def _wait(port: int, server: subprocess.Popen[bytes], log: Path) -> None:
     for _ in range(200):
         if server.poll() is not None:
             break
-        with (
-            contextlib.suppress(urllib.error.URLError, OSError),
-            opener.open(f"http://127.0.0.1:{port}/v2/", timeout=5),
-        ):
-            return
+        try:
+            with opener.open(f"http://127.0.0.1:{port}/v2/", timeout=5):
+                return
+        except urllib.error.HTTPError as error:
+            if error.code == 401:
+                return
+        except (urllib.error.URLError, OSError):
+            pass
         time.sleep(0.05)
     pytest.fail(f"docker-registry did not start:\n{log.read_text(errors='replace')[-2000:]}")
 

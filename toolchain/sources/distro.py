@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import shutil
@@ -25,6 +26,8 @@ from toolchain.sources.network import network_environment, refuse_offline
 from toolchain.sources.store import Store
 from toolchain.sources.tree import Source
 
+LOG = logging.getLogger(__name__)
+
 PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.\-]+")
 VERSION = re.compile(r"[A-Za-z0-9.+~!_\-]*")
 _HELPER = Path("/usr/lib/apt/apt-helper")
@@ -35,7 +38,8 @@ _ORIG = re.compile(r"_(?P<version>[^_/]+)\.orig\.tar\.(?:xz|gz|bz2|zst)")
 class Package:
     """A source package's upstream tarball, as the data or the signed Sources index names it.
 
-    Where a bundle named it (`brought`) it counts until the index can be asked.
+    Where a bundle named it (`brought`) it counts until the index can be asked. `snapshot` is where the same file stays
+    when the distribution has moved on.
     """
 
     name: str
@@ -47,6 +51,7 @@ class Package:
     suites: tuple[str, ...] = ()
     package_version: str = ""
     brought: bool = False
+    snapshot: str = ""
 
 
 @memoize
@@ -106,11 +111,33 @@ def fetch_distro(source: Source, store: Store, *, cache: Cache, offline: bool) -
     refuse_offline(source.ref, offline=offline)
     row = _row(package, version)
     with held(cache.locks / "apt.lock", what="reading the distribution's source index"):
-        found, path = _Apt(cache.root / "apt").fetch(
-            package, version, source.digest, row.suites if row is not None else ("security", "main", "sid"), store
-        )
+        suites = row.suites if row is not None else ("security", "main", "sid")
+        try:
+            found, path = _Apt(cache.root / "apt").fetch(package, version, source.digest, suites, store)
+        except (SourceError, UnreachableError) as error:
+            if row is None or not row.snapshot:
+                raise
+            found, path = row, _from_snapshot(row, store, error)
     note(found, cache)
     return replace(source, ref=f"distro:{package}={found.version}", digest=f"sha256:{found.sha256}"), path
+
+
+def _from_snapshot(row: Package, store: Store, error: ToolchainError) -> Path:
+    """A known tarball that the mirrors do not have (any more), from the archive that keeps it; the digest decides.
+
+    Raises:
+        DigestError: it is another file.
+        SourceError, UnreachableError: the archive has not got it either; then `error` says why it was asked.
+    """
+    LOG.warning("%s: not on the mirrors (%s); asking %s", row.file, error.what, row.snapshot)
+    try:
+        return fetch_archive(row.snapshot, f"sha256:{row.sha256}", store, offline=False, name=row.file)
+    except (SourceError, UnreachableError) as other:
+        raise type(error)(
+            error.what,
+            why="; ".join(filter(None, (error.why, f"nor has {row.snapshot} it: {other.what}"))),
+            fix=error.fix,
+        ) from other
 
 
 def _notes(package: str, cache: Cache) -> Path:

@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# shellcheck disable=SC2153  # what stands in capitals comes from the environment
+# What a build workflow is asked for, planned before anything is built. Takes STAGE, BASES and ARCHES (JSON lists), and
+# the TOOLCHAIN_* variables of the build. No network; what the tool refuses, it refuses here.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+toolchain=.venv/bin/toolchain
+list() { jq --exit-status --raw-output 'if type == "array" and length > 0 then .[] | strings else empty end' <<<"$1"; }
+fail() {
+  echo "::error::$*"
+  exit 1
+}
+
+bases=$(list "$BASES") || fail "bases is no JSON list of names, e.g. [\"debian13\"]: $BASES"
+arches=$(list "$ARCHES") || fail "arches is no JSON list of names, e.g. [\"amd64\"]: $ARCHES"
+if [ "$STAGE" = triton ]; then
+  grep --line-regexp --quiet amd64 <<<"$arches" || fail "Triton is built for amd64 alone: arches must hold it"
+  [ -z "${TOOLCHAIN_ONLY:-}" ] || fail "Triton needs the whole of LLVM: leave \`only\` empty"
+fi
+for base in $bases; do
+  for arch in $arches; do
+    stage=$STAGE
+    if [ "$STAGE" = triton ] && [ "$arch" != amd64 ]; then stage=llvm; fi
+    code=0
+    plan=$("$toolchain" plan "$stage" --base "$base" --arch "$arch" --json) || code=$?
+    [ "$code" -eq 0 ] || fail "$stage on $base for $arch: $(jq --raw-output '[.what, .why, .fix] | join("; ")' <<<"$plan")"
+    prebuilt=$(jq --raw-output '[.stages[].binaries[]] | join(", ")' <<<"$plan")
+    [ -z "$prebuilt" ] || fail "$stage on $base would take in prebuilt code ($prebuilt): name its source, e.g. triton=URL@COMMIT"
+    echo "- $stage on $base for $arch: $(jq --raw-output '[.stages[].image] | join(", ")' <<<"$plan")" >>"$GITHUB_STEP_SUMMARY"
+  done
+done

@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# Opens an issue for each finding of new_pins.py (FINDINGS, a JSON list) that the workflow has opened none for yet, and
+# starts a short build for the first few. ISSUES and BUILDS bound how many in one run; REF is what builds run from.
+set -euo pipefail
+repo="repos/$GITHUB_REPOSITORY"
+tell() { echo "- $*" | tee -a "$GITHUB_STEP_SUMMARY"; }
+
+if [ "$(gh api "$repo" --jq .has_issues)" != true ]; then
+  tell "issues are switched off in this repository: nothing is opened and nothing is built"
+  exit 0
+fi
+# Only its own issues are its memory: anybody may open one with such a title.
+known=$(gh api --paginate "$repo/issues?state=all&per_page=100" \
+  --jq '.[] | select(.user.login == "github-actions[bot]") | .title')
+while read -r finding; do
+  title=$(jq --raw-output .title <<<"$finding")
+  if grep --fixed-strings --line-regexp --quiet -- "$title" <<<"$known"; then continue; fi
+  if [ "$ISSUES" -eq 0 ]; then
+    tell "$title: next week, so many at once would be a flood"
+    continue
+  fi
+  ISSUES=$((ISSUES - 1))
+  source=$(jq --raw-output '.build.source // ""' <<<"$finding")
+  triton=$(jq --raw-output '.build.triton // ""' <<<"$finding")
+  body=$(jq --raw-output .why <<<"$finding")
+  [ -z "$source" ] || body="$body. To build it: the workflow \`build\` with source \`$source\` and triton \`$triton\`."
+  # First the issue: without it the next run would start the same build again.
+  gh api "$repo/issues" --raw-field title="$title" --raw-field body="$body" --jq .html_url
+  tell "$title: opened"
+  if [ -n "$source" ] && [ "$BUILDS" -gt 0 ]; then
+    BUILDS=$((BUILDS - 1))
+    gh api "$repo/actions/workflows/build.yml/dispatches" --raw-field ref="$REF" \
+      --raw-field "inputs[source]=$source" --raw-field "inputs[triton]=$triton" --raw-field "inputs[only]=tablegen"
+    tell "$title: its table generators are being built"
+  fi
+done < <(jq --compact-output '.[]' <<<"$FINDINGS")

@@ -1,0 +1,403 @@
+"""The workflows' own shell steps, in fresh containers of base debian13, against a registry on loopback.
+
+GitHub is not here: what stands in for its actions is named in tests/workflow_steps.py, and each test looks at the list.
+In the short variant the base and the table generators come from this machine's cache, so nothing is compiled, and the
+containers after the first begin with what the first one installed. The `full` one starts from nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.registry_fixtures import running_registry
+from tests.workflow_expressions import Scope, holds, value_of
+from tests.workflow_machine import HOME, TEMP, VOLUME, WORKSPACE, Machine, Way
+from tests.workflow_steps import TOP, Event, Job, Service, read, run_workflow
+from toolchain.build.run import find_image
+from toolchain.engine.buildah import Buildah
+from toolchain.settings import Cache, default_cache
+from toolchain.trust.keys import new_key
+
+pytestmark = [pytest.mark.engine, pytest.mark.registry]
+FLOWS = TOP / ".github" / "workflows"
+TOKEN, ACTOR = "the-token", "somebody"
+BASE, PART = "toolchain-base-debian13", "llvm-triton-tablegen-22.1.8-debian13"
+# A runner brings these; a container that a workflow names does not.
+_RUNNER = (
+    "apt-get update -qq; apt-get install -qq --yes --no-install-recommends git jq openssl python3-venv skopeo zstd"
+)
+_GH = """#!/bin/sh
+echo "gh $*" >>{temp}/gh-calls
+case "$*" in *environments/ghcr*) echo "required_reviewers branch_policy" ;; *) exit 1 ;; esac
+"""
+# docker build of the one Dockerfile there is: its image by skopeo, its layer over the container itself, its RUN.
+_DOCKER = """#!/bin/sh
+set -eu
+for folder; do :; done
+set -- $(sed -n 's/^COPY --from=\\([^ ]*\\) .*/\\1/p' "$folder/Dockerfile")
+skopeo copy --quiet "docker://$1" "dir:{temp}/pulled"
+for layer in $(jq -r '.layers[].digest' {temp}/pulled/manifest.json); do
+  tar -C / -xzf "{temp}/pulled/${{layer#sha256:}}"
+done
+sed -n 's/^RUN //p' "$folder/Dockerfile" | sh -eu
+"""
+
+
+@dataclass
+class Ground:
+    """What the tests of one session share: an engine with the base in it, a registry with a login, two keys."""
+
+    engine: Buildah
+    image: str
+    cache: Cache
+    way: Way
+    registry: str
+    folder: Path
+    prepared: str = ""
+    environment: Path | None = None
+
+    def pair(self, name: str) -> tuple[str, str]:
+        """A private key and its public half, in PEM."""
+        path = self.folder / name
+        if not path.exists():
+            new_key(path)
+        return path.read_text(), Path(f"{path}.pub").read_text()
+
+    def event(self, **more: Any) -> Event:
+        """A run in a repository that is set up as the page says."""
+        private, public = self.pair("key")
+        given: dict[str, Any] = {
+            "variables": {"TOOLCHAIN_PUBLIC_KEY": public, "TOOLCHAIN_REGISTRY": self.registry},
+            "secrets": {"ghcr": {"TOOLCHAIN_SIGNING_KEY": private}},
+            "actor": ACTOR,
+            "token": TOKEN,
+        }
+        return Event(**given | more)
+
+    def service(self, folder: Path, *, fresh: bool = False) -> Service:
+        """GitHub's part, with nothing in it yet."""
+
+        def machine(job: str, yaml_: Mapping[str, Any], home: Path) -> Machine:
+            runner = "container" not in yaml_
+            made = Machine(self.engine, self.image if fresh else self.prepared or self.image, self.way, home)
+            self._programs(made)
+            if runner and (fresh or not self.prepared):
+                assert made.run(["bash", "-e", "{0}"], _RUNNER, {"HOME": HOME}, log=folder / "runner.log") == 0
+            if not fresh:
+                self._seed(made)
+            return made
+
+        def kept(job: str, made: Machine) -> None:
+            if not fresh and not self.prepared and made.outside(".venv").is_dir():
+                self.prepared = made.commit("workflow-steps")
+                self.environment = shutil.copytree(made.outside(".venv"), self.folder / "venv", symlinks=True)
+                service.environment = self.environment
+
+        folder.mkdir(parents=True, exist_ok=True)
+        service = Service(folder=folder, machine=machine, kept=kept, environment=None if fresh else self.environment)
+        return service
+
+    def _programs(self, made: Machine) -> None:
+        for name, text in (("gh", _GH), ("docker", _DOCKER)):
+            (made.programs / name).write_text(text.format(temp=TEMP))
+            (made.programs / name).chmod(0o755)
+
+    def _seed(self, made: Machine) -> None:
+        """The base and the table generators, as this machine made them: links to the blobs of its cache."""
+        where = Cache(made.outside(VOLUME))
+        for folder in (where.images / "blobs" / "sha256", where.root / "records", where.root / "locked"):
+            folder.mkdir(parents=True, exist_ok=True)
+        shutil.copy(self.cache.images / "oci-layout", where.images)
+        shutil.copy(self.cache.images / "index.json", where.images)
+        shutil.copy(self.cache.package_list("base", "debian13", "amd64"), where.root / "locked")
+        for name in (BASE, PART):
+            record = find_image(self.cache, name)[0]
+            source = self.cache.record(record["input_digest"])
+            shutil.copy(source, where.record(record["input_digest"]))
+            manifest = self.cache.images / "blobs" / record["manifest"].replace(":", "/")
+            digests = [record["manifest"], json.loads(manifest.read_text())["config"]["digest"]]
+            for digest in (*digests, *(layer["digest"] for layer in record["layers"])):
+                target = where.images / "blobs" / digest.replace(":", "/")
+                if not target.exists():
+                    _link(self.cache.images / "blobs" / digest.replace(":", "/"), target)
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+def _bcrypt(password: str) -> str:
+    script = "print crypt($ARGV[0], q($2b$04$abcdefghijklmnopqrstuu))"
+    return subprocess.run(["perl", "-e", script, password], capture_output=True, text=True, check=True).stdout
+
+
+@pytest.fixture(scope="module")
+def ground(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
+    """TOOLCHAIN_TEST_WORKFLOW_CACHE, a cache with base and table generators, is instead of the quickstart's."""
+    named = os.environ.get("TOOLCHAIN_TEST_WORKFLOW_CACHE")
+    if named is None:
+        request.getfixturevalue("quickstart")
+    cache = Cache(Path(named) if named else default_cache())
+    engine, folder = Buildah(cache), tmp_path_factory.mktemp("workflows")
+    found = find_image(cache, BASE)
+    assert found, "there is no base"
+    image = engine.ensure_image("base-debian13", cache.images, found[0]["manifest"])
+    users = folder / "htpasswd"
+    users.write_text(f"{ACTOR}:{_bcrypt(TOKEN)}\n")
+    with running_registry(folder / "registry", users=users) as registry:
+        way = Way(folder=folder / "way", registry=registry)
+        way.compressor()
+        made = Ground(engine, image, cache, way, registry, folder)
+        yield made
+        if made.prepared:
+            engine.forget_image(made.prepared)
+
+
+def published(ground: Ground, owner: str = "somebody/toolchain") -> str:
+    """The reference of the part by digest, as the registry has it now."""
+    where = f"docker://{ground.registry}/{owner}/{PART}:latest"
+    words = ["skopeo", "inspect", "--tls-verify=false", "--creds", f"{ACTOR}:{TOKEN}", "--raw", where]
+    raw = subprocess.run(words, capture_output=True, check=True).stdout
+    return f"{ground.registry}/{owner}/{PART}@sha256:{hashlib.sha256(raw).hexdigest()}"
+
+
+def told(service: Service) -> str:
+    """All that was printed, for messages of failed tests."""
+    return "\n".join(f"### {path.name}\n{path.read_text()[-3000:]}" for path in sorted(service.folder.glob("*.log")))
+
+
+TAG = {"name": "workflow_dispatch", "ref": "refs/tags/v1.0"}
+TRIAL = {"stages": '["llvm"]', "only": "tablegen"}
+
+
+@pytest.fixture(scope="module")
+def trial(ground: Ground, tmp_path_factory: pytest.TempPathFactory) -> tuple[Service, dict[str, str]]:
+    """publish.yml on a tag, by hand, with the table generators alone: base, tablegen, publish, verify."""
+    service = ground.service(tmp_path_factory.mktemp("trial"))
+    results = run_workflow(FLOWS / "publish.yml", ground.event(**TAG, inputs=TRIAL), service)
+    return service, results
+
+
+def test_base_tablegen_publish_and_verify(ground: Ground, trial: tuple[Service, dict[str, str]]) -> None:
+    service, results = trial
+    assert set(results.values()) == {"success"}, told(service)
+    (attested,) = service.attested
+    ref = published(ground)
+    assert f"{attested['name']}@{attested['digest']}" == ref
+    assert service.approvals == ["keys", "publish(debian13,llvm)"]
+    verify = f"verify({ref})/verify"
+    assert "COPY --from" in service.steps(verify, "success")
+    assert "And its sources" in service.steps(verify, "success")
+    stood_in = {one.stood_in for one in service.ran if one.stood_in}
+    assert stood_in == {
+        *("actions/checkout", "actions/setup-python", "actions/cache/restore", "actions/cache/save"),
+        *("actions/upload-artifact", "actions/download-artifact", "actions/attest"),
+    }
+    assert {path.name for path in (service.folder / "artifacts").iterdir()} == {
+        "state-base-debian13-amd64", "state-llvm-debian13-amd64", "published-llvm-debian13",
+    }  # fmt: skip
+
+
+def test_no_key_and_no_login_is_left(trial: tuple[Service, dict[str, str]]) -> None:
+    service, _ = trial
+    assert not list(service.folder.glob("jobs/*/temp/key"))
+    jobs = {path.parents[2].name for path in service.folder.glob("jobs/*/home/.docker/config.json")}
+    # What a build's job logs in with can read alone, and goes with its machine.
+    assert jobs <= {path.parents[1].name for path in service.folder.glob("jobs/*/volume/records")}
+
+
+def test_steps_are_counted(trial: tuple[Service, dict[str, str]], capsys: pytest.CaptureFixture[str]) -> None:
+    """Of the shell steps that stage, build, publish and verify have, those that ran."""
+    service, _ = trial
+    own = [one for one in service.ran if one.shell]
+    done = [one for one in own if one.result == "success"]
+    assert {one.result for one in own} == {"success", "skipped"}
+    with capsys.disabled():
+        print(f"\nsteps of workflows run: {len(done)} of {len(own)}")  # noqa: T201 - a figure of docs/measurements.md
+    assert len(done) >= 30
+
+
+@pytest.mark.parametrize(
+    ("public", "passes", "fails"),
+    [
+        ("key", "And its sources", ""),
+        ("", "The tool", "By digest and nothing else"),
+        ("other", "Log in", "Bytes, signature, provenance, SBOM"),
+    ],
+    ids=["key", "no-key", "wrong-key"],
+)
+def test_verify(
+    ground: Ground, trial: tuple[Service, dict[str, str]], tmp_path: Path, public: str, passes: str, fails: str
+) -> None:
+    event = ground.event(inputs={"ref": published(ground)})
+    event.variables["TOOLCHAIN_PUBLIC_KEY"] = ground.pair(public)[1] if public else ""
+    service = ground.service(tmp_path / "github")
+    results = run_workflow(FLOWS / "verify.yml", event, service)
+    assert passes in service.steps("verify", "success"), told(service)
+    assert service.steps("verify", "failure") == ([fails] if fails else []), told(service)
+    assert results == {"verify": "failure" if fails else "success"}
+    assert "Log out" in service.steps("verify", "success")
+
+
+@pytest.mark.parametrize(
+    ("private", "public", "message"),
+    [
+        ("", "key", "the secret TOOLCHAIN_SIGNING_KEY is not set"),
+        ("key", "", "the variable TOOLCHAIN_PUBLIC_KEY is not set"),
+        ("key", "other", "not the public half"),
+    ],
+    ids=["fork-without-secrets", "no-public-key", "another-public-key"],
+)
+def test_keys_are_compared_before_anything_is_built(
+    ground: Ground, trial: tuple[Service, dict[str, str]], tmp_path: Path, private: str, public: str, message: str
+) -> None:
+    event = ground.event(name="push", ref="refs/tags/v2.0", fork=not private)
+    event.variables["TOOLCHAIN_PUBLIC_KEY"] = ground.pair(public)[1] if public else ""
+    event.secrets = {"ghcr": {"TOOLCHAIN_SIGNING_KEY": ground.pair(private)[0]}} if private else {}
+    service = ground.service(tmp_path / "github")
+    results = run_workflow(FLOWS / "publish.yml", event, service)
+    assert results == {
+        "asked": "success", "keys": "failure", "build": "skipped", "publish": "skipped", "refs": "skipped",
+        "verify": "skipped",
+    }, told(service)  # fmt: skip
+    assert message in service.log("keys").read_text()
+    assert not (service.folder / "artifacts").exists()
+
+
+def test_a_branch_is_not_published(ground: Ground, trial: tuple[Service, dict[str, str]], tmp_path: Path) -> None:
+    service = ground.service(tmp_path / "github")
+    results = run_workflow(FLOWS / "publish.yml", ground.event(inputs=TRIAL), service)
+    assert results["asked"] == "failure"
+    assert set(results.values()) == {"failure", "skipped"}, told(service)
+    assert "only a tag v* is published" in service.log("asked").read_text()
+
+
+def lend(trial: tuple[Service, dict[str, str]], service: Service) -> Service:
+    """What the trial's build handed on, for a job behind it."""
+    for path in (trial[0].folder / "artifacts").glob("state-*"):
+        shutil.copytree(path, service.folder / "artifacts" / path.name, copy_function=os.link)
+    return service
+
+
+def test_a_fork_builds_and_takes_nothing(ground: Ground, trial: tuple[Service, dict[str, str]], tmp_path: Path) -> None:
+    event = ground.event(fork=True, secrets={})
+    del event.variables["TOOLCHAIN_PUBLIC_KEY"]
+    service = lend(trial, ground.service(tmp_path / "github"))
+    shutil.rmtree(service.folder / "artifacts" / "state-llvm-debian13-amd64")
+    inputs = {"stage": "llvm", "below": "base", "only": "tablegen", "base": "debian13", "arch": "amd64"}
+    assert run_workflow(FLOWS / "stage.yml", event, service, inputs=inputs) == {"build": "success"}, told(service)
+    assert "so nothing is taken from" in service.log("build").read_text()
+    assert not list(service.folder.glob("jobs/*/home/.docker/config.json"))
+
+
+def test_what_the_tool_refuses_is_refused_first(
+    ground: Ground, trial: tuple[Service, dict[str, str]], tmp_path: Path
+) -> None:
+    event = ground.event(inputs={"stage": "llvm", "bases": '["debian99"]'})
+    service = ground.service(tmp_path / "github")
+    results = run_workflow(FLOWS / "build.yml", event, service)
+    assert results == {"asked": "failure", "base": "skipped", "llvm": "skipped", "triton": "skipped"}, told(service)
+    assert "debian99" in service.log("asked").read_text()
+
+
+def _began(file: str) -> Callable[[Machine], bool]:
+    return lambda machine: machine.outside(file).exists()
+
+
+def test_a_build_that_is_cancelled_keeps_nothing(
+    ground: Ground, trial: tuple[Service, dict[str, str]], tmp_path: Path
+) -> None:
+    event = ground.event(inputs={"stage": "base"}, cancels={"Take it or build it": _began(f"{TEMP}/publisher.pub")})
+    service = ground.service(tmp_path / "github")
+    results = run_workflow(FLOWS / "build.yml", event, service)
+    job = "base(debian13,amd64)/build"
+    assert (results["base"], results["llvm"]) == ("cancelled", "skipped"), told(service)
+    assert service.steps(job, "cancelled") == ["Take it or build it"]
+    after = {one.step: one.result for one in service.ran if one.job == job}
+    assert {after[step] for step in ("Keep which packages the base has", "Pack for later jobs", "Full logs")} == {
+        "skipped"
+    }
+    assert not list(service.folder.glob("caches/*"))
+    assert not list(service.folder.glob("artifacts/*"))
+
+
+def test_a_publication_that_is_cancelled_leaves_no_key(
+    ground: Ground, trial: tuple[Service, dict[str, str]], tmp_path: Path
+) -> None:
+    event = ground.event(**TAG, cancels={"Publish and sign": _began(f"{TEMP}/key")})
+    service = lend(trial, ground.service(tmp_path / "github"))
+    flow = read(FLOWS / "publish.yml")
+    contexts = {
+        "github": event.github("publish", "publish"),
+        "inputs": TRIAL,
+        "vars": event.variables,
+        "secrets": event.secrets["ghcr"],
+        "needs": {"asked": {"result": "success", "outputs": {"arches": '["amd64"]'}}},
+        "matrix": {"base": "debian13", "stage": "llvm"},
+    }
+    result, _ = Job("publish", flow["jobs"]["publish"], contexts, event=event, service=service).run()
+    assert result == "cancelled", told(service)
+    assert service.steps("publish", "cancelled") == ["Publish and sign"]
+    assert "Leave no key and no login" in service.steps("publish", "success")
+    assert service.attested == []
+    assert not list(service.folder.glob("jobs/*/temp/key"))
+    assert not list(service.folder.glob("jobs/*/home/.docker/config.json"))
+    assert not (service.folder / "artifacts" / "published-llvm-debian13").exists()
+    over = Scope({"needs": {"publish": {"result": "cancelled"}}}, "cancelled")
+    assert not holds(flow["jobs"]["refs"]["if"], over)
+
+
+def test_the_action_builds_publishes_and_signs(
+    ground: Ground, trial: tuple[Service, dict[str, str]], tmp_path: Path
+) -> None:
+    """The steps of action.yml in somebody's own repository, behind a checkout that brings it."""
+    action = yaml.safe_load((TOP / "action.yml").read_text())
+    private, _ = ground.pair("key")
+    event, service = ground.event(), ground.service(tmp_path / "github")
+    github = event.github("layer", "layer")
+    where = f"{ground.registry}/Their/Own"
+    given = {"only": "tablegen", "publish-to": where, "key": private, "cache": VOLUME}
+    contexts = {"github": github, "vars": {}, "needs": {}, "secrets": {}}
+    filled = {
+        name: given.get(name, value_of(one.get("default", ""), Scope(contexts)))
+        for name, one in action["inputs"].items()
+    }
+    checkout = {"uses": "actions/checkout@0", "with": {"persist-credentials": False}}
+    job = {
+        "container": {},
+        "env": {"GITHUB_ACTION_PATH": WORKSPACE},
+        "steps": [checkout, *action["runs"]["steps"]],
+        "outputs": {name: one["value"] for name, one in action["outputs"].items()},
+    }
+    result, outputs = Job("action", job, contexts | {"inputs": filled}, event=event, service=service).run()
+    assert result == "success", told(service)
+    assert outputs["name"] == f"{where.lower()}/{PART}"
+    assert f"{outputs['name']}@{outputs['digest']}" == published(ground, "their/own")
+    assert not list(service.folder.glob("jobs/*/home/.docker/config.json"))
+    assert not list(service.folder.glob("jobs/*/temp/toolchain-*"))
+
+
+@pytest.mark.full
+def test_all_of_it_from_nothing(ground: Ground, tmp_path: Path) -> None:
+    """Each job in a bare container, with an empty cache and the container's own zlib: base and tablegen are made."""
+    bare = replace(ground, way=Way(folder=tmp_path / "way", registry=ground.registry), prepared="", environment=None)
+    service = bare.service(tmp_path / "github", fresh=True)
+    event = ground.event(**TAG, repository="Other/Nothing", inputs={"only": "tablegen"})
+    results = run_workflow(FLOWS / "publish.yml", event, service)
+    assert set(results.values()) == {"success"}, told(service)
+    assert sorted(one["name"].rpartition("/")[2] for one in service.attested) == [PART, BASE]
+    assert "The base as a bundle" in service.steps("publish(debian13,base)", "success")
