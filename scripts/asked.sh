@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# shellcheck disable=SC2153  # what stands in capitals comes from the environment
 # What a build workflow is asked for, planned before anything is built. Takes STAGE, BASES and ARCHES (JSON lists), and
 # the TOOLCHAIN_* variables of the build. No network; what the tool refuses, it refuses here.
 set -euo pipefail

@@ -72,6 +72,7 @@ class Ran:
     step: str
     result: str
     stood_in: str = ""
+    shell: bool = False
     seconds: float = 0
 
 
@@ -163,7 +164,7 @@ class Job:
 
     def _note(self, name: str, result: str, step: Mapping[str, Any], outputs: dict[str, str]) -> None:
         used = step.get("uses", "").partition("@")[0]
-        self._service.ran.append(Ran(self.name, name, result, used if result != "skipped" else ""))
+        self._service.ran.append(Ran(self.name, name, result, used if result != "skipped" else "", "run" in step))
         if "id" in step:
             self._contexts["steps"][step["id"]] = {"outputs": outputs, "outcome": result, "conclusion": result}
 

@@ -13,15 +13,17 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.registry_fixtures import running_registry
-from tests.workflow_machine import HOME, TEMP, VOLUME, Machine, Way
-from tests.workflow_steps import TOP, Event, Service, run_workflow
+from tests.workflow_expressions import Scope, holds, value_of
+from tests.workflow_machine import HOME, TEMP, VOLUME, WORKSPACE, Machine, Way
+from tests.workflow_steps import TOP, Event, Job, Service, read, run_workflow
 from toolchain.build.run import find_image
 from toolchain.engine.buildah import Buildah
 from toolchain.settings import Cache, default_cache
@@ -145,6 +147,7 @@ def _bcrypt(password: str) -> str:
 
 @pytest.fixture(scope="module")
 def ground(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
+    """TOOLCHAIN_TEST_WORKFLOW_CACHE, a cache with base and table generators, is instead of the quickstart's."""
     named = os.environ.get("TOOLCHAIN_TEST_WORKFLOW_CACHE")
     if named is None:
         request.getfixturevalue("quickstart")
@@ -164,12 +167,12 @@ def ground(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
             engine.forget_image(made.prepared)
 
 
-def published(ground: Ground) -> str:
+def published(ground: Ground, owner: str = "somebody/toolchain") -> str:
     """The reference of the part by digest, as the registry has it now."""
-    where = f"docker://{ground.registry}/somebody/toolchain/{PART}:latest"
+    where = f"docker://{ground.registry}/{owner}/{PART}:latest"
     words = ["skopeo", "inspect", "--tls-verify=false", "--creds", f"{ACTOR}:{TOKEN}", "--raw", where]
     raw = subprocess.run(words, capture_output=True, check=True).stdout
-    return f"{ground.registry}/somebody/toolchain/{PART}@sha256:{hashlib.sha256(raw).hexdigest()}"
+    return f"{ground.registry}/{owner}/{PART}@sha256:{hashlib.sha256(raw).hexdigest()}"
 
 
 def told(service: Service) -> str:
@@ -220,8 +223,9 @@ def test_no_key_and_no_login_is_left(trial: tuple[Service, dict[str, str]]) -> N
 def test_steps_are_counted(trial: tuple[Service, dict[str, str]], capsys: pytest.CaptureFixture[str]) -> None:
     """Of the shell steps that stage, build, publish and verify have, those that ran."""
     service, _ = trial
-    own = [one for one in service.ran if not one.stood_in]
+    own = [one for one in service.ran if one.shell]
     done = [one for one in own if one.result == "success"]
+    assert {one.result for one in own} == {"success", "skipped"}
     with capsys.disabled():
         print(f"\nsteps of workflows run: {len(done)} of {len(own)}")  # noqa: T201 - a figure of docs/measurements.md
     assert len(done) >= 30
@@ -274,13 +278,30 @@ def test_keys_are_compared_before_anything_is_built(
     assert not (service.folder / "artifacts").exists()
 
 
-def test_a_fork_builds_and_takes_nothing(ground: Ground, trial: tuple[Service, dict[str, str]], tmp_path: Path) -> None:
-    event = ground.event(inputs={"stage": "llvm", "only": "tablegen"}, fork=True, secrets={})
-    del event.variables["TOOLCHAIN_PUBLIC_KEY"]
+def test_a_branch_is_not_published(ground: Ground, trial: tuple[Service, dict[str, str]], tmp_path: Path) -> None:
     service = ground.service(tmp_path / "github")
-    results = run_workflow(FLOWS / "build.yml", event, service)
-    assert results == {"asked": "success", "base": "success", "llvm": "success", "triton": "skipped"}, told(service)
-    assert "so nothing is taken from" in service.log("llvm(debian13,amd64)/build").read_text()
+    results = run_workflow(FLOWS / "publish.yml", ground.event(inputs=TRIAL), service)
+    assert results["asked"] == "failure"
+    assert set(results.values()) == {"failure", "skipped"}, told(service)
+    assert "only a tag v* is published" in service.log("asked").read_text()
+
+
+def lend(trial: tuple[Service, dict[str, str]], service: Service) -> Service:
+    """What the trial's build handed on, for a job behind it."""
+    for path in (trial[0].folder / "artifacts").glob("state-*"):
+        shutil.copytree(path, service.folder / "artifacts" / path.name, copy_function=os.link)
+    return service
+
+
+def test_a_fork_builds_and_takes_nothing(ground: Ground, trial: tuple[Service, dict[str, str]], tmp_path: Path) -> None:
+    event = ground.event(fork=True, secrets={})
+    del event.variables["TOOLCHAIN_PUBLIC_KEY"]
+    service = lend(trial, ground.service(tmp_path / "github"))
+    shutil.rmtree(service.folder / "artifacts" / "state-llvm-debian13-amd64")
+    inputs = {"stage": "llvm", "below": "base", "only": "tablegen", "base": "debian13", "arch": "amd64"}
+    assert run_workflow(FLOWS / "stage.yml", event, service, inputs=inputs) == {"build": "success"}, told(service)
+    assert "so nothing is taken from" in service.log("build").read_text()
+    assert not list(service.folder.glob("jobs/*/home/.docker/config.json"))
 
 
 def test_what_the_tool_refuses_is_refused_first(
@@ -317,15 +338,66 @@ def test_a_build_that_is_cancelled_keeps_nothing(
 def test_a_publication_that_is_cancelled_leaves_no_key(
     ground: Ground, trial: tuple[Service, dict[str, str]], tmp_path: Path
 ) -> None:
-    event = ground.event(**TAG, inputs=TRIAL, cancels={"Publish and sign": _began(f"{TEMP}/key")})
-    service = ground.service(tmp_path / "github")
-    results = run_workflow(FLOWS / "publish.yml", event, service)
-    job = "publish(debian13,llvm)"
-    assert (results["publish"], results["refs"], results["verify"]) == ("cancelled", "skipped", "skipped"), told(
-        service
-    )
-    assert service.steps(job, "cancelled") == ["Publish and sign"]
-    assert "Leave no key and no login" in service.steps(job, "success")
+    event = ground.event(**TAG, cancels={"Publish and sign": _began(f"{TEMP}/key")})
+    service = lend(trial, ground.service(tmp_path / "github"))
+    flow = read(FLOWS / "publish.yml")
+    contexts = {
+        "github": event.github("publish", "publish"),
+        "inputs": TRIAL,
+        "vars": event.variables,
+        "secrets": event.secrets["ghcr"],
+        "needs": {"asked": {"result": "success", "outputs": {"arches": '["amd64"]'}}},
+        "matrix": {"base": "debian13", "stage": "llvm"},
+    }
+    result, _ = Job("publish", flow["jobs"]["publish"], contexts, event=event, service=service).run()
+    assert result == "cancelled", told(service)
+    assert service.steps("publish", "cancelled") == ["Publish and sign"]
+    assert "Leave no key and no login" in service.steps("publish", "success")
     assert service.attested == []
     assert not list(service.folder.glob("jobs/*/temp/key"))
+    assert not list(service.folder.glob("jobs/*/home/.docker/config.json"))
     assert not (service.folder / "artifacts" / "published-llvm-debian13").exists()
+    over = Scope({"needs": {"publish": {"result": "cancelled"}}}, "cancelled")
+    assert not holds(flow["jobs"]["refs"]["if"], over)
+
+
+def test_the_action_builds_publishes_and_signs(
+    ground: Ground, trial: tuple[Service, dict[str, str]], tmp_path: Path
+) -> None:
+    """The steps of action.yml in somebody's own repository, behind a checkout that brings it."""
+    action = yaml.safe_load((TOP / "action.yml").read_text())
+    private, _ = ground.pair("key")
+    event, service = ground.event(), ground.service(tmp_path / "github")
+    github = event.github("layer", "layer")
+    where = f"{ground.registry}/Their/Own"
+    given = {"only": "tablegen", "publish-to": where, "key": private, "cache": VOLUME}
+    contexts = {"github": github, "vars": {}, "needs": {}, "secrets": {}}
+    filled = {
+        name: given.get(name, value_of(one.get("default", ""), Scope(contexts)))
+        for name, one in action["inputs"].items()
+    }
+    checkout = {"uses": "actions/checkout@0", "with": {"persist-credentials": False}}
+    job = {
+        "container": {},
+        "env": {"GITHUB_ACTION_PATH": WORKSPACE},
+        "steps": [checkout, *action["runs"]["steps"]],
+        "outputs": {name: one["value"] for name, one in action["outputs"].items()},
+    }
+    result, outputs = Job("action", job, contexts | {"inputs": filled}, event=event, service=service).run()
+    assert result == "success", told(service)
+    assert outputs["name"] == f"{where.lower()}/{PART}"
+    assert f"{outputs['name']}@{outputs['digest']}" == published(ground, "their/own")
+    assert not list(service.folder.glob("jobs/*/home/.docker/config.json"))
+    assert not list(service.folder.glob("jobs/*/temp/toolchain-*"))
+
+
+@pytest.mark.full
+def test_all_of_it_from_nothing(ground: Ground, tmp_path: Path) -> None:
+    """Each job in a bare container, with an empty cache and the container's own zlib: base and tablegen are made."""
+    bare = replace(ground, way=Way(folder=tmp_path / "way", registry=ground.registry), prepared="", environment=None)
+    service = bare.service(tmp_path / "github", fresh=True)
+    event = ground.event(**TAG, repository="Other/Nothing", inputs={"only": "tablegen"})
+    results = run_workflow(FLOWS / "publish.yml", event, service)
+    assert set(results.values()) == {"success"}, told(service)
+    assert sorted(one["name"].rpartition("/")[2] for one in service.attested) == [PART, BASE]
+    assert "The base as a bundle" in service.steps("publish(debian13,base)", "success")
