@@ -26,6 +26,7 @@ from toolchain.oci.referrers import attach, write_artifact
 from toolchain.publish.attestations import bill
 from toolchain.settings import EPOCH, Cache, Request
 from toolchain.stages.base import BaseStage, recipe_digest, write_packages
+from toolchain.stages.llvm import LlvmStage
 from toolchain.stages.stage import Built, Stage
 from toolchain.stages.sysroot import SysrootStage, sysroot_digest
 from toolchain.trust import attest, dsse
@@ -209,6 +210,19 @@ def finished_sysroot(cache: Cache, work: Path, arch: str, version: str = "2.41")
         cache.package_list("sysroot", recipe.name, arch), {"recipe": sysroot_digest(recipe), "packages": rows}
     )
     return _finished(SysrootStage(), Request(cache=cache, arch=(arch,)), work)
+
+
+def finished_llvm(request: Request, work: Path, files: Mapping[str, bytes]) -> Built:
+    """An LLVM in the cache as a build leaves it, of a few small files: enough for `publish --stage llvm`."""
+    planned = LlvmStage().plan(request, {"base": BaseStage().plan(request, {})})
+    tree = work / "llvm tree"
+    for name, content in files.items():
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        (tree / name).write_bytes(content)
+    prefetch = Prefetch([], cache=request.cache, offline=True, patches={})
+    with Progress("llvm", 1, 1, {}, Console(file=io.StringIO())) as progress:
+        shop = BuildShop(request=request, log=work / "log", progress=progress, stage="a-test", prefetch=prefetch)
+        return shop.finish(planned, tree=tree, facts={})
 
 
 def _finished(stage: Stage, request: Request, work: Path) -> Built:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import json
-import logging
 import os
 import re
 import sys
-from typing import Any
-
-from rich.console import Console, RenderableType
-from rich.logging import RichHandler
+from typing import TYPE_CHECKING, Any
 
 from toolchain.errors import ToolchainError
 
-err = Console(stderr=True, highlight=False, soft_wrap=True)
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
 _WIDE = 220  # columns of a table that goes into a file or a log
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _IN_LINES = re.compile(r"[\x00-\x1f\x7f]")
@@ -22,20 +21,12 @@ _said: list[Any] = []
 """What this command has printed as data; a command prints one document."""
 
 
-def setup(verbosity: int) -> None:
-    """Send log records to standard error; 0 shows warnings, 1 informs, 2 shows every command."""
-    level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(max(verbosity, 0), 2)]
-    handler = RichHandler(console=err, show_time=False, show_path=False, rich_tracebacks=False)
-    handler.setFormatter(_Plain("%(message)s"))
-    logging.basicConfig(level=level, handlers=[handler], force=True)
-    logging.getLogger("urllib3").setLevel(logging.WARNING)
+@functools.cache
+def err() -> Console:
+    """Standard error, for people. Rich is loaded for the first line that is said."""
+    from rich.console import Console  # noqa: PLC0415 - a third of the time that `toolchain --version` may take
 
-
-class _Plain(logging.Formatter):
-    """Records without what would steer the terminal."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        return plain(super().format(record))
+    return Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def plain(text: str) -> str:
@@ -50,13 +41,13 @@ def one_line(text: str) -> str:
 
 def note(text: str) -> None:
     """One line for people."""
-    err.print(plain(text), markup=False)
+    err().print(plain(text), markup=False)
 
 
 def warn(text: str) -> None:
     """A warning for people; GitHub shows it beside the file."""
     prefix = "::warning::" if os.environ.get("GITHUB_ACTIONS") else "warning: "
-    err.print(plain(f"{prefix}{text}"), style="yellow", markup=False)
+    err().print(plain(f"{prefix}{text}"), style="yellow", markup=False)
 
 
 def begin() -> None:
@@ -73,6 +64,8 @@ def data(value: Any) -> None:
 
 def show(*pictures: RenderableType) -> None:
     """Print tables on standard output; where nobody watches they are wide, since what is cut off is lost."""
+    from rich.console import Console  # noqa: PLC0415 - see `err`
+
     out = Console(file=sys.stdout, highlight=False)
     if not out.is_terminal:
         out = Console(file=sys.stdout, highlight=False, width=_WIDE)
@@ -94,11 +87,11 @@ def failure(error: ToolchainError, *, as_json: bool) -> None:
     a second document would make the whole unreadable.
     """
     prefix = "::error::" if os.environ.get("GITHUB_ACTIONS") else ""
-    err.print(plain(f"{prefix}{error.title}: {error.what}"), style="bold red", markup=False)
+    err().print(plain(f"{prefix}{error.title}: {error.what}"), style="bold red", markup=False)
     if error.why:
-        err.print(plain(f"  why: {error.why}"), markup=False)
+        err().print(plain(f"  why: {error.why}"), markup=False)
     if error.fix:
-        err.print(plain(f"  do:  {error.fix}"), markup=False)
+        err().print(plain(f"  do:  {error.fix}"), markup=False)
     if as_json and not _said:
         data(error.as_json())
 

@@ -8,8 +8,6 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-import filelock
-
 from toolchain import console
 from toolchain.errors import LockHeldError
 from toolchain.settings import Cache
@@ -28,6 +26,8 @@ def held(path: Path, *, what: str, wait: bool = True) -> Iterator[None]:
     Raises:
         LockHeldError: another invocation holds it and `wait` is False.
     """
+    import filelock  # noqa: PLC0415 - `in_use`, which every verb calls, needs none of it
+
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = filelock.FileLock(path)
     try:

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from toolchain import reading
 from toolchain.digest import write_atomically
 from toolchain.errors import ConfigError
+from toolchain.options import Declared, declared, option
 
 if TYPE_CHECKING:
     from toolchain.lock.file import Lock
@@ -124,9 +126,17 @@ def default_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "toolchain"
 
 
+def _cache(path: Path | str) -> Cache:
+    where = Cache(Path(path).absolute())
+    where.check(write=False)
+    return where
+
+
 @dataclass(frozen=True, kw_only=True)
 class Request:
     """One invocation, resolved. Every verb gets this and nothing else.
+
+    A field with an option is that option: a new one is a new field here, and a use of it somewhere.
 
     Args:
         base: recipe name (`debian13`) or a local OCI image (`oci:DIR`, `oci:DIR:TAG` or `docker-archive`-like ref).
@@ -137,28 +147,155 @@ class Request:
         allow_binary, drop_binary: prebuilt things that may come in, and those that are left out, by name or path.
         pythons: versions (`3.13`) to build wheels for; empty for the base's own.
         jobs: compile jobs, 0 for as many as cores and memory allow.
-        lock: with --locked, the only things that may come in.
+        lock: with `locked` or a `lock_file`, the only things that may come in.
     """
 
-    cache: Cache
-    base: str = "debian13"
-    arch: tuple[str, ...] = ("amd64",)
-    sources: dict[str, str] = field(default_factory=dict)
-    patches: dict[str, tuple[Path, ...]] = field(default_factory=dict)
-    triton: str | None = None
-    aotriton: str | None = None
-    gpus: tuple[str, ...] = ()
-    select: str | None = None
-    limit: int | None = None
-    keep_going: bool = False
-    kernel_timeout: float | None = None
-    allow_binary: tuple[str, ...] = ()
-    drop_binary: tuple[str, ...] = ()
-    pythons: tuple[str, ...] = ()
-    only: str = "distribution"
-    jobs: int = 0
-    offline: bool = False
-    compression: Literal["gzip", "zstd"] = "gzip"
-    contract: bool = True
+    base: str = field(
+        default="debian13",
+        metadata=option(
+            "base", help="Base recipe, or a local image as oci:DIR[:TAG|@DIGEST].", place="oci", counts=True,
+            lock="always",
+        ),
+    )  # fmt: skip
+    arch: tuple[str, ...] = field(
+        default=("amd64",),
+        metadata=option(
+            "arch", kind="commas", help="OCI architectures, with commas between them.", counts=True, lock="always",
+            read=reading.arches,
+        ),
+    )  # fmt: skip
+    sources: dict[str, str] = field(
+        default_factory=dict,
+        metadata=option(
+            "source", kind="pairs", metavar="NAME=WHERE", place="pair", of=reading.SOURCES, counts=True, lock="changed",
+            help="NAME=PATH, NAME=URL@SHA or NAME=distro:PACKAGE; again for each source.",
+            example=["llvm=../llvm-project"], read=reading.sources,
+        ),
+    )  # fmt: skip
+    patches: dict[str, tuple[Path, ...]] = field(
+        default_factory=dict,
+        metadata=option(
+            "patch", kind="pairs", metavar="NAME=FILE", place="pair", of=reading.SOURCES, counts=True, lock="changed",
+            help="Patch for a source; again for each.", example=["triton=my.patch"], read=reading.patches,
+        ),
+    )  # fmt: skip
+    triton: str | None = field(
+        default=None,
+        metadata=option(
+            "triton", help="Triton version: it decides which LLVM is built, and with which components.",
+            example="3.7.1", counts=True, lock="changed",
+        ),
+    )  # fmt: skip
+    aotriton: str | None = field(
+        default=None,
+        metadata=option(
+            "aotriton", help="AOTriton release: it decides the commits of Triton and LLVM.", example="0.11b",
+            counts=True, lock="changed",
+        ),
+    )  # fmt: skip
+    gpus: tuple[str, ...] = field(
+        default=(),
+        metadata=option(
+            "gpu", kind="commas", help="GPUs as gfx942,gfx1100 or by market name; ',' or ';' between.",
+            example="gfx942,gfx1100", counts=True, lock="changed", read=reading.gpus,
+        ),
+    )  # fmt: skip
+    select: str | None = field(
+        default=None,
+        metadata=option(
+            "select", help="Only kernels that match this shell pattern.", example="attn_fwd*", counts=True,
+            lock="changed",
+        ),
+    )  # fmt: skip
+    limit: int | None = field(
+        default=None,
+        metadata=option(
+            "limit", kind="count", least=1, help="At most this many kernels.", example=100, counts=True, lock="changed",
+        ),
+    )  # fmt: skip
+    keep_going: bool = field(
+        default=False,
+        metadata=option(
+            "keep-going", kind="flag", help="Record kernels that fail and go on.", counts=True, lock="changed",
+        ),
+    )  # fmt: skip
+    kernel_timeout: float | None = field(
+        default=None,
+        metadata=option(
+            "kernel-timeout", kind="seconds", least=1, help="Seconds for one kernel; no limit otherwise.", example=900,
+            counts=True, lock="changed",
+        ),
+    )  # fmt: skip
+    allow_binary: tuple[str, ...] = field(
+        default=(),
+        metadata=option(
+            "allow-binary", kind="names", metavar="NAME", help="Let a prebuilt thing in by name.",
+            example=["libdevice"], counts=True, lock="changed",
+        ),
+    )  # fmt: skip
+    drop_binary: tuple[str, ...] = field(
+        default=(),
+        metadata=option(
+            "drop-binary", kind="names", metavar="NAME", example=["libdevice"], counts=True, lock="changed",
+            help="Leave a prebuilt file of a source out, by name or path.",
+        ),
+    )  # fmt: skip
+    pythons: tuple[str, ...] = field(
+        default=(),
+        metadata=option(
+            "python", kind="commas", help="Python versions of Triton's wheels, as 3.13,3.12.", example="3.13,3.12",
+            counts=True, lock="changed",
+        ),
+    )  # fmt: skip
+    only: str = field(
+        default="distribution",
+        metadata=option(
+            "only", counts=True, lock="changed",
+            help="A part of LLVM: `tablegen`, the table generators alone, or `support`, LLVMSupport and LLVMDemangle.",
+        ),
+    )  # fmt: skip
+    jobs: int = field(
+        default=0,
+        metadata=option("jobs", kind="count", short="j", least=0, help="Jobs; 0 for what cores and memory allow."),
+    )
+    offline: bool = field(default=False, metadata=option("offline", kind="flag", help="Never reach out."))
+    compression: Literal["gzip", "zstd"] = field(
+        default="gzip",
+        metadata=option(
+            "compression", help="gzip or zstd for published layers.", counts=True, lock="changed",
+            read=reading.compression,
+        ),
+    )  # fmt: skip
+    contract: bool = field(
+        default=True,
+        metadata=option(
+            "contract", kind="flag", negated=True, environment=False, file=False, counts=True,
+            help="Prove that the layer serves Triton before it counts.",
+        ),
+    )  # fmt: skip
+    locked: bool = field(
+        default=False, metadata=option("locked", kind="flag", help="Take in nothing that is not in toolchain.lock.")
+    )
+    lock_file: Path | None = field(
+        default=None,
+        metadata=option(
+            "lock-file", kind="path", place="path", help="The lock, ./toolchain.lock otherwise; implies --locked.",
+            example="toolchain.lock",
+        ),
+    )  # fmt: skip
+    cache: Cache = field(
+        metadata=option(
+            "cache", kind="path", place="path", help="The tool's own folder.", example="/var/cache/toolchain",
+            read=_cache,
+        ),
+    )  # fmt: skip
+    json: bool = field(
+        default=False,
+        metadata=option("json", kind="flag", environment=False, file=False, help="Data on standard output, as JSON."),
+    )
     lock: Lock | None = None
-    json: bool = False
+
+
+def options() -> tuple[Declared, ...]:
+    """The options of a request."""
+    return declared(Request)

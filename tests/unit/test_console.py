@@ -8,7 +8,7 @@ import logging
 import pytest
 import typer
 
-from toolchain import console
+from toolchain import console, logs
 from toolchain.cli.failing import handled
 from toolchain.errors import NotReproducedError
 
@@ -22,7 +22,7 @@ def differs(json: bool = False, say: bool = True) -> None:
 
 def test_names_of_strangers_do_not_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     evil = "\x1b[2K\x1b[1A\x1b[32mtrusted\r\x9b31m"
-    console.setup(0)
+    logs.setup(0)
     console.note(evil)
     console.warn(evil)
     console.failure(NotReproducedError(evil, why=evil, fix=evil), as_json=False)

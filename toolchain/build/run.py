@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from filelock import FileLock, Timeout
-
 from toolchain import console
 from toolchain.build.prefetch import Prefetch
 from toolchain.build.targets import by_arch, request_of, stages_of
@@ -279,7 +277,7 @@ def _build_stage(
     console.note(f"{stage.name}: {planned.image} (stage {of[0]} of {of[1]}); full log: {log}")
     started = time.monotonic()
     try:
-        with Progress(stage.name, *of, {}, console.err) as progress:
+        with Progress(stage.name, *of, {}, console.err()) as progress:
             shop = BuildShop(
                 request=request, log=log, progress=progress, stage=f"{stage.name}-{name}", prefetch=run.prefetch
             )
@@ -312,6 +310,8 @@ def _patience() -> float:
 @contextlib.contextmanager
 def _stage_lock(cache: Cache, planned: Planned) -> Iterator[None]:
     """One builder for each work; a second one waits and says for whom."""
+    from filelock import FileLock, Timeout  # noqa: PLC0415 - a plan takes no lock
+
     cache.locks.mkdir(parents=True, exist_ok=True)
     key = planned.input_digest.removeprefix("sha256:")[:16] if planned.input_digest else planned.image
     lock, owner = FileLock(cache.locks / f"{planned.name}-{key}.lock"), cache.locks / f"{planned.name}-{key}.pid"

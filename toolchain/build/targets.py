@@ -7,7 +7,6 @@ from dataclasses import replace
 from toolchain.catalog.architectures import this_machine
 from toolchain.errors import UnsupportedError
 from toolchain.settings import Request
-from toolchain.stages.aotriton import AotritonStage
 from toolchain.stages.base import BaseStage
 from toolchain.stages.kernels import KernelsStage
 from toolchain.stages.llvm import LlvmStage
@@ -49,6 +48,8 @@ def stages_of(goal: str, request: Request) -> tuple[Stage, ...]:
     llvm: tuple[Stage, ...] = (LlvmStage(),) if built or goal == "all" else ()
     top: tuple[Stage, ...] = ()
     if goal == "aotriton" or (goal == "all" and (request.aotriton or "aotriton" in request.sources)):
+        from toolchain.stages.aotriton import AotritonStage  # noqa: PLC0415 - brings the campaign in
+
         top = (AotritonStage(),)
     elif goal in {"kernels", "all"}:
         top = (KernelsStage(),)

@@ -12,6 +12,7 @@ import typer
 from toolchain import console
 from toolchain.build.run import build as build_stages
 from toolchain.cli import options as o
+from toolchain.cli.config_file import KEY, REUSE_FROM
 from toolchain.cli.request import make_request, with_request
 from toolchain.errors import ConfigError, KernelError
 from toolchain.settings import Request
@@ -21,21 +22,11 @@ if TYPE_CHECKING:
     from toolchain.build.reuse import Reuse
 
 GoalArg = Annotated[str, typer.Argument(help="base, llvm, triton, kernels, aotriton or all.")]
-ReuseOpt = Annotated[
-    str | None,
-    typer.Option(
-        "--reuse-from",
-        envvar="TOOLCHAIN_REUSE_FROM",
-        help="REGISTRY/NS or oci:DIR: take finished images from there, each only once it is verified. Needs --key.",
-        metavar="WHERE",
-    ),
-]
+ReuseOpt = Annotated[str | None, o.typed(REUSE_FROM)]
 ReuseOnlyOpt = Annotated[
     bool, typer.Option("--reuse-only", help="With --reuse-from: build nothing; fail where something would be built.")
 ]
-PublicKeyOpt = Annotated[
-    Path | None, typer.Option("--key", envvar="TOOLCHAIN_KEY", help="Key in PEM whose signature counts for reuse.")
-]
+PublicKeyOpt = Annotated[Path | None, o.typed(KEY, help="Key in PEM whose signature counts for reuse.")]
 ArchiveOpt = Annotated[
     Path | None, typer.Option("--archive", help="Also write plain files into this folder: archives and wheels.")
 ]

@@ -27,7 +27,7 @@ def doctor(cache: CacheOpt = None, json_: JsonOpt = False) -> None:
     for check in checks:
         detail = check.detail if not check.fix or check.status == "ok" else f"{check.detail}\n→ {check.fix}"
         table.add_row(f"[{_STYLES[check.status]}]{check.status}[/]", check.name, Text(detail))
-    console.err.print(table)
+    console.err().print(table)
     failed = [check.name for check in checks if check.status == "fail"]
     console.note("ready to build" if not failed else f"not ready: {', '.join(failed)}")
     raise typer.Exit(code)

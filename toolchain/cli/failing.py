@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import functools
 import os
-import sqlite3
+import sys
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
@@ -27,7 +27,7 @@ def handled(command: Callable[P, R]) -> Callable[P, R]:
         console.begin()
         try:
             return command(*args, **kwargs)
-        except (ToolchainError, OSError, sqlite3.Error) as error:
+        except (ToolchainError, OSError, *_of_sqlite()) as error:  # type: ignore[misc] # all are exceptions
             told = _full_disk(error) or error
             if not isinstance(told, ToolchainError):
                 raise
@@ -52,8 +52,17 @@ def _no_space(error: BaseException) -> str:
     """Which words of an error say that the disk is full; empty when none do."""
     if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:
         return f"{error.strerror}" + (f": {error.filename}" if error.filename else "")
-    if isinstance(error, sqlite3.Error) and getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL:
+    if isinstance(error, _of_sqlite()) and getattr(error, "sqlite_errorname", "") == "SQLITE_FULL":
         return str(error)
     if isinstance(error, CommandError):
         return next((line for line in error.tail if os.strerror(errno.ENOSPC).lower() in line.lower()), "")
     return ""
+
+
+def _of_sqlite() -> tuple[type[Exception], ...]:
+    """What the ledger's library raises; it is not loaded for it."""
+    if "sqlite3" not in sys.modules:
+        return ()
+    import sqlite3  # noqa: PLC0415 - it is loaded already
+
+    return (sqlite3.Error,)

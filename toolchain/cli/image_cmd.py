@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from toolchain import console
 from toolchain.cli import options as o
+from toolchain.cli.config_file import DEST, KEY, SOURCE_REPO
 from toolchain.cli.request import with_request
 from toolchain.errors import ConfigError, DigestError, UntrustedError
 from toolchain.oci import descriptor as media
@@ -18,16 +20,16 @@ from toolchain.oci.layout import Layout
 from toolchain.oci.reference import LayoutRef, parse
 from toolchain.settings import Request
 
+if TYPE_CHECKING:
+    from toolchain.consumer import Use
+    from toolchain.publish.images import Delivered
+
 _WORDS = {"trusted": "trusted", "intact": "intact, not authenticated (no --key)", "untrusted": "NOT ok"}
 _DO_NOT = "do not use it; fetch or build it again"
 DestArg = Annotated[str | None, typer.Argument(metavar="DEST", help="oci:DIR or REGISTRY/NS.", show_default=False)]
 StageOpt = Annotated[str, typer.Option("--stage", help="base, llvm, triton, kernels, aotriton or all.")]
-KeyOpt = Annotated[
-    Path | None, typer.Option("--key", envvar="TOOLCHAIN_KEY", help="Private key in PEM: signs SBOM and provenance.")
-]
-PublicKeyOpt = Annotated[
-    Path | None, typer.Option("--key", envvar="TOOLCHAIN_KEY", help="Key in PEM whose signature counts.")
-]
+KeyOpt = Annotated[Path | None, o.typed(KEY, help="Private key in PEM: signs SBOM and provenance.")]
+PublicKeyOpt = Annotated[Path | None, o.typed(KEY, help="Key in PEM whose signature counts.")]
 KeylessOpt = Annotated[
     bool,
     typer.Option("--keyless", envvar="TOOLCHAIN_KEYLESS", help="Sign as this CI job, by OIDC and Sigstore."),
@@ -47,15 +49,7 @@ IdentityOpt = Annotated[
 IssuerOpt = Annotated[
     str | None, typer.Option("--issuer", envvar="TOOLCHAIN_ISSUER", help="Who vouches for --identity, a URL.")
 ]
-RepoOpt = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--source-repo",
-        envvar="TOOLCHAIN_SOURCE_REPO",
-        help="Every source must come from here; again for each.",
-        metavar="OWNER/NAME|URL",
-    ),
-]
+RepoOpt = Annotated[list[str] | None, o.typed(SOURCE_REPO, help="Every source must come from here; again for each.")]
 RefArg = Annotated[str, typer.Argument(help="oci:DIR[:TAG] or REGISTRY/NS/NAME[:TAG|@DIGEST].")]
 
 
@@ -63,9 +57,7 @@ RefArg = Annotated[str, typer.Argument(help="oci:DIR[:TAG] or REGISTRY/NS/NAME[:
 def publish(
     where: DestArg = None,
     # Called as in toolchain.toml: the file gives the option its default, which everything else overrules.
-    dest: Annotated[
-        str | None, typer.Option("--dest", envvar="TOOLCHAIN_DEST", help="Instead of the argument.")
-    ] = None,
+    dest: Annotated[str | None, o.typed(DEST, help="Instead of the argument.")] = None,
     stage: StageOpt = "all",
     key: KeyOpt = None,
     keyless: KeylessOpt = False,
@@ -91,9 +83,17 @@ def publish(
     if request.json:
         console.data({"published": [one.as_json() for one in done]})
         return
+    _tell(done)
+
+
+def _tell(done: Sequence[Delivered]) -> None:
     for one in done:
         sent = f"{console.size(one.pushed_bytes)} sent, {console.size(one.skipped_bytes)} already there"
         console.text(f"{one.refs[0]}\t{one.digest}\t{sent}")
+    for one in done:
+        console.note(f"\nto use {one.image}, paste into a Containerfile:\n")
+        for line in one.use.text():
+            console.note(line)
 
 
 def keygen(
@@ -169,13 +169,26 @@ def verify(
         raise UntrustedError(f"{bad.ref}: {bad.problems[0]}", fix=_DO_NOT)
 
 
-def inspect(ref: RefArg, json_: o.JsonOpt = False) -> None:
-    """Show what an image holds."""
+def inspect(
+    ref: RefArg,
+    use: Annotated[
+        bool, typer.Option("--use", help="Print the lines of a Containerfile that take what it holds.")
+    ] = False,
+    json_: o.JsonOpt = False,
+) -> None:
+    """Show what an image holds, or with `--use` the lines to paste for it. The image may be anybody's."""
     with tempfile.TemporaryDirectory(prefix="toolchain-inspect-") as scratch:
         layout, found = images_at(ref, Path(scratch))
         rows = [_describe(layout, name, descriptor) for name, descriptor in found.items()]
+        uses = _uses(ref, layout, found) if use else []
     if json_:
-        console.data({"images": rows})
+        told = [{**row, **({"use": uses[at].as_json()} if use else {})} for at, row in enumerate(rows)]
+        console.data({"images": told})
+        return
+    for one in uses:
+        for line in one.text():
+            console.text(line)
+    if use:
         return
     for row in rows:
         console.text(f"{row['ref']}  {row['digest']}")
@@ -185,6 +198,14 @@ def inspect(ref: RefArg, json_: o.JsonOpt = False) -> None:
                 console.text(f"    {key} = {value}")
             for layer in image["layers"]:
                 console.text(f"    layer {layer['digest']}  {console.size(layer['size'])}  {layer['mediaType']}")
+
+
+def _uses(ref: str, layout: Layout, found: Mapping[str, Descriptor]) -> list[Use]:
+    from toolchain.consumer import use_of  # noqa: PLC0415 - reads layers
+
+    target = parse(ref)
+    whole = isinstance(target, LayoutRef) and not (target.tag or target.digest)
+    return [use_of(layout, one, target.at(tag=name) if whole else target) for name, one in found.items()]
 
 
 def images_at(ref: str, scratch: Path) -> tuple[Layout, dict[str, Descriptor]]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
-from rich.table import Table
-from rich.text import Text
 
 from toolchain import console
+from toolchain.build.run import PlanRow
 from toolchain.build.run import plan as plan_stages
 from toolchain.cli.request import with_request
 from toolchain.settings import Request
@@ -23,6 +23,13 @@ def plan(stage: StageArg = "all", *, request: Request) -> None:
     if request.json:
         console.data({"stages": [row.as_json() for row in rows]})
         return
+    _show(rows)
+
+
+def _show(rows: Sequence[PlanRow]) -> None:
+    from rich.table import Table  # noqa: PLC0415 - only people look at a table
+    from rich.text import Text  # noqa: PLC0415
+
     table = Table()
     for column in ("stage", "image", "input digest", "state", "sources", "prebuilt"):
         table.add_column(column, overflow="fold")

@@ -1,24 +1,19 @@
-"""What a verb was asked for, as a `Request`: the options that say it, in one place for all verbs."""
+"""What a verb was asked for, as a `Request`: its fields are the options, for all verbs that are about a build."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-import os
-import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from toolchain.catalog.architectures import machine_of
-from toolchain.cli import options as o
+from toolchain import settings
+from toolchain.cli.options import parameter
 from toolchain.errors import ConfigError
 from toolchain.locks import in_use
 from toolchain.settings import Cache, Request, default_cache
-from toolchain.sources.store import mark_used
-
-SOURCES = ("aotriton", "flash-attn", "llvm", "triton")
-_NEXT = re.compile(rf"\s+(?=(?:{'|'.join(SOURCES)})=)")
 
 
 def with_request(*without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -28,11 +23,11 @@ def with_request(*without: str) -> Callable[[Callable[..., None]], Callable[...,
     one as it serves the other.
 
     Args:
-        without: parameters of `make_request` that mean nothing to this verb.
+        without: fields of `Request` that mean nothing to this verb.
     """
 
     def decorate(verb: Callable[..., None]) -> Callable[..., None]:
-        offered = [one for name, one in _parameters(make_request).items() if name not in without]
+        offered = [parameter(one) for one in settings.options() if one.field not in without]
 
         @functools.wraps(verb)
         def command(**given: Any) -> None:
@@ -53,26 +48,7 @@ def _parameters(function: Callable[..., object]) -> dict[str, inspect.Parameter]
     return dict(inspect.signature(function, eval_str=True).parameters)
 
 
-def pairs_from_environment() -> dict[str, list[str]]:
-    """TOOLCHAIN_SOURCE and TOOLCHAIN_PATCH by option: several NAME=VALUE with space between them.
-
-    Typer would part them at every space, and paths may have some: only one before the name of a source parts here.
-    """
-    given = {option: os.environ.get(f"TOOLCHAIN_{option.upper()}", "").strip() for option in ("source", "patch")}
-    return {option: _NEXT.split(text) for option, text in given.items() if text}
-
-
-def _pairs(values: list[str] | None, option: str) -> list[tuple[str, str]]:
-    pairs = []
-    for value in values or []:
-        name, sep, rest = value.partition("=")
-        if not sep or not name or not rest:
-            raise ConfigError(f"{option} {value!r} is not NAME=VALUE", fix=f"e.g. {option} llvm=/path/to/llvm-project")
-        pairs.append((name, rest))
-    return pairs
-
-
-def _one_line(option: str, value: Any) -> None:
+def _one_line(flag: str, value: Any) -> None:
     """Option values end in labels, records, file names and build arguments: none of these has room for a newline.
 
     Raises:
@@ -80,100 +56,35 @@ def _one_line(option: str, value: Any) -> None:
     """
     for text in value if isinstance(value, list) else [value]:
         if isinstance(text, str) and any(ord(char) < 32 or ord(char) == 127 for char in text):
-            raise ConfigError(f"--{option.replace('_', '-')} {text[:200]!r} holds a control character")
+            raise ConfigError(f"{flag} {text[:200]!r} holds a control character")
 
 
-def make_request(
-    base: o.BaseOpt = "debian13",
-    arch: o.ArchOpt = "amd64",
-    source: o.SourceOpt = None,
-    patch: o.PatchOpt = None,
-    triton: o.TritonOpt = None,
-    aotriton: o.AotritonOpt = None,
-    gpu: o.GpuOpt = None,
-    select: o.SelectOpt = None,
-    limit: o.LimitOpt = None,
-    keep_going: o.KeepGoingOpt = False,
-    kernel_timeout: o.KernelTimeoutOpt = None,
-    allow_binary: o.AllowBinaryOpt = None,
-    drop_binary: o.DropBinaryOpt = None,
-    python: o.PythonOpt = None,
-    only: o.OnlyOpt = "distribution",
-    jobs: o.JobsOpt = 0,
-    offline: o.OfflineOpt = False,
-    compression: o.CompressionOpt = "gzip",
-    contract: o.ContractOpt = True,
-    locked: o.LockedOpt = False,
-    lock_file: o.LockFileOpt = None,
-    cache: o.CacheOpt = None,
-    json_: o.JsonOpt = False,
-) -> Request:
-    """Check and combine option values. Its parameters are the options that `with_request` gives to a verb.
+def make_request(**given: Any) -> Request:
+    """Check and combine option values.
+
+    Args:
+        given: by parameter, as the command line gives them; the default holds for what is missing or None.
 
     Raises:
         ConfigError, UnsupportedError: a value that cannot be used.
     """
-    from toolchain.catalog.gpus import parse_gpus  # noqa: PLC0415 - not every verb needs the table
+    declared = {one.option.parameter: one for one in settings.options()}
+    for name, one in declared.items():
+        _one_line(one.option.flag, given.get(name))
+    given["cache"] = given.get("cache") or default_cache()
+    values = {declared[name].field: declared[name].value(value) for name, value in given.items()}
+    request = settings.Request(**values)
+    _note_used(request.cache, request)
+    if not request.locked and request.lock_file is None:
+        return request
+    from toolchain.lock.file import DEFAULT, read  # noqa: PLC0415 - most calls have no lock
 
-    given = {"base": base, "arch": arch, "source": source, "patch": patch, "triton": triton, "aotriton": aotriton,
-             "gpu": gpu, "select": select, "allow-binary": allow_binary, "drop-binary": drop_binary, "python": python,
-             "only": only, "compression": compression}  # fmt: skip
-    for option, value in given.items():
-        _one_line(option, value)
-    gpus = parse_gpus(gpu) if gpu is not None else ()
-    if gpu is not None and not gpus:
-        raise ConfigError(f"--gpu {gpu!r} names no GPU", fix="e.g. --gpu gfx942,gfx1100, or leave it out")
-    arches = tuple(sorted({part.strip() for part in arch.split(",") if part.strip()}))
-    for one in arches:
-        machine_of(one)
-    if not arches:
-        raise ConfigError("--arch names no architecture")
-    if compression not in {"gzip", "zstd"}:
-        raise ConfigError(f"unknown compression {compression!r}", fix="gzip or zstd")
-    named = _pairs(source, "--source")
-    sources = dict(named)
-    if len(named) > len(sources):
-        twice = sorted({name for name, _ in named if sum(name == other for other, _ in named) > 1})
-        raise ConfigError(f"--source names {', '.join(twice)} more than once", fix="leave one of them")
-    where = Cache((cache or default_cache()).absolute())
-    where.check(write=False)
-    patches: dict[str, tuple[Path, ...]] = {}
-    for name, file in _pairs(patch, "--patch"):
-        path = Path(file)
-        if not path.is_file():
-            raise ConfigError(f"--patch {name}={file}: no such file")
-        patches[name] = (*patches.get(name, ()), path.absolute())
-        if path.absolute().is_relative_to(where.store):  # as a bundle brings it
+    return replace(request, lock=read(request.lock_file or Path(DEFAULT)))
+
+
+def _note_used(cache: Cache, request: Request) -> None:
+    for path in (path for paths in request.patches.values() for path in paths):
+        if path.is_relative_to(cache.store):  # as a bundle brings it
+            from toolchain.sources.store import mark_used  # noqa: PLC0415 - patches of one's own lie elsewhere
+
             mark_used(path.parent)
-    for name in (*sources, *patches):
-        if name not in SOURCES:
-            raise ConfigError(f"unknown source {name!r}", fix=f"one of {', '.join(SOURCES)}")
-    lock = None
-    if locked or lock_file is not None:
-        from toolchain.lock.file import DEFAULT, read  # noqa: PLC0415 - most calls have no lock
-
-        lock = read(lock_file or Path(DEFAULT))
-    return Request(
-        cache=where,
-        base=base,
-        arch=arches,
-        sources=sources,
-        patches=patches,
-        triton=triton,
-        aotriton=aotriton,
-        gpus=gpus,
-        select=select,
-        limit=limit,
-        keep_going=keep_going,
-        kernel_timeout=kernel_timeout,
-        allow_binary=tuple(allow_binary or ()),
-        drop_binary=tuple(drop_binary or ()),
-        pythons=tuple(part.strip() for part in (python or "").split(",") if part.strip()),
-        only=only,
-        jobs=jobs,
-        offline=offline,
-        compression="zstd" if compression == "zstd" else "gzip",
-        contract=contract,
-        lock=lock,
-        json=json_,
-    )

@@ -110,7 +110,7 @@ class Progress:
         self.total = total
         self._weights = dict(weights or {})
         self._known = dict(known or {})
-        self._console = console or people.err
+        self._console = console or people.err()
         self._clock = clock
         self._begun = clock()
         self._ended: float | None = None

@@ -6,10 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from elftools.common.exceptions import ELFError
-from elftools.elf.elffile import ELFFile
-from elftools.elf.sections import SymbolTableSection
-
 from toolchain.errors import KernelError, UnsupportedError
 
 EM_AMDGPU = 224
@@ -77,6 +73,9 @@ class _Header:
 
 
 def _read(path: Path) -> _Header:
+    from elftools.elf.elffile import ELFFile  # noqa: PLC0415 - a plan knows GPUs by their names alone
+    from elftools.elf.sections import SymbolTableSection  # noqa: PLC0415
+
     with path.open("rb") as stream:
         elf = ELFFile(stream)
         table = elf.get_section_by_name(".dynsym")
@@ -94,6 +93,8 @@ def _read(path: Path) -> _Header:
 
 def _fault(path: Path, gpu: str, kernel: str | None) -> str:
     """What is wrong; empty when nothing is."""
+    from elftools.common.exceptions import ELFError  # noqa: PLC0415 - see `_read`
+
     try:
         if path.stat().st_size == 0:
             return "the file is empty"

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from toolchain import settings, toml_text
 from toolchain.console import one_line
 from toolchain.digest import write_atomically
 from toolchain.errors import ConfigError
@@ -33,9 +34,6 @@ _REFS = {
     "pypi": re.compile(rf"pypi:{PROJECT.pattern}(=={VERSION.pattern})?"),
     "local": re.compile(r"local:[^/\x00-\x1f\x7f]+"),
 }
-# What was asked for, by the names of the options: it becomes a command line again.
-_TEXTS = ("stage", "base", "triton", "aotriton", "select", "only", "compression")
-_LISTS = ("arch", "python", "gpu", "allow-binary", "drop-binary")
 _STRICT = ConfigDict(extra="forbid", strict=True)
 
 State = Literal["resolved", "open", "unresolved", "image"]
@@ -231,16 +229,20 @@ def options(lock: Lock, **instead: Any) -> list[str]:
     Args:
         instead: values in the place of the request's own, by option.
     """
+    kinds: dict[str, str] = {one.option.name: one.option.kind for one in settings.options()}
     words = []
     for key, value in sorted({**lock.request, **instead}.items()):
         if key == "stage":
             continue
         if isinstance(value, dict):
             texts = [f"{name}={text}" for name, several in sorted(value.items()) for text in _as_list(several)]
-        elif key.endswith("-binary"):
+        elif kinds.get(key) == "flag":
+            words.append(f"--{key}")
+            continue
+        elif kinds.get(key) == "names":
             texts = [str(one) for one in _as_list(value)]
         else:
-            texts = [",".join(map(str, _as_list(value)))]
+            texts = [",".join(f"{one:g}" if isinstance(one, float) else str(one) for one in _as_list(value))]
         words += [word for text in texts for word in (f"--{key}", text)]
     return words
 
@@ -258,29 +260,10 @@ def _table(title: str, values: Mapping[str, Any]) -> Iterator[str]:
             continue
         if isinstance(value, list | tuple) and isinstance(value[0], dict):
             yield f"{key} = ["
-            yield from (f"  {_value(row)}," for row in value)
+            yield from (f"  {toml_text.value(row)}," for row in value)
             yield "]"
         else:
-            yield f"{key} = {_value(value)}"
-
-
-def _value(value: Any) -> str:
-    match value:
-        case bool():
-            return "true" if value else "false"
-        case int() | float():
-            return repr(value)
-        case str():
-            # JSON's escapes are TOML's, but for one character.
-            return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-        case dict():
-            return "{ " + ", ".join(f"{_key(k)} = {_value(v)}" for k, v in value.items() if v not in ("", [])) + " }"
-        case _:
-            return "[" + ", ".join(_value(one) for one in value) + "]"
-
-
-def _key(text: str) -> str:
-    return text if re.fullmatch(r"[A-Za-z0-9_-]+", text) else _value(text)
+            yield f"{key} = {toml_text.value(value)}"
 
 
 # Reading
@@ -362,21 +345,32 @@ def _malformed(lock: Lock) -> Iterator[str]:
 
 
 def _malformed_request(request: Mapping[str, Any]) -> Iterator[str]:
+    """It becomes a command line again, so nothing may be in it but what a lock writes there."""
+    kept: dict[str, str] = {
+        one.option.name: one.option.kind for one in settings.options() if one.option.lock != "never"
+    }
     for key, value in request.items():
-        if key in {"source", "patch"}:
-            fits = isinstance(value, dict)
-            texts = [text for name, several in value.items() for text in (name, *_as_list(several))] if fits else []
-        elif key in _TEXTS:
-            fits, texts = isinstance(value, str), [value]
-        elif key in _LISTS:
-            fits = isinstance(value, list | tuple)
-            texts = list(value) if fits else []
-        else:
-            fits, texts = key == "limit" and isinstance(value, int), []
-        if not fits or not all(isinstance(text, str) for text in texts):
+        kind = "text" if key == "stage" else kept.get(key, "")
+        if not _fits(kind, value):
             yield f"the request's {key!r} is nothing that can be asked for"
     if not re.fullmatch(r"[a-z]*", str(request.get("stage", ""))):
         yield f"the request is for no stage: {request['stage']!r}"
+
+
+def _fits(kind: str, value: Any) -> bool:
+    """Whether a value is one that a lock holds of an option of this kind."""
+    if kind == "pairs":
+        return isinstance(value, dict) and all(
+            isinstance(text, str) for name, several in value.items() for text in (name, *_as_list(several))
+        )
+    if kind in {"commas", "names"}:
+        return isinstance(value, list | tuple) and all(isinstance(text, str) for text in value)
+    if kind == "flag":
+        return value is True
+    if isinstance(value, bool):
+        return False
+    numbers = {"count": int, "seconds": int | float}
+    return isinstance(value, numbers.get(kind, str)) and kind not in {"", "path"}
 
 
 def _malformed_source(one: LockedSource) -> Iterator[str]:

@@ -18,6 +18,7 @@ from toolchain.errors import ConfigError, LockedError, SourceError, UnreachableE
 from toolchain.lock.diff import differences
 from toolchain.lock.file import Lock, LockedBase, LockedPackage, LockedPatch, LockedSource, read, write
 from toolchain.oci.layer import compressor_id
+from toolchain.options import declared, plain
 from toolchain.settings import EPOCH, FORMAT, Cache, Request
 from toolchain.sources.distro import known_package
 from toolchain.sources.pypi import pypi_row
@@ -289,25 +290,17 @@ def _package(row: Any) -> LockedPackage:
 
 def _request(request: Request, goal: str, sources: Mapping[str, Source]) -> dict[str, Any]:
     """What was asked for, by the names of the options; paths of this machine stay out of it."""
-    named = {
-        name: "PATH" if name in sources and sources[name].kind == "local" else text
-        for name, text in sorted(request.sources.items())
-    }
-    asked = {
-        "stage": goal,
+    instead = {
         "base": "oci:DIR" if request.base.startswith("oci:") else request.base,
-        "arch": list(request.arch),
-        "source": named,
+        "source": {
+            name: "PATH" if name in sources and sources[name].kind == "local" else text
+            for name, text in sorted(request.sources.items())
+        },
         "patch": {name: [path.name for path in paths] for name, paths in sorted(request.patches.items())},
-        "triton": request.triton,
-        "aotriton": request.aotriton,
-        "python": list(request.pythons),
-        "gpu": list(request.gpus),
-        "select": request.select,
-        "limit": request.limit,
-        "allow-binary": list(request.allow_binary),
-        "drop-binary": list(request.drop_binary),
-        "only": request.only if request.only != "distribution" else "",
-        "compression": request.compression if request.compression != "gzip" else "",
     }
+    asked = {"stage": goal}
+    for one in declared(request):
+        name, value = one.option.name, getattr(request, one.field)
+        if one.option.lock == "always" or (one.option.lock == "changed" and value != one.default):
+            asked[name] = instead.get(name, plain(value))
     return {name: value for name, value in asked.items() if value not in (None, "", [], {})}

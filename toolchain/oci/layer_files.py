@@ -100,6 +100,18 @@ def layer_files(path: Path, media_type: str) -> list[LayerFile]:
     return sorted(found, key=lambda one: one.path)
 
 
+def layer_paths(path: Path, media_type: str) -> Iterator[str]:
+    """The paths of a layer's files and links, in its own order; nothing is digested.
+
+    Raises:
+        UntrustedError, EngineError: as `layer_files`.
+    """
+    try:
+        yield from (one.path for one in _walk(path, media_type, ("", 0, [])))
+    except (tarfile.TarError, OSError, EOFError, ValueError, zlib.error, RecursionError, CommandError) as error:
+        raise UntrustedError("a layer cannot be read", why=f"{path.name}: {error}", fix="fetch it again") from error
+
+
 def read_member(path: Path, media_type: str, name: str, *, limit: int = 64 << 20) -> bytes | None:
     """The content of one regular file of a layer, None if it has none of that name or more than `limit` bytes."""
     kept: list[bytes] = []

@@ -11,14 +11,15 @@ import re
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
-
-from filelock import FileLock
+from typing import TYPE_CHECKING, Any
 
 from toolchain.digest import CHUNK, canonical, sha256_bytes, sha256_file, write_atomically
 from toolchain.errors import DigestError, RegistryError
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor, check_digest
+
+if TYPE_CHECKING:
+    from filelock import FileLock
 
 LOG = logging.getLogger(__name__)
 MANIFEST_LIMIT = 16 << 20  # bytes of JSON that are read at once; registries allow 4 MiB
@@ -61,6 +62,8 @@ class Layout:
         return self
 
     def _lock(self) -> FileLock:
+        from filelock import FileLock  # noqa: PLC0415 - who only reads takes no lock
+
         return FileLock(self.root / ".index.lock")
 
     # Blobs

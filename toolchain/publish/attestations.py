@@ -23,6 +23,7 @@ from toolchain.oci.layout import Layout
 from toolchain.oci.reference import Target
 from toolchain.oci.referrers import attach, write_artifact
 from toolchain.oci.registry import Registry
+from toolchain.options import declared, plain
 from toolchain.settings import EPOCH, Cache, Request
 from toolchain.sources.patch import listed
 from toolchain.stages.stage import Planned
@@ -95,26 +96,13 @@ def run_facts(request: Request, planned: Planned, seconds: float) -> dict[str, A
 
 
 def _request(request: Request, planned: Planned) -> dict[str, Any]:
-    named = {source.name: source.ref for source in planned.sources if source.name in request.sources}
-    asked = {
+    asked: dict[str, Any] = {
         "stage": planned.name,
+        **{one.field: plain(getattr(request, one.field)) for one in declared(request) if one.option.counts},
         # Of a local image the digest counts, which is among the inputs; its path is this machine's affair.
         "base": "oci:" if request.base.startswith("oci:") else request.base,
-        "arch": list(request.arch),
-        "sources": named,
+        "sources": {source.name: source.ref for source in planned.sources if source.name in request.sources},
         "patches": {name: [path.name for path in files] for name, files in request.patches.items()},
-        "triton": request.triton,
-        "aotriton": request.aotriton,
-        "gpus": list(request.gpus),
-        "select": request.select,
-        "limit": request.limit,
-        "keep_going": request.keep_going,
-        "allow_binary": list(request.allow_binary),
-        "drop_binary": list(request.drop_binary),
-        "pythons": list(request.pythons),
-        "only": request.only,
-        "compression": request.compression,
-        "contract": request.contract,
     }
     return {name: value for name, value in asked.items() if value not in (None, [], {})}
 

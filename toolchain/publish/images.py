@@ -10,6 +10,7 @@ from typing import Any
 
 from toolchain.build.run import PlanRow, plan
 from toolchain.build.targets import by_arch
+from toolchain.consumer import Use, use_of
 from toolchain.digest import sha256_json
 from toolchain.errors import PolicyError, SourceError
 from toolchain.oci import descriptor as media
@@ -38,6 +39,7 @@ class Delivered:
     skipped_bytes: int
     partial: str
     evidence: AttachedEvidence
+    use: Use
 
     def as_json(self) -> dict[str, Any]:
         """A row of `publish --json`."""
@@ -49,6 +51,7 @@ class Delivered:
             "skipped_bytes": self.skipped_bytes,
             "partial": self.partial,
             "evidence": self.evidence.as_json(),
+            "use": self.use.as_json(),
         }
 
 
@@ -142,7 +145,8 @@ def _deliver(
             )
     refs = tuple(str(target.at(tag=tag)) for tag in tags)
     evidence = replace(attached[0], pushed_bytes=sum(part.pushed_bytes for part in attached))
-    return Delivered(image, refs, done.digest, done.pushed_bytes, done.skipped_bytes, _joined(partial), evidence)
+    use = use_of(layout, index, target.at(tag=tags[0]), name=image)
+    return Delivered(image, refs, done.digest, done.pushed_bytes, done.skipped_bytes, _joined(partial), evidence, use)
 
 
 def _joined(told: Set[str]) -> str:

@@ -1,0 +1,105 @@
+"""docs/options.md: every option, who takes it, where it may be set, and what remembers it.
+
+.venv/bin/python scripts/options_table.py          # writes the page
+.venv/bin/python scripts/options_table.py --check  # says whether it is up to date
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from toolchain import settings
+from toolchain.cli.app import app
+from toolchain.cli.config_file import OF_VERBS
+from toolchain.cli.verbs import VERBS, LazyCommand
+from toolchain.options import Option
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "options.md"
+_HEAD = """\
+# Options
+
+Made by `scripts/options_table.py` from the declarations in `toolchain/settings.py`, `toolchain/configfile.py` and
+`toolchain/cli/`. Do not edit this page.
+
+The command line wins over the environment, the environment over the file, the file over the default. The file is
+`toolchain.toml` in the current folder, or the one that `toolchain --config FILE VERB` names; `toolchain init` makes
+one. Its keys are the options without the dashes. Relative paths in it are relative to its folder. In the environment an
+option is `TOOLCHAIN_` and its name in capitals: `--kernel-timeout` is `TOOLCHAIN_KERNEL_TIMEOUT`.
+
+"Set by" says where an option may stand. `verify` takes neither `key` nor `allow-binary` from the file, and `pins`
+takes nothing from it. "Recorded" options are part of what is built: records and provenance hold them. "Locked" options
+are kept by `toolchain.lock`. The verbs of builds are `plan`, `fetch`, `lock`, `build`, `publish`, `reproduce`,
+`kernels run` and `bundle export`.
+
+"""
+_OF_BUILDS = ("plan", "fetch", "lock", "build", "publish", "reproduce", "kernels run", "bundle export")
+
+
+def commands() -> dict[str, Any]:
+    """Every verb as Typer has it, by name."""
+    found: dict[str, Any] = {}
+    top: Any = typer.main.get_command(app)
+    for verb in VERBS:
+        group, _, name = verb.name.rpartition(" ")
+        command = (top.commands[group] if group else top).commands[name]
+        found[verb.name] = command.loaded if isinstance(command, LazyCommand) else command
+    return found
+
+
+def page(verbs: Mapping[str, Any]) -> str:
+    """The page for these verbs."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    by_flag: dict[tuple[str, str], Any] = {}
+    for name, command in verbs.items():
+        if name == "init":  # takes what the file holds
+            continue
+        for one in command.params:
+            if one.param_type_name == "option":
+                key = (", ".join(f"`{flag}`" for flag in (*one.opts, *one.secondary_opts)), one.help or "")
+                rows.setdefault(key, []).append(name)
+                by_flag.setdefault(key, one)
+    of_builds = {one.option.name: one.option for one in settings.options()}
+    for_builds: list[str] = []
+    of_verbs: list[str] = []
+    for key, names in sorted(rows.items()):
+        name = by_flag[key].opts[0].removeprefix("--")
+        line = _row(key, names, by_flag[key], of_builds.get(name) if names != ["pins"] else None)
+        (for_builds if name in of_builds and "build" in names else of_verbs).append(line)
+    head = ["| option | meaning | verbs | set by | recorded | locked |", "|---|---|---|---|---|---|"]
+    return _HEAD + "\n".join(
+        ["## Options of builds", "", *head, *for_builds, "", "## Options of single verbs", "", *head, *of_verbs, ""]
+    )
+
+
+def _row(key: tuple[str, str], names: list[str], parameter: Any, option: Option | None) -> str:
+    name = parameter.opts[0].removeprefix("--")
+    in_file = option.file if option is not None else name in {one.name for one in OF_VERBS} and names != ["pins"]
+    variable = parameter.envvar or (option.variable if option is not None and option.kind == "pairs" else "")
+    ways = ["command line", *(["environment"] if variable else []), *(["file"] if in_file else [])]
+    text = key[1].partition(" \\[env var")[0].replace("|", "\\|")
+    kept = {"always": "always", "changed": "when set"}.get(option.lock, "") if option is not None else ""
+    recorded = "yes" if option is not None and option.counts else ""
+    if set(_OF_BUILDS) <= set(names):
+        names = ["verbs of builds", *(f"`{one}`" for one in names if one not in _OF_BUILDS)]
+    else:
+        names = [f"`{one}`" for one in names]
+    verbs = ", ".join(names)
+    return f"| {key[0]} | {text} | {verbs} | {', '.join(ways)} | {recorded} | {kept} |"
+
+
+def main(words: list[str]) -> None:
+    """Write the page, or compare it."""
+    made = page(commands())
+    if words != ["--check"]:
+        PAGE.write_text(made, encoding="utf-8")
+    elif not PAGE.is_file() or PAGE.read_text(encoding="utf-8") != made:
+        sys.exit(f"{PAGE.name} is not what the options are now: run scripts/options_table.py")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,71 @@
+"""How long `toolchain` takes to start, beside what it cannot do without: alternating runs, medians, ratios.
+
+.venv/bin/python scripts/start_time.py [RUNS]
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from toolchain.cli.verbs import GROUPS, VERBS
+
+_EMPTY = """import typer
+app = typer.Typer(no_args_is_help=True)
+for name in {names!r}:
+    @app.command(name)
+    def verb() -> None:
+        "Do something of which a line is said here."
+app()
+"""
+
+
+def seconds(words: list[str], compiled: str) -> tuple[float, float]:
+    """Seconds on the clock and of the processor that a command took.
+
+    Args:
+        compiled: the folder for compiled modules, which an installed tool has; whatever this shell says about that.
+    """
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    env["PYTHONPYCACHEPREFIX"] = compiled
+    began, before = time.monotonic(), os.times()
+    subprocess.run(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True, env=env)
+    after = os.times()
+    used = after.children_user + after.children_system - before.children_user - before.children_system
+    return time.monotonic() - began, used
+
+
+def main(runs: int) -> None:
+    """Print a row for each command."""
+    tool = str(Path(sys.executable).parent / "toolchain")
+    names = [verb.name for verb in VERBS if " " not in verb.name] + list(GROUPS)
+    with tempfile.TemporaryDirectory() as folder:
+        empty = Path(folder) / "empty.py"
+        empty.write_text(_EMPTY.format(names=names))
+        pairs = {
+            "--version": [[tool, "--version"], [sys.executable, "-c", "import typer"]],
+            "--help": [[tool, "--help"], [sys.executable, str(empty), "--help"]],
+            "plan": [[tool, "plan"]],
+            "plan --json": [[tool, "plan", "--json"]],
+        }
+        found: dict[str, list[list[tuple[float, float]]]] = {name: [[] for _ in both] for name, both in pairs.items()}
+        for _ in range(runs + 1):
+            for name, both in pairs.items():
+                for times, words in zip(found[name], both, strict=True):
+                    times.append(seconds(words, f"{folder}/compiled"))
+    for name, rows in found.items():
+        # The first run of each warms the caches.
+        wall, used = ([statistics.median(row[i] for row in times[1:]) for times in rows] for i in (0, 1))
+        shown = ", ".join(f"{a:.3f} s ({b:.3f} s of a processor)" for a, b in zip(wall, used, strict=True))
+        if rows[1:]:
+            shown += f"; ratio {wall[0] / wall[1]:.2f} by the clock, {used[0] / used[1]:.2f} by the processor"
+        print(f"{name}: {shown}")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if sys.argv[1:] else 20)

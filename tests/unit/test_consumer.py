@@ -1,0 +1,142 @@
+"""The lines that a consumer pastes: told by what an image holds, whoever made it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import venv
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.evidence_fixtures import FILES, finished_base, finished_llvm, small_image
+from toolchain.cli.app import app
+from toolchain.consumer import Use, use_of
+from toolchain.oci.image import write_index
+from toolchain.oci.layout import Layout
+from toolchain.oci.reference import LayoutRef, RegistryRef
+from toolchain.settings import Cache, Request
+
+PREFIX = "usr/lib64/llvm-triton-10dc3a8e"
+LLVM = {f"{PREFIX}/bin/mlir-tblgen": b"x", f"{PREFIX}/lib/cmake/mlir/MLIRConfig.cmake": b"x"}
+SITE = "usr/lib/toolchain/triton"
+DIST = f"{SITE}/triton-3.7.1.dist-info"
+TRITON = {
+    f"{SITE}/triton/__init__.py": b"__version__ = '3.7.1'\n",
+    f"{DIST}/METADATA": b"Metadata-Version: 2.1\nName: triton\nVersion: 3.7.1\n",
+    f"{DIST}/RECORD": b"triton/__init__.py,,\ntriton-3.7.1.dist-info/METADATA,,\ntriton-3.7.1.dist-info/WHEEL,,\n"
+    b"triton-3.7.1.dist-info/RECORD,,\n",
+    f"{DIST}/WHEEL": b"Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: py3-none-any\n",
+}
+AOTRITON = {"usr/lib64/aotriton-0.11b/lib/cmake/aotriton/aotriton-config.cmake": b"x"}
+KERNELS = {"usr/lib64/flash-attn-kernels/gfx942/a.hsaco": b"x"}
+SYSTEM = {"etc/os-release": b"ID=debian\n", "usr/lib/llvm-19/lib/cmake/llvm/LLVMConfig.cmake": b"x"}
+OWN = "sha256:" + "a" * 64
+REF = "registry.example:5000/ns/thing"
+
+
+def use(tmp_path: Path, files: dict[str, bytes], *, own: bool = True) -> tuple[Use, str]:
+    """What is said of an image with these files, and its index's digest."""
+    layout = Layout(tmp_path / "layout").ensure()
+    files = {**FILES, **files}
+    index = write_index(layout, [small_image(layout, tmp_path / "work", files=files, label=OWN if own else None)])
+    host, _, repository = REF.partition("/")
+    return use_of(layout, index, RegistryRef(host, repository, tag="latest"), name="thing"), index.digest
+
+
+def test_llvm(tmp_path: Path) -> None:
+    found, digest = use(tmp_path, LLVM)
+    copy, env, why, release, build = found.text()
+    assert copy == f"COPY --from={REF}@{digest} /{PREFIX} /{PREFIX}"
+    assert env == f"ENV LLVM_SYSPATH=/{PREFIX}"
+    assert release == "ENV TRITON_APPEND_CMAKE_ARGS=-DCMAKE_BUILD_TYPE=Release"
+    assert "no assertions" in why
+    assert "pip install" in build
+    assert found.as_json()["prefix"] == f"/{PREFIX}"
+
+
+def test_an_llvm_that_somebody_else_made(tmp_path: Path) -> None:
+    files = {"opt/llvm/lib/cmake/llvm/LLVMConfig.cmake": b"x", "etc/os-release": b"x"}
+    found, digest = use(tmp_path, files, own=False)
+    lines = list(found.text())
+    assert lines[0] == f"COPY --from={REF}@{digest} /opt/llvm /opt/llvm"
+    assert "# ENV TRITON_APPEND_CMAKE_ARGS=-DCMAKE_BUILD_TYPE=Release" in lines
+    assert lines[-1] == "# not known: how it was built: it has no label of this tool"
+
+
+@pytest.mark.parametrize(
+    ("files", "kind", "line"),
+    [
+        (AOTRITON, "aotriton", "ENV AOTRITON_INSTALLED_PREFIX=/usr/lib64/aotriton-0.11b"),
+        (KERNELS, "kernels", "/usr/lib64/flash-attn-kernels /usr/lib64/flash-attn-kernels"),
+        (SYSTEM, "base", f"FROM {REF}@sha256:"),
+        ({f"{PREFIX}/bin/mlir-tblgen": b"x"}, "llvm-part", f"COPY --from={REF}@sha256:"),
+        (TRITON, "triton", "python3 -m pip install --no-deps /tmp/triton-3.7.1-py3-none-any.whl"),
+    ],
+    ids=["aotriton", "kernels", "base", "part", "triton"],
+)
+def test_the_other_kinds(tmp_path: Path, files: dict[str, bytes], kind: str, line: str) -> None:
+    found, _ = use(tmp_path, files)
+    assert found.kind == kind
+    assert any(line in one for one in found.lines), found.lines
+    assert "LLVM_SYSPATH" not in "".join(found.lines)
+
+
+@pytest.mark.parametrize(
+    "files", [{"a file": b"x"}, {"a b\nRUN evil/lib/cmake/llvm/LLVMConfig.cmake": b"x"}], ids=["nothing", "hostile"]
+)
+def test_what_is_not_known_is_said_and_nothing_of_it_is_a_line(tmp_path: Path, files: dict[str, bytes]) -> None:
+    found, _ = use(tmp_path, files, own=False)
+    assert found.kind == "unknown"
+    assert found.unknown
+    assert all(line.startswith("# ") and "\n" not in line for line in found.text())
+
+
+def test_a_folder_is_brought_to_the_engine_or_named_as_a_context(tmp_path: Path) -> None:
+    layout = Layout(tmp_path / "layout").ensure()
+    index = write_index(layout, [small_image(layout, tmp_path / "work", files={**FILES, **LLVM}, label=OWN)])
+    lines = use_of(layout, index, LayoutRef(layout.root, "thing.1"), name="thing").lines
+    context = f"--build-context localhost/thing:latest=oci-layout://{layout.root}@{index.digest}"
+    assert f"#   docker buildx build {context} ." in lines
+    assert f"#   skopeo copy oci:{layout.root}:thing.1 docker-daemon:localhost/thing:latest" in lines
+    assert f"COPY --from=localhost/thing:latest /{PREFIX} /{PREFIX}" in lines
+
+
+def test_the_pip_line_installs_what_was_unpacked(tmp_path: Path) -> None:
+    """As it stands, but for the mount: here the folder is where it is, and the wheel goes beside it."""
+    found, _ = use(tmp_path, TRITON)
+    for name, content in TRITON.items():
+        (tmp_path / "image" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "image" / name).write_bytes(content)
+    venv.create(tmp_path / "venv", with_pip=True)
+    run = " ".join(line.removesuffix("\\") for line in found.lines if not line.startswith("#"))
+    script = run[run.index("cd /mnt") :].replace("/tmp/", "$HERE/").replace("/mnt/triton", f"$HERE/image/{SITE}")
+    env = {"PATH": f"{tmp_path}/venv/bin:{os.environ['PATH']}", "PIP_NO_INDEX": "1", "HERE": str(tmp_path)}
+    done = subprocess.run(["sh", "-ec", script], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    ask = [f"{tmp_path}/venv/bin/python", "-c", "import triton; print(triton.__version__)"]
+    assert subprocess.check_output(ask, text=True) == "3.7.1\n"
+
+
+def test_publish_ends_with_it_and_inspect_says_it_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = Cache(tmp_path / "cache")
+    finished_base(cache, tmp_path / "base")
+    finished_llvm(Request(cache=cache, sources={"llvm": "distro:llvm-toolchain-22"}), tmp_path / "llvm", LLVM)
+    monkeypatch.chdir(tmp_path)
+    words = ["--stage", "llvm", "--source", "llvm=distro:llvm-toolchain-22", "--cache", str(cache.root)]
+    done = CliRunner().invoke(app, ["publish", "oci:out dir", *words])
+    assert done.exit_code == 0, done.output
+    assert "COPY" not in done.stdout, "that is data"
+    assert len(done.stdout.splitlines()) == 1
+    ref = "oci:out dir:llvm-triton-22.1.8-debian13"
+    said = CliRunner().invoke(app, ["inspect", ref, "--use"])
+    assert said.exit_code == 0, said.output
+    assert "ENV LLVM_SYSPATH=" in said.stdout
+    assert done.stderr.endswith(said.stdout)
+    row = json.loads(CliRunner().invoke(app, ["inspect", ref, "--use", "--json"]).stdout)["images"][0]
+    assert "\n".join(row["use"]["lines"]) in said.stdout
+    sent = json.loads(CliRunner().invoke(app, ["publish", "oci:out dir", *words, "--json"]).stdout)["published"][0]
+    assert sent["use"] == row["use"]
+    assert "use" not in json.loads(CliRunner().invoke(app, ["inspect", ref, "--json"]).stdout)["images"][0]

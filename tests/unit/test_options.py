@@ -1,0 +1,224 @@
+"""One declaration of an option is enough: everything else derives from it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from toolchain import settings
+from toolchain.cli.app import app
+from toolchain.cli.config_file import file_options, read_file, render
+from toolchain.cli.request import make_request, with_request
+from toolchain.errors import ConfigError
+from toolchain.lock import file as lockfile
+from toolchain.lock import resolve as locking
+from toolchain.lock.file import Lock
+from toolchain.options import option
+from toolchain.publish import attestations as evidence
+from toolchain.settings import Cache, Request
+from toolchain.stages.stage import Planned
+
+TOP = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wider(Request):
+    """A request with one option more, and nothing else anywhere."""
+
+    flavour: tuple[str, ...] = field(
+        default=(),
+        metadata=option(
+            "flavour", kind="commas", help="What it tastes of.", example="mint", counts=True, lock="changed"
+        ),
+    )
+
+
+@pytest.fixture
+def wider(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> typer.Typer:
+    """A program with one verb that shows its request, while requests are `Wider`."""
+    monkeypatch.setattr(settings, "Request", Wider)
+    monkeypatch.setenv("TOOLCHAIN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    program = typer.Typer()
+
+    @program.command()
+    @with_request()
+    def show(*, request: Wider) -> None:
+        typer.echo(json.dumps(request.flavour))
+
+    return program
+
+
+def shown(program: typer.Typer, *words: str, values: Mapping[str, Any] | None = None, **env: str) -> Any:
+    done = CliRunner().invoke(program, [*words], env=env, default_map=values)
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+def table() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("options_table", TOP / "scripts" / "options_table.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_command_line_environment_and_file_take_it(wider: typer.Typer, tmp_path: Path) -> None:
+    (tmp_path / "toolchain.toml").write_text('flavour = ["rum", "raisin"]\n')
+    values = read_file(tmp_path / "toolchain.toml")
+    assert shown(wider) == []
+    assert shown(wider, values=values) == ["rum", "raisin"]
+    assert shown(wider, values=values, TOOLCHAIN_FLAVOUR="lemon") == ["lemon"]
+    assert shown(wider, "--flavour", "mint, nut", values=values, TOOLCHAIN_FLAVOUR="lemon") == ["mint", "nut"]
+    assert "What it tastes of." in CliRunner().invoke(wider, ["--help"], env={"COLUMNS": "200"}).output
+    assert '# What it tastes of.\n# flavour = "mint"\n' in render({}, tmp_path)
+
+
+def test_record_and_lock_keep_it(wider: typer.Typer) -> None:
+    request, bare = make_request(flavour="mint,nut"), make_request()
+    planned = Planned(name="llvm", image="i", inputs={})
+    assert evidence.run_facts(request, planned, 1)["request"]["flavour"] == ["mint", "nut"]
+    assert "flavour" not in evidence.run_facts(bare, planned, 1)["request"]
+    made = locking.resolve(request, [], "llvm")
+    again = lockfile.parse(lockfile.render(made), "again")
+    assert again.request["flavour"] == ["mint", "nut"]
+    words = lockfile.options(again)
+    assert words[words.index("--flavour") + 1] == "mint,nut"
+    assert locking.resolve(bare, [], "llvm").request == {"stage": "llvm", "base": "debian13", "arch": ["amd64"]}
+
+
+def test_a_lock_cannot_make_options_that_none_keeps() -> None:
+    for name in ("flavour", "cache", "offline", "lock-file", "contract", "json"):
+        with pytest.raises(ConfigError, match="nothing that can be asked for"):
+            lockfile.parse(lockfile.render(Lock(toolchain="1", epoch=1, format=1, request={name: "x"})), "a")
+
+
+def test_the_table_has_it(wider: typer.Typer) -> None:
+    command: Any = typer.main.get_command(wider)
+    made = table().page({"build": command})
+    assert "| `--flavour` | What it tastes of. | `build` | command line, environment, file | yes | when set |" in made
+
+
+def test_the_table_in_the_docs_is_up_to_date() -> None:
+    module = table()
+    assert module.PAGE.read_text(encoding="utf-8") == module.page(module.commands()), "run scripts/options_table.py"
+
+
+def test_what_an_import_prints_goes_on_as_it_was_asked(tmp_path: Path) -> None:
+    """--keep-going and --kernel-timeout were lost on the way through a lock."""
+    asked = make_request(cache=tmp_path, keep_going=True, kernel_timeout=900.0, allow_binary=["ptxas", "libdevice"])
+    made = lockfile.parse(lockfile.render(locking.resolve(asked, [], "kernels")), "lock")
+    assert lockfile.options(made) == [
+        "--allow-binary", "ptxas", "--allow-binary", "libdevice", "--arch", "amd64", "--base", "debian13",
+        "--keep-going", "--kernel-timeout", "900",
+    ]  # fmt: skip
+    planned = Planned(name="kernels", image="i", inputs={})
+    assert evidence.run_facts(asked, planned, 1)["request"]["kernel_timeout"] == 900.0
+
+
+# toolchain init
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TOOLCHAIN_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "work"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def call(*words: str, code: int = 0) -> str:
+    done = CliRunner().invoke(app, [*words])
+    assert done.exit_code == code, done.output
+    return done.output
+
+
+def test_options_are_typed_once(here: Path) -> None:
+    call(
+        "init",
+        "--stage",
+        "llvm",
+        "--source",
+        "llvm=distro:llvm-toolchain-22",
+        "--allow-binary",
+        "ptxas",
+        "--gpu",
+        "MI300X",
+    )
+    assert tomllib.loads((here / "toolchain.toml").read_text()) == {
+        "stage": "llvm", "source": ["llvm=distro:llvm-toolchain-22"], "allow-binary": ["ptxas"], "gpu": "MI300X",
+    }  # fmt: skip
+    rows = json.loads(CliRunner().invoke(app, ["plan", "--json"]).stdout)["stages"]
+    assert [row["image"] for row in rows][-1] == "llvm-triton-22.1.8-debian13"
+    said = CliRunner().invoke(app, ["publish", "oci:out"])
+    assert "not built yet: llvm-triton-22.1.8-debian13" in said.output
+
+
+def test_what_is_there_stays(here: Path) -> None:
+    (here / "toolchain.toml").write_text("mine")
+    assert "left as it is" in call("init", code=3)
+    assert (here / "toolchain.toml").read_text() == "mine"
+    (here / "link.toml").symlink_to(here / "nowhere")
+    call("--config", "link.toml", "init", code=3)
+    assert sorted(path.name for path in here.iterdir()) == ["link.toml", "toolchain.toml"]
+    assert "cannot write" in call("--config", "no/such/folder.toml", "init", code=3)
+
+
+def test_what_no_verb_takes_is_not_written(here: Path) -> None:
+    call("init", "--gpu", "gfx9999", code=7)
+    call("init", "--patch", "triton=none.patch", code=3)
+    call("init", "--dest", "not a place", code=3)
+    assert list(here.iterdir()) == []
+
+
+def test_every_line_of_it_can_be_put_in_force(here: Path) -> None:
+    call("init")
+    lines = (here / "toolchain.toml").read_text().splitlines()
+    keys = [line.removeprefix("# ") for line in lines if " = " in line and not line.startswith("# Values")]
+    assert [key.partition(" = ")[0] for key in keys] == [one.name for one in file_options()]
+    (here / "all.toml").write_text("\n".join(keys))
+    assert set(read_file(here / "all.toml")) == {one.parameter for one in file_options()}
+
+
+def test_paths_are_relative_to_the_file(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree, patch = here / "llvm project", here / "a.patch"
+    for name in ("llvm", "mlir", "lld", "cmake", "third-party"):
+        (tree / name).mkdir(parents=True)
+        (tree / name / "CMakeLists.txt").write_text("project(X)\n")
+    patch.touch()
+    other = here / "other"
+    (other / "deep").mkdir(parents=True)
+    monkeypatch.chdir(other)
+    given = ["--source", "llvm=../llvm project", "--patch", "llvm=../a.patch", "--key", "k.pem", "--dest", "oci:out/"]
+    call("--config", "deep/t.toml", "init", *given, "--source", "triton=pypi:triton", "--cache", str(here / "c"))
+    assert tomllib.loads((other / "deep" / "t.toml").read_text()) == {
+        "source": ["llvm=../../llvm project", "triton=pypi:triton"], "patch": ["llvm=../../a.patch"], "key": "../k.pem",
+        "dest": "oci:../out/", "cache": str(here / "c"),
+    }  # fmt: skip
+    monkeypatch.chdir(here)
+    found = read_file(Path("other/deep/t.toml"))
+    assert [Path(text.partition("=")[2]).resolve() for text in found["source"][:1]] == [tree]
+    assert found["source"][1] == "triton=pypi:triton"
+    request = make_request(source=found["source"], patch=found["patch"], cache=found["cache"])
+    assert request.patches["llvm"][0].resolve() == patch
+    assert Path(found["dest"].removeprefix("oci:")).resolve() == other / "out"
+    assert found["dest"].endswith("/"), "a folder with a colon in its name is written so"
+
+
+def test_variables_do_not_go_into_the_file(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOOLCHAIN_GPU", "gfx942")
+    call("init", "--limit", "3")
+    assert tomllib.loads((here / "toolchain.toml").read_text()) == {"limit": 3}
+    assert Cache(here.parent / "cache") == make_request().cache

@@ -1,0 +1,82 @@
+"""It starts at once: what a call does not need is not loaded for it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from toolchain.cli.app import app
+from toolchain.cli.verbs import GROUPS, VERBS, LazyCommand
+
+TOP = Path(__file__).resolve().parents[2]
+HEAVY = {
+    "cryptography", "dask", "elftools", "filelock", "jinja2", "oras", "python_on_whales", "requests", "sqlite3",
+    "urllib3",
+}  # fmt: skip
+# Typer itself reads option values by pydantic, so a verb that runs has loaded it; the others must not.
+IDLE = HEAVY | {"pydantic", "toolchain.settings", "toolchain.build.run", "toolchain.stages", "toolchain.oci"}
+_SHOW = """
+import atexit, sys
+atexit.register(lambda: sys.stderr.write("modules: " + " ".join(sys.modules)))
+sys.argv = ["toolchain", *sys.argv[1:]]
+from toolchain.cli.app import main
+main()
+"""
+
+
+def modules(folder: Path, *words: str) -> set[str]:
+    """What is loaded when the tool has ended."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("TOOLCHAIN_")}
+    done = subprocess.run(
+        [sys.executable, "-c", _SHOW, *words],
+        capture_output=True, text=True, cwd=folder, check=False,
+        env={**env, "PYTHONPATH": str(TOP), "TOOLCHAIN_CACHE": str(folder / "cache")},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return set(done.stderr.partition("modules: ")[2].split())
+
+
+@pytest.mark.parametrize(
+    ("words", "absent"),
+    [
+        (("--version",), {*IDLE, "rich", "logging", "typer.rich_utils"}),
+        (("-v", "--version"), {*IDLE, "rich"}),
+        (("--help",), IDLE),
+        (("cache", "--help"), IDLE - {"pydantic", "toolchain.settings"}),
+        (("plan", "--json"), {*HEAVY, "rich", "toolchain.kernels", "toolchain.engine", "toolchain.lock.file"}),
+        (("plan", "aotriton", "--aotriton", "0.11b", "--gpu", "gfx942", "--json"), HEAVY - {"sqlite3"} | {"rich"}),
+        (("plan",), HEAVY),
+    ],
+    ids=["version", "verbose-version", "help", "group-help", "plan-json", "plan-aotriton", "plan"],
+)
+def test_what_is_not_needed_is_not_loaded(words: tuple[str, ...], absent: set[str], tmp_path: Path) -> None:
+    loaded = modules(tmp_path, *words)
+    assert "toolchain.cli.app" in loaded
+    assert absent & loaded == set()
+
+
+def test_every_verb_is_there_and_says_what_it_takes() -> None:
+    """The table names functions by text, so that they are not loaded; here all of them are."""
+    for verb in VERBS:
+        said = CliRunner().invoke(app, [*verb.name.split(), "--help"], env={"COLUMNS": "200"})
+        assert said.exit_code == 0, said.output
+        assert f"Usage: toolchain {verb.name}" in said.output.replace("root", "toolchain")
+    assert {verb.name.split()[0] for verb in VERBS if " " in verb.name} == set(GROUPS)
+
+
+def test_a_verb_that_is_not_there_is_told_with_the_next_best() -> None:
+    said = CliRunner().invoke(app, ["pulish", "oci:x"])
+    assert said.exit_code == 2
+    assert "publish" in said.output
+
+
+def test_a_verb_is_loaded_once() -> None:
+    kind = type("Lazy", (LazyCommand,), {"function": "toolchain.cli.doctor_cmd:doctor"})
+    command = kind(name="doctor")
+    assert command.loaded is command.loaded
+    assert [one.name for one in command.loaded.params] == ["cache", "json_"]

@@ -1,0 +1,53 @@
+"""What options are when the command line does not say: values of the file and of the environment, verb by verb."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from toolchain.cli.verbs import tree
+
+DEFAULT = "toolchain.toml"
+
+
+def defaults(config: Path | None) -> dict[str, Any] | None:
+    """The values by verb and parameter, as Typer takes them.
+
+    Args:
+        config: the file that was named; otherwise `toolchain.toml` in the current folder, if there is one.
+
+    Raises:
+        ConfigError: the file cannot be used.
+    """
+    chosen = config or (Path(DEFAULT) if Path(DEFAULT).is_file() else None)
+    values: dict[str, Any] = {}
+    if chosen is not None:
+        from toolchain.cli.config_file import read_file  # noqa: PLC0415 - most calls have no file
+
+        values = read_file(chosen)
+    values |= pairs_from_environment()
+    if not values:
+        return None
+    # `pins` answers one question at a time. Whom `verify` trusts, and what it lets pass, no folder may decide that
+    # it happens to run in.
+    judged = {name: value for name, value in values.items() if name not in {"key", "allow_binary"}}
+    return tree(values) | {"pins": {}, "verify": judged}
+
+
+def pairs_from_environment() -> dict[str, list[str]]:
+    """TOOLCHAIN_SOURCE, TOOLCHAIN_PATCH and their like by parameter: several NAME=VALUE with space between them.
+
+    Typer would part them at every space, and paths may have some: only one before a name that is known parts here.
+    """
+    if not any(name.startswith("TOOLCHAIN_") for name in os.environ):
+        return {}
+    from toolchain.settings import options  # noqa: PLC0415 - for `toolchain --help` too
+
+    found = {}
+    for option in (one.option for one in options() if one.option.kind == "pairs"):
+        if text := os.environ.get(option.variable, "").strip():
+            names = "|".join(map(re.escape, option.of)) or r"[^\s=]+"
+            found[option.parameter] = re.split(rf"\s+(?=(?:{names})=)", text)
+    return found

@@ -1,0 +1,66 @@
+"""`init`: write toolchain.toml, so that options need not be typed again."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from toolchain import console
+from toolchain.cli.config_file import file_options, render, write_new
+from toolchain.cli.defaults import DEFAULT
+from toolchain.cli.options import parameter
+from toolchain.cli.request import make_request
+from toolchain.oci.reference import parse
+from toolchain.options import Declared
+from toolchain.settings import options
+
+
+def _with_file_options(verb: Callable[[typer.Context, dict[str, Any]], None]) -> Callable[..., None]:
+    """Give the verb every option that the file may hold. What a variable says holds anyway, so none is read."""
+    of_request = {one.option.name: one for one in options()}
+    offered = [
+        parameter(of_request.get(one.name, Declared(one.parameter, one, None)), environment=False)
+        for one in file_options()
+    ]
+
+    def command(ctx: typer.Context, **given: Any) -> None:
+        # Defaults are left to the verbs: they may be others in a later version.
+        typed = {name: value for name, value in given.items() if _typed(ctx, name)}
+        verb(ctx, typed)
+
+    context = inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
+    command.__signature__ = inspect.Signature([context, *offered])  # type: ignore[attr-defined] # what Typer reads
+    command.__annotations__ = {one.name: one.annotation for one in (context, *offered)}
+    command.__doc__ = verb.__doc__
+    return command
+
+
+def _typed(ctx: typer.Context, name: str) -> bool:
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+@_with_file_options
+def init(ctx: typer.Context, given: dict[str, Any]) -> None:
+    """Write toolchain.toml with the options that are given, and all others as comments. After it `plan`, `build`,
+    `publish` and `lock` need none. A file that is there is left as it is. `--config FILE` names another file."""
+    config = ctx.parent.params.get("config") if ctx.parent is not None else None
+    path = Path(config or DEFAULT)
+    _check(given)
+    write_new(path, render(given, path.parent))
+    named = f"--config {path} " if config else ""
+    console.text(f"{path}\twritten\t{len(given)} options set")
+    console.note(f"now: toolchain {named}plan")
+
+
+def _check(given: dict[str, Any]) -> None:
+    """Refuse what no verb would take. A lock may still be to come, and so may a place to publish to."""
+    of_request = {one.option.parameter for one in options()} - {"locked", "lock_file"}
+    make_request(**{name: value for name, value in given.items() if name in of_request})
+    for name in ("dest", "reuse_from"):
+        if name in given:
+            parse(given[name])

@@ -1,0 +1,107 @@
+"""The verbs: where each one's function is, and the line that `--help` has for it. A verb is loaded when it is run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import import_module
+from typing import Any, ClassVar
+
+import typer
+from typer.core import TyperCommand
+
+
+@dataclass(frozen=True)
+class Verb:
+    """One verb.
+
+    Args:
+        name: as it is typed; of a group with the group's name in front.
+        function: `module:function`; its docstring is the help of the verb itself.
+        brief: its line in the list of verbs.
+    """
+
+    name: str
+    function: str
+    brief: str
+
+
+GROUPS = {
+    "kernels": "Compile the FlashAttention kernels, and show how far they are.",
+    "bundle": "Carry all inputs of a build to a machine without a network.",
+    "cache": "Show what the tool's own folder holds, and free disk.",
+}
+VERBS = (
+    Verb("init", "toolchain.cli.init_cmd:init", "Write toolchain.toml, so that options need not be typed again."),
+    Verb("doctor", "toolchain.cli.doctor_cmd:doctor", "Look for what is missing on this machine, and how to mend it."),
+    Verb("pins", "toolchain.cli.pins_cmd:pins", "Show which LLVM a Triton, AOTriton or PyTorch version is pinned to."),
+    Verb("plan", "toolchain.cli.plan_cmd:plan", "Show what would be built and what is already here."),
+    Verb("fetch", "toolchain.cli.plan_cmd:fetch", "Bring the sources of a stage into the store."),
+    Verb("lock", "toolchain.cli.lock_cmd:lock", "Write toolchain.lock: every input of a stage, by digest."),
+    Verb("build", "toolchain.cli.build_cmd:build", "Build a stage and all below it."),
+    Verb("publish", "toolchain.cli.image_cmd:publish", "Push images and verify each; attach SBOM and provenance."),
+    Verb("verify", "toolchain.cli.image_cmd:verify", "Check an image: bytes, signature, provenance, SBOM, policy."),
+    Verb("keygen", "toolchain.cli.image_cmd:keygen", "Make a key for `publish --key`."),
+    Verb("reproduce", "toolchain.cli.reproduce_cmd:reproduce_image", "Build an image again and compare the bytes."),
+    Verb("inspect", "toolchain.cli.image_cmd:inspect", "Show what an image holds."),
+    Verb("kernels run", "toolchain.cli.build_cmd:kernels_run", "Compile the FlashAttention kernels."),
+    Verb("kernels status", "toolchain.cli.build_cmd:kernels_status", "Show how many kernels are through."),
+    Verb("bundle export", "toolchain.cli.bundle_cmd:bundle_export", "Write all inputs of a build as one OCI artifact."),
+    Verb("bundle import", "toolchain.cli.bundle_cmd:bundle_import", "Fill the cache from a bundle."),
+    Verb("cache ls", "toolchain.cli.cache_cmd:cache_ls", "List the content of the cache by size and last use."),
+    Verb("cache prune", "toolchain.cli.cache_cmd:cache_prune", "Remove what was not used for long."),
+)
+
+
+class LazyCommand(TyperCommand):
+    """A verb in the list of verbs: it has a name and a line. What it takes and does is loaded when it is called."""
+
+    function: ClassVar[str]
+
+    @cached_property
+    def loaded(self) -> TyperCommand:
+        """The verb itself."""
+        from toolchain.cli.failing import handled  # noqa: PLC0415 - for a verb that runs
+
+        module, _, name = self.function.partition(":")
+        alone = typer.Typer(add_completion=False, pretty_exceptions_show_locals=False)
+        alone.command(self.name, context_settings=dict(self.context_settings))(
+            handled(getattr(import_module(module), name))
+        )
+        command = typer.main.get_command(alone)
+        assert isinstance(command, TyperCommand)  # noqa: S101 - one function makes one
+        return command
+
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        """The context of the verb itself, so that its options are parsed and its help is shown."""
+        return self.loaded.make_context(*args, **kwargs)
+
+
+def register(app: typer.Typer, group: str = "") -> None:
+    """Give an app the verbs of a group; with the empty name those at the top, and the groups."""
+    for verb in VERBS:
+        above, _, name = verb.name.rpartition(" ")
+        if above == group:
+            kind = type("Lazy", (LazyCommand,), {"function": verb.function})
+            app.command(name, cls=kind, short_help=verb.brief)(_stub())
+    for name, text in GROUPS.items() if not group else ():
+        inner = typer.Typer(no_args_is_help=True, help=text)
+        register(inner, name)
+        app.add_typer(inner, name=name)
+
+
+def _stub() -> Callable[[], None]:
+    def verb() -> None:
+        """Never called: `LazyCommand.make_context` puts the verb itself in its place."""
+
+    return verb
+
+
+def tree(value: Any) -> dict[str, Any]:
+    """`value` for every verb, as nested as the verbs are."""
+    found: dict[str, Any] = {}
+    for verb in VERBS:
+        above, _, name = verb.name.rpartition(" ")
+        (found.setdefault(above, {}) if above else found)[name] = value
+    return found

@@ -1,0 +1,202 @@
+"""What a consumer pastes into a Containerfile: the lines that take an image's content, and what is not known of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from email.parser import HeaderParser
+from pathlib import Path
+from typing import Any, Literal
+
+from toolchain.errors import EngineError, UntrustedError
+from toolchain.oci import descriptor as media
+from toolchain.oci.descriptor import Descriptor
+from toolchain.oci.image import labels_of
+from toolchain.oci.layer_files import layer_paths, read_member
+from toolchain.oci.layout import Layout
+from toolchain.oci.reference import LayoutRef, Target
+
+Kind = Literal["llvm", "llvm-part", "aotriton", "triton", "kernels", "base", "unknown"]
+_NAME = re.compile(r"[a-z0-9]+(?:[._-]+[a-z0-9]+)*")
+# What tells each kind, by a path in its layer: the content says it, whoever made the image. The group is the prefix.
+_PREFIX = r"((?:[A-Za-z0-9._+-]+/)*[A-Za-z0-9._+-]+)"
+_SIGNS: tuple[tuple[Kind, re.Pattern[str]], ...] = (
+    ("llvm", re.compile(rf"{_PREFIX}/lib(?:64)?/cmake/(?:mlir/MLIR|llvm/LLVM)Config\.cmake")),
+    ("aotriton", re.compile(rf"{_PREFIX}/lib(?:64)?/cmake/aotriton/[A-Za-z-]*[cC]onfig\.cmake")),
+    ("triton", re.compile(rf"{_PREFIX}/triton-[A-Za-z0-9._+]+\.dist-info/WHEEL")),
+    ("kernels", re.compile(r"(usr/lib64/flash-attn-kernels)/.*")),
+)
+_PART = re.compile(r"(usr/lib64/llvm-triton-[A-Za-z0-9._-]+)/.*")
+_SYSTEM = re.compile(r"(usr/lib|etc)/os-release")
+_OWN = "toolchain.input-digest"
+_RELEASE = "ENV TRITON_APPEND_CMAKE_ARGS=-DCMAKE_BUILD_TYPE=Release"
+
+
+@dataclass(frozen=True)
+class Use:
+    """How an image is used.
+
+    Args:
+        source: as `COPY --from` names it.
+        prefix: the folder that is copied, absolute; empty where it is not known.
+        lines: of a Containerfile, comments among them.
+        unknown: what the image does not tell.
+    """
+
+    kind: Kind
+    source: str
+    prefix: str
+    lines: tuple[str, ...]
+    unknown: tuple[str, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """As `publish --json` and `inspect --use --json` print it."""
+        return {
+            "kind": self.kind,
+            "from": self.source,
+            "prefix": self.prefix,
+            "lines": list(self.lines),
+            "unknown": list(self.unknown),
+        }
+
+    def text(self) -> Iterator[str]:
+        """The lines to print; what is not known stands among them as comments."""
+        yield from self.lines
+        yield from (f"# not known: {one}" for one in self.unknown)
+
+
+@dataclass(frozen=True)
+class _Content:
+    kind: Kind
+    prefix: str = ""
+    wheel: str = ""
+    why: str = ""
+    own: bool = False
+
+
+def use_of(layout: Layout, found: Descriptor, where: Target, *, name: str = "") -> Use:
+    """How to use an image or index that lies in a layout.
+
+    Args:
+        found: the image or index.
+        where: the reference that consumers have: a registry's, or that of a layout folder.
+        name: what the image is called, for a layout folder; otherwise its label or tag says it.
+    """
+    images = [one for one in layout.walk(found) if one.media_type in media.IMAGES]
+    if not images:
+        return Use("unknown", str(where), "", (), ("what it is: it is no image, but some other artifact",))
+    config, *layers = layout.children(images[0])
+    labels = labels_of(layout.read_json(config))
+    own = _OWN in labels
+    # Our own images hold what they are for in the topmost layer; of another one nobody knows.
+    content = replace(_content(layout, layers[-1:] if own else layers[::-1], own=own), own=own)
+    by_name = name or labels.get("org.opencontainers.image.title", "") or where.tag or ""
+    source, before = _source(where, found, by_name)
+    lines = {"llvm": _llvm, "aotriton": _aotriton, "triton": _triton, "base": _base}.get(content.kind, _copy)
+    unknown = list(_unknown(content, labels))
+    told = tuple(lines(source, content)) if content.kind != "unknown" else (f"# COPY --from={source} PATH PATH",)
+    prefix = f"/{content.prefix}" if content.prefix else ""
+    return Use(content.kind, source, prefix, (*before, *told), tuple(unknown))
+
+
+def _content(layout: Layout, layers: Iterable[Descriptor], *, own: bool) -> _Content:
+    system, part = False, ""
+    for layer in layers:
+        path = layout.blob(layer.digest)
+        try:
+            for file in layer_paths(path, layer.media_type):
+                for kind, sign in _SIGNS:
+                    if match := sign.fullmatch(file):
+                        wheel = _wheel(path, layer.media_type, file) if kind == "triton" else ""
+                        return _Content(kind, match[1], wheel)
+                if _SYSTEM.fullmatch(file):
+                    if own:  # a base of ours; it holds an LLVM too, the distribution's, which is not what it is for
+                        return _Content("base")
+                    system = True
+                if not part and (match := _PART.fullmatch(file)):
+                    part = match[1]
+        except (UntrustedError, EngineError) as error:
+            return _Content("unknown", why=f"what it holds: {error.what} ({error.why})")
+    if part:
+        return _Content("llvm-part", part)
+    return _Content("base") if system else _Content("unknown", why="what it holds that others build on")
+
+
+def _wheel(path: Path, media_type: str, file: str) -> str:
+    """The name of the wheel that was unpacked there; empty where its own description does not give it."""
+    found = re.search(r"([^/]+)\.dist-info/WHEEL$", file)
+    content = read_member(path, media_type, file) or b""
+    tags = HeaderParser().parsestr(content.decode("utf-8", "replace")).get_all("Tag") or []
+    parts = [tag.split("-") for tag in tags if re.fullmatch(r"[a-z0-9_]+-[a-z0-9_]+-[A-Za-z0-9_]+", tag)]
+    if found is None or not parts:
+        return ""
+    columns = [".".join(dict.fromkeys(row[at] for row in parts)) for at in range(3)]
+    return f"{found[1]}-{'-'.join(columns)}.whl"
+
+
+def _source(where: Target, found: Descriptor, name: str) -> tuple[str, tuple[str, ...]]:
+    """What stands behind `--from=`, and the lines that come before it."""
+    if not isinstance(where, LayoutRef):
+        return str(where.at(digest=found.digest)), ()
+    plain = name if _NAME.fullmatch(name) else "image"
+    local, folder = f"localhost/{plain}:latest", where.path.absolute()
+    lines = [
+        f"# It lies in the folder {folder}, digest {found.digest}.",
+        "# BuildKit takes it from there by digest:",
+        f"#   docker buildx build --build-context {local}=oci-layout://{folder}@{found.digest} .",
+    ]
+    if where.tag:
+        lines += [
+            "# For other builders bring it to the engine first: buildah and podman, or docker.",
+            f"#   skopeo copy oci:{folder}:{where.tag} containers-storage:{local}",
+            f"#   skopeo copy oci:{folder}:{where.tag} docker-daemon:{local}",
+        ]
+    return local, tuple(lines)
+
+
+def _copy(source: str, content: _Content) -> Iterator[str]:
+    yield f"COPY --from={source} /{content.prefix} /{content.prefix}"
+
+
+def _llvm(source: str, content: _Content) -> Iterator[str]:
+    yield from _copy(source, content)
+    yield f"ENV LLVM_SYSPATH=/{content.prefix}"
+    if content.own:
+        yield "# This LLVM has no assertions. Triton's default build type has them, and the two do not fit together."
+    else:
+        yield "# For an LLVM without assertions; Triton's default build type has them, and the two do not fit together."
+    yield _RELEASE if content.own else f"# {_RELEASE}"
+    yield "# Then build Triton in a checkout of it: RUN pip install -v ."
+
+
+def _aotriton(source: str, content: _Content) -> Iterator[str]:
+    yield from _copy(source, content)
+    yield f"ENV AOTRITON_INSTALLED_PREFIX=/{content.prefix}"
+    yield f"# For CMake: -DCMAKE_PREFIX_PATH=/{content.prefix}"
+
+
+def _triton(source: str, content: _Content) -> Iterator[str]:
+    if not content.wheel:
+        yield from _copy(source, content)
+        yield f"ENV PYTHONPATH=/{content.prefix}"
+        return
+    yield f"# The image holds {content.wheel}, unpacked: it is packed again, and installed for that Python."
+    yield f"RUN --mount=type=bind,from={source},source=/{content.prefix},target=/mnt/triton \\"
+    yield f"    cd /mnt/triton && python3 -m zipfile -c /tmp/{content.wheel} * && \\"
+    yield f"    python3 -m pip install --no-deps /tmp/{content.wheel} && rm /tmp/{content.wheel}"
+
+
+def _base(source: str, _: _Content) -> Iterator[str]:
+    yield f"FROM {source}"
+
+
+def _unknown(content: _Content, labels: Mapping[str, str]) -> Iterator[str]:
+    if content.why:
+        yield content.why
+    if content.kind == "llvm-part":
+        yield "where the rest of LLVM is: the image holds a part, and Triton cannot be built with that alone"
+    if labels.get("toolchain.partial"):
+        yield "what was left out of it: it says that it is a part (`toolchain inspect` shows the label)"
+    if not content.own:
+        yield "how it was built: it has no label of this tool"

@@ -1,0 +1,169 @@
+"""Options, each declared once: command line, environment, file, record, lock and the table in the docs derive from it.
+
+An option of builds is a field of `settings.Request` with `option(...)` as its metadata; `declared` gives all of them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, Field, dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+Kind = Literal["text", "count", "seconds", "flag", "commas", "names", "pairs", "path"]
+Keep = Literal["never", "changed", "always"]
+# What is given on the command line, and in the file where that is something else.
+GIVEN: dict[Kind, Any] = {
+    "text": str, "count": int, "seconds": float, "flag": bool, "commas": str, "names": list[str], "pairs": list[str],
+    "path": Path,
+}  # fmt: skip
+IN_FILE: dict[Kind, Any] = {**GIVEN, "commas": str | list[str], "path": str}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """An option.
+
+    Args:
+        name: after the two dashes, and the key in toolchain.toml; TOOLCHAIN_NAME in the environment.
+        kind: `commas` is one text with commas between, `names` and `pairs` are given again for each.
+        help: for people, one or two sentences.
+        example: a value for a file in which it has none.
+        short: one letter.
+        least: the smallest number.
+        negated: whether `--no-NAME` is the way to say it.
+        of: the names that a pair may have; empty for any.
+        place: what of the value is relative to the file that it stands in: a path, what follows `NAME=` or `oci:`.
+        environment, file: whether it may stand there.
+        counts: whether what is built depends on it; a record, and with it the provenance, says its value.
+        lock: when a lock keeps it: never, always, or when it is not the default.
+        read: what makes the field's value of what was given; not called where nothing was.
+    """
+
+    name: str
+    help: str
+    kind: Kind = "text"
+    metavar: str | None = None
+    example: Any = None
+    short: str = ""
+    least: float | None = None
+    negated: bool = False
+    of: tuple[str, ...] = ()
+    place: Literal["", "path", "pair", "oci"] = ""
+    environment: bool = True
+    file: bool = True
+    counts: bool = False
+    lock: Keep = "never"
+    read: Callable[[Any], Any] | None = None
+
+    @property
+    def parameter(self) -> str:
+        """As a parameter of a verb."""
+        return self.name.replace("-", "_")
+
+    @property
+    def variable(self) -> str:
+        """In the environment."""
+        return f"TOOLCHAIN_{self.parameter.upper()}"
+
+    @property
+    def flag(self) -> str:
+        """On the command line."""
+        return f"--{self.name}"
+
+
+@dataclass(frozen=True)
+class Declared:
+    """An option and the field that declares it, with the value that the field has when nothing is given."""
+
+    field: str
+    option: Option
+    default: Any
+
+    @property
+    def given_default(self) -> Any:
+        """The default as the command line has it."""
+        if self.option.kind == "commas":
+            return ",".join(self.default) if self.default else None
+        return None if self.option.kind in {"names", "pairs", "path"} else self.default
+
+    def value(self, given: Any) -> Any:
+        """The field's value of what was given.
+
+        Raises:
+            ToolchainError: as `Option.read`.
+        """
+        if given is None:
+            return self.default
+        if self.option.read is not None:
+            return self.option.read(given)
+        if self.option.kind == "commas":
+            return tuple(part.strip() for part in given.split(",") if part.strip())
+        return tuple(given) if self.option.kind == "names" else given
+
+
+def option(name: str, **facts: Any) -> Mapping[str, Option]:
+    """The metadata of a field that an option sets; see `Option` for the arguments."""
+    return {"option": Option(name=name, **facts)}
+
+
+def declared(kind: Any) -> tuple[Declared, ...]:
+    """The options that the fields of a dataclass declare, in their order."""
+    return tuple(
+        Declared(one.name, one.metadata["option"], _default(one)) for one in fields(kind) if "option" in one.metadata
+    )
+
+
+def _default(one: Field[Any]) -> Any:
+    if one.default_factory is not MISSING:
+        return one.default_factory()
+    return None if one.default is MISSING else one.default
+
+
+def plain(value: Any) -> Any:
+    """A field's value as JSON and TOML have it."""
+    return list(value) if isinstance(value, tuple) else value
+
+
+def moved(one: Option, text: str, move: Callable[[str], str]) -> str:
+    """An option's text with the relative path in it moved.
+
+    Args:
+        move: from a relative path to what stands in its place.
+    """
+    before, rest = "", text
+    if one.place == "pair":
+        name, sign, rest = text.partition("=")
+        before = name + sign
+    elif one.place == "oci":
+        if not text.startswith("oci:"):
+            return text
+        before, rest = "oci:", text.removeprefix("oci:")
+    if not one.place or not rest or rest.startswith(("/", "~")) or (before and not _is_path(one, rest)):
+        return text
+    return before + move(rest)
+
+
+def _is_path(one: Option, text: str) -> bool:
+    # As `sources.resolve.parse_source_spec` tells a path from what else a source can be.
+    return one.name != "source" or not (
+        "://" in text or text.startswith(("distro:", "pypi:", "stored:")) or ("@" in text and ":" in text)
+    )
+
+
+def into(folder: Path) -> Callable[[str], str]:
+    """For `moved`: paths relative to `folder` become relative to the current folder."""
+    place = os.fspath(folder)
+    return lambda path: path if place in {"", "."} else os.path.join(place, path)  # noqa: PTH118 - keeps a slash at the end
+
+
+def out_of(folder: Path) -> Callable[[str], str]:
+    """For `moved`: paths relative to the current folder become relative to `folder`."""
+
+    def move(path: str) -> str:
+        if folder.absolute() == Path.cwd():
+            return path
+        return os.path.relpath(path, folder) + ("/" if path.endswith("/") else "")
+
+    return move

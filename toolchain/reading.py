@@ -1,0 +1,92 @@
+"""From the text of an option to its value, for the options whose value is more than text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from toolchain.catalog.architectures import machine_of
+from toolchain.errors import ConfigError
+
+SOURCES = ("aotriton", "flash-attn", "llvm", "triton")
+
+
+def arches(text: str) -> tuple[str, ...]:
+    """OCI architectures, sorted.
+
+    Raises:
+        ConfigError, UnsupportedError: none, or one that is not known.
+    """
+    found = tuple(sorted({part.strip() for part in text.split(",") if part.strip()}))
+    for one in found:
+        machine_of(one)
+    if not found:
+        raise ConfigError("--arch names no architecture")
+    return found
+
+
+def gpus(text: str) -> tuple[str, ...]:
+    """GPUs by LLVM's names, sorted.
+
+    Raises:
+        ConfigError, UnsupportedError: none, or one that is not known.
+    """
+    from toolchain.catalog.gpus import parse_gpus  # noqa: PLC0415 - not every verb needs the table
+
+    found = parse_gpus(text)
+    if not found:
+        raise ConfigError(f"--gpu {text!r} names no GPU", fix="e.g. --gpu gfx942,gfx1100, or leave it out")
+    return found
+
+
+def compression(text: str) -> Literal["gzip", "zstd"]:
+    """How layers are packed.
+
+    Raises:
+        ConfigError: in no way that is known.
+    """
+    if text not in {"gzip", "zstd"}:
+        raise ConfigError(f"unknown compression {text!r}", fix="gzip or zstd")
+    return "zstd" if text == "zstd" else "gzip"
+
+
+def sources(values: Sequence[str]) -> dict[str, str]:
+    """Sources by name.
+
+    Raises:
+        ConfigError: a name that is not known, or one that is there twice.
+    """
+    named = _pairs(values, "--source")
+    found = dict(named)
+    if len(named) > len(found):
+        twice = sorted({name for name, _ in named if sum(name == other for other, _ in named) > 1})
+        raise ConfigError(f"--source names {', '.join(twice)} more than once", fix="leave one of them")
+    return found
+
+
+def patches(values: Sequence[str]) -> dict[str, tuple[Path, ...]]:
+    """Patch files by source, absolute, in the order in which they were given.
+
+    Raises:
+        ConfigError: a name that is not known, or a file that is not there.
+    """
+    found: dict[str, tuple[Path, ...]] = {}
+    for name, file in _pairs(values, "--patch"):
+        path = Path(file)
+        if not path.is_file():
+            raise ConfigError(f"--patch {name}={file}: no such file")
+        found[name] = (*found.get(name, ()), path.absolute())
+    return found
+
+
+def _pairs(values: Sequence[str], flag: str) -> list[tuple[str, str]]:
+    pairs = []
+    for value in values:
+        name, sep, rest = value.partition("=")
+        if not sep or not name or not rest:
+            raise ConfigError(f"{flag} {value!r} is not NAME=VALUE", fix=f"e.g. {flag} llvm=/path/to/llvm-project")
+        if name not in SOURCES:
+            raise ConfigError(f"unknown source {name!r}", fix=f"one of {', '.join(SOURCES)}")
+        pairs.append((name, rest))
+    return pairs

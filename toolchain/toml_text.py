@@ -1,0 +1,28 @@
+"""Values as TOML."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+
+def value(content: Any) -> str:
+    """A value on one line: text, numbers, flags, lists, and tables without their empty members."""
+    match content:
+        case bool():
+            return "true" if content else "false"
+        case int() | float():
+            return repr(content)
+        case str():
+            # JSON's escapes are TOML's, but for one character.
+            return json.dumps(content, ensure_ascii=False).replace("\x7f", "\\u007f")
+        case dict():
+            return "{ " + ", ".join(f"{key(k)} = {value(v)}" for k, v in content.items() if v not in ("", [])) + " }"
+        case _:
+            return "[" + ", ".join(value(one) for one in content) + "]"
+
+
+def key(text: str) -> str:
+    """A key, quoted where it must be."""
+    return text if re.fullmatch(r"[A-Za-z0-9_-]+", text) else value(text)
