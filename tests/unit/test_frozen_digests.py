@@ -1,0 +1,76 @@
+"""Input digests of fixed requests, as they were recorded. Whoever changes one makes every cache build LLVM again.
+
+A change of a recipe, or of what counts as an input, changes them on purpose: then record them anew, and say so in the
+changelog. Moving code never does.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from toolchain.bases import base_recipe
+from toolchain.pipeline import plan
+from toolchain.settings import Cache, Request
+from toolchain.stages.base import recipe_digest, write_packages
+from toolchain.stages.sysroot import sysroot_digest
+
+RECORDED = Path(__file__).parents[1] / "recorded" / "input-digests.json"
+DISTRO = {"llvm": "distro:llvm-toolchain-22"}
+WHEEL = {"triton": "pypi:triton==3.7.1"}
+COMMIT = {"triton": "https://github.com/triton-lang/triton@d8da7c998c75c88691e0ec157fcfd92b49d7060a"}
+REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llvm at the default pin": ("llvm", {"base": "debian13"}),
+    "llvm at a pin": ("llvm", {"base": "debian13", "triton": "3.6.0"}),
+    "llvm of the distribution": ("llvm", {"base": "debian13", "sources": DISTRO}),
+    "llvm on debian12": ("llvm", {"base": "debian12", "sources": DISTRO}),
+    "llvm, zstd": ("llvm", {"base": "debian13", "sources": DISTRO, "compression": "zstd"}),
+    "table generators": ("llvm", {"base": "debian13", "sources": DISTRO, "only": "tablegen"}),
+    "support": ("llvm", {"base": "debian13", "sources": DISTRO, "only": "support"}),
+    "llvm for two machines": ("llvm", {"base": "debian13", "sources": DISTRO, "arch": ("amd64", "arm64")}),
+    "support for s390x": ("llvm", {"base": "debian13", "sources": DISTRO, "arch": ("s390x",), "only": "support"}),
+    "quickstart": (
+        "all",
+        {"base": "debian13", "sources": {**DISTRO, **WHEEL}, "only": "tablegen", "gpus": ("gfx1100", "gfx942")},
+    ),
+    "kernels with the wheel": ("kernels", {"base": "debian13", "sources": WHEEL, "gpus": ("gfx90a",)}),
+    "triton of a commit": ("triton", {"base": "debian13", "sources": {**DISTRO, **COMMIT}}),
+    "aotriton": ("aotriton", {"base": "debian13", "aotriton": "0.10b", "gpus": ("gfx942",)}),
+    "a part of aotriton": (
+        "aotriton",
+        {"base": "debian13", "aotriton": "0.10b", "gpus": ("gfx942",), "limit": 320, "select": "attn*"},
+    ),
+}
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cache:
+    """A cache in which every base is resolved to two made-up packages, on a fixed machine with a fixed zlib."""
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(zlib, "ZLIB_RUNTIME_VERSION", "1.2.13")
+    monkeypatch.setattr("toolchain.oci.layer._zstd_version", lambda: "1.5.4")
+    cache = Cache(tmp_path / "cache")
+    rows = [
+        {"name": name, "version": "1", "architecture": "amd64", "sha256": digit * 64}
+        for name, digit in (("clang", "a"), ("libc6", "b"))
+    ]
+    for name, arch in (("debian13", "amd64"), ("debian12", "amd64"), ("debian13", "arm64"), ("debian13", "s390x")):
+        recipe = base_recipe(name, arch)
+        for stage, digest in (("base", recipe_digest(recipe)), ("sysroot", sysroot_digest(recipe))):
+            write_packages(cache.package_list(stage, name, arch), {"recipe": digest, "packages": rows})
+    return cache
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_the_digests_are_those_that_were_recorded(cache: Cache, name: str) -> None:
+    stage, asked = REQUESTS[name]
+    rows = [
+        [row.planned.name, row.planned.image, row.planned.input_digest]
+        for row in plan(Request(cache=cache, **asked), stage)
+    ]
+    assert rows == json.loads(RECORDED.read_text(encoding="utf-8"))[name]
