@@ -26,9 +26,10 @@ def main(out: Path) -> None:
     cache = Cache(default_cache())
     engine = Buildah(cache)
     layout = Layout(out)
-    name, index = next((n, d) for n, d in layout.refs().items() if n.startswith("llvm-triton-"))
+    index = next(d for n, d in layout.refs().items() if n.startswith("llvm-triton-"))
     manifest = next(d for d in layout.walk(index) if d.media_type == media.MANIFEST)
-    version = name.removeprefix("llvm-triton-").removeprefix("tablegen-").split("-")[0]
+    title = layout.read_json(layout.children(manifest)[0])["config"]["Labels"]["org.opencontainers.image.title"]
+    version = title.removeprefix("llvm-triton-").removeprefix("tablegen-")
     base = find_image(cache, "toolchain-base-debian13")[0]
     text = _CONTAINERFILE.format(
         base=engine.ensure_image("toolchain-base-debian13", cache.images, base["manifest"]),
@@ -42,10 +43,10 @@ def main(out: Path) -> None:
         words = ["build", "--no-cache", "--layers=false", "--force-rm", "--pull=never", *arguments(engine.isolation)]
         command = engine.command(*words, "--file", "Containerfile", "--tag", "localhost/quickstart-consumer", folder)
         process.run(command, cwd=Path(folder), env=engine.environment(), on_line=said.append)
-    found = [line.strip() for line in said if "LLVM version" in line]
-    if not found:
+    answers = [line.strip() for line in said if "LLVM version" in line]
+    if not answers:
         sys.exit("mlir-tblgen did not say its version:\n" + "\n".join(said[-20:]))
-    print(found[0])
+    print(answers[0])
     engine.forget_image("localhost/quickstart-consumer")
 
 

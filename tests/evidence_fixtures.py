@@ -27,7 +27,7 @@ from toolchain.publish.attestations import bill
 from toolchain.settings import EPOCH, Cache, Request
 from toolchain.stages.base import BaseStage, recipe_digest, write_packages
 from toolchain.stages.stage import Built, Stage
-from toolchain.stages.sysroot import SysrootStage, sysroot_digest
+from toolchain.stages.sysroot import SysrootStage, sysroot_digest, sysroot_system
 from toolchain.trust import attest, dsse
 from toolchain.trust.image_facts import Material, Package
 from toolchain.trust.keys import Signer
@@ -201,14 +201,15 @@ def finished_base(cache: Cache, work: Path, version: str = "3.0.3") -> Built:
     return _finished(BaseStage(), Request(cache=cache), work)
 
 
-def finished_sysroot(cache: Cache, work: Path, arch: str, version: str = "2.41") -> Built:
-    """Another machine's side of the base, likewise."""
-    recipe = base_recipe("debian13", arch)
+def finished_sysroot(cache: Cache, work: Path, arch: str, version: str = "2.41", glibc: str = "") -> Built:
+    """Another machine's side of the base, likewise; or an old system, by its glibc."""
+    request = Request(cache=cache, arch=(arch,), glibc=glibc)
+    system = sysroot_system(request)
     rows = [{"name": "libc6-dev", "version": version, "architecture": arch, "sha256": "6" * 64}]
     write_packages(
-        cache.package_list("sysroot", recipe.name, arch), {"recipe": sysroot_digest(recipe), "packages": rows}
+        cache.package_list("sysroot", system.name, arch), {"recipe": sysroot_digest(system), "packages": rows}
     )
-    return _finished(SysrootStage(), Request(cache=cache, arch=(arch,)), work)
+    return _finished(SysrootStage(), request, work)
 
 
 def _finished(stage: Stage, request: Request, work: Path) -> Built:

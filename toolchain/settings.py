@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 _TAG = "Signature: 8a477f597d28d172789f06886806bc55"  # as the specification has it
 EPOCH = 1767225600  # 2026-01-01T00:00:00Z: the one timestamp of all layers
+DEFAULT_BASE = "debian13"
+DEFAULT_GLIBC = "2.31"  # llvm-config/floors.toml
 FORMAT = 1  # raised when the same inputs would make other bytes
 
 
@@ -130,6 +132,8 @@ class Request:
 
     Args:
         base: recipe name (`debian13`) or a local OCI image (`oci:DIR`, `oci:DIR:TAG` or `docker-archive`-like ref).
+        glibc: of the oldest system that the LLVM layer must link on (`toolchain.catalog.floors`); empty for a layer that is
+            bound to `base`.
         arch: OCI architectures, sorted.
         sources: overrides by source name: a path, `URL@SHA` or `distro:PACKAGE`.
         patches: patch files by source name, in order.
@@ -141,7 +145,8 @@ class Request:
     """
 
     cache: Cache
-    base: str = "debian13"
+    base: str = DEFAULT_BASE
+    glibc: str = ""
     arch: tuple[str, ...] = ("amd64",)
     sources: dict[str, str] = field(default_factory=dict)
     patches: dict[str, tuple[Path, ...]] = field(default_factory=dict)

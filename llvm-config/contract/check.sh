@@ -10,9 +10,12 @@
 #   DYLIB      allow: a dynamic libLLVM is no failure         (only to try this script on a distribution's LLVM)
 #   FORBIDDEN  folders no file may name, joined by :          (default /build:/src/llvm:/sysroot, where build.sh builds)
 #   PART       tablegen, support: the layer is this part alone, and only what that can do is checked
+#   SYSTEM     the oldest system that may link the layer, as a folder: what the archives leave undefined must be in its
+#              C and C++ libraries or in the layer          (default: not looked at; / for the system it runs in)
 #   CROSS      the architecture the layer is for, if it is not this machine's: then /sysroot holds that system,
 #              programs are built against it by clang and lld, and
 #   EMULATOR   runs them: a command line without blanks in its words
+#   LINKER     bfd, lld: what links the programs             (default: lld where it is)
 #   JOBS       compile jobs                                   (default: as many as there are processors)
 #
 # For each check one line on standard output, `@contract NAME ok|fail DETAIL`; logs of failures on standard error.
@@ -39,7 +42,7 @@ case ${1:-} in '' | -*) usage ;; esac
 prefix=$1
 here=$(cd "$(dirname "$0")" && pwd) || exit 2
 LIBRARIES=${LIBRARIES:-} LLD=${LLD:-OFF} FILECHECK=${FILECHECK:-ON} CLANG=${CLANG:-OFF} DYLIB=${DYLIB:-forbid}
-FORBIDDEN=${FORBIDDEN:-/build:/src/llvm:/sysroot} PART=${PART:-} CROSS=${CROSS:-} EMULATOR=${EMULATOR:-}
+FORBIDDEN=${FORBIDDEN:-/build:/src/llvm:/sysroot} PART=${PART:-} CROSS=${CROSS:-} SYSTEM=${SYSTEM:-} EMULATOR=${EMULATOR:-}
 jobs=${JOBS:-$(nproc 2>/dev/null || echo 1)}
 libraries=$LIBRARIES
 for name in lldCommon lldELF; do
@@ -179,6 +182,38 @@ paths() {
   esac
 }
 
+# symbols.sh says what is wanting, by library.
+symbols() {
+  if sh "$here/symbols.sh" "$prefix" "$SYSTEM" >"$work/wanting"; then
+    detail="$(cat "$work/wanting"), all in the layer or in the oldest system's"
+    return 0
+  fi
+  cat "$work/wanting"
+  detail="the oldest system has not what is named in $(wc -l <"$work/wanting") libraries or programs:"
+  detail="$detail $(head -n 5 "$work/wanting" | tr '\n' ';')"
+  return 1
+}
+
+# Whoever compiles against the layer without NDEBUG sees other types than the archives have.
+layouts() {
+  find_compiler
+  set -- "${CXX:-c++}"
+  if [ -n "$CROSS" ]; then set -- "$@" "--target=$(uname_of "$CROSS")-linux-gnu" --sysroot=/sysroot; fi
+  nm='nm'
+  if command -v llvm-nm >/dev/null; then nm='llvm-nm'; fi
+  for mode in -DNDEBUG -UNDEBUG; do
+    "$@" -std=c++17 -fno-rtti "$mode" -I "$prefix/include" -c "$here/layouts.cpp" -o "$work/layouts.o" || return 1
+    "$nm" -P "$work/layouts.o" | sed -n 's/^layout_\([^ ]*\) [A-Z] [^ ]* *\([^ ]*\)$/\1 \2/p' >"$work/layouts$mode" || return 1
+  done
+  detail="bytes with NDEBUG, as the archives, and without:"
+  while read -r name size; do
+    without=$(sed -n "s/^$name //p" "$work/layouts-UNDEBUG")
+    detail="$detail $name $((0x$size)) and $((0x$without)),"
+  done <"$work/layouts-DNDEBUG"
+  detail=${detail%,}
+  grep -q . "$work/layouts-DNDEBUG"
+}
+
 # An LLVM that nobody asked for stands first in CMake's search path and must not be looked into.
 configure() {
   for package in MLIR LLVM LLD; do
@@ -249,7 +284,7 @@ tree() {
   folder=$1
   shift
   if [ -n "$CROSS" ]; then set -- "$@" -DCMAKE_TOOLCHAIN_FILE="$here/../cross.cmake" -DTOOLCHAIN_ARCH="$CROSS"; fi
-  cmake -G "$generator" -S "$folder" -B "$work/tree" -DCONTRACT_PREFIX="$prefix" "$@"
+  cmake -G "$generator" -S "$folder" -B "$work/tree" -DCONTRACT_PREFIX="$prefix" ${LINKER:+"-DCONTRACT_LINKER=$LINKER"} "$@"
 }
 
 support() {
@@ -302,11 +337,13 @@ case $PART in
     check llvm-tblgen - llvm_tblgen
     check mlir-tblgen llvm-tblgen mlir_tblgen
     check paths - paths
+    if [ -n "$SYSTEM" ]; then check symbols - symbols; fi
     ;;
   support)
     check libraries - libraries
     check headers - headers
     check paths - paths
+    if [ -n "$SYSTEM" ]; then check symbols - symbols; fi
     check support libraries support
     ;;
   *)
@@ -316,6 +353,8 @@ case $PART in
     if [ "$FILECHECK" = ON ]; then check FileCheck - filecheck; fi
     if [ "$CLANG" = ON ]; then check clang++ - clang; fi
     check paths - paths
+    if [ -n "$SYSTEM" ]; then check symbols - symbols; fi
+    check layouts - layouts
     check configure - configure
     check build-use configure build_use
     check use build-use use

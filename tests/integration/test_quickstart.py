@@ -22,7 +22,7 @@ from toolchain.oci import descriptor as media
 from toolchain.oci.layout import Layout
 
 pytestmark = pytest.mark.engine
-LLVM = "llvm-triton-tablegen-22.1.8-debian13"
+LLVM = "llvm-triton-tablegen-22.1.8"
 KERNELS = "flash-attn-kernels-2.8.3.post2-debian13"
 
 
@@ -82,17 +82,17 @@ def test_nothing_changed_means_no_engine(quickstart: Quickstart, tmp_path: Path)
         env={"PATH": str(tmp_path)},
     )  # fmt: skip
     assert said.code == 0, said.err
-    assert [stage["reused"] for stage in said.json["stages"]] == [True] * 4
+    assert [stage["reused"] for stage in said.json["stages"]] == [True] * 5
 
 
 def test_plan_says_it_is_here(quickstart: Quickstart) -> None:
     rows = toolchain("plan", "all", *quickstart.options, *quickstart.gpus, "--json").json["stages"]
-    assert [row["name"] for row in rows] == ["base", "llvm", "triton", "kernels"]
+    assert [row["name"] for row in rows] == ["base", "sysroot", "llvm", "triton", "kernels"]
     for row in rows:
         assert set(row) - {"partial"} == {"name", "image", "input_digest", "reused", "sources", "binaries"}
         assert row["reused"] is True
         assert row["input_digest"].startswith("sha256:")
-    assert rows[2]["binaries"] == ["triton-wheel"]
+    assert rows[3]["binaries"] == ["triton-wheel"]
 
 
 def test_a_flipped_bit_is_found(quickstart: Quickstart, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from toolchain.oci.layout import Layout
 from toolchain.settings import EPOCH
 
 pytestmark = pytest.mark.engine
-IMAGE = "llvm-triton-support-22.1.8-debian13"
+IMAGE = "llvm-triton-support-22.1.8"
 OPTIONS = ("--source", "llvm=distro:llvm-toolchain-22", "--only", "support")
 PREFIX = "usr/lib64/llvm-triton-22.1.8"
 LIBRARY = f"{PREFIX}/lib/libLLVMSupport.a"
@@ -173,10 +173,12 @@ def test_no_file_names_where_or_by_whom_it_was_built(twice: Twice) -> None:
 
 def test_the_part_says_that_it_is_one_and_was_proved(twice: Twice) -> None:
     checks = [check["name"] for check in twice.stage["facts"]["contract"]["checks"] if check["ok"]]
-    assert checks == ["libraries", "headers", "paths", "support"]
+    assert checks == ["libraries", "headers", "paths", "symbols", "support"]
     manifest = twice.layout.children(twice.index)[0]
     labels = twice.layout.read_json(twice.layout.children(manifest)[0])["config"]["Labels"]
     assert labels["toolchain.partial"] == "LLVMDemangle and LLVMSupport only"
+    assert (labels["toolchain.glibc"], labels["toolchain.glibcxx"]) == ("2.31", "3.4.28")
+    assert labels["toolchain.triton-build"] == "TRITON_APPEND_CMAKE_ARGS=-DCMAKE_BUILD_TYPE=Release"
     row = toolchain("plan", "llvm", *OPTIONS, "--json").json["stages"][-1]
     assert (row["image"], row["reused"]) == (IMAGE, True)
     assert json.loads(json.dumps(row))["partial"] == labels["toolchain.partial"]

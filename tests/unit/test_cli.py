@@ -51,6 +51,10 @@ def call(env: dict[str, str], *words: str, cwd: Path | None = None) -> subproces
     [
         (("build", "llvm", "--gpu", "gfx9999"), 7, "unknown GPU 'gfx9999'"),
         (("build", "llvm", "--base", "debian31"), 7, "debian13"),
+        (("build", "llvm", "--glibc", "2.17"), 7, "no floor is known for glibc 2.17"),
+        (("build", "llvm", "--glibc", "2.28"), 7, "unpacks Debian's packages alone"),
+        (("build", "llvm", "--glibc", "2.31", "--base", "debian13"), 3, "two kinds of LLVM layer"),
+        (("build", "sysroot", "--base", "debian13"), 7, "compiled against that base itself"),
         (("build", "llvm", "--aotriton", "0.99b"), 7, "0.99b"),
         (("build", "llvm", "--triton", "3.9.0"), 7, "second LLVM"),
         (("build", "llvm", "--triton", "banana"), 4, "banana"),
@@ -198,7 +202,7 @@ def test_the_file_knows_what_the_command_line_knows(clean: dict[str, str], tmp_p
     (tmp_path / "toolchain.toml").write_text("\n".join(lines))
     done = call(clean, "plan", "llvm", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["stages"][1]["image"].startswith("llvm-triton-tablegen-")
+    assert json.loads(done.stdout)["stages"][-1]["image"].startswith("llvm-triton-tablegen-")
 
 
 @pytest.mark.parametrize(
@@ -240,11 +244,12 @@ def test_paths_with_spaces_come_from_the_environment_too(clean: dict[str, str], 
 
 def test_plan_of_an_empty_machine_has_no_digests(clean: dict[str, str], tmp_path: Path) -> None:
     done = call(clean, "plan", "llvm", "--source", "llvm=distro:llvm-toolchain-22", "--json", cwd=tmp_path)
-    base, llvm = json.loads(done.stdout)["stages"]
+    base, system, llvm = json.loads(done.stdout)["stages"]
     assert base["input_digest"] is None
+    assert (system["image"], system["input_digest"]) == ("toolchain-sysroot-glibc-2.31", None)
     assert llvm["input_digest"] is None
     assert llvm["reused"] is False
-    assert llvm["image"] == "llvm-triton-22.1.8-debian13"
+    assert llvm["image"] == "llvm-triton-22.1.8"
     (source,) = llvm["sources"]
     assert source["digest"] == "sha256:b49b9277aef97616320b2da259e1f8174c65b0ce2fbe2e8629644a97693402fe"
 
@@ -253,10 +258,10 @@ def test_plan_names_patches(clean: dict[str, str], tmp_path: Path) -> None:
     for name in ("one.patch", "two fix.patch"):
         (tmp_path / name).write_text(name)
     words = ["plan", "llvm", "--source", "llvm=distro:llvm-toolchain-22"]
-    (bare,) = json.loads(call(clean, *words, "--json", cwd=tmp_path).stdout)["stages"][1]["sources"]
+    (bare,) = json.loads(call(clean, *words, "--json", cwd=tmp_path).stdout)["stages"][-1]["sources"]
     assert set(bare) == {"name", "ref", "repository", "digest"}
     words += ["--patch", "llvm=one.patch", "--patch", "llvm=two fix.patch"]
-    (source,) = json.loads(call(clean, *words, "--json", cwd=tmp_path).stdout)["stages"][1]["sources"]
+    (source,) = json.loads(call(clean, *words, "--json", cwd=tmp_path).stdout)["stages"][-1]["sources"]
     assert source.pop("patches") == [
         {"name": name, "digest": f"sha256:{hashlib.sha256(name.encode()).hexdigest()}"}
         for name in ("one.patch", "two fix.patch")
@@ -269,15 +274,19 @@ def test_plan_names_patches(clean: dict[str, str], tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "image", "repository"),
     [
-        (("--triton", "3.2"), "llvm-triton-86b69c31-debian13", "https://github.com/llvm/llvm-project"),
-        (("--triton", "3.7.1"), "llvm-triton-1f126a6d-debian13", "https://github.com/triton-lang/llvm-project"),
-        (("--aotriton", "0.8b"), "llvm-triton-bd9145c8-debian13", "https://github.com/llvm/llvm-project"),
+        (("--triton", "3.2"), "llvm-triton-86b69c31", "https://github.com/llvm/llvm-project"),
+        (
+            ("--triton", "3.7.1", "--base", "debian13"),
+            "llvm-triton-1f126a6d-debian13",
+            "https://github.com/triton-lang/llvm-project",
+        ),
+        (("--aotriton", "0.8b", "--glibc", "2.31"), "llvm-triton-bd9145c8", "https://github.com/llvm/llvm-project"),
     ],
 )
 def test_names_carry_the_pin(
     clean: dict[str, str], words: tuple[str, ...], image: str, repository: str, tmp_path: Path
 ) -> None:
-    llvm = json.loads(call(clean, "plan", "llvm", "--json", *words, cwd=tmp_path).stdout)["stages"][1]
+    llvm = json.loads(call(clean, "plan", "llvm", "--json", *words, cwd=tmp_path).stdout)["stages"][-1]
     assert llvm["image"] == image
     assert llvm["sources"][0]["repository"] == repository
 

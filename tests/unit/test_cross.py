@@ -64,7 +64,7 @@ def lock_all(request: Request) -> Request:
     lock = {"recipe": base.recipe_digest(recipe_), "packages": packages}
     base.write_packages(request.cache.package_list("base", "debian13", "amd64"), lock)
     for arch in OTHERS:
-        other = base_recipe("debian13", arch)
+        other = sysroot.sysroot_system(replace(request, arch=(arch,)))
         rows = [{"name": "libc6-dev", "version": "2.41", "architecture": machine_of(arch).debian, "sha256": DIGEST}]
         lock = {"recipe": sysroot.sysroot_digest(other), "packages": rows}
         base.write_packages(request.cache.package_list("sysroot", "debian13", arch), lock)
@@ -255,10 +255,11 @@ class Runner:
 
 @pytest.mark.parametrize("part", ["tablegen", "support"])
 def test_a_part_for_another_machine_is_run_by_its_emulator(tmp_path: Path, part: str) -> None:
-    runner = Runner(*(f"@contract {name} ok" for name in contract._OF_PART[part]))
+    names = [name for name in contract._OF_PART[part] if name != "symbols"]
+    runner = Runner(*(f"@contract {name} ok" for name in names))
     where = Elsewhere("arm64", tmp_path / "qemu", tmp_path / "system")
     report = check_part(runner, "image", "/usr/lib64/x", part, ("LLVMSupport",), log=tmp_path / "log", on=where)
-    assert [check.name for check in report.checks] == list(contract._OF_PART[part])
+    assert [check.name for check in report.checks] == names
     settings = runner.called["env"]
     assert (settings["PART"], settings["CROSS"]) == (part, "arm64")
     assert settings["EMULATOR"] == "/emulator -L /sysroot"
@@ -380,7 +381,7 @@ def test_an_architecture_that_is_not_built_yet_is_named(tmp_path: Path, request_
 
 
 def test_goals_are_all_planned_for_amd64(request_: Request) -> None:
-    found = {goal: [stage.name for stage in stages_of(goal, request_)] for goal in goals.GOALS}
+    found = {goal: [stage.name for stage in stages_of(goal, request_)] for goal in goals.GOALS if goal != "sysroot"}
     assert found == {
         "base": ["base"],
         "llvm": ["base", "llvm"],

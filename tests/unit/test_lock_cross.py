@@ -36,7 +36,7 @@ from toolchain.stages.llvm import LlvmStage
 from toolchain.stages.stage import Built, Planned
 from toolchain.stages.sysroot import SysrootStage
 
-LLVM = ("--source", "llvm=distro:llvm-toolchain-22")
+LLVM = ("--source", "llvm=distro:llvm-toolchain-22", "--base", "debian13")
 
 
 @pytest.fixture(autouse=True)

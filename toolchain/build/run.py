@@ -228,11 +228,13 @@ def _ready(request: Request, rows: Sequence[PlanRow]) -> None:
     to_build = [row.planned for row in rows if row.built is None]
     if not to_build:
         return
-    away = [planned.image for planned in to_build if planned.online]
+    away = [planned for planned in to_build if planned.online]
     if away and request.offline:
+        images = " and ".join(planned.image for planned in away)
+        verbs = dict.fromkeys(f"`toolchain build {planned.name} --arch {','.join(request.arch)}`" for planned in away)
         raise UnreachableError(
-            f"{' and '.join(away)} not in the cache and --offline forbids to make {'it' if len(away) == 1 else 'them'}",
-            fix=f"run `toolchain build base --arch {','.join(request.arch)}` once with a network, or import a bundle",
+            f"{images} not in the cache and --offline forbids to make {'it' if len(away) == 1 else 'them'}",
+            fix=f"run {' and '.join(verbs)} once with a network, or import a bundle",
         )
     for row in rows:
         # Another machine's LLVM is always proved by running it, whatever part it is; other stages run nothing of it.

@@ -16,15 +16,16 @@ from toolchain.stages.sysroot import SysrootStage
 from toolchain.stages.triton_source import TritonSourceStage, from_source
 from toolchain.stages.triton_wheel import TritonWheelStage
 
-GOALS = ("base", "llvm", "triton", "kernels", "aotriton", "all")
+GOALS = ("base", "sysroot", "llvm", "triton", "kernels", "aotriton", "all")
 
 
 def stages_of(goal: str, request: Request) -> tuple[Stage, ...]:
     """The stages that `goal` needs for the request's one architecture, lowest first.
 
-    LLVM for another machine than this one is built in this one's base, against the other's system. Triton from source
-    rests on the LLVM layer, a wheel from the index does not. `all` is everything that the request names sources for:
-    AOTriton where a release or a source of it is given, else the FlashAttention kernels.
+    LLVM for another machine than this one is built in this one's base, against the other's system; a portable one
+    against an old system. Triton from source rests on the LLVM layer, a wheel from the index does not. `all` is
+    everything that the request names sources for: AOTriton where a release or a source of it is given, else the
+    FlashAttention kernels.
 
     Raises:
         UnsupportedError: no such stage, or not for this architecture.
@@ -33,10 +34,18 @@ def stages_of(goal: str, request: Request) -> tuple[Stage, ...]:
         raise UnsupportedError(f"no such stage: {goal!r}", fix=f"one of {', '.join(GOALS)}")
     (arch,) = request.arch
     foreign = arch != this_machine()
+    system: tuple[Stage, ...] = (SysrootStage(),) if foreign or request.glibc else ()
     if goal == "base":
-        return (SysrootStage(),) if foreign else (BaseStage(),)
+        return system if foreign else (BaseStage(),)
+    if goal == "sysroot":
+        if not system:
+            raise UnsupportedError(
+                f"LLVM for {arch} on base {request.base} is compiled against that base itself",
+                fix="leave --base out for a portable LLVM, which is compiled against an old system",
+            )
+        return system
     if goal == "llvm":
-        return (BaseStage(), *((SysrootStage(),) if foreign else ()), LlvmStage())
+        return (BaseStage(), *system, LlvmStage())
     if arch != "amd64" or foreign:
         raise UnsupportedError(
             f"{goal} is not built for {arch}",
@@ -46,7 +55,7 @@ def stages_of(goal: str, request: Request) -> tuple[Stage, ...]:
         )
     built = from_source(request)
     triton: Stage = TritonSourceStage() if built else TritonWheelStage()
-    llvm: tuple[Stage, ...] = (LlvmStage(),) if built or goal == "all" else ()
+    llvm: tuple[Stage, ...] = (*system, LlvmStage()) if built or goal == "all" else ()
     top: tuple[Stage, ...] = ()
     if goal == "aotriton" or (goal == "all" and (request.aotriton or "aotriton" in request.sources)):
         top = (AotritonStage(),)

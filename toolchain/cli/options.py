@@ -8,7 +8,22 @@ from typing import Annotated
 import typer
 
 BaseOpt = Annotated[
-    str, typer.Option("--base", envvar="TOOLCHAIN_BASE", help="Base recipe, or a local image as oci:DIR[:TAG|@DIGEST].")
+    str | None,
+    typer.Option(
+        "--base",
+        envvar="TOOLCHAIN_BASE",
+        help="Base recipe, or a local image as oci:DIR[:TAG|@DIGEST]; LLVM is then for this base alone."
+        " \\[default: debian13, and a portable LLVM]",
+    ),
+]
+GlibcOpt = Annotated[
+    str | None,
+    typer.Option(
+        "--glibc",
+        envvar="TOOLCHAIN_GLIBC",
+        help="The oldest glibc that a portable LLVM links with. \\[default: 2.31]",
+        metavar="FLOOR",
+    ),
 ]
 ArchOpt = Annotated[
     str, typer.Option("--arch", envvar="TOOLCHAIN_ARCH", help="OCI architectures, with commas between them.")

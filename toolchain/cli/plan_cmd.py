@@ -13,7 +13,7 @@ from toolchain.build.run import plan as plan_stages
 from toolchain.cli.request import with_request
 from toolchain.settings import Request
 
-StageArg = Annotated[str, typer.Argument(help="base, llvm, triton, kernels, aotriton or all.")]
+StageArg = Annotated[str, typer.Argument(help="base, sysroot, llvm, triton, kernels, aotriton or all.")]
 
 
 @with_request("jobs", "contract")

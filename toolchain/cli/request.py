@@ -14,7 +14,7 @@ from toolchain.catalog.architectures import machine_of
 from toolchain.cli import options as o
 from toolchain.errors import ConfigError
 from toolchain.locks import in_use
-from toolchain.settings import Cache, Request, default_cache
+from toolchain.settings import DEFAULT_BASE, DEFAULT_GLIBC, Cache, Request, default_cache
 from toolchain.sources.store import mark_used
 
 SOURCES = ("aotriton", "flash-attn", "llvm", "triton")
@@ -83,8 +83,29 @@ def _one_line(option: str, value: Any) -> None:
             raise ConfigError(f"--{option.replace('_', '-')} {text[:200]!r} holds a control character")
 
 
+def _floor(base: str | None, glibc: str | None) -> str:
+    """The glibc that a portable LLVM is built for; empty where a base is named, since LLVM is then for that base.
+
+    Raises:
+        ConfigError: both are named.
+        UnsupportedError: no row knows that glibc.
+    """
+    if base and glibc:
+        raise ConfigError(
+            f"--base {base} and --glibc {glibc} name two kinds of LLVM layer",
+            why="the first is bound to that base, the second links on every system with that glibc or a later one",
+            fix="leave one of them out",
+        )
+    if not glibc:
+        return "" if base else DEFAULT_GLIBC
+    from toolchain.catalog.floors import floor_of  # noqa: PLC0415 - the default is known
+
+    return floor_of(glibc).glibc
+
+
 def make_request(
-    base: o.BaseOpt = "debian13",
+    base: o.BaseOpt = None,
+    glibc: o.GlibcOpt = None,
     arch: o.ArchOpt = "amd64",
     source: o.SourceOpt = None,
     patch: o.PatchOpt = None,
@@ -115,9 +136,9 @@ def make_request(
     """
     from toolchain.catalog.gpus import parse_gpus  # noqa: PLC0415 - not every verb needs the table
 
-    given = {"base": base, "arch": arch, "source": source, "patch": patch, "triton": triton, "aotriton": aotriton,
-             "gpu": gpu, "select": select, "allow-binary": allow_binary, "drop-binary": drop_binary, "python": python,
-             "only": only, "compression": compression}  # fmt: skip
+    given = {"base": base, "glibc": glibc, "arch": arch, "source": source, "patch": patch, "triton": triton,
+             "aotriton": aotriton, "gpu": gpu, "select": select, "allow-binary": allow_binary,
+             "drop-binary": drop_binary, "python": python, "only": only, "compression": compression}  # fmt: skip
     for option, value in given.items():
         _one_line(option, value)
     gpus = parse_gpus(gpu) if gpu is not None else ()
@@ -155,7 +176,8 @@ def make_request(
         lock = read(lock_file or Path(DEFAULT))
     return Request(
         cache=where,
-        base=base,
+        base=base or DEFAULT_BASE,
+        glibc=_floor(base, glibc),
         arch=arches,
         sources=sources,
         patches=patches,

@@ -34,7 +34,7 @@ _REFS = {
     "local": re.compile(r"local:[^/\x00-\x1f\x7f]+"),
 }
 # What was asked for, by the names of the options: it becomes a command line again.
-_TEXTS = ("stage", "base", "triton", "aotriton", "select", "only", "compression")
+_TEXTS = ("stage", "base", "glibc", "triton", "aotriton", "select", "only", "compression")
 _LISTS = ("arch", "python", "gpu", "allow-binary", "drop-binary")
 _STRICT = ConfigDict(extra="forbid", strict=True)
 
@@ -94,10 +94,11 @@ class LockedPackage:
 
 @dataclass(frozen=True, kw_only=True)
 class LockedBase:
-    """A base, or another machine's side of it.
+    """A base, or a system that is compiled against in one.
 
     Args:
-        stage: `base`, what builds run in; or `sysroot`, what is compiled against in it for another machine.
+        stage: `base`, what builds run in; or `sysroot`, what is compiled against in it: an old system, or another
+            machine's side.
         state: `resolved` by its package list; `image`, a local one by its digest; `unresolved`, nobody has made it yet;
             `open`, left to the mirrors on purpose.
         recipe: digest of what the base is asked to hold; empty for a local image.
@@ -121,6 +122,11 @@ class LockedBase:
 
     def __str__(self) -> str:
         return f"{self.stage} {self.name} ({self.arch})"
+
+    @property
+    def old(self) -> bool:
+        """Whether it is an old system for a portable layer (`toolchain.catalog.floors`), and not a base's own."""
+        return self.stage == "sysroot" and self.name.startswith("glibc-")
 
     @property
     def image_name(self) -> str:

@@ -26,7 +26,7 @@ from toolchain.sources.store import Store
 from toolchain.sources.tree import Source
 from toolchain.stages.base import BaseStage, base_label, read_packages, recipe_digest
 from toolchain.stages.stage import Planned
-from toolchain.stages.sysroot import SysrootStage, sysroot_digest, sysroot_recipe
+from toolchain.stages.sysroot import SysrootStage, sysroot_digest, sysroot_system
 
 _LISTED = 30
 
@@ -200,13 +200,13 @@ def safe_name(text: str) -> str:
 
 
 def _bases(request: Request, stages: Collection[str], *, open_base: bool) -> Iterator[LockedBase]:
-    """The base of the machine that builds, and the sysroots of the others, as far as `stages` are among them."""
+    """The base of the machine that builds, and what is compiled against, as far as `stages` are among them."""
     here = this_machine()
     if "base" in stages:
         yield _base(replace(request, arch=(here,)), open_base=open_base)
     if "sysroot" in stages:
         for arch in request.arch:
-            if arch != here:
+            if arch != here or request.glibc:
                 yield _sysroot(replace(request, arch=(arch,)), open_base=open_base)
 
 
@@ -228,14 +228,14 @@ def _base(request: Request, *, open_base: bool) -> LockedBase:
 
 
 def _sysroot(request: Request, *, open_base: bool) -> LockedBase:
-    planned, recipe = SysrootStage().plan(request, {}), sysroot_recipe(request)
+    planned, system = SysrootStage().plan(request, {}), sysroot_system(request)
     base = LockedBase(
-        name=recipe.name,
-        arch=recipe.arch,
+        name=system.name,
+        arch=system.arch,
         state="open" if open_base else "unresolved",
         stage="sysroot",
-        recipe=sysroot_digest(recipe),
-        suite=recipe.suite,
+        recipe=sysroot_digest(system),
+        suite=system.suite,
     )
     return base if open_base else _resolved(base, request.cache, planned)
 
@@ -287,6 +287,13 @@ def _package(row: Any) -> LockedPackage:
     return LockedPackage(name=found[1], arch=found[2], version=found[3].removeprefix("0:"), header=found[4])
 
 
+def _layer_asked(request: Request) -> dict[str, str]:
+    """A base that is named makes LLVM for that base, so a portable one's is not."""
+    if request.glibc:
+        return {"glibc": request.glibc}
+    return {"base": "oci:DIR" if request.base.startswith("oci:") else request.base}
+
+
 def _request(request: Request, goal: str, sources: Mapping[str, Source]) -> dict[str, Any]:
     """What was asked for, by the names of the options; paths of this machine stay out of it."""
     named = {
@@ -295,7 +302,7 @@ def _request(request: Request, goal: str, sources: Mapping[str, Source]) -> dict
     }
     asked = {
         "stage": goal,
-        "base": "oci:DIR" if request.base.startswith("oci:") else request.base,
+        **_layer_asked(request),
         "arch": list(request.arch),
         "source": named,
         "patch": {name: [path.name for path in paths] for name, paths in sorted(request.patches.items())},

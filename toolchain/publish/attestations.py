@@ -8,12 +8,13 @@ import os
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from toolchain import __version__
 from toolchain.catalog.bases import base_recipe
+from toolchain.catalog.floors import load_floors
 from toolchain.digest import canonical, sha256_json, write_atomically
 from toolchain.errors import UnsupportedError, UntrustedError
 from toolchain.oci.descriptor import Descriptor
@@ -100,6 +101,7 @@ def _request(request: Request, planned: Planned) -> dict[str, Any]:
         "stage": planned.name,
         # Of a local image the digest counts, which is among the inputs; its path is this machine's affair.
         "base": "oci:" if request.base.startswith("oci:") else request.base,
+        "glibc": request.glibc or None,
         "arch": list(request.arch),
         "sources": named,
         "patches": {name: [path.name for path in files] for name, files in request.patches.items()},
@@ -149,7 +151,7 @@ def collect(cache: Cache, record: Record, plan: Sequence[Planned]) -> Material:
     packages = _packages(cache, base) if base else ()
     for one in (record, *below):
         if one["stage"] == "sysroot":  # headers of these packages were compiled in
-            packages = tuple(sorted({*packages, *_resolved(cache, "sysroot", one)}))
+            packages = tuple(sorted({*packages, *_compiled_against(cache, one)}))
     return Material(
         record=record,
         below=tuple(below),
@@ -194,11 +196,21 @@ def _resolved(cache: Cache, stage: str, record: Record) -> tuple[Package, ...]:
     """What a base or sysroot was resolved to; nothing where its list is no longer the one that it was made of."""
     inputs = record.get("inputs") or {}
     try:
-        recipe = base_recipe(str(inputs.get("base", "")), str(inputs.get("arch", "")))
-        lock = json.loads(cache.package_list(stage, recipe.name, recipe.arch).read_bytes())
+        name, arch = str(inputs.get("base", "")), str(inputs.get("arch", ""))
+        if stage == "base":
+            name = base_recipe(name, arch).name
+        lock = json.loads(cache.package_list(stage, name, arch).read_bytes())
         return parse_lock(lock["packages"]) if sha256_json(lock) == inputs.get("packages") else ()
     except (OSError, ValueError, KeyError, UnsupportedError):
         return ()
+
+
+def _compiled_against(cache: Cache, record: Record) -> tuple[Package, ...]:
+    """The packages of a sysroot; those of an old system say of which, since the base has others of the same names."""
+    found = _resolved(cache, "sysroot", record)
+    glibc = str((record.get("inputs") or {}).get("base", "")).removeprefix("glibc-")
+    floor = load_floors().get(glibc)
+    return tuple(replace(one, system=floor.distro) for one in found) if floor else found
 
 
 def _packages(cache: Cache, base: Record) -> tuple[Package, ...]:

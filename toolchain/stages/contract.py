@@ -32,6 +32,9 @@ _FIXES = {
     "FileCheck": "build the layer with the component FileCheck, LLVM_BUILD_UTILS=ON and LLVM_INSTALL_UTILS=ON",
     "clang++": "build the layer with the project clang and the components clang and clang-resource-headers",
     "paths": "build with the prefix maps of containerfiles/llvm/build.sh and let no configured file keep its folder",
+    "symbols": "a library asks for what the oldest system that may link the layer has not: build the layer against "
+    "that system (--glibc); a consumer's own system that is named here is older than the layer is for",
+    "layouts": "read the log: a type whose size depends on NDEBUG does not compile from the layer's headers",
     "configure": "the CMake exports and the installed files must be of one install-distribution; the base needs CMake "
     "3.20 or newer and a C++ compiler",
     "build-use": "read the log: the headers and libraries of the layer do not fit each other, or LLVM's API moved",
@@ -84,8 +87,8 @@ class ContractReport:
 
 # What a part of LLVM must pass, in order.
 _OF_PART = {
-    "tablegen": ("llvm-tblgen", "mlir-tblgen", "paths"),
-    "support": ("libraries", "headers", "paths", "support"),
+    "tablegen": ("llvm-tblgen", "mlir-tblgen", "paths", "symbols"),
+    "support": ("libraries", "headers", "paths", "symbols", "support"),
 }
 _PARTS_ONLY = {"llvm-tblgen", "headers", "support"}
 
@@ -118,9 +121,9 @@ class Elsewhere:
         return {"CROSS": self.arch, "EMULATOR": "/emulator -L /sysroot"}
 
 
-def check_names(needs: Needs) -> tuple[str, ...]:
+def check_names(needs: Needs, *, portable: bool = False) -> tuple[str, ...]:
     """The checks that a layer for these needs must pass, in order."""
-    asked = {"FileCheck": needs.filecheck, "clang++": needs.clang, "lld": needs.lld}
+    asked = {"FileCheck": needs.filecheck, "clang++": needs.clang, "lld": needs.lld, "symbols": portable}
     return tuple(name for name in _FIXES if name not in _PARTS_ONLY and asked.get(name, True))
 
 
@@ -134,6 +137,7 @@ def check_layer(
     jobs: int = 0,
     env: Mapping[str, str] | None = None,
     on: Elsewhere | None = None,
+    floor: Path | None = None,
 ) -> ContractReport:
     """Check the LLVM at `prefix` in `image`, without network.
 
@@ -146,6 +150,7 @@ def check_layer(
         jobs: compile jobs; 0 for as many as there are processors.
         env: further settings of check.sh, which its head lists.
         on: the machine that the layer is for, if it is not this one.
+        floor: the oldest system that may link the layer, as a folder: what the layer leaves undefined must be there.
 
     Raises:
         ContractError: a check failed, or the check itself did not come to its end.
@@ -159,7 +164,8 @@ def check_layer(
         **({"JOBS": str(jobs)} if jobs else {}),
         **(env or {}),
     }
-    return _check(runner, image, prefix, settings, check_names(needs), log=log, on=on)
+    names = check_names(needs, portable=floor is not None)
+    return _check(runner, image, prefix, settings, names, log=log, on=on, floor=floor)
 
 
 def check_part(
@@ -171,10 +177,12 @@ def check_part(
     *,
     log: Path,
     on: Elsewhere | None = None,
+    floor: Path | None = None,
 ) -> ContractReport:
     """Check a part of LLVM (`tablegen`, `support`) at `prefix` in `image`; otherwise as `check_layer`."""
     settings = {"PART": part, "LIBRARIES": ";".join(libraries)}
-    return _check(runner, image, prefix, settings, _OF_PART[part], log=log, on=on)
+    names = tuple(name for name in _OF_PART[part] if name != "symbols" or floor is not None)
+    return _check(runner, image, prefix, settings, names, log=log, on=on, floor=floor)
 
 
 def _check(
@@ -186,6 +194,7 @@ def _check(
     *,
     log: Path,
     on: Elsewhere | None,
+    floor: Path | None,
 ) -> ContractReport:
     checks: list[Check] = []
     last = time.monotonic()
@@ -202,8 +211,8 @@ def _check(
         result = runner.run(
             image,
             ["sh", f"{_INSIDE}/check.sh", prefix],
-            mounts=[Mount(source, _INSIDE), *(on.mounts() if on else ())],
-            env={**settings, **(on.settings() if on else {})},
+            mounts=[Mount(source, _INSIDE), *(on.mounts() if on else ()), *([Mount(floor, "/floor")] if floor else ())],
+            env={**settings, **(on.settings() if on else {}), **({"SYSTEM": "/floor"} if floor else {})},
             log=log,
             on_line=on_line,
             check=False,

@@ -10,6 +10,7 @@ from typing import Any
 
 from toolchain.catalog.architectures import emulator, this_machine
 from toolchain.catalog.components import Needs, features_of, needs_for
+from toolchain.catalog.floors import floor_of
 from toolchain.catalog.release_data import require as require_known
 from toolchain.catalog.releases import LlvmPin, aotriton_release, read_pin, triton_release
 from toolchain.digest import sha256_json
@@ -24,6 +25,8 @@ from toolchain.stages.prebuilt import take_in
 from toolchain.stages.stage import Built, Planned, Shop, common_inputs, locked, source_inputs
 
 DEFAULT_TRITON = "3.7.1"
+# LLVM's headers give some types other members without NDEBUG, and Triton's own default build type has none.
+NDEBUG_ADVICE = "TRITON_APPEND_CMAKE_ARGS=-DCMAKE_BUILD_TYPE=Release"
 # What shapes the layer. The contract check does not: it may grow without a rebuild.
 _RECIPE = (
     "containerfiles/llvm",
@@ -36,6 +39,7 @@ _RECIPE = (
     "llvm-config/pch-scan.py",
 )
 _CROSS_RECIPE = ("llvm-config/cross.cmake",)
+_PORTABLE_RECIPE = ("containerfiles/llvm-portable", "llvm-config/portable.cmake")
 # Seconds of each step relative to each other on the first build.
 _WEIGHTS = {"configure": 40.0, "compile": 6500.0, "install": 60.0}
 # A cross build makes this machine's table generators while it configures.
@@ -55,7 +59,8 @@ class LlvmStage:
         if source.path is not None and source.path.is_dir():  # a checkout: look before the base is made
             _require(source, needs)
         sources = source_inputs([source], request.patches)
-        under = {name: below[name].input_digest for name in (("base", "sysroot") if cross else ("base",))}
+        against = ("sysroot",) if cross or request.glibc else ()
+        under = {name: below[name].input_digest for name in ("base", *against)}
         inputs: dict[str, Any] | None = None
         if sources is not None and locked(*under.values()):
             inputs = {
@@ -63,18 +68,19 @@ class LlvmStage:
                 **under,
                 "sources": sources,
                 "parts": list(parts()["llvm"]),
-                "recipe": digests(*_RECIPE, *(_CROSS_RECIPE if cross else ()), f"llvm-config/targets/{arch}.cmake"),
+                "recipe": _recipe(request, cross),
                 "prefix": prefix_of(source),
                 "projects": list(part.projects),
                 "components": list(part.components) if part.goal == "distribution" else [],
                 "libraries": {"roots": needs.roots, "keep": needs.keep, "drop": needs.drop} if part.whole else {},
                 "goal": part.goal,
                 **({"headers": list(part.headers)} if part.headers else {}),
+                **({"glibc": request.glibc} if request.glibc else {}),
                 **({"built_on": this_machine(), "native": list(part.native)} if cross else {}),
             }
         return Planned(
             name=self.name,
-            image=f"{part.stem}-{source.short_id}-{base_label(request)}",
+            image=f"{part.stem}-{source.short_id}" + ("" if request.glibc else f"-{base_label(request)}"),
             inputs=inputs,
             sources=(source,),
             partial=part.told,
@@ -97,11 +103,11 @@ class LlvmStage:
         _require(source, needs)
         planned, found = _take_in(source.path, request, planned)
         prefix = prefix_of(source)
-        system = shop.unpack(below["sysroot"]) if cross else None
+        system = shop.unpack(below["sysroot"]) if "sysroot" in below else None
         tree = shop.build(
             Recipe(
                 name="llvm",
-                containerfile="containerfiles/llvm/Containerfile",
+                containerfile=f"containerfiles/{'llvm-portable' if request.glibc else 'llvm'}/Containerfile",
                 base=shop.image(below["base"]),
                 args={
                     "PREFIX": prefix,
@@ -111,6 +117,7 @@ class LlvmStage:
                     **(_libraries(needs) if part.whole else {}),
                     **({"HEADERS": " ".join(part.headers)} if part.headers else {}),
                     **({"NATIVE": " ".join(part.native)} if cross else {}),
+                    **({"GLIBC": request.glibc} if request.glibc else {}),
                     "GOAL": part.goal,
                     "JOBS": str(shop.jobs("compile")),
                     "LINK_JOBS": str(shop.jobs("link")),
@@ -127,9 +134,12 @@ class LlvmStage:
 
             shop.step("contract")
             where = Elsewhere(arch, emulate, system) if emulate and system else None
+            floor = system if request.glibc else None
+            log, runner = shop.log, shop.runner
             if part.whole:
-                return {"contract": check_layer(shop.runner, image, prefix, needs, log=shop.log, on=where).as_json()}
-            report = check_part(shop.runner, image, prefix, part.name, part.libraries, log=shop.log, on=where)
+                report = check_layer(runner, image, prefix, needs, log=log, on=where, floor=floor)
+            else:
+                report = check_part(runner, image, prefix, part.name, part.libraries, log=log, on=where, floor=floor)
             return {"contract": report.as_json()}
 
         return shop.finish(
@@ -141,10 +151,27 @@ class LlvmStage:
                 "org.opencontainers.image.licenses": "Apache-2.0 WITH LLVM-exception",
                 "org.opencontainers.image.revision": source.ref,
                 **({"toolchain.partial": planned.partial} if planned.partial else {}),
+                **(_floor_labels(request.glibc) if request.glibc else {}),
             },
             check=check if proved else None,
             check_on=below["base"],
         )
+
+
+def _recipe(request: Request, cross: bool) -> dict[str, str]:
+    further = (*(_CROSS_RECIPE if cross else ()), *(_PORTABLE_RECIPE if request.glibc else ()))
+    return digests(*_RECIPE, *further, f"llvm-config/targets/{request.arch[0]}.cmake")
+
+
+def _floor_labels(glibc: str) -> dict[str, str]:
+    """What tells a consumer how old its system may be, and how Triton is to be built on the layer."""
+    floor = floor_of(glibc)
+    return {
+        "toolchain.glibc": floor.glibc,
+        "toolchain.glibcxx": floor.glibcxx,
+        "toolchain.build-type": "Release",
+        "toolchain.triton-build": NDEBUG_ADVICE,
+    }
 
 
 def _take_in(tree: Path, request: Request, planned: Planned) -> tuple[Planned, dict[str, Any]]:

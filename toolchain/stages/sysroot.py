@@ -1,16 +1,23 @@
-"""The other machine's side of a cross build: headers, libc and libstdc++ of the same distribution, unpacked."""
+"""What LLVM is compiled against: headers, libc and libstdc++, unpacked.
+
+Of an old system (`toolchain.catalog.floors`) for a layer that links everywhere later; of the base's own distribution for a
+layer that is bound to it and for another machine.
+"""
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from toolchain import process
 from toolchain.catalog.architectures import machine_of, this_machine
-from toolchain.catalog.bases import BaseRecipe, base_recipe
+from toolchain.catalog.bases import base_recipe
+from toolchain.catalog.floors import floor_of
 from toolchain.digest import sha256_json
 from toolchain.errors import UnsupportedError
 from toolchain.settings import Request
@@ -27,6 +34,29 @@ _NOT_WANTED = ("boot", "dev", "etc", "home", "media", "mnt", "opt", "proc", "roo
 PARTIAL = "unpacked to compile against, not installed"
 
 
+@dataclass(frozen=True, kw_only=True)
+class System:
+    """What is unpacked.
+
+    Args:
+        name: of the base or floor it is for, part of names.
+        arch: OCI architecture.
+        suite, packages: of Debian.
+        glibc: of an old system, whose links are made relative; empty for a base's own.
+    """
+
+    name: str
+    arch: str
+    suite: str
+    packages: tuple[str, ...]
+    glibc: str = ""
+
+    def as_inputs(self) -> dict[str, Any]:
+        """All that decides what is asked for, as JSON values."""
+        inputs = {"kind": "sysroot", "arch": self.arch, "suite": self.suite, "packages": list(self.packages)}
+        return {**inputs, "without": list(_NOT_WANTED), **({"links": "relative"} if self.glibc else {})}
+
+
 @dataclass(frozen=True)
 class SysrootStage:
     """See `Stage`. No program of the other machine is run for it, so it needs no emulator."""
@@ -35,80 +65,99 @@ class SysrootStage:
 
     def plan(self, request: Request, below: Mapping[str, Planned]) -> Planned:
         """See `Stage.plan`."""
-        recipe = sysroot_recipe(request)
-        path = request.cache.package_list(self.name, recipe.name, recipe.arch)
-        return _planned(request, read_packages(path, sysroot_digest(recipe)))
+        system = sysroot_system(request)
+        path = request.cache.package_list(self.name, system.name, system.arch)
+        return _planned(request, read_packages(path, sysroot_digest(system)))
 
     def build(self, planned: Planned, below: Mapping[str, Built], shop: Shop) -> Built:
         """See `Stage.build`."""
         request = shop.request
-        recipe = sysroot_recipe(request)
-        arch = recipe.arch
+        system = sysroot_system(request)
+        arch = system.arch
         work = shop.work()
         tar, listing, tree = work / "rootfs.tar", work / "packages", work / "tree"
         shop.step("packages")
         run_mmdebstrap(
             shop,
             tar,
-            suite=recipe.suite,
+            suite=system.suite,
             variant="extract",
-            packages=recipe.sysroot,
-            what=f"the headers and libraries of {recipe.name} for {arch}",
+            packages=system.packages,
+            what=f"the headers and libraries of {system.name} for {arch}",
             options=[
                 f"--architectures={machine_of(arch).debian}",
                 f"--extract-hook={{ {_LIST_ARCHIVES}; }} >{shlex.quote(str(listing))}",
             ],
         )
-        lock = {"recipe": sysroot_digest(recipe), "packages": parse_packages(listing.read_text(encoding="utf-8"))}
+        lock = {"recipe": sysroot_digest(system), "packages": parse_packages(listing.read_text(encoding="utf-8"))}
         shutil.rmtree(tree, ignore_errors=True)
         tree.mkdir()
         left_out = [f"--exclude=./{name}" for name in _NOT_WANTED]
         process.run(["tar", "--extract", "--file", tar, "--directory", tree, *left_out], log=shop.log)
+        if system.glibc:
+            make_links_relative(tree)
         built = shop.finish(
             _planned(request, lock),
             tree=tree,
             facts={"packages": len(lock["packages"])},
             compress=False,
-            labels={"org.opencontainers.image.title": f"headers and libraries of {recipe.name}"},
+            labels={"org.opencontainers.image.title": f"headers and libraries of {system.name}"},
         )
-        write_packages(shop.cache.package_list(self.name, recipe.name, arch), lock)
+        write_packages(shop.cache.package_list(self.name, system.name, arch), lock)
         return built
 
 
-def sysroot_recipe(request: Request) -> BaseRecipe:
-    """The base whose packages for the request's one architecture are unpacked.
+def sysroot_system(request: Request) -> System:
+    """What the request's one architecture is compiled against.
 
     Raises:
-        UnsupportedError: it cannot be made from packages, or names none to compile against.
+        UnsupportedError: no row knows the floor; or the base cannot be made from packages, or names none to compile
+            against.
     """
-    arch, here = request.arch[0], this_machine()
-    if request.base.startswith("oci:"):
+    arch = request.arch[0]
+    if request.glibc:
+        floor = floor_of(request.glibc)
+        return System(name=floor.name, arch=arch, suite=floor.suite, packages=floor.packages, glibc=floor.glibc)
+    return _of_base(request.base, arch)
+
+
+def _of_base(base: str, arch: str) -> System:
+    here = this_machine()
+    if base.startswith("oci:"):
         raise UnsupportedError(
-            f"nothing is built for {arch} on the local image {request.base}",
+            f"nothing is built for {arch} on the local image {base}",
             why=f"on a machine for {here} it would need that system's headers and libraries for {arch} beside it",
             fix=f"name a base that is made from packages, such as debian13, or build on a machine for {arch}",
         )
-    recipe = base_recipe(request.base, arch)
+    recipe = base_recipe(base, arch)
     if not recipe.sysroot:
         raise UnsupportedError(
             f"nothing is built for {arch} on base {recipe.name}",
             why=f"its recipe names no packages to compile against on a machine for {here}",
             fix=f"use --base debian13, or build on a machine for {arch}",
         )
-    return recipe
+    return System(name=recipe.name, arch=arch, suite=recipe.suite, packages=recipe.sysroot)
 
 
-def sysroot_digest(recipe: BaseRecipe) -> str:
+def sysroot_digest(system: System) -> str:
     """Of all that decides what is asked for; what it then holds is in its package list."""
-    inputs = {"kind": "sysroot", "arch": recipe.arch, "suite": recipe.suite, "packages": list(recipe.sysroot)}
-    return sha256_json({**inputs, "without": list(_NOT_WANTED)})
+    return sha256_json(system.as_inputs())
+
+
+def make_links_relative(tree: Path) -> None:
+    """Make links to absolute paths mean the same file below `tree` when this machine's programs follow them."""
+    for folder, names, files in os.walk(tree):
+        for path in (Path(folder, name) for name in (*names, *files)):
+            if path.is_symlink() and (target := path.readlink()).is_absolute():
+                path.unlink()
+                path.symlink_to(os.path.relpath(tree / target.relative_to("/"), path.parent))
 
 
 def _planned(request: Request, lock: Mapping[str, Any] | None) -> Planned:
-    recipe = sysroot_recipe(request)
+    system = sysroot_system(request)
     inputs: dict[str, Any] | None = None
     if lock is not None:
-        inputs = {**common_inputs("sysroot", request), "base": recipe.name, "packages": sha256_json(dict(lock))}
+        inputs = {**common_inputs("sysroot", request), "base": system.name, "packages": sha256_json(dict(lock))}
     return Planned(
-        name="sysroot", image=f"toolchain-sysroot-{recipe.name}", inputs=inputs, partial=PARTIAL, online=True
+        name="sysroot", image=f"toolchain-sysroot-{system.name}", inputs=inputs, partial=PARTIAL, online=True
     )

@@ -22,6 +22,7 @@ class Package:
     Args:
         kind: `deb` or `rpm`.
         sha256: hex, of the package file; empty where the list names none.
+        system: the distribution that it is of (`debian11`), where that is not the base's.
     """
 
     name: str
@@ -29,11 +30,13 @@ class Package:
     arch: str
     kind: Literal["deb", "rpm"] = "deb"
     sha256: str = ""
+    system: str = ""
 
     def purl(self, base: str) -> str:
         """Its package URL, for a base called `base` (`debian13`)."""
-        found = re.match(r"([a-z]+)[-_]?([0-9][0-9_.]*)?", base)
-        family, release = (found[1], found[2] or "") if found else (base, "")
+        of = self.system or base
+        found = re.match(r"([a-z]+)[-_]?([0-9][0-9_.]*)?", of)
+        family, release = (found[1], found[2] or "") if found else (of, "")
         family = _NAMESPACE.get(family, family)
         distro = f"{family}-{release}" if release else family
         return purl(self.kind, family, self.name, version=self.version, arch=self.arch, distro=distro)

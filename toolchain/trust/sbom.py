@@ -66,6 +66,8 @@ def _image(material: Material, manifest: str, diff_id: str, files: Sequence[Laye
     comment = f"input digest {record['input_digest']}"
     if record.get("partial"):
         comment += f"; partial: {record['partial']}"
+    if glibc := (record.get("inputs") or {}).get("glibc"):
+        comment += f"; links with glibc {glibc} and later"
     return {
         "SPDXID": IMAGE,
         "name": record["image"],
@@ -185,7 +187,7 @@ def _inside(material: Material) -> set[str]:
 def _base(material: Material) -> Iterator[_Related]:
     contained = material.record["stage"] == "base" or "base" in _inside(material)
     for one in material.packages:
-        spdx_id = f"SPDXRef-Package-{one.kind}-{_id(one.name)}-{_id(one.arch)}"
+        spdx_id = f"SPDXRef-Package-{one.kind}-{_id(one.name)}-{_id(one.arch)}" + (one.system and f"-{_id(one.system)}")
         package = _package(
             spdx_id, one.name, one.version, "LIBRARY", one.purl(material.base_name),
             checksums=[{"algorithm": "SHA256", "checksumValue": one.sha256}] if one.sha256 else [],

@@ -32,6 +32,7 @@ _MOST_ARTIFACTS = 200
 _MOST_BYTES = 512 << 20  # together; an SBOM of ours has a few
 _KINDS = frozenset({dsse.MEDIA_TYPE, sbom.MEDIA_TYPE, keyless.MEDIA_TYPE})
 INPUT_DIGEST = "toolchain.input-digest"
+GLIBC = "toolchain.glibc"  # of the oldest system that links the layer
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,10 @@ def verify(
         return verdict
     verdict.checks["digests"] = "every blob and every unpacked layer has the digest that names it"
     try:
-        for image in _images(layout, top):
+        images = _images(layout, top)
+        if floor := _one_floor(layout, images):
+            verdict.checks["floor"] = floor
+        for image in images:
             found = gather(target, tuple(dict.fromkeys([image.digest, top.digest])), layout, registry=registry)
             look = _Image(layout, image, top, found, verdict.checks)
             if key is None:
@@ -132,6 +136,23 @@ def _images(layout: Layout, top: Descriptor) -> list[Descriptor]:
     if not images:
         raise UntrustedError("digests: there is no image in it", why=top.media_type)
     return images
+
+
+def _one_floor(layout: Layout, images: Sequence[Descriptor]) -> str:
+    """The oldest system that links every image of an index, as their labels tell it; empty where none tells one.
+
+    Raises:
+        UntrustedError: they tell different ones, and whoever reads one of them would take it for all.
+    """
+    floors: dict[str, str] = {}
+    for image in images:
+        config = layout.read_json(layout.children(image)[0])
+        floors[labels_of(config).get(GLIBC, "")] = str(config.get("architecture"))
+    if len(floors) > 1:
+        told = [f"{arch}: {f'glibc {floor}' if floor else 'bound to its base'}" for floor, arch in floors.items()]
+        raise UntrustedError("floor: the index holds layers for different systems", why="; ".join(sorted(told)))
+    (floor,) = floors
+    return f"links with glibc {floor} and later" if floor else ""
 
 
 def gather(

@@ -1,0 +1,293 @@
+"""Portable LLVM: the floors that are known, what is planned and refused, and that links stay inside of a floor."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.evidence_fixtures import finished_sysroot, material, record
+from toolchain.build import run as pipeline
+from toolchain.build.run import plan
+from toolchain.build.targets import stages_of
+from toolchain.bundle.export import export
+from toolchain.bundle.importer import bring
+from toolchain.catalog.bases import base_recipe
+from toolchain.catalog.floors import floor_of, load_floors
+from toolchain.errors import ConfigError, LockedError, UnsupportedError
+from toolchain.lock import file as lockfile
+from toolchain.lock import resolve as locking
+from toolchain.oci.descriptor import Descriptor
+from toolchain.oci.image import ImageSpec, write_image, write_index
+from toolchain.oci.layout import Layout
+from toolchain.oci.reference import LayoutRef
+from toolchain.publish import attestations as evidence
+from toolchain.settings import DEFAULT_GLIBC, EPOCH, Cache, Request
+from toolchain.stages import base, sysroot
+from toolchain.trust import sbom
+from toolchain.trust.image_facts import Package
+from toolchain.trust.verify import verify
+
+DIGEST = "5" * 64
+NAMES = ("libc6-dev", "libstdc++-10-dev")
+
+
+@pytest.fixture(autouse=True)
+def on_amd64(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever machine runs the tests."""
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+
+
+@pytest.fixture
+def request_(tmp_path: Path) -> Request:
+    """A portable LLVM, its base and floor resolved."""
+    request = Request(
+        cache=Cache(tmp_path / "cache"), sources={"llvm": "distro:llvm-toolchain-22"}, glibc=DEFAULT_GLIBC
+    )
+    rows = [{"name": "libc6", "version": "2.41", "architecture": "amd64", "sha256": DIGEST}]
+    recipe = base_recipe("debian13", "amd64")
+    base.write_packages(
+        request.cache.package_list("base", "debian13", "amd64"),
+        {"recipe": base.recipe_digest(recipe), "packages": rows},
+    )
+    resolve(request, NAMES)
+    return request
+
+
+def resolve(request: Request, names: tuple[str, ...]) -> None:
+    """As after the floor's packages were unpacked."""
+    for arch in ("amd64", "arm64"):
+        system = sysroot.sysroot_system(replace(request, arch=(arch,)))
+        rows = [{"name": name, "version": "1", "architecture": arch, "sha256": DIGEST} for name in names]
+        lock = {"recipe": sysroot.sysroot_digest(system), "packages": rows}
+        base.write_packages(request.cache.package_list("sysroot", system.name, arch), lock)
+
+
+def inputs_of(request: Request) -> Mapping[str, Any]:
+    """What counts for the layer."""
+    found = plan(request, "llvm")[-1].planned.inputs
+    assert found is not None
+    return found
+
+
+def test_the_default_floor_can_be_unpacked_and_the_others_say_why_not() -> None:
+    floors = load_floors()
+    default = floor_of(DEFAULT_GLIBC)
+    assert (default.suite, default.tested, default.libstdcxx) == ("bullseye", True, "10")
+    for name, floor in floors.items():
+        if floor.packages:
+            assert floor.suite
+            continue
+        assert all("@sha256:" in image for image in (floor.images or {}).values())
+        with pytest.raises(UnsupportedError, match=rf"glibc {name} \({floor.system}\)") as caught:
+            floor_of(name)
+        assert DEFAULT_GLIBC in caught.value.fix
+
+
+def test_a_floor_that_no_row_knows_is_refused_with_those_that_are_known() -> None:
+    with pytest.raises(UnsupportedError, match=r"glibc 2\.17") as caught:
+        floor_of("2.17")
+    assert DEFAULT_GLIBC in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("no toml [", "not TOML"),
+        ('["two"]\n', "no version of glibc"),
+        ('["2.31"]\nsystem = "x"\n', "bad value for"),
+        ('["2.31"]\nsystem = "x"\nlibstdcxx = "10"\nglibcxx = "3"\ntested = true\nnote = ""\nsweet = 1\n', "sweet"),
+    ],
+)
+def test_data_that_is_wrong_is_refused(tmp_path: Path, text: str, says: str) -> None:
+    (tmp_path / "floors.toml").write_text(text)
+    with pytest.raises(ConfigError, match=says):
+        load_floors(tmp_path / "floors.toml")
+
+
+def test_a_portable_layer_is_named_after_no_base(request_: Request) -> None:
+    rows = plan(request_, "llvm")
+    assert [row.planned.image for row in rows] == [
+        "toolchain-base-debian13",
+        "toolchain-sysroot-glibc-2.31",
+        "llvm-triton-22.1.8",
+    ]
+    inputs = inputs_of(request_)
+    assert inputs["glibc"] == "2.31"
+    assert inputs["sysroot"] == rows[1].planned.input_digest
+    assert "containerfiles/llvm-portable/build.sh" in inputs["recipe"]
+    assert "built_on" not in inputs
+
+
+def test_a_layer_for_one_base_has_nothing_of_a_floor(request_: Request) -> None:
+    bound = replace(request_, glibc="")
+    rows = plan(bound, "llvm")
+    assert [row.planned.image for row in rows] == ["toolchain-base-debian13", "llvm-triton-22.1.8-debian13"]
+    inputs = inputs_of(bound)
+    assert not {"glibc", "sysroot"} & set(inputs)
+    assert not [file for file in inputs["recipe"] if "portable" in file]
+
+
+def test_another_machine_has_the_same_floor(request_: Request) -> None:
+    request = replace(request_, arch=("arm64",))
+    rows = plan(request, "llvm")
+    assert [(row.planned.image, row.arch) for row in rows[1:]] == [
+        ("toolchain-sysroot-glibc-2.31", "arm64"),
+        ("llvm-triton-22.1.8", "arm64"),
+    ]
+    assert {"built_on", "native", "glibc"} <= set(inputs_of(request))
+
+
+def test_what_rests_on_llvm_rests_on_the_portable_one(request_: Request) -> None:
+    names = {
+        goal: [stage.name for stage in stages_of(goal, request_)] for goal in ("base", "sysroot", "kernels", "all")
+    }
+    assert names == {
+        "base": ["base"],
+        "sysroot": ["sysroot"],
+        "kernels": ["base", "triton", "kernels"],
+        "all": ["base", "sysroot", "llvm", "triton", "kernels"],
+    }
+    with pytest.raises(UnsupportedError, match="compiled against that base itself"):
+        stages_of("sysroot", replace(request_, glibc=""))
+
+
+def test_links_stay_inside_of_the_floor(tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    (tree / "usr/lib/x").mkdir(parents=True)
+    (tree / "lib").mkdir()
+    (tree / "lib/libdl.so.2").write_text("the old one")
+    (tree / "usr/lib/x/libdl.so").symlink_to("/lib/libdl.so.2")
+    (tree / "usr/lib/near").symlink_to("x/libdl.so")
+    (tree / "lib64").symlink_to("/lib")
+    sysroot.make_links_relative(tree)
+    assert (tree / "usr/lib/x/libdl.so").read_text() == "the old one"
+    assert str((tree / "usr/lib/x/libdl.so").readlink()) == "../../../lib/libdl.so.2"
+    assert str((tree / "usr/lib/near").readlink()) == "x/libdl.so"
+    assert (tree / "lib64").resolve() == (tree / "lib").resolve()
+
+
+def test_only_a_floor_s_links_count() -> None:
+    one = sysroot.System(name="a", arch="arm64", suite="trixie", packages=("libc6-dev",))
+    assert "links" not in one.as_inputs()
+    assert replace(one, glibc="2.31").as_inputs()["links"] == "relative"
+
+
+# What is told of it
+
+
+def test_an_old_system_s_packages_stand_beside_the_base_s_in_the_sbom(tmp_path: Path) -> None:
+    """Both have a libc6; the document lists each, of its own distribution."""
+    cache = Cache(tmp_path / "cache")
+    built = finished_sysroot(cache, tmp_path / "work", "amd64", glibc="2.31")
+    (old,) = evidence._compiled_against(cache, evidence.read_record(cache, built.input_digest))
+    assert (old.name, old.system) == ("libc6-dev", "debian11")
+    inputs = {**record()["inputs"], "glibc": "2.31"}
+    of_base = Package("libc6-dev", "2.41-12", "amd64")
+    found = replace(material(inputs=inputs), packages=(of_base, old))
+    document = sbom.sbom(found, manifest=f"sha256:{DIGEST}", diff_id="sha256:0", files=[])
+    rows = [one for one in document["packages"] if one["name"] == "libc6-dev"]
+    assert {row["externalRefs"][0]["referenceLocator"].partition("?")[2] for row in rows} == {
+        "arch=amd64&distro=debian-13",
+        "arch=amd64&distro=debian-11",
+    }
+    assert len({row["SPDXID"] for row in rows}) == 2
+    assert "links with glibc 2.31 and later" in document["packages"][0]["comment"]
+
+
+def an_index(folder: Path, *floors: str) -> tuple[Layout, Descriptor]:
+    """An index over one image for each floor; a layer that is bound to its base has none."""
+    layout = Layout(folder).ensure()
+    images = []
+    for arch, floor in zip(("amd64", "arm64"), floors, strict=False):
+        labels = {"toolchain.glibc": floor} if floor else {}
+        images.append(write_image(layout, ImageSpec(arch=arch, layers=(), labels=labels, epoch=EPOCH)))
+    return layout, write_index(layout, images, {})
+
+
+@pytest.mark.parametrize("floors", [("2.31", "2.28"), ("2.31", "")])
+def test_an_index_over_layers_for_different_systems_is_not_ok(tmp_path: Path, floors: tuple[str, ...]) -> None:
+    layout, index = an_index(tmp_path, *floors)
+    found = verify(LayoutRef(tmp_path), layout, index)
+    assert found.verdict == "untrusted"
+    assert found.problems[0].startswith("floor: the index holds layers for different systems")
+    assert "amd64: glibc 2.31" in found.problems[0]
+
+
+def test_an_index_over_one_floor_tells_it(tmp_path: Path) -> None:
+    layout, index = an_index(tmp_path, "2.31", "2.31")
+    found = verify(LayoutRef(tmp_path), layout, index)
+    assert (found.verdict, found.checks["floor"]) == ("intact", "links with glibc 2.31 and later")
+
+
+# Locks
+
+
+def held(request: Request) -> lockfile.Lock:
+    """The lock of a plan, written and read again."""
+    lock = locking.resolve(request, [row.planned for row in plan(request, "llvm")], "llvm")
+    # Their images are only named here.
+    bases = tuple(replace(one, image=f"sha256:{DIGEST}") for one in lock.bases)
+    return lockfile.parse(lockfile.render(replace(lock, bases=bases)), "a lock")
+
+
+def test_a_lock_holds_the_floor_by_the_digests_of_its_packages(request_: Request) -> None:
+    lock = held(request_)
+    assert [str(one) for one in lock.bases] == ["base debian13 (amd64)", "sysroot glibc-2.31 (amd64)"]
+    assert [(one.name, one.sha256) for one in lock.bases[1].packages] == [(name, DIGEST) for name in NAMES]
+    assert lockfile.options(lock)[:2] == ["--arch", "amd64"]
+    assert "--base" not in lockfile.options(lock), "a base that is named makes another layer"
+    assert lockfile.options(lock)[2:4] == ["--glibc", "2.31"]
+
+
+def test_a_floor_that_lost_a_package_since_the_lock_is_refused(request_: Request) -> None:
+    lock = held(request_)
+    resolve(request_, NAMES[:1])
+    with pytest.raises(LockedError) as caught:
+        locking.check(replace(request_, lock=lock), [row.planned for row in plan(request_, "llvm")])
+    assert "sysroot glibc-2.31 (amd64)" in caught.value.why
+    assert "libstdc++-10-dev" in caught.value.why
+
+
+def test_a_layer_for_a_base_is_not_within_the_lock_of_a_portable_one(request_: Request) -> None:
+    lock, bound = held(request_), replace(request_, glibc="", arch=("arm64",))
+    with pytest.raises(LockedError, match="not what the lock holds"):
+        locking.check(replace(bound, lock=lock), [row.planned for row in plan(bound, "llvm")])
+
+
+# Bundles
+
+
+def test_a_bundle_brings_the_floor_and_the_command_that_asks_for_it(tmp_path: Path) -> None:
+    here, there = Cache(tmp_path / "here"), Cache(tmp_path / "there")
+    finished_sysroot(here, tmp_path / "work", "amd64", glibc="2.31")
+    request = Request(cache=here, glibc="2.31")
+    export(request, "sysroot", LayoutRef(tmp_path / "bundle"))
+    brought = bring(LayoutRef(tmp_path / "bundle"), there, tmp_path / "a lock")
+    before, after = (plan(replace(request, cache=cache), "sysroot")[-1].planned for cache in (here, there))
+    assert after.input_digest == before.input_digest is not None
+    assert pipeline.find(there, after) is not None
+    words = list(brought.command)
+    assert words[:3] == ["toolchain", "build", "sysroot"]
+    assert words[words.index("--glibc") + 1] == "2.31"
+    assert "--base" not in words
+
+
+def test_a_bundle_s_floor_with_other_packages_than_the_lock_names_is_refused(tmp_path: Path) -> None:
+    here, there = Cache(tmp_path / "here"), Cache(tmp_path / "there")
+    finished_sysroot(here, tmp_path / "work", "amd64", glibc="2.31")
+    export(Request(cache=here, glibc="2.31"), "sysroot", LayoutRef(tmp_path / "bundle"))
+    finished_sysroot(there, tmp_path / "other work", "amd64", version="2.30", glibc="2.31")
+    own = locking.resolve(
+        Request(cache=there, glibc="2.31"),
+        [row.planned for row in plan(Request(cache=there, glibc="2.31"), "sysroot")],
+        "sysroot",
+    )
+    lockfile.write(own, tmp_path / "a lock")
+    with pytest.raises(LockedError) as caught:
+        bring(LayoutRef(tmp_path / "bundle"), there, tmp_path / "a lock")
+    assert "sysroot glibc-2.31 (amd64): libc6-dev 2.30" in caught.value.why

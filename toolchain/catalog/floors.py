@@ -1,0 +1,108 @@
+"""The old systems that a portable LLVM layer is compiled against: data of llvm-config/floors.toml, checked."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from toolchain.errors import ConfigError, UnsupportedError
+from toolchain.recipe import root
+
+DATA = "llvm-config/floors.toml"
+_VERSION = re.compile(r"[0-9]+\.[0-9]+")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Floor:
+    """A system that is as old as a consumer's may be.
+
+    Args:
+        glibc: its version, the floor's name.
+        system: the distribution, for people.
+        libstdcxx: the GCC whose libstdc++ it has.
+        glibcxx: newest symbol version of that libstdc++.
+        suite, packages: what is unpacked of it.
+        images: by architecture, `repository@sha256:…`, of a system that no Debian mirror has.
+        tested: whether a layer was built against it.
+        note: for people.
+    """
+
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
+    glibc: str
+    system: str
+    libstdcxx: str
+    glibcxx: str
+    suite: str = ""
+    packages: tuple[str, ...] = ()
+    images: Mapping[str, str] | None = None
+    tested: bool
+    note: str
+
+    @property
+    def distro(self) -> str:
+        """The distribution as bases are called: `debian11`."""
+        return self.system.replace(" ", "").lower()
+
+    @property
+    def name(self) -> str:
+        """Part of the names of its images and lists."""
+        return f"glibc-{self.glibc}"
+
+
+def load_floors(path: Path | None = None) -> dict[str, Floor]:
+    """Every floor of the data by its glibc, in its order.
+
+    Raises:
+        ConfigError: the data cannot be read, or holds what no floor has.
+    """
+    source = path or root() / DATA
+    try:
+        content = tomllib.loads(source.read_text(encoding="utf-8"))
+        return {name: _floor(name, row) for name, row in content.items()}
+    except OSError as error:
+        raise ConfigError(f"cannot read {source}", why=str(error.strerror), fix="reinstall toolchain") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{source} is not TOML", why=str(error)) from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise ConfigError(f"{source}: bad value for {where!r}", why=first["msg"], fix="correct or remove it") from error
+
+
+def _floor(name: str, row: Mapping[str, object]) -> Floor:
+    if not _VERSION.fullmatch(name):
+        raise ConfigError(f"{DATA}: {name!r} is no version of glibc", why="it becomes part of names")
+    # By way of JSON: there lists may become tuples while all else stays strict.
+    return TypeAdapter(Floor).validate_json(json.dumps({**row, "glibc": name}))
+
+
+def floor_of(glibc: str, *, path: Path | None = None) -> Floor:
+    """The floor of this glibc.
+
+    Raises:
+        ConfigError: see `load_floors`.
+        UnsupportedError: no row knows it, or its row names what this tool cannot unpack.
+    """
+    floors = load_floors(path)
+    found = floors.get(glibc)
+    usable = ", ".join(name for name, floor in floors.items() if floor.packages)
+    if found is None:
+        raise UnsupportedError(
+            f"no floor is known for glibc {glibc}",
+            why=f"{DATA} has {', '.join(floors)}",
+            fix=f"--glibc with one of {usable}; or name a base for a layer that is bound to it: --base debian13",
+        )
+    if not found.packages:
+        raise UnsupportedError(
+            f"no LLVM is built against glibc {glibc} ({found.system}) yet",
+            why=f"its headers and libraries lie in {(found.images or {}).get('amd64', 'an image')}, and this version"
+            f" unpacks Debian's packages alone; {found.note}",
+            fix=f"--glibc with one of {usable}",
+        )
+    return found
