@@ -15,6 +15,7 @@
 #   CROSS      the architecture the layer is for, if it is not this machine's: then /sysroot holds that system,
 #              programs are built against it by clang and lld, and
 #   EMULATOR   runs them: a command line without blanks in its words
+#   LINKER     bfd, lld: what links the programs             (default: lld where it is)
 #   JOBS       compile jobs                                   (default: as many as there are processors)
 #
 # For each check one line on standard output, `@contract NAME ok|fail DETAIL`; logs of failures on standard error.
@@ -283,7 +284,7 @@ tree() {
   folder=$1
   shift
   if [ -n "$CROSS" ]; then set -- "$@" -DCMAKE_TOOLCHAIN_FILE="$here/../cross.cmake" -DTOOLCHAIN_ARCH="$CROSS"; fi
-  cmake -G "$generator" -S "$folder" -B "$work/tree" -DCONTRACT_PREFIX="$prefix" "$@"
+  cmake -G "$generator" -S "$folder" -B "$work/tree" -DCONTRACT_PREFIX="$prefix" ${LINKER:+"-DCONTRACT_LINKER=$LINKER"} "$@"
 }
 
 support() {

@@ -11,8 +11,11 @@ from typing import Any
 import pytest
 
 from tests.evidence_fixtures import finished_sysroot, material, record
+from toolchain.build import run as pipeline
 from toolchain.build.run import plan
 from toolchain.build.targets import stages_of
+from toolchain.bundle.export import export
+from toolchain.bundle.importer import bring
 from toolchain.catalog.bases import base_recipe
 from toolchain.catalog.floors import floor_of, load_floors
 from toolchain.errors import ConfigError, LockedError, UnsupportedError
@@ -254,3 +257,37 @@ def test_a_layer_for_a_base_is_not_within_the_lock_of_a_portable_one(request_: R
     lock, bound = held(request_), replace(request_, glibc="", arch=("arm64",))
     with pytest.raises(LockedError, match="not what the lock holds"):
         locking.check(replace(bound, lock=lock), [row.planned for row in plan(bound, "llvm")])
+
+
+# Bundles
+
+
+def test_a_bundle_brings_the_floor_and_the_command_that_asks_for_it(tmp_path: Path) -> None:
+    here, there = Cache(tmp_path / "here"), Cache(tmp_path / "there")
+    finished_sysroot(here, tmp_path / "work", "amd64", glibc="2.31")
+    request = Request(cache=here, glibc="2.31")
+    export(request, "sysroot", LayoutRef(tmp_path / "bundle"))
+    brought = bring(LayoutRef(tmp_path / "bundle"), there, tmp_path / "a lock")
+    before, after = (plan(replace(request, cache=cache), "sysroot")[-1].planned for cache in (here, there))
+    assert after.input_digest == before.input_digest is not None
+    assert pipeline.find(there, after) is not None
+    words = list(brought.command)
+    assert words[:3] == ["toolchain", "build", "sysroot"]
+    assert words[words.index("--glibc") + 1] == "2.31"
+    assert "--base" not in words
+
+
+def test_a_bundle_s_floor_with_other_packages_than_the_lock_names_is_refused(tmp_path: Path) -> None:
+    here, there = Cache(tmp_path / "here"), Cache(tmp_path / "there")
+    finished_sysroot(here, tmp_path / "work", "amd64", glibc="2.31")
+    export(Request(cache=here, glibc="2.31"), "sysroot", LayoutRef(tmp_path / "bundle"))
+    finished_sysroot(there, tmp_path / "other work", "amd64", version="2.30", glibc="2.31")
+    own = locking.resolve(
+        Request(cache=there, glibc="2.31"),
+        [row.planned for row in plan(Request(cache=there, glibc="2.31"), "sysroot")],
+        "sysroot",
+    )
+    lockfile.write(own, tmp_path / "a lock")
+    with pytest.raises(LockedError) as caught:
+        bring(LayoutRef(tmp_path / "bundle"), there, tmp_path / "a lock")
+    assert "sysroot glibc-2.31 (amd64): libc6-dev 2.30" in caught.value.why

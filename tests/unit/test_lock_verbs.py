@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
-from tests.evidence_fixtures import finished_base
+from tests.evidence_fixtures import finished_base, finished_sysroot
 from tests.lock_fixtures import lock
 from toolchain.build import run as pipeline
 from toolchain.build.prefetch import Prefetch
@@ -29,7 +29,7 @@ from toolchain.errors import LockedError
 from toolchain.lock import file as lockfile
 from toolchain.lock import resolve as locking
 from toolchain.lock.diff import differences
-from toolchain.settings import Cache, Request
+from toolchain.settings import DEFAULT_GLIBC, Cache, Request
 from toolchain.sources.resolve import fetch_source
 from toolchain.sources.store import Store
 from toolchain.sources.tree import Source, scan_tree
@@ -136,11 +136,11 @@ def test_the_lock_of_the_quickstart_is_current(tmp_path: Path) -> None:
     """Without a network and on an empty machine; its base is open, since mirrors move."""
     there = lockfile.read(TOP / lockfile.DEFAULT)
     named = {"llvm": "distro:llvm-toolchain-22", "triton": "pypi:3.7.1"}
-    request = Request(cache=Cache(tmp_path / "empty"), sources=named, only="tablegen")
+    request = Request(cache=Cache(tmp_path / "empty"), sources=named, only="tablegen", glibc=DEFAULT_GLIBC)
     now = locking.resolve(request, [row.planned for row in plan(request, "all")], "all")
     again = "toolchain lock all --source llvm=distro:llvm-toolchain-22 --source triton=pypi:3.7.1 --only tablegen"
     assert differences(there, now, whole=True) == [], f"make it again: {again} --open-base"
-    assert [one.state for one in there.bases] == ["open"]
+    assert [one.state for one in there.bases] == ["open", "open"]
     assert {one.name: one.wheel for one in there.sources} == {"flash-attn": False, "llvm": False, "triton": True}
     assert all(one.tree for one in there.sources if not one.wheel)
     assert all(one.license for one in there.sources)
@@ -153,12 +153,16 @@ def test_the_lock_of_the_quickstart_is_current(tmp_path: Path) -> None:
 def test_a_checkout_is_locked_and_held_to_it(here: Here, checkout: Path, tmp_path: Path) -> None:
     cache = here.cache
     finished_base(cache, tmp_path / "work")
+    finished_sysroot(cache, tmp_path / "old system", "amd64", glibc=DEFAULT_GLIBC)
     words = ("llvm", "--source", f"llvm={checkout}")
     done = here.call("lock", *words, "--json")
     assert done.exit_code == 0, done.stderr
     said = json.loads(done.stdout)
     assert said["complete"] is True
-    assert said["bases"] == [{"stage": "base", "name": "debian13", "arch": "amd64", "state": "resolved"}]
+    assert said["bases"] == [
+        {"stage": "base", "name": "debian13", "arch": "amd64", "state": "resolved"},
+        {"stage": "sysroot", "name": "glibc-2.31", "arch": "amd64", "state": "resolved"},
+    ]
     content = (here.folder / "toolchain.lock").read_text()
     assert "secret" not in content
     assert str(tmp_path) not in content

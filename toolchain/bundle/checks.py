@@ -41,14 +41,15 @@ def require_agreement(own: Lock, lock: Lock, what: str) -> None:
 
 
 def require_fitting(lock: Lock) -> None:
-    """Insist that it is for a build on this machine: in its base, against other machines' side of it.
+    """Insist that it is for a build on this machine: in its base, against an old system or other machines' side of it.
 
     Raises:
         UnsupportedError: it was made on a machine of another kind.
     """
     here = this_machine()
     for base in lock.bases:
-        if (base.stage == "base") != (base.arch == here):
+        # An old system is compiled against for this machine too.
+        if not base.old and (base.stage == "base") != (base.arch == here):
             raise UnsupportedError(
                 f"the bundle holds the {base}, and this machine is {here}",
                 why="what is in a bundle is built on a machine of the kind that it was made on",

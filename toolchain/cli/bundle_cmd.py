@@ -17,7 +17,7 @@ from toolchain.settings import Request
 
 DestArg = Annotated[str, typer.Argument(help="oci:DIR[:TAG] or REGISTRY/NS/NAME:TAG.", show_default=False)]
 RefArg = Annotated[str, typer.Argument(help="oci:DIR[:TAG] or REGISTRY/NS/NAME[:TAG|@DIGEST].", show_default=False)]
-StageArg = Annotated[str, typer.Argument(help="base, llvm, triton, kernels, aotriton or all.")]
+StageArg = Annotated[str, typer.Argument(help="base, sysroot, llvm, triton, kernels, aotriton or all.")]
 OutOpt = Annotated[
     Path,
     typer.Option("--lock-file", envvar="TOOLCHAIN_LOCK_FILE", help="Must hold all that comes; written if not there."),

@@ -32,7 +32,7 @@ REUSE_FROM = Option(
 )  # fmt: skip
 STAGE = Option(
     name="stage", environment=False, example="llvm",
-    help="The stage for verbs that are given none: base, llvm, triton, kernels, aotriton or all.",
+    help="The stage for verbs that are given none: base, sysroot, llvm, triton, kernels, aotriton or all.",
 )  # fmt: skip
 # Beside the options of a request, those of single verbs.
 OF_VERBS = (STAGE, DEST, KEY, SOURCE_REPO, REUSE_FROM)

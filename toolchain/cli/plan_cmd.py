@@ -14,7 +14,7 @@ from toolchain.cli.request import with_request
 from toolchain.settings import Request
 from toolchain.sources.tree import Source
 
-StageArg = Annotated[str, typer.Argument(help="base, llvm, triton, kernels, aotriton or all.")]
+StageArg = Annotated[str, typer.Argument(help="base, sysroot, llvm, triton, kernels, aotriton or all.")]
 
 
 @with_request("jobs", "contract")

@@ -124,6 +124,11 @@ class LockedBase:
         return f"{self.stage} {self.name} ({self.arch})"
 
     @property
+    def old(self) -> bool:
+        """Whether it is an old system for a portable layer (`toolchain.catalog.floors`), and not a base's own."""
+        return self.stage == "sysroot" and self.name.startswith("glibc-")
+
+    @property
     def image_name(self) -> str:
         """How its image is called."""
         return f"toolchain-{self.stage}-{self.name}"

@@ -1,0 +1,193 @@
+"""A portable layer inside old and new systems: compiled there by each one's own compilers, linked by both linkers."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.integration.conftest import TOP, toolchain
+from toolchain import process
+from toolchain.digest import sha256_file
+from toolchain.engine.buildah import Buildah
+from toolchain.engine.isolation import arguments
+from toolchain.oci.layout import Layout
+from toolchain.recipe import Mount, root
+from toolchain.settings import Cache, default_cache
+from toolchain.sources.mirrors import apt_mirrors
+from toolchain.sources.resolve import fetch_source, locate, parse_source_spec
+from toolchain.sources.unpack import unpack_tar
+
+pytestmark = pytest.mark.engine
+SPEC = "distro:llvm-toolchain-22"
+OPTIONS = ("--source", f"llvm={SPEC}", "--only", "support")
+IMAGE = "llvm-triton-support-22.1.8"
+PREFIX = "/usr/lib64/llvm-triton-22.1.8"
+SUITES = {"11": "bullseye", "12": "bookworm", "13": "trixie"}
+# Unpacked and not installed, which takes seconds: nothing of them needs its maintainer's scripts but awk's name.
+TOOLS = [
+    "base-files",
+    "bash",
+    "binutils",
+    "clang",
+    "cmake",
+    "coreutils",
+    "dash",
+    "diffutils",
+    "findutils",
+    "g++",
+    "grep",
+    "lld",
+    "mawk",
+    "ninja-build",
+    "sed",
+    "tar",
+]
+# Linked on Debian 13 by a compiler that knows no older glibc.
+PLANTED = 'long __isoc23_strtol(const char *, char **, int); long planted(void) { return __isoc23_strtol("1", 0, 10); }'
+CHECKS = ["libraries", "headers", "paths", "symbols", "support"]
+# The layer is read-only. LLVM's own headers are beside it, since this part of LLVM has few.
+SCRIPT = f"""
+check() {{ PART=support LIBRARIES="LLVMDemangle;LLVMSupport" SYSTEM=/ sh /contract/check.sh "$1"; }}
+for compilers in "gcc g++" "clang clang++"; do
+  for linker in bfd lld; do
+    CC=${{compilers% *}} CXX=${{compilers#* }} LINKER=$linker check {PREFIX} | sed "s/^/$linker ${{compilers#* }} /"
+  done
+done
+cp -rs {PREFIX} /tmp/farm
+echo '{PLANTED}' >/tmp/planted.c
+gcc -c /tmp/planted.c -o /tmp/planted.o && ar rcs /tmp/farm/lib/libLLVMPlanted.a /tmp/planted.o
+echo "planted: $(sh /contract/symbols.sh /tmp/farm /)"
+for type in Release TritonRelBuildWithAsserts; do
+  cmake -G Ninja -S /consumer -B /tmp/$type -DLLVM_DIR={PREFIX}/lib/cmake/llvm -DCMAKE_BUILD_TYPE=$type >/tmp/said 2>&1
+  echo "$type: $(tr -s ' \\n' ' ' </tmp/said)"
+done
+for mode in -DNDEBUG -UNDEBUG; do
+  g++ -std=c++17 -fno-rtti $mode -I {PREFIX}/include -I /llvm/include -c /contract/layouts.cpp -o /tmp/layouts.o
+  echo "$mode: $(nm -P /tmp/layouts.o | grep MCSchedClassDesc | cut -d ' ' -f 4)"
+done
+"""
+
+
+@dataclass(frozen=True)
+class Part:
+    """The smallest real layer, as it is published and as it is unpacked."""
+
+    out: Path
+    manifest: str
+    prefix: Path
+    headers: Path
+
+
+@pytest.fixture(scope="module")
+def part(tmp_path_factory: pytest.TempPathFactory) -> Part:
+    """LLVMSupport alone; a minute if nothing of it is here yet."""
+    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        pytest.skip("NO DEBIAN MACHINE AS ROOT: the base is made from apt's mirrors")
+    folder = tmp_path_factory.mktemp("portable")
+    built = toolchain("build", "llvm", *OPTIONS)
+    assert built.code == 0, built.err
+    published = toolchain("publish", f"oci:{folder / 'out'}", "--stage", "llvm", *OPTIONS)
+    assert published.code == 0, published.err
+    layout = Layout(folder / "out")
+    manifest = layout.children(layout.resolve(IMAGE))[0]
+    unpack_tar(layout.blob(layout.children(manifest)[1].digest), folder / "layer", strip=0)
+    cache = Cache(default_cache())
+    source = fetch_source(locate("llvm", parse_source_spec(SPEC), cache=cache), cache=cache, offline=True)
+    assert source.path is not None
+    return Part(folder / "out", manifest.digest, folder / "layer" / PREFIX.lstrip("/"), source.path / "llvm")
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Buildah]:
+    """One with a storage of the tests' own."""
+    found = Buildah(Cache(tmp_path_factory.mktemp("engine") / "cache"))
+    yield found
+    found.destroy()
+
+
+def build(engine: Buildah, folder: Path, containerfile: Path, tag: str, **args: str) -> list[str]:
+    """Plain `buildah build` without a network; what it said."""
+    said: list[str] = []
+    words = ["build", "--no-cache", "--layers=false", "--force-rm", "--pull=never", *arguments(engine.isolation)]
+    words += [word for name, value in args.items() for word in ("--build-arg", f"{name}={value}")]
+    command = engine.command(*words, "--file", os.fspath(containerfile), "--tag", tag, os.fspath(folder))
+    process.run(command, env=engine.environment(), on_line=said.append)
+    return said
+
+
+def cmake_wheel(folder: Path) -> None:
+    """The CMake that examples/ installs where a system's own is too old, by the same hash."""
+    wanted = TOP / "examples/consumer/cmake.txt"
+    words = ["download", "--quiet", "--no-deps", "--only-binary", ":all:", "--require-hashes", "-r", os.fspath(wanted)]
+    process.run([sys.executable, "-m", "pip", *words, "-d", folder / "wheel"])
+    (wheel,) = (folder / "wheel").iterdir()
+    assert sha256_file(wheel).removeprefix("sha256:") in wanted.read_text()
+    shutil.unpack_archive(wheel, folder / "cmake", "zip")
+    for program in (folder / "cmake/cmake/data/bin").iterdir():
+        program.chmod(0o755)
+
+
+def a_system(engine: Buildah, release: str, folder: Path) -> str:
+    """An image of this Debian with its compilers and linkers."""
+    mirror = next((one for one in apt_mirrors() if not one.security), None)
+    if mirror is None:
+        pytest.skip("NO MIRROR: apt has none configured")
+    suite, tar = SUITES[release], folder / "rootfs.tar"
+    signed = f"[signed-by={mirror.keyring}] " if mirror.keyring else ""
+    (folder / "sources.list").write_text(f"deb {signed}{mirror.site} {suite} main\n")
+    process.run(
+        ["mmdebstrap", "--mode=auto", "--variant=extract", f"--include={','.join(TOOLS)}", "--format=tar",
+         "--dpkgopt=path-exclude=/usr/share/doc/*", suite, tar, folder / "sources.list"]
+    )  # fmt: skip
+    (folder / "cmake").mkdir()
+    if release == "11":
+        cmake_wheel(folder)
+    (folder / "Containerfile").write_text(
+        "FROM scratch\nADD rootfs.tar /\nCOPY cmake /opt/cmake\n"
+        "ENV PATH=/opt/cmake/cmake/data/bin:/usr/local/bin:/usr/bin:/bin\nRUN ln -sf mawk /usr/bin/awk\n"
+    )
+    build(engine, folder, folder / "Containerfile", f"localhost/debian{release}")
+    tar.unlink()
+    return f"localhost/debian{release}"
+
+
+@pytest.mark.parametrize("release", SUITES)
+def test_a_program_on_it_is_compiled_linked_and_run(part: Part, engine: Buildah, release: str, tmp_path: Path) -> None:
+    system = a_system(engine, release, tmp_path)
+    layer = engine.ensure_image("portable", part.out, part.manifest)
+    dockerfile = TOP / "examples" / f"debian{release}" / "Dockerfile"
+    said = build(engine, TOP / "examples", dockerfile, "localhost/consumer", BASE=system, LLVM=layer)
+    pairs = re.findall(
+        r"^(\S+) and (\S+): llvm::APInt::~APInt\(\) by LLVM 22\.1\.8 for x86_64", "\n".join(said), re.MULTILINE
+    )
+    assert pairs == [("g++", "bfd"), ("g++", "lld"), ("clang++", "bfd"), ("clang++", "lld")], said[-20:]
+
+    mounts = [
+        Mount(root() / "llvm-config/contract", "/contract"),
+        Mount(TOP / "examples/consumer", "/consumer"),
+        Mount(part.prefix, PREFIX),
+        Mount(part.headers, "/llvm"),
+    ]
+    out = engine.run(system, ["sh", "-c", SCRIPT], mounts=mounts, env={"TMPDIR": "/tmp"}, capture=True).stdout
+    engine.forget_image("localhost/consumer")
+    engine.forget_image(system)
+    passed = re.findall(r"^(\S+) (\S+) @contract (\S+) ok", out, re.MULTILINE)
+    wanted = [(linker, cxx, name) for cxx in ("g++", "clang++") for linker in ("bfd", "lld") for name in CHECKS]
+    assert passed == wanted, out
+    lines = dict(line.split(": ", 1) for line in out.splitlines() if ": " in line)
+    # glibc 2.38 has it: Debian 13 does, and a layer that wants it is no longer for the others.
+    if release == "13":
+        assert re.fullmatch(r"\d+ symbols of 3 libraries and programs", lines["planted"])
+    else:
+        assert lines["planted"] == "libLLVMPlanted.a: __isoc23_strtol in planted.o"
+    assert "Warning" not in lines["Release"]
+    assert "build type TritonRelBuildWithAsserts compiles without it" in lines["TritonRelBuildWithAsserts"]
+    assert "TRITON_APPEND_CMAKE_ARGS=-DCMAKE_BUILD_TYPE=Release" in lines["TritonRelBuildWithAsserts"]
+    assert (int(lines["-DNDEBUG"], 16), int(lines["-UNDEBUG"], 16)) == (14, 20), "the types are alike in both modes"
