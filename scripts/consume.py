@@ -8,11 +8,11 @@ from pathlib import Path
 
 from toolchain import process
 from toolchain.build.run import find_image
+from toolchain.cache import Cache, default_cache
 from toolchain.engine.buildah import Buildah
 from toolchain.engine.isolation import arguments
 from toolchain.oci import descriptor as media
 from toolchain.oci.layout import Layout
-from toolchain.settings import Cache, default_cache
 
 _CONTAINERFILE = """\
 FROM {base}

@@ -13,7 +13,7 @@ from typing import Any
 
 import typer
 
-from toolchain import settings
+from toolchain import request as request_module
 from toolchain.cli.app import app
 from toolchain.cli.config_file import OF_VERBS
 from toolchain.cli.verbs import VERBS, LazyCommand
@@ -23,7 +23,7 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "options.md"
 _HEAD = """\
 # Options
 
-Made by `scripts/options_table.py` from the declarations in `toolchain/settings.py`, `toolchain/configfile.py` and
+Made by `scripts/options_table.py` from the declarations in `toolchain/request.py`, `toolchain/cli/config_file.py` and
 `toolchain/cli/`. Do not edit this page.
 
 The command line wins over the environment, the environment over the file, the file over the default. The file is
@@ -63,7 +63,7 @@ def page(verbs: Mapping[str, Any]) -> str:
                 key = (", ".join(f"`{flag}`" for flag in (*one.opts, *one.secondary_opts)), one.help or "")
                 rows.setdefault(key, []).append(name)
                 by_flag.setdefault(key, one)
-    of_builds = {one.option.name: one.option for one in settings.options()}
+    of_builds = {one.option.name: one.option for one in request_module.options()}
     for_builds: list[str] = []
     of_verbs: list[str] = []
     for key, names in sorted(rows.items()):

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from toolchain import console
 from toolchain.build.run import records
-from toolchain.settings import Cache, default_cache
+from toolchain.cache import Cache, default_cache
 
 
 def main(seconds: int, out: Path) -> None:

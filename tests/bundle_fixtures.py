@@ -15,11 +15,12 @@ import pytest
 from tests.evidence_fixtures import finished_base
 from toolchain.bundle.export import TYPE, Exported, export
 from toolchain.bundle.importer import Imported, bring
+from toolchain.cache import Cache
 from toolchain.digest import sha256_bytes
 from toolchain.oci import descriptor as media
 from toolchain.oci.layout import Layout
 from toolchain.oci.reference import LayoutRef, RegistryRef
-from toolchain.settings import Cache, Request
+from toolchain.request import Request
 from toolchain.sources.pypi import PypiFile
 from toolchain.sources.store import Store
 from toolchain.stages.wheels import TRITON

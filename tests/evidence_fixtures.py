@@ -14,8 +14,9 @@ from rich.console import Console
 
 from toolchain.build.prefetch import Prefetch
 from toolchain.build.workspace import BuildShop
+from toolchain.cache import Cache
 from toolchain.catalog.bases import base_recipe
-from toolchain.digest import sha256_json
+from toolchain.digest import EPOCH, sha256_json
 from toolchain.engine.progress import Progress
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.image import ImageSpec, add_layer, standard_annotations, write_image, write_index
@@ -24,7 +25,7 @@ from toolchain.oci.layout import Layout
 from toolchain.oci.reference import LayoutRef
 from toolchain.oci.referrers import attach, write_artifact
 from toolchain.publish.attestations import bill
-from toolchain.settings import EPOCH, Cache, Request
+from toolchain.request import Request
 from toolchain.stages.base import BaseStage, recipe_digest, write_packages
 from toolchain.stages.llvm import LlvmStage
 from toolchain.stages.stage import Built, Stage

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 
+from toolchain.digest import EPOCH
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.image import ImageSpec, add_layer, standard_annotations, write_image, write_index
 from toolchain.oci.layer import Compression, compress, write_layer
 from toolchain.oci.layout import Layout
-from toolchain.settings import EPOCH
 
 
 def free_port() -> int:

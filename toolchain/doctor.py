@@ -16,11 +16,11 @@ from urllib.parse import urlsplit
 
 from toolchain import console, process
 from toolchain.build.run import records
+from toolchain.cache import Cache
 from toolchain.catalog.architectures import MACHINES, emulator_name, this_machine
 from toolchain.engine import isolation, resources
 from toolchain.engine.storage import Storage
 from toolchain.errors import EngineError, ResourceError, ToolchainError
-from toolchain.settings import Cache
 from toolchain.stages.llvm_subset import FULL_DISK
 
 Status = Literal["ok", "warn", "fail"]

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from toolchain import console
+from toolchain.cache import Cache
 from toolchain.errors import LockHeldError
-from toolchain.settings import Cache
 
 PATIENCE = 2.0  # seconds before a waiting invocation says why it waits
 

@@ -1,6 +1,6 @@
 """Options, each declared once: command line, environment, file, record, lock and the table in the docs derive from it.
 
-An option of builds is a field of `settings.Request` with `option(...)` as its metadata; `declared` gives all of them.
+An option of builds is a field of `request.Request` with `option(...)` as its metadata; `declared` gives all of them.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ import pytest
 
 from tests.registry_fixtures import running_registry
 from toolchain.build import run as pipeline
+from toolchain.cache import Cache, default_cache
 from toolchain.engine.buildah import Buildah
-from toolchain.settings import Cache, default_cache
 
 TOP = Path(__file__).resolve().parents[2]
 

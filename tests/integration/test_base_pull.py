@@ -17,8 +17,10 @@ import pytest
 from tests.enterprise import enterprise_tree
 from tests.registry_fixtures import running_registry
 from toolchain.build import run as pipeline
+from toolchain.cache import Cache
 from toolchain.catalog import bases
 from toolchain.catalog.architectures import this_machine
+from toolchain.digest import EPOCH
 from toolchain.engine.buildah import Buildah
 from toolchain.errors import DigestError, RegistryError, ToolchainError, UnreachableError, UnsupportedError
 from toolchain.oci import descriptor as media
@@ -28,7 +30,7 @@ from toolchain.oci.layer import compress, write_layer
 from toolchain.oci.layout import Layout
 from toolchain.oci.publish import publish
 from toolchain.oci.reference import RegistryRef
-from toolchain.settings import EPOCH, Cache, Request
+from toolchain.request import Request
 
 pytestmark = pytest.mark.engine
 HERE = this_machine()

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from tests.dockerd_fixture import dockerd
+from toolchain.cache import Cache
 from toolchain.catalog.components import Needs, needs_for
 from toolchain.engine.buildah import Buildah
 from toolchain.engine.docker import DockerRunner
 from toolchain.process import Result
 from toolchain.recipe import Mount
-from toolchain.settings import Cache
 from toolchain.sources.mirrors import apt_mirrors
 from toolchain.stages.contract import check_layer, check_names
 

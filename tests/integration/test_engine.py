@@ -20,12 +20,12 @@ import pytest
 
 from tests import tiny_image
 from toolchain.build.cache_usage import DAY, prune
+from toolchain.cache import Cache
 from toolchain.engine import isolation
 from toolchain.engine.buildah import Buildah
 from toolchain.errors import BuildError, EngineError
 from toolchain.process import CommandError
 from toolchain.recipe import Mount, Recipe
-from toolchain.settings import Cache
 
 pytestmark = pytest.mark.engine
 
@@ -237,7 +237,7 @@ def test_kill_leaves_no_process_and_the_next_call_cleans_up(here: Here, tmp_path
             from pathlib import Path
             from toolchain.engine.buildah import Buildah
             from toolchain.recipe import Recipe
-            from toolchain.settings import Cache
+            from toolchain.cache import Cache
             top, image, tree = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
             recipe = Recipe(name="tiny", containerfile="containerfiles/Tiny", base=image, args={"WORD": "slow"},
                             contexts={"tree": tree}, cache_key="killed")

@@ -9,14 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from toolchain.build import own_base as ownbase
 from toolchain.build import run as pipeline
-from toolchain.digest import sha256_bytes
+from toolchain.cache import Cache
+from toolchain.digest import EPOCH, sha256_bytes
 from toolchain.engine.buildah import Buildah
 from toolchain.errors import UnsupportedError
 from toolchain.oci.image import ImageSpec, LayerBlob, read_layers, write_image
 from toolchain.oci.layout import Layout
-from toolchain.settings import EPOCH, Cache, Request
-from toolchain.stages import own_base as ownbase
+from toolchain.request import Request
 from toolchain.stages.stage import Planned
 
 pytestmark = pytest.mark.engine

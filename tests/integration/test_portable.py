@@ -14,12 +14,12 @@ import pytest
 
 from tests.integration.conftest import TOP, toolchain
 from toolchain import process
+from toolchain.cache import Cache, default_cache
 from toolchain.digest import sha256_file
 from toolchain.engine.buildah import Buildah
 from toolchain.engine.isolation import arguments
 from toolchain.oci.layout import Layout
 from toolchain.recipe import Mount, root
-from toolchain.settings import Cache, default_cache
 from toolchain.sources.mirrors import apt_mirrors
 from toolchain.sources.resolve import fetch_source, locate, parse_source_spec
 from toolchain.sources.unpack import unpack_tar

@@ -16,6 +16,7 @@ from tests.integration.conftest import Said, toolchain
 from tests.registry_fixtures import free_port
 from toolchain.build.reuse import Reuse, reference, take
 from toolchain.build.run import build, find, plan
+from toolchain.cache import Cache
 from toolchain.digest import sha256_json
 from toolchain.errors import UntrustedError
 from toolchain.oci.layout import Layout
@@ -23,7 +24,7 @@ from toolchain.oci.publish import publish
 from toolchain.oci.reference import LayoutRef, RegistryRef
 from toolchain.oci.referrers import attach, referrers
 from toolchain.oci.registry import Registry
-from toolchain.settings import Cache, Request
+from toolchain.request import Request
 from toolchain.stages.base import BaseStage
 from toolchain.stages.stage import Built, Planned, Shop
 from toolchain.trust.keys import load_public, new_key

@@ -19,10 +19,11 @@ from pathlib import Path
 
 import pytest
 
+from toolchain.build import locking
+from toolchain.cache import Cache
 from toolchain.digest import sha256_bytes, sha256_file
 from toolchain.errors import DigestError, SourceError, UnreachableError
-from toolchain.lock import resolve as locking
-from toolchain.settings import Cache, Request
+from toolchain.request import Request
 from toolchain.sources import archive, distro, resolve
 from toolchain.sources import network as reach
 from toolchain.sources.distro import Package

@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 
 from tests.integration.conftest import Said, toolchain
+from toolchain.digest import EPOCH
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.image import ImageSpec, add_layer, standard_annotations, write_image, write_index
 from toolchain.oci.layer import Layer, compress
 from toolchain.oci.layer_diff import member_at
 from toolchain.oci.layer_files import layer_files, read_member
 from toolchain.oci.layout import Layout
-from toolchain.settings import EPOCH
 
 pytestmark = pytest.mark.engine
 IMAGE = "llvm-triton-support-22.1.8"

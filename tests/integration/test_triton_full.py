@@ -32,12 +32,13 @@ import pytest
 from elftools.elf.elffile import ELFFile
 
 from toolchain.build.run import records
+from toolchain.cache import Cache, default_cache
 from toolchain.engine.buildah import Buildah
 from toolchain.kernels.aks2 import read_archive
 from toolchain.oci.layout import Layout
 from toolchain.process import Result
 from toolchain.recipe import Mount
-from toolchain.settings import Cache, Request, default_cache
+from toolchain.request import Request
 from toolchain.sources.resolve import fetch_source
 from toolchain.sources.scan import scan
 from toolchain.sources.store import Store

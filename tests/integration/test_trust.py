@@ -16,6 +16,7 @@ from tests.fake_registry import fake_registry
 from tests.fault_proxy import Fault, fault_proxy
 from tests.integration.conftest import Said, toolchain
 from tests.registry_fixtures import free_port, running_registry
+from toolchain.cache import Cache
 from toolchain.digest import sha256_json
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.layout import Layout
@@ -23,7 +24,6 @@ from toolchain.oci.publish import publish
 from toolchain.oci.reference import LayoutRef, RegistryRef
 from toolchain.oci.referrers import Attached, attach, fallback_tag, referrers, write_artifact
 from toolchain.oci.registry import Registry
-from toolchain.settings import Cache
 from toolchain.trust.keys import new_key
 
 pytestmark = pytest.mark.registry

@@ -14,10 +14,11 @@ import pytest
 
 from tests.evidence_fixtures import finished_base, finished_llvm
 from tests.integration.conftest import toolchain
+from toolchain.cache import Cache
 from toolchain.oci.descriptor import IMAGES
 from toolchain.oci.layer_files import layer_files
 from toolchain.oci.layout import Layout
-from toolchain.settings import Cache, Request
+from toolchain.request import Request
 
 WORDS = ("--stage", "llvm", "--source", "llvm=distro:llvm-toolchain-22")
 PREFIX = "usr/lib64/llvm-triton-22.1.8"

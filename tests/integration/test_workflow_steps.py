@@ -25,8 +25,8 @@ from tests.workflow_expressions import Scope, holds, value_of
 from tests.workflow_machine import HOME, TEMP, VOLUME, WORKSPACE, Machine, Way
 from tests.workflow_steps import TOP, Event, Job, Service, read, run_workflow
 from toolchain.build.run import find_image
+from toolchain.cache import Cache, default_cache
 from toolchain.engine.buildah import Buildah
-from toolchain.settings import Cache, default_cache
 from toolchain.trust.keys import new_key
 
 pytestmark = [pytest.mark.engine, pytest.mark.registry]

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from toolchain import locks as lock
+from toolchain.cache import Cache
 from toolchain.errors import UnsupportedError
 from toolchain.kernels.campaign import CampaignResult
 from toolchain.kernels.ledger import Entry
-from toolchain.settings import Cache
 from toolchain.stages.aotriton import assemble, campaign_folder, lacking, partial_text
 from toolchain.stages.aotriton_images import MadeImages, require_gpus
 

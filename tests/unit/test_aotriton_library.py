@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from toolchain.cache import Cache
 from toolchain.kernels.ledger import Entry
-from toolchain.settings import Cache, Request
+from toolchain.request import Request
 from toolchain.sources.tree import Source
 from toolchain.stages.aotriton import _objects, by_pack
 from toolchain.stages.aotriton_library import library_facts, library_of, name_of

@@ -10,15 +10,16 @@ from typing import Any
 
 import pytest
 
+from toolchain.cache import Cache
 from toolchain.catalog.gpus import known_gpus
-from toolchain.digest import sha256_file
+from toolchain.digest import EPOCH, sha256_file
 from toolchain.errors import ConfigError, SourceError
 from toolchain.oci.archive import Archive, write_tar_gz
 from toolchain.oci.image import ImageSpec, add_layer, write_image
 from toolchain.oci.layer import compress, write_layer
 from toolchain.oci.layout import Layout
 from toolchain.publish.files import check_folder, write_archives
-from toolchain.settings import EPOCH, Cache, Request
+from toolchain.request import Request
 from toolchain.sources.store import Store
 from toolchain.stages.stage import Built, Planned
 

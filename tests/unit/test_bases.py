@@ -12,12 +12,13 @@ import pytest
 
 from tests.evidence_fixtures import FILES, Stand, small_image
 from toolchain.build import run as pipeline
+from toolchain.cache import Cache
 from toolchain.catalog.bases import DATA, base_recipe, load_bases
 from toolchain.errors import ConfigError, DigestError, RegistryError, UnsupportedError
 from toolchain.oci.check import verify_layout
 from toolchain.oci.layout import Layout
 from toolchain.recipe import root
-from toolchain.settings import Cache, Request
+from toolchain.request import Request
 from toolchain.stages import base as stage
 from toolchain.stages.base import BaseStage, base_label, local_manifest
 from toolchain.stages.stage import common_inputs

@@ -15,13 +15,13 @@ from tests.bundle_fixtures import Place, full_place
 from tests.fake_registry import fake_registry
 from toolchain.build.run import plan
 from toolchain.bundle.export import export
+from toolchain.cache import Cache
 from toolchain.digest import sha256_file
 from toolchain.errors import LockedError, SourceError
 from toolchain.lock import file as lockfile
 from toolchain.oci import descriptor as media
 from toolchain.oci.layout import Layout
 from toolchain.oci.reference import LayoutRef, RegistryRef
-from toolchain.settings import Cache
 from toolchain.sources.resolve import fetch_source, locate, parse_source_spec
 from toolchain.sources.store import Store
 from toolchain.sources.tree import tree_digest

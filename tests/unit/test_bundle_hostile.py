@@ -16,12 +16,12 @@ import pytest
 
 from tests.bundle_fixtures import Place, entry, full_place
 from toolchain.bundle.importer import bring
+from toolchain.cache import Cache
 from toolchain.digest import canonical, sha256_json
 from toolchain.errors import ConfigError, DigestError, HostileInputError, LockedError, RegistryError, ToolchainError
 from toolchain.lock import file as lockfile
 from toolchain.lock.file import Lock
 from toolchain.oci.layout import Layout
-from toolchain.settings import Cache
 from toolchain.sources.tree import tree_digest
 
 

@@ -26,7 +26,7 @@ from toolchain.oci.reference import Target
 from toolchain.process import CommandError
 from toolchain.publish import images as delivery
 from toolchain.publish.images import Delivered
-from toolchain.settings import Request
+from toolchain.request import Request
 from toolchain.stages.stage import Built, Planned
 
 TOP = Path(__file__).resolve().parents[2]

@@ -12,12 +12,13 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.evidence_fixtures import FILES, finished_base, finished_llvm, small_image
+from toolchain.cache import Cache
 from toolchain.cli.app import app
-from toolchain.consumer import Use, use_of
 from toolchain.oci.image import write_index
 from toolchain.oci.layout import Layout
 from toolchain.oci.reference import LayoutRef, RegistryRef
-from toolchain.settings import Cache, Request
+from toolchain.publish.consumer import Use, use_of
+from toolchain.request import Request
 
 PREFIX = "usr/lib64/llvm-triton-10dc3a8e"
 LLVM = {f"{PREFIX}/bin/mlir-tblgen": b"x", f"{PREFIX}/lib/cmake/mlir/MLIRConfig.cmake": b"x"}

@@ -23,6 +23,7 @@ from toolchain.build.reuse import Reuse, take
 from toolchain.build.run import plan
 from toolchain.build.targets import by_arch, stages_of
 from toolchain.build.workspace import BuildShop
+from toolchain.cache import Cache
 from toolchain.catalog.architectures import MACHINES, emulator, machine_of, this_machine
 from toolchain.catalog.bases import base_recipe, load_bases
 from toolchain.catalog.components import needs_for
@@ -33,7 +34,7 @@ from toolchain.oci.reference import LayoutRef
 from toolchain.process import Result
 from toolchain.publish.images import deliver
 from toolchain.recipe import Mount
-from toolchain.settings import Cache, Request
+from toolchain.request import Request
 from toolchain.stages import base, contract, sysroot
 from toolchain.stages.contract import Elsewhere, check_part
 from toolchain.stages.llvm_subset import DISTRIBUTION, SUPPORT, TABLEGEN, part_of

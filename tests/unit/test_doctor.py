@@ -13,11 +13,11 @@ import typer
 from typer.testing import CliRunner
 
 from toolchain import doctor
+from toolchain.cache import Cache
 from toolchain.catalog.components import needs_for
 from toolchain.cli.doctor_cmd import doctor as verb
 from toolchain.doctor import Check
 from toolchain.engine import resources
-from toolchain.settings import Cache
 from toolchain.stages.llvm_subset import DISTRIBUTION, FULL_DISK, part_of
 
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from toolchain.cache import Cache
 from toolchain.engine import isolation
 from toolchain.engine.storage import Storage, remove_tree
 from toolchain.errors import EngineError
 from toolchain.process import CommandError
-from toolchain.settings import Cache
 
 # Counts its calls in a file and fails the first N times with the given words.
 PROGRAM = """

@@ -11,22 +11,25 @@ from typing import Any
 import pytest
 
 from tests.evidence_fixtures import finished_sysroot, material, record
+from toolchain.build import locking
 from toolchain.build import run as pipeline
+from toolchain.build.record import read_record
 from toolchain.build.run import plan
 from toolchain.build.targets import stages_of
 from toolchain.bundle.export import export
 from toolchain.bundle.importer import bring
+from toolchain.cache import Cache
 from toolchain.catalog.bases import base_recipe
 from toolchain.catalog.floors import floor_of, load_floors
+from toolchain.digest import EPOCH
 from toolchain.errors import ConfigError, LockedError, UnsupportedError
 from toolchain.lock import file as lockfile
-from toolchain.lock import resolve as locking
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.image import ImageSpec, write_image, write_index
 from toolchain.oci.layout import Layout
 from toolchain.oci.reference import LayoutRef
 from toolchain.publish import attestations as evidence
-from toolchain.settings import DEFAULT_GLIBC, EPOCH, Cache, Request
+from toolchain.request import DEFAULT_GLIBC, Request
 from toolchain.stages import base, sysroot
 from toolchain.trust import sbom
 from toolchain.trust.image_facts import Package
@@ -184,7 +187,7 @@ def test_an_old_system_s_packages_stand_beside_the_base_s_in_the_sbom(tmp_path: 
     """Both have a libc6; the document lists each, of its own distribution."""
     cache = Cache(tmp_path / "cache")
     built = finished_sysroot(cache, tmp_path / "work", "amd64", glibc="2.31")
-    (old,) = evidence._compiled_against(cache, evidence.read_record(cache, built.input_digest))
+    (old,) = evidence._compiled_against(cache, read_record(cache, built.input_digest))
     assert (old.name, old.system) == ("libc6-dev", "debian11")
     inputs = {**record()["inputs"], "glibc": "2.31"}
     of_base = Package("libc6-dev", "2.41-12", "amd64")

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from toolchain.build.run import plan
+from toolchain.cache import Cache
 from toolchain.catalog.bases import base_recipe
-from toolchain.settings import Cache, Request
+from toolchain.request import Request
 from toolchain.stages.base import recipe_digest, write_packages
 from toolchain.stages.sysroot import sysroot_digest, sysroot_system
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from tests.registry_fixtures import small_index
+from toolchain.digest import EPOCH
 from toolchain.errors import RegistryError
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor, Platform
 from toolchain.oci.image import ImageSpec, LayerBlob, read_layers, standard_annotations, write_image, write_index
 from toolchain.oci.layout import Layout
-from toolchain.settings import EPOCH
 
 
 @pytest.fixture

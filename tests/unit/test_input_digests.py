@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from toolchain.settings import Cache, Request
+from toolchain.cache import Cache
+from toolchain.request import Request
 from toolchain.stages.aotriton import AotritonStage
 from toolchain.stages.kernels import KernelsStage
 from toolchain.stages.llvm import LlvmStage

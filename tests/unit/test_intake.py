@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from toolchain.cache import Cache
 from toolchain.errors import PolicyError
-from toolchain.settings import Cache, Request
+from toolchain.request import Request
 from toolchain.stages.prebuilt import choices, names_allowed, take_in
 
 BITCODE = b"BC\xc0\xde" + bytes(40)

@@ -6,7 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from toolchain.build.run import plan
-from toolchain.settings import Cache, Request
+from toolchain.cache import Cache
+from toolchain.request import Request
 from toolchain.stages.kernels import KernelsStage
 from toolchain.stages.stage import Planned
 

@@ -18,11 +18,11 @@ from tests.evidence_fixtures import Stand, finished_base
 from tests.fake_registry import fake_registry
 from tests.fake_sigstore import FakeSigstore, fake_sigstore, token
 from tests.registry_fixtures import free_port
+from toolchain.cache import Cache
 from toolchain.cli.app import app
 from toolchain.errors import ConfigError, UnreachableError, UntrustedError
 from toolchain.oci.layout import Layout
 from toolchain.publish.attestations import attach_evidence
-from toolchain.settings import Cache
 from toolchain.trust import attest, keyless
 from toolchain.trust.keyless import Identity, Keyless
 from toolchain.trust.policy import Policy

@@ -59,7 +59,7 @@ def test_same_tree_made_otherwise_is_the_same_layer(tmp_path: Path) -> None:
 
 
 def test_the_bytes_of_a_layer_stay_as_they_were_released(tmp_path: Path) -> None:
-    """Another digest here means another digest for every image ever published: raise settings.FORMAT."""
+    """Another digest here means another digest for every image ever published: raise digest.FORMAT."""
     fill(tmp_path / "t", NAMES)
     (tmp_path / "t" / "usr" / "link").symlink_to("lib64/ünïcode")
     os.link(tmp_path / "t" / NAMES[0], tmp_path / "t" / "usr" / "hard")

@@ -17,20 +17,21 @@ from typer.testing import CliRunner
 from tests.bundle_fixtures import Place
 from tests.evidence_fixtures import finished_base, finished_sysroot
 from tests.lock_fixtures import base, lock
+from toolchain.build import locking
 from toolchain.build import run as pipeline
 from toolchain.build.run import plan
 from toolchain.bundle import export as bundle
 from toolchain.bundle.export import export
+from toolchain.cache import Cache
 from toolchain.cli.app import app
 from toolchain.digest import canonical
 from toolchain.errors import ConfigError, HostileInputError, LockedError, SourceError, UnsupportedError
 from toolchain.lock import file as lockfile
-from toolchain.lock import resolve as locking
 from toolchain.lock.diff import differences
 from toolchain.lock.file import Lock, LockedBase
 from toolchain.oci.layout import Layout
 from toolchain.oci.reference import LayoutRef
-from toolchain.settings import Cache, Request
+from toolchain.request import Request
 from toolchain.stages.base import BaseStage
 from toolchain.stages.llvm import LlvmStage
 from toolchain.stages.stage import Built, Planned

@@ -18,18 +18,19 @@ from typer.testing import CliRunner, Result
 
 from tests.evidence_fixtures import finished_base, finished_sysroot
 from tests.lock_fixtures import lock
+from toolchain.build import locking
 from toolchain.build import run as pipeline
 from toolchain.build.prefetch import Prefetch
 from toolchain.build.run import plan
 from toolchain.build.workspace import BuildShop
+from toolchain.cache import Cache
 from toolchain.cli.app import app
 from toolchain.digest import sha256_bytes
 from toolchain.engine.progress import Progress
 from toolchain.errors import LockedError
 from toolchain.lock import file as lockfile
-from toolchain.lock import resolve as locking
 from toolchain.lock.diff import differences
-from toolchain.settings import DEFAULT_GLIBC, Cache, Request
+from toolchain.request import DEFAULT_GLIBC, Request
 from toolchain.sources.resolve import fetch_source
 from toolchain.sources.store import Store
 from toolchain.sources.tree import Source, scan_tree
@@ -311,7 +312,8 @@ def test_a_decayed_tree_is_found_although_nothing_seems_changed(tmp_path: Path, 
     # Another process: this one has written the tree itself and would not read it again.
     code = (
         "import sys; from pathlib import Path; from toolchain.build.run import plan\n"
-        "from toolchain.settings import Cache, Request; from toolchain.sources.resolve import fetch_source\n"
+        "from toolchain.cache import Cache; from toolchain.request import Request\n"
+        "from toolchain.sources.resolve import fetch_source\n"
         "c = Cache(Path(sys.argv[1])); s = plan(Request(cache=c, sources={'llvm': sys.argv[2]}), 'llvm')[1].planned\n"
         "fetch_source(s.sources[0], cache=c, offline=True, verify=True)"
     )

@@ -15,17 +15,18 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from toolchain import settings
+from toolchain import request as request_module
+from toolchain.build import locking
+from toolchain.build import record as records
+from toolchain.cache import Cache
 from toolchain.cli.app import app
 from toolchain.cli.config_file import file_options, read_file, render
 from toolchain.cli.request import make_request, with_request
 from toolchain.errors import ConfigError
 from toolchain.lock import file as lockfile
-from toolchain.lock import resolve as locking
 from toolchain.lock.file import Lock
 from toolchain.options import option
-from toolchain.publish import attestations as evidence
-from toolchain.settings import Cache, Request
+from toolchain.request import Request
 from toolchain.stages.stage import Planned
 
 TOP = Path(__file__).resolve().parents[2]
@@ -46,7 +47,7 @@ class Wider(Request):
 @pytest.fixture
 def wider(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> typer.Typer:
     """A program with one verb that shows its request, while requests are `Wider`."""
-    monkeypatch.setattr(settings, "Request", Wider)
+    monkeypatch.setattr(request_module, "Request", Wider)
     monkeypatch.setenv("TOOLCHAIN_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     program = typer.Typer()
@@ -88,8 +89,8 @@ def test_command_line_environment_and_file_take_it(wider: typer.Typer, tmp_path:
 def test_record_and_lock_keep_it(wider: typer.Typer) -> None:
     request, bare = make_request(flavour="mint,nut"), make_request()
     planned = Planned(name="llvm", image="i", inputs={})
-    assert evidence.run_facts(request, planned, 1)["request"]["flavour"] == ["mint", "nut"]
-    assert "flavour" not in evidence.run_facts(bare, planned, 1)["request"]
+    assert records.run_facts(request, planned, 1)["request"]["flavour"] == ["mint", "nut"]
+    assert "flavour" not in records.run_facts(bare, planned, 1)["request"]
     made = locking.resolve(request, [], "llvm")
     again = lockfile.parse(lockfile.render(made), "again")
     assert again.request["flavour"] == ["mint", "nut"]
@@ -124,7 +125,7 @@ def test_what_an_import_prints_goes_on_as_it_was_asked(tmp_path: Path) -> None:
         "--keep-going", "--kernel-timeout", "900",
     ]  # fmt: skip
     planned = Planned(name="kernels", image="i", inputs={})
-    assert evidence.run_facts(asked, planned, 1)["request"]["kernel_timeout"] == 900.0
+    assert records.run_facts(asked, planned, 1)["request"]["kernel_timeout"] == 900.0
 
 
 # toolchain init

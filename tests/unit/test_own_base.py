@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from toolchain.build import own_base as ownbase
+from toolchain.build.own_base import Need, Way, needs, users_of, wanted
+from toolchain.cache import Cache
 from toolchain.catalog.bases import load_bases
 from toolchain.recipe import root
-from toolchain.settings import Cache, Request
-from toolchain.stages import own_base as ownbase
-from toolchain.stages.own_base import Need, Way, needs, users_of, wanted
+from toolchain.request import Request
 from toolchain.stages.stage import Planned
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "bases.md"

@@ -23,6 +23,7 @@ from toolchain.build import prefetch
 from toolchain.build import run as pipeline
 from toolchain.build.prefetch import Prefetch
 from toolchain.build.workspace import BuildShop
+from toolchain.cache import Cache
 from toolchain.cli.request import make_request
 from toolchain.engine import isolation, resources
 from toolchain.engine.progress import Progress
@@ -39,7 +40,7 @@ from toolchain.errors import (
 )
 from toolchain.oci import descriptor as media
 from toolchain.oci.layout import Layout
-from toolchain.settings import Cache, Request
+from toolchain.request import Request
 from toolchain.sources.mirrors import Mirror
 from toolchain.sources.tree import Source
 from toolchain.stages import base

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
+from toolchain.cache import Cache
 from toolchain.digest import sha256_file
 from toolchain.errors import DigestError, SourceError, UnreachableError
-from toolchain.settings import Cache
 from toolchain.sources import pypi, resolve
 from toolchain.sources.pypi import PypiFile, fetch_pypi
 from toolchain.sources.store import Store

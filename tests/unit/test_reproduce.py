@@ -10,11 +10,12 @@ from typer.testing import CliRunner
 from tests.evidence_fixtures import Stand, finished_base, small_image
 from toolchain.build.reproduce import clean_cache
 from toolchain.build.run import plan
+from toolchain.cache import Cache
 from toolchain.cli.app import app
 from toolchain.errors import DigestError
 from toolchain.oci import descriptor as media
 from toolchain.oci.layout import Layout
-from toolchain.settings import Cache, Request
+from toolchain.request import Request
 
 DIGEST = "sha256:" + "ab" * 32
 OTHER = "sha256:" + "cd" * 32

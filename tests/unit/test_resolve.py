@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 
 from tests.at_once import failures
-from toolchain import settings
+from toolchain import digest
+from toolchain import request as request_module
+from toolchain.cache import Cache
 from toolchain.digest import sha256_file
 from toolchain.errors import DigestError, SourceError, UnreachableError, UnsupportedError
-from toolchain.settings import Cache
 from toolchain.sources import distro, pypi, resolve
 from toolchain.sources.distro import Package, known_packages
 from toolchain.sources.pypi import PypiFile, known_files
@@ -140,7 +141,7 @@ def test_a_wheel_that_lies_here_is_that_of_the_index_or_refused(
 ) -> None:
     wheel = tmp_path / "triton-9-cp313-cp313-linux_x86_64.whl"
     wheel.write_bytes(b"wheel")
-    request = settings.Request(cache=Cache(tmp_path / "cache"), sources={"triton": str(wheel)})
+    request = request_module.Request(cache=Cache(tmp_path / "cache"), sources={"triton": str(wheel)})
     assert not from_source(request), "a wheel is no source tree"
     with pytest.raises(UnsupportedError, match="is no wheel of the Python index"):
         wheel_source(request)
@@ -163,7 +164,7 @@ def test_local_checkout(checkout: Path, cache: Cache) -> None:
     assert got.path.is_relative_to(cache.store)
     assert tree_digest(got.path) == source.digest
     assert not (got.path / ".git").exists()
-    assert (got.path / "docs" / "x").stat().st_mtime == settings.EPOCH
+    assert (got.path / "docs" / "x").stat().st_mtime == digest.EPOCH
     # What is edited later is another source; the old snapshot stays.
     (checkout / "docs" / "x").write_text("y")
     again = fetch_source(locate("thing", parse_source_spec(str(checkout)), cache=cache), cache=cache, offline=True)

@@ -11,16 +11,17 @@ from typing import Any
 import pytest
 
 from tests.evidence_fixtures import FILES, Stand, ed25519_signer, material, small_image
+from toolchain.build.record import read_record
 from toolchain.build.reuse import Reuse, make_reuse, reference, take
 from toolchain.build.run import find
+from toolchain.cache import Cache
 from toolchain.digest import canonical
 from toolchain.errors import ConfigError, EngineError, RegistryError, SourceError, UntrustedError
 from toolchain.oci import descriptor as media
 from toolchain.oci.image import write_index
 from toolchain.oci.layout import Layout
 from toolchain.oci.reference import LayoutRef, parse
-from toolchain.publish.attestations import read_record
-from toolchain.settings import Cache, Request
+from toolchain.request import Request
 from toolchain.stages.prebuilt import known_files
 from toolchain.stages.stage import Built, Planned
 from toolchain.trust import attest, sbom

@@ -22,13 +22,15 @@ from spdx_tools.spdx.parser.jsonlikedict.json_like_dict_parser import JsonLikeDi
 from spdx_tools.spdx.validation.document_validator import validate_full_spdx_document
 
 from tests.evidence_fixtures import BASE, COMMIT, FILES, PACKAGES, Stand, material, small_image
+from toolchain.build.record import run_facts
+from toolchain.cache import Cache
 from toolchain.digest import canonical
 from toolchain.errors import UntrustedError
 from toolchain.oci import descriptor as media
 from toolchain.oci.layer_files import glance, layer_files, read_member
 from toolchain.oci.layout import Layout
-from toolchain.publish.attestations import bill, run_facts
-from toolchain.settings import Cache, Request
+from toolchain.publish.attestations import bill
+from toolchain.request import Request
 from toolchain.sources.tree import Source
 from toolchain.stages.stage import Planned
 from toolchain.trust import sbom

@@ -19,7 +19,7 @@ HEAVY = {
     "urllib3",
 }  # fmt: skip
 # Typer itself reads option values by pydantic, so a verb that runs has loaded it; the others must not.
-IDLE = HEAVY | {"pydantic", "toolchain.settings", "toolchain.build.run", "toolchain.stages", "toolchain.oci"}
+IDLE = HEAVY | {"pydantic", "toolchain.request", "toolchain.build.run", "toolchain.stages", "toolchain.oci"}
 _SHOW = """
 import atexit, sys
 atexit.register(lambda: sys.stderr.write("modules: " + " ".join(sys.modules)))
@@ -47,7 +47,7 @@ def modules(folder: Path, *words: str) -> set[str]:
         (("--version",), {*IDLE, "rich", "logging", "typer.rich_utils"}),
         (("-v", "--version"), {*IDLE, "rich"}),
         (("--help",), IDLE),
-        (("cache", "--help"), IDLE - {"pydantic", "toolchain.settings"}),
+        (("cache", "--help"), IDLE - {"pydantic", "toolchain.request"}),
         (("plan", "--json"), {*HEAVY, "rich", "toolchain.kernels", "toolchain.engine", "toolchain.lock.file"}),
         (("plan", "aotriton", "--aotriton", "0.11b", "--gpu", "gfx942", "--json"), HEAVY - {"sqlite3"} | {"rich"}),
         (("plan",), HEAVY),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from toolchain import settings
+from toolchain import digest
 from toolchain.errors import HostileInputError, SourceError
 from toolchain.sources import tree as tree_module
 from toolchain.sources.tree import Source, check_links, normalise, require, scan_tree, tree_digest
@@ -146,7 +146,7 @@ def test_normalise(tmp_path: Path) -> None:
     normalise(top)
     modes = {path.name: path.lstat().st_mode & 0o7777 for path in top.rglob("*") if not path.is_symlink()}
     assert modes == {"a": 0o755, "sub dir": 0o755, "it's": 0o644}
-    assert {path.lstat().st_mtime for path in (top, *top.rglob("*"))} == {settings.EPOCH}
+    assert {path.lstat().st_mtime for path in (top, *top.rglob("*"))} == {digest.EPOCH}
 
 
 def test_check_links(tmp_path: Path) -> None:

@@ -9,9 +9,10 @@ import pytest
 
 from toolchain.build.run import plan
 from toolchain.build.targets import stages_of
+from toolchain.cache import Cache
 from toolchain.catalog.releases import aotriton_releases, triton_releases
 from toolchain.errors import BuildError, PinError, SourceError, UnsupportedError
-from toolchain.settings import Cache, Request
+from toolchain.request import Request
 from toolchain.stages.aotriton_library import aotriton_source, commit_of
 from toolchain.stages.llvm import llvm_needs, llvm_pin, llvm_source
 from toolchain.stages.triton_source import for_python, from_source, lit, lit_totals, ninja_seconds, triton_source

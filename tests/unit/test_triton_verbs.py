@@ -17,7 +17,7 @@ from tests.git_server import triton_repository
 from toolchain.build.run import PlanRow, plan
 from toolchain.catalog.releases import triton_release
 from toolchain.cli.app import app
-from toolchain.settings import Request
+from toolchain.request import Request
 from toolchain.sources.tree import Source
 
 UPSTREAM = "https://github.com/triton-lang/triton"

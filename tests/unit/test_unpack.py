@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from toolchain import settings
+from toolchain import digest
 from toolchain.errors import HostileInputError, SourceError, ToolchainError
 from toolchain.sources import unpack
 from toolchain.sources.unpack import unpack_tar
@@ -74,7 +74,7 @@ def test_good_archive(tmp_path: Path, fmt: int) -> None:
     assert (dest / "llvm/hard").read_bytes() == (dest / "llvm/link").read_bytes() == b"hello"
     run = (dest / "llvm/run").stat()
     assert run.st_mode & 0o7777 == 0o755, "the setuid bit stays out, the x bit comes in"
-    assert run.st_mtime == settings.EPOCH
+    assert run.st_mtime == digest.EPOCH
 
 
 def test_only_takes_a_part(tmp_path: Path) -> None:

@@ -17,15 +17,16 @@ from tests.evidence_fixtures import finished_base
 from toolchain.build.cache_usage import DAY, Item, prune, survey
 from toolchain.build.run import find, plan
 from toolchain.build.workspace import image_tag, used_mark
+from toolchain.cache import Cache
 from toolchain.cli.app import app
 from toolchain.cli.request import make_request
-from toolchain.digest import sha256_bytes
+from toolchain.digest import EPOCH, sha256_bytes
 from toolchain.errors import ConfigError, LockHeldError
 from toolchain.locks import alone, in_use
 from toolchain.oci.image import ImageSpec, add_layer, write_image
 from toolchain.oci.layer import compress, write_layer
 from toolchain.oci.layout import Layout
-from toolchain.settings import EPOCH, Cache, Request
+from toolchain.request import Request
 from toolchain.sources.store import Store
 
 OTHER = "sha256:" + "cd" * 32
@@ -313,7 +314,7 @@ def test_it_waits_for_nobody_and_others_wait_for_it(cache: Cache) -> None:
         assert refused(cache)
     assert not refused(cache)
     code = (
-        "import sys; from pathlib import Path; from toolchain.settings import Cache\n"
+        "import sys; from pathlib import Path; from toolchain.cache import Cache\n"
         "from toolchain.locks import in_use\n"
         "with in_use(Cache(Path(sys.argv[1]))): print('in')"
     )

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from toolchain.build.workspace import BROUGHT, finished, image_tag, used_mark
+from toolchain.cache import Cache
 from toolchain.engine.storage import DELETED, Storage, discard, mount_names
 from toolchain.errors import ConfigError, ToolchainError
 from toolchain.oci.layout import Layout
-from toolchain.settings import Cache
 
 Kind = Literal["image", "source", "unfinished", "compiler cache", "engine", "log"]
 KINDS: tuple[Kind, ...] = ("image", "source", "unfinished", "compiler cache", "engine", "log")

@@ -7,8 +7,8 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from toolchain.cache import Cache
 from toolchain.errors import DigestError, HostileInputError, LockedError, PatchError, SourceError, ToolchainError
-from toolchain.settings import Cache
 from toolchain.sources.network import Mirrors
 from toolchain.sources.resolve import fetch_source
 from toolchain.sources.tree import Source

@@ -16,6 +16,8 @@ from filelock import FileLock
 from toolchain import console
 from toolchain.build.run import PlanRow, build, find, plan
 from toolchain.build.workspace import image_tag
+from toolchain.cache import Cache
+from toolchain.digest import EPOCH
 from toolchain.engine.storage import Storage, discard, remove_tree, sweep_discarded
 from toolchain.errors import DigestError, SourceError, UnsupportedError
 from toolchain.oci.check import verify_layout
@@ -23,7 +25,7 @@ from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.image import diff_ids_of, platform_of, standard_annotations, write_index
 from toolchain.oci.layer_diff import Blob, FileDifference, differences, explain
 from toolchain.oci.layout import Layout
-from toolchain.settings import EPOCH, Cache, Request
+from toolchain.request import Request
 from toolchain.stages.stage import Built
 
 

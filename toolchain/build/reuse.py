@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from toolchain import console
+from toolchain.build.record import run_facts, write_record
 from toolchain.build.workspace import image_tag
 from toolchain.errors import (
     ConfigError,
@@ -25,8 +26,7 @@ from toolchain.oci.layout import Layout
 from toolchain.oci.publish import fetch_image
 from toolchain.oci.reference import LayoutRef, RegistryRef, Target, parse
 from toolchain.oci.registry import Registry
-from toolchain.publish.attestations import run_facts, write_record
-from toolchain.settings import Request
+from toolchain.request import Request
 from toolchain.stages.prebuilt import let_in_names
 from toolchain.stages.stage import Built, Planned
 from toolchain.trust import attest

@@ -19,12 +19,13 @@ from toolchain import console
 from toolchain.build.prefetch import Prefetch
 from toolchain.build.targets import by_arch, request_of, stages_of
 from toolchain.build.workspace import BuildShop, finished, used_mark, within_lock
+from toolchain.cache import Cache
 from toolchain.catalog.architectures import emulator, this_machine
 from toolchain.errors import BuildError, ConfigError, LockHeldError, PolicyError, ToolchainError, UnreachableError
 from toolchain.locks import in_use
 from toolchain.oci.layout import Layout
 from toolchain.process import CommandError
-from toolchain.settings import Cache, Request
+from toolchain.request import Request
 from toolchain.sources.patch import listed
 from toolchain.sources.resolve import fetch_source
 from toolchain.sources.tags import asked_again, resolved
@@ -293,7 +294,7 @@ def _ready(request: Request, rows: Sequence[PlanRow]) -> None:
 
         probe(Storage(request.cache))
         if request.base.startswith("oci:"):
-            from toolchain.stages import own_base as ownbase  # noqa: PLC0415 - most bases are recipes
+            from toolchain.build import own_base as ownbase  # noqa: PLC0415 - most bases are recipes
 
             ownbase.check(request, to_build)
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from toolchain.catalog.architectures import this_machine
 from toolchain.errors import UnsupportedError
-from toolchain.settings import Request
+from toolchain.request import Request
 from toolchain.stages.base import BaseStage
 from toolchain.stages.kernels import KernelsStage
 from toolchain.stages.llvm import LlvmStage

@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from toolchain import process, recipe
 from toolchain.build.prefetch import Prefetch
+from toolchain.cache import Cache
 from toolchain.catalog.architectures import this_machine
-from toolchain.digest import write_atomically
+from toolchain.digest import EPOCH, write_atomically
 from toolchain.oci.image import ImageSpec, LayerBlob, add_layer, read_layers, standard_annotations, write_image
 from toolchain.oci.layer import Compression, normalise_tar, write_layer
 from toolchain.oci.layer import compress as compress_layer
 from toolchain.oci.layout import Layout
 from toolchain.recipe import Mount, Recipe
-from toolchain.settings import EPOCH, Cache, Request
+from toolchain.request import Request
 from toolchain.sources.resolve import fetch_source
 from toolchain.sources.tree import Source
 from toolchain.stages.stage import Built, Planned
@@ -56,7 +57,7 @@ def finished(cache: Cache) -> Iterator[tuple[Path, dict[str, Any]]]:
 def within_lock(request: Request, planned: Sequence[Planned], *, fetched: Source | None = None) -> None:
     """With `--locked` nothing comes in that the lock does not hold."""
     if request.lock is not None:
-        from toolchain.lock import resolve as locking  # noqa: PLC0415 - most calls have no lock
+        from toolchain.build import locking  # noqa: PLC0415 - most calls have no lock
 
         locking.check(request, planned)
         if fetched is not None:
@@ -186,7 +187,7 @@ class BuildShop:
         check_on: Built | None = None,
     ) -> Built:
         """See `Shop`."""
-        from toolchain.publish.attestations import run_facts  # noqa: PLC0415 - a no-op build leaves no record
+        from toolchain.build.record import run_facts  # noqa: PLC0415 - a no-op build leaves no record
 
         layout = Layout(self.cache.images).ensure()
         self.step("layer")

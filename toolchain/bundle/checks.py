@@ -7,13 +7,13 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from toolchain.build.locking import locked_packages, refused
 from toolchain.bundle.export import Entry
 from toolchain.catalog.architectures import this_machine
 from toolchain.digest import sha256_json
 from toolchain.errors import HostileInputError, SourceError, UnsupportedError
 from toolchain.lock.diff import differences
 from toolchain.lock.file import Lock, LockedBase, LockedSource
-from toolchain.lock.resolve import locked_packages, refused
 from toolchain.stages.sysroot import PARTIAL
 
 DO_NOT = "do not use this bundle; have it exported again"

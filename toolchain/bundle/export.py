@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 from toolchain import console
+from toolchain.build.locking import locked_source, resolve, safe_name
 from toolchain.build.run import PlanRow, settled
 from toolchain.catalog.architectures import this_machine
-from toolchain.digest import canonical
+from toolchain.digest import EPOCH, canonical
 from toolchain.errors import HostileInputError, SourceError
 from toolchain.lock import file as lockfile
 from toolchain.lock.file import Lock, LockedBase
-from toolchain.lock.resolve import locked_source, resolve, safe_name
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.image import timestamp
@@ -27,7 +27,7 @@ from toolchain.oci.layer import compress, write_layer
 from toolchain.oci.layout import Layout
 from toolchain.oci.publish import Published, publish
 from toolchain.oci.reference import LayoutRef, Target
-from toolchain.settings import EPOCH, Request
+from toolchain.request import Request
 from toolchain.sources.resolve import fetch_source
 from toolchain.sources.store import Store
 from toolchain.sources.tree import Source

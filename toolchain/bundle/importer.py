@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from toolchain.build.locking import refused
 from toolchain.build.workspace import image_tag
 from toolchain.bundle.checks import (
     DO_NOT,
@@ -21,12 +22,12 @@ from toolchain.bundle.checks import (
     require_whole,
 )
 from toolchain.bundle.export import TYPE, Entry
+from toolchain.cache import Cache, default_cache
 from toolchain.console import one_line
 from toolchain.digest import canonical, write_atomically
 from toolchain.errors import DigestError, HostileInputError, RegistryError, UnreachableError
 from toolchain.lock import file as lockfile
 from toolchain.lock.file import Lock, LockedBase, LockedSource
-from toolchain.lock.resolve import refused
 from toolchain.locks import held
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
@@ -35,7 +36,6 @@ from toolchain.oci.manifest import children_of, parse_object
 from toolchain.oci.publish import resolve as resolve_ref
 from toolchain.oci.reference import LayoutRef, Target
 from toolchain.oci.registry import Registry
-from toolchain.settings import Cache, default_cache
 from toolchain.sources.distro import Package, known_package, note
 from toolchain.sources.store import Store
 from toolchain.sources.tree import tree_digest

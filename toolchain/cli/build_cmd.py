@@ -15,7 +15,7 @@ from toolchain.cli import options as o
 from toolchain.cli.config_file import KEY, REUSE_FROM
 from toolchain.cli.request import make_request, with_request
 from toolchain.errors import ConfigError, KernelError
-from toolchain.settings import Request
+from toolchain.request import Request
 from toolchain.stages.stage import Built
 
 if TYPE_CHECKING:

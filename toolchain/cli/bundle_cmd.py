@@ -13,7 +13,7 @@ from toolchain.cli.request import make_request, with_request
 from toolchain.lock.file import DEFAULT
 from toolchain.locks import in_use
 from toolchain.oci.reference import parse
-from toolchain.settings import Request
+from toolchain.request import Request
 
 DestArg = Annotated[str, typer.Argument(help="oci:DIR[:TAG] or REGISTRY/NS/NAME:TAG.", show_default=False)]
 RefArg = Annotated[str, typer.Argument(help="oci:DIR[:TAG] or REGISTRY/NS/NAME[:TAG|@DIGEST].", show_default=False)]

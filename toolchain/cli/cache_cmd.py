@@ -11,10 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from toolchain import console
+from toolchain.cache import Cache, default_cache
 from toolchain.cli import options as o
 from toolchain.errors import ConfigError
 from toolchain.locks import alone
-from toolchain.settings import Cache, default_cache
 
 if TYPE_CHECKING:
     from toolchain.build.cache_usage import Item

@@ -11,7 +11,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
-from toolchain import settings, toml_text
+from toolchain import request as request_module
+from toolchain import toml_text
 from toolchain.errors import ConfigError
 from toolchain.options import IN_FILE, Option, into, moved, out_of, plain
 
@@ -40,7 +41,7 @@ OF_VERBS = (STAGE, DEST, KEY, SOURCE_REPO, REUSE_FROM)
 
 def file_options() -> tuple[Option, ...]:
     """The options that the file may hold, in the order in which it is written."""
-    return (*(one.option for one in settings.options() if one.option.file), *OF_VERBS)
+    return (*(one.option for one in request_module.options() if one.option.file), *OF_VERBS)
 
 
 def _model() -> type[BaseModel]:
@@ -108,7 +109,7 @@ def render(given: Mapping[str, Any], folder: Path) -> str:
         given: by parameter, as the command line has them: relative paths are relative to the current folder.
         folder: where the file will lie.
     """
-    defaults = {one.option.name: one.default for one in settings.options()}
+    defaults = {one.option.name: one.default for one in request_module.options()}
     parts = [_HEAD]
     for one in file_options():
         default = plain(defaults.get(one.name))

@@ -43,7 +43,7 @@ def pairs_from_environment() -> dict[str, list[str]]:
     """
     if not any(name.startswith("TOOLCHAIN_") for name in os.environ):
         return {}
-    from toolchain.settings import options  # noqa: PLC0415 - for `toolchain --help` too
+    from toolchain.request import options  # noqa: PLC0415 - for `toolchain --help` too
 
     found = {}
     for option in (one.option for one in options() if one.option.kind == "pairs"):

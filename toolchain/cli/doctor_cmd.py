@@ -8,8 +8,8 @@ from rich.text import Text
 
 from toolchain import console
 from toolchain import doctor as checkup
+from toolchain.cache import Cache, default_cache
 from toolchain.cli.options import CacheOpt, JsonOpt
-from toolchain.settings import Cache, default_cache
 
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 

@@ -19,10 +19,10 @@ from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.layout import Layout
 from toolchain.oci.reference import LayoutRef, parse
-from toolchain.settings import Request
+from toolchain.request import Request
 
 if TYPE_CHECKING:
-    from toolchain.consumer import Use
+    from toolchain.publish.consumer import Use
     from toolchain.publish.images import Delivered
 
 _WORDS = {"trusted": "trusted", "intact": "intact, not authenticated (no --key)", "untrusted": "NOT ok"}
@@ -211,7 +211,7 @@ def inspect(
 
 
 def _uses(ref: str, layout: Layout, found: Mapping[str, Descriptor]) -> list[Use]:
-    from toolchain.consumer import use_of  # noqa: PLC0415 - reads layers
+    from toolchain.publish.consumer import use_of  # noqa: PLC0415 - reads layers
 
     target = parse(ref)
     whole = isinstance(target, LayoutRef) and not (target.tag or target.digest)

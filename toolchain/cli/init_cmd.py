@@ -16,7 +16,7 @@ from toolchain.cli.options import parameter
 from toolchain.cli.request import make_request
 from toolchain.oci.reference import parse
 from toolchain.options import Declared
-from toolchain.settings import options
+from toolchain.request import options
 
 
 def _with_file_options(verb: Callable[[typer.Context, dict[str, Any]], None]) -> Callable[..., None]:

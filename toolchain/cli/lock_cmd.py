@@ -10,7 +10,7 @@ import typer
 from toolchain import console
 from toolchain.cli.request import with_request
 from toolchain.lock.file import DEFAULT
-from toolchain.settings import Request
+from toolchain.request import Request
 
 StageArg = Annotated[str, typer.Argument(help="base, sysroot, llvm, triton, kernels, aotriton or all.")]
 OutOpt = Annotated[Path, typer.Option("--output", "-o", help="The file to write, or with --check to compare with.")]
@@ -30,9 +30,9 @@ def lock(
     request: Request,
 ) -> None:
     """Write toolchain.lock: every source, wheel, patch and base package of a stage, by digest. Fetches the sources."""
+    from toolchain.build.locking import check_file, make  # noqa: PLC0415 - reads stages and stores
     from toolchain.build.run import plan as plan_stages  # noqa: PLC0415
     from toolchain.build.run import settled  # noqa: PLC0415
-    from toolchain.lock.resolve import check_file, make  # noqa: PLC0415 - reads stages and stores
 
     rows = plan_stages(request, stage) if check else settled(request, stage, ask=True)
     planned = [row.planned for row in rows]

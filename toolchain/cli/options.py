@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from toolchain import settings
+from toolchain import request as request_module
 from toolchain.options import GIVEN, Declared, Option
 
 
@@ -43,7 +43,7 @@ def parameter(one: Declared, *, environment: bool = True) -> inspect.Parameter:
 
 
 def _of_request(name: str) -> Any:
-    return typed(next(one.option for one in settings.options() if one.option.name == name))
+    return typed(next(one.option for one in request_module.options() if one.option.name == name))
 
 
 # For verbs that are about no build.

@@ -11,7 +11,7 @@ from toolchain import console
 from toolchain.build.run import PlanRow, settled
 from toolchain.build.run import plan as plan_stages
 from toolchain.cli.request import with_request
-from toolchain.settings import Request
+from toolchain.request import Request
 from toolchain.sources.tree import Source
 
 StageArg = Annotated[str, typer.Argument(help="base, sysroot, llvm, triton, kernels, aotriton or all.")]
@@ -63,7 +63,7 @@ def _how_sure(source: Source) -> str:
 @with_request("jobs", "contract")
 def fetch(stage: StageArg = "all", *, request: Request) -> None:
     """Bring the sources of a stage into the store."""
-    from toolchain.lock.resolve import check_tree  # noqa: PLC0415 - plan needs none of it
+    from toolchain.build.locking import check_tree  # noqa: PLC0415 - plan needs none of it
     from toolchain.sources.resolve import fetch_source  # noqa: PLC0415
 
     request.cache.check()

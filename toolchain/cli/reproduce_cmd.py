@@ -15,7 +15,7 @@ from toolchain import console
 from toolchain.build.reproduce import Reproduced, reproduce, require_whole
 from toolchain.cli.request import with_request
 from toolchain.errors import NotReproducedError, UnsupportedError
-from toolchain.settings import Request
+from toolchain.request import Request
 
 RefArg = Annotated[
     str | None,

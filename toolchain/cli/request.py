@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from toolchain import console, settings
-from toolchain.asked import COMMAND_LINE, ENVIRONMENT, FILE, NOWHERE, Asked, settle, wheel_hint
+from toolchain import console
+from toolchain import request as request_module
+from toolchain.build.triton_choice import COMMAND_LINE, ENVIRONMENT, FILE, NOWHERE, Asked, settle, wheel_hint
+from toolchain.cache import Cache, default_cache
 from toolchain.cli.defaults import pairs_from_environment
 from toolchain.cli.options import parameter
 from toolchain.errors import ConfigError
 from toolchain.locks import in_use
-from toolchain.settings import DEFAULT_GLIBC, Cache, Request, default_cache
+from toolchain.request import DEFAULT_GLIBC, Request
 
 if TYPE_CHECKING:
     from toolchain.lock.file import Lock
@@ -34,7 +36,7 @@ def with_request(*without: str) -> Callable[[Callable[..., None]], Callable[...,
     """
 
     def decorate(verb: Callable[..., None]) -> Callable[..., None]:
-        offered = [parameter(one) for one in settings.options() if one.field not in without]
+        offered = [parameter(one) for one in request_module.options() if one.field not in without]
 
         @functools.wraps(verb)
         def command(ctx: typer.Context, **given: Any) -> None:
@@ -55,7 +57,7 @@ def with_request(*without: str) -> Callable[[Callable[..., None]], Callable[...,
 
 
 def _ranks(context: typer.Context) -> dict[str, int]:
-    """Where the options that name a Triton have their values from, by `toolchain.asked`."""
+    """Where the options that name a Triton have their values from, by `toolchain.build.triton_choice`."""
     ranks = {"COMMANDLINE": COMMAND_LINE, "ENVIRONMENT": ENVIRONMENT, "DEFAULT_MAP": FILE}
 
     def rank(name: str) -> int:
@@ -121,19 +123,19 @@ def make_request(*, goal: str = "", ranks: Mapping[str, int] | None = None, **gi
 
     Args:
         goal: the stage that is asked for; empty where none is, and then nothing is looked for in the folder.
-        ranks: see `toolchain.asked.Asked`.
+        ranks: see `toolchain.build.triton_choice.Asked`.
         given: by parameter, as the command line gives them; the default holds for what is missing or None.
 
     Raises:
         ConfigError, UnsupportedError: a value that cannot be used.
     """
-    declared = {one.option.parameter: one for one in settings.options()}
+    declared = {one.option.parameter: one for one in request_module.options()}
     for name, one in declared.items():
         _one_line(one.option.flag, given.get(name))
     given["cache"] = given.get("cache") or default_cache()
     values = {declared[name].field: declared[name].value(value) for name, value in given.items()}
     values["glibc"] = _floor(given.get("base"), given.get("glibc"))
-    request = settings.Request(**values)
+    request = request_module.Request(**values)
     _note_used(request.cache, request)
     lock: Lock | None = None
     if request.locked or request.lock_file is not None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from toolchain import process
+from toolchain.cache import Cache
 from toolchain.engine import isolation as isolating
 from toolchain.engine import relay
 from toolchain.engine.single import single_layout
@@ -21,7 +22,6 @@ from toolchain.engine.storage import Storage, discard, mount_names, remove_tree
 from toolchain.errors import BuildError, EngineError
 from toolchain.process import Result
 from toolchain.recipe import Mount, Recipe
-from toolchain.settings import Cache
 
 LOG = logging.getLogger(__name__)
 

@@ -23,10 +23,10 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from toolchain import process
+from toolchain.cache import Cache
 from toolchain.digest import write_atomically
 from toolchain.engine import relay
 from toolchain.errors import EngineError
-from toolchain.settings import Cache
 
 LOG = logging.getLogger(__name__)
 

@@ -13,7 +13,8 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from toolchain import settings, toml_text
+from toolchain import request as request_module
+from toolchain import toml_text
 from toolchain.console import one_line
 from toolchain.digest import write_atomically
 from toolchain.errors import ConfigError
@@ -145,7 +146,7 @@ class Lock:
 
     Args:
         toolchain: version of the tool that resolved it.
-        format: of the layers it writes (`settings.FORMAT`).
+        format: of the layers it writes (`digest.FORMAT`).
         compressor: that the images' blobs count on; empty where the base is open, since no bytes are promised then.
         request: what was asked for, for people.
     """
@@ -237,7 +238,7 @@ def options(lock: Lock, **instead: Any) -> list[str]:
     Args:
         instead: values in the place of the request's own, by option.
     """
-    kinds: dict[str, str] = {one.option.name: one.option.kind for one in settings.options()}
+    kinds: dict[str, str] = {one.option.name: one.option.kind for one in request_module.options()}
     words = []
     for key, value in sorted({**lock.request, **instead}.items()):
         if key == "stage":
@@ -355,7 +356,7 @@ def _malformed(lock: Lock) -> Iterator[str]:
 def _malformed_request(request: Mapping[str, Any]) -> Iterator[str]:
     """It becomes a command line again, so nothing may be in it but what a lock writes there."""
     kept: dict[str, str] = {
-        one.option.name: one.option.kind for one in settings.options() if one.option.lock != "never"
+        one.option.name: one.option.kind for one in request_module.options() if one.option.lock != "never"
     }
     for key, value in request.items():
         kind = "text" if key == "stage" else kept.get(key, "")

@@ -19,7 +19,7 @@ BLOCK = 1 << 20
 WINDOW = 1 << 15
 # Fewer symbols before a new Huffman table than zlib's default of 8: 0.2 to 0.6 % smaller on libraries, a
 # tenth more time.
-# A change of these three changes every blob: raise settings.FORMAT with it.
+# A change of these three changes every blob: raise digest.FORMAT with it.
 MEMORY = 7
 # Magic, deflate, no flags, no time, "best compression", Unix: no name and no clock in it.
 _HEADER = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x02\x03"

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from toolchain import __version__
+from toolchain.build.record import isolation_facts, read_record
+from toolchain.cache import Cache
 from toolchain.catalog.bases import base_recipe
 from toolchain.catalog.floors import load_floors
-from toolchain.digest import canonical, sha256_json, write_atomically
+from toolchain.digest import EPOCH, canonical, sha256_json
 from toolchain.errors import UnsupportedError, UntrustedError
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.image import diff_ids_of, timestamp
@@ -25,9 +24,6 @@ from toolchain.oci.reference import LayoutRef, Target
 from toolchain.oci.referrers import attach, write_artifact
 from toolchain.oci.registry import Registry
 from toolchain.oci.tagged import Tagged, attach_layers
-from toolchain.options import declared, plain
-from toolchain.settings import EPOCH, Cache, Request
-from toolchain.sources.patch import listed
 from toolchain.stages.stage import Planned
 from toolchain.trust import attest, cosign, dsse, keyless, sbom
 from toolchain.trust.image_facts import (
@@ -68,65 +64,6 @@ class AttachedEvidence:
         }
 
 
-# At the end of a build
-
-
-def run_facts(request: Request, planned: Planned, seconds: float) -> dict[str, Any]:
-    """What a record holds for the provenance: when, by whom, on which request, with which sources.
-
-    Paths of this machine and what the environment holds stay out of it.
-
-    Args:
-        seconds: that the build took; it ends now.
-    """
-    now = time.time()
-    tool: dict[str, str] = {"version": __version__, "builder": attest.LOCAL_BUILDER}
-    if os.environ.get("GITHUB_ACTIONS") == "true":
-        server, repository = os.environ.get("GITHUB_SERVER_URL", ""), os.environ.get("GITHUB_REPOSITORY", "")
-        tool["builder"] = f"{server}/{os.environ.get('GITHUB_WORKFLOW_REF', repository)}"
-        tool["run"] = f"{server}/{repository}/actions/runs/{os.environ.get('GITHUB_RUN_ID', '')}"
-    facts: dict[str, Any] = {
-        "sources": [
-            {
-                **source.as_plan(),
-                "kind": source.kind,
-                "license": source.licensed,
-                "locked": source.locked,
-                "patches": listed(request.patches.get(source.name, ())),
-            }
-            for source in planned.sources
-        ],
-        "request": _request(request, planned),
-        "started": round(now - seconds, 1),
-        "finished": round(now, 1),
-        "tool": tool,
-    }
-    if isolation := _isolation(request.cache):
-        facts["isolation"] = isolation
-    return facts
-
-
-def _request(request: Request, planned: Planned) -> dict[str, Any]:
-    asked: dict[str, Any] = {
-        "stage": planned.name,
-        **{one.field: plain(getattr(request, one.field)) for one in declared(request) if one.option.counts},
-        # Of a local image the digest counts, which is among the inputs; its path is this machine's affair.
-        "base": "oci:" if request.base.startswith("oci:") else request.base,
-        "glibc": request.glibc or None,
-        "sources": {source.name: source.ref for source in planned.sources if source.name in request.sources},
-        "patches": {name: [path.name for path in files] for name, files in request.patches.items()},
-    }
-    return {name: value for name, value in asked.items() if value not in (None, [], {})}
-
-
-def _isolation(cache: Cache) -> dict[str, Any] | None:
-    try:
-        value = json.loads((cache.engine / "isolation.json").read_bytes())
-    except (OSError, ValueError):
-        return None
-    return value if isinstance(value, dict) else None
-
-
 # When it is published
 
 
@@ -158,20 +95,9 @@ def collect(cache: Cache, record: Record, plan: Sequence[Planned]) -> Material:
         below=tuple(below),
         packages=with_sources(packages, installed),
         system="" if named else parse_os_release(_in_base(cache, base, "usr/lib/os-release")),
-        isolation=_isolation(cache),
+        isolation=isolation_facts(cache),
         finished=cache.record(record["input_digest"]).stat().st_mtime,
     )
-
-
-def write_record(cache: Cache, record: Record) -> None:
-    """Write the record of a finished stage: from now on the stage counts as finished."""
-    write_atomically(cache.record(record["input_digest"]), json.dumps(record, indent=1).encode())
-
-
-def read_record(cache: Cache, digest: str) -> Record:
-    """The record of a finished stage."""
-    value: Record = json.loads(cache.record(digest).read_bytes())
-    return value
 
 
 def _record(cache: Cache, planned: Planned, digest: str) -> Record:

@@ -12,16 +12,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from toolchain import __version__
+from toolchain.cache import Cache
 from toolchain.catalog.architectures import machine_of
 from toolchain.catalog.gpus import pack as pack_of
 from toolchain.catalog.gpus import short_list
-from toolchain.digest import sha256_file, sha256_json, write_atomically
+from toolchain.digest import EPOCH, FORMAT, sha256_file, sha256_json, write_atomically
 from toolchain.errors import ConfigError, SourceError
 from toolchain.oci.archive import write_tar_gz
 from toolchain.oci.image import platform_of
 from toolchain.oci.layer import compressor_id
 from toolchain.oci.layout import Layout
-from toolchain.settings import EPOCH, FORMAT, Cache, Request
+from toolchain.request import Request
 from toolchain.sources.unpack import unpack_tar
 from toolchain.stages.base import base_label
 from toolchain.stages.stage import Built

@@ -8,10 +8,10 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
+from toolchain.build.record import read_record
 from toolchain.build.run import PlanRow, plan
 from toolchain.build.targets import by_arch
-from toolchain.consumer import Use, use_of
-from toolchain.digest import sha256_json
+from toolchain.digest import EPOCH, sha256_json
 from toolchain.errors import PolicyError, SourceError
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
@@ -21,8 +21,9 @@ from toolchain.oci.layout import Layout
 from toolchain.oci.publish import Published, publish
 from toolchain.oci.reference import LayoutRef, RegistryRef, Target
 from toolchain.oci.registry import Registry
-from toolchain.publish.attestations import AttachedEvidence, attach_evidence, collect, read_record
-from toolchain.settings import EPOCH, Request
+from toolchain.publish.attestations import AttachedEvidence, attach_evidence, collect
+from toolchain.publish.consumer import Use, use_of
+from toolchain.request import Request
 from toolchain.stages.stage import Built, Planned
 from toolchain.trust.keyless import Keyless
 from toolchain.trust.keys import Signer

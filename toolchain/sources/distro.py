@@ -14,11 +14,11 @@ from functools import cmp_to_key
 from pathlib import Path
 
 from toolchain import process
+from toolchain.cache import Cache
 from toolchain.digest import write_atomically
 from toolchain.errors import DigestError, SourceError, ToolchainError, UnreachableError
 from toolchain.locks import held
 from toolchain.process import CommandError
-from toolchain.settings import Cache
 from toolchain.sources.archive import fetch_archive
 from toolchain.sources.elsewhere import Wanted, first_or_elsewhere
 from toolchain.sources.mirrors import Mirror, apt_mirrors, groups, stanzas

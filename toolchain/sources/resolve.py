@@ -12,11 +12,11 @@ from functools import cache as memoize
 from pathlib import Path
 from typing import assert_never
 
+from toolchain.cache import Cache
 from toolchain.console import one_line
 from toolchain.digest import sha256_file, sha256_json
 from toolchain.errors import DigestError, SourceError
 from toolchain.locks import held, in_use
-from toolchain.settings import Cache
 from toolchain.sources.archive import archive_name, check_sha256, fetch_archive
 from toolchain.sources.distro import PACKAGE, VERSION, fetch_distro, known_distro, known_packages
 from toolchain.sources.elsewhere import Wanted, first_or_elsewhere

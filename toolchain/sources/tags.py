@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from toolchain import console
+from toolchain.cache import Cache
 from toolchain.digest import write_atomically
 from toolchain.errors import LockedError, UnreachableError
-from toolchain.settings import Cache
 from toolchain.sources.git import commit_of_tag, git_digest
 from toolchain.sources.network import Mirrors
 from toolchain.sources.store import Store

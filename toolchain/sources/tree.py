@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from toolchain import settings
+from toolchain import digest
 from toolchain.digest import CHUNK, write_atomically
 from toolchain.errors import HostileInputError, SourceError
 
@@ -222,7 +222,7 @@ def normalise(tree: Path) -> None:
 
     What git keeps of its own goes, at any depth: no digest counts it, so nothing may be built from it.
     """
-    stamp = (settings.EPOCH, settings.EPOCH)
+    stamp = (digest.EPOCH, digest.EPOCH)
     for folder, folders, files in os.walk(tree, topdown=False):
         for name in (*files, *folders):
             path = f"{folder}/{name}"
@@ -237,7 +237,7 @@ def normalise(tree: Path) -> None:
             # Untouched where it is right already: a change of ctime would make the stat cache forget the file.
             if stat.S_IMODE(info.st_mode) != mode:
                 os.chmod(path, mode)  # noqa: PTH101 - a Path for each of a hundred thousand files costs seconds
-            if info.st_mtime_ns != settings.EPOCH * 10**9:
+            if info.st_mtime_ns != digest.EPOCH * 10**9:
                 os.utime(path, stamp)
     tree.chmod(0o755)
     os.utime(tree, stamp)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, Self, cast
 
-from toolchain import settings
+from toolchain import digest
 from toolchain.digest import CHUNK
 from toolchain.errors import HostileInputError, ResourceError, SourceError
 from toolchain.process import CommandError, output
@@ -273,7 +273,7 @@ class _Unpacker:
                     view = view[os.write(descriptor, view) :]
             # Owner, setuid and times are the archive's own affair; what counts is whether it can be run.
             os.fchmod(descriptor, 0o755 if member.mode & 0o111 else 0o644)
-            os.utime(descriptor, (settings.EPOCH, settings.EPOCH))
+            os.utime(descriptor, (digest.EPOCH, digest.EPOCH))
         finally:
             os.close(descriptor)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from toolchain import recipe
+from toolchain.cache import Cache
 from toolchain.catalog.gpus import known_gpus, pack
 from toolchain.digest import sha256_json
 from toolchain.errors import ContractError
@@ -19,7 +20,7 @@ from toolchain.kernels.campaign import CampaignResult
 from toolchain.kernels.ledger import DONE, Entry, reproducible
 from toolchain.locks import held
 from toolchain.recipe import Mount, Runner, digests
-from toolchain.settings import Cache, Request
+from toolchain.request import Request
 from toolchain.stages.aotriton_images import ENVIRONMENT, KernelImages, MadeImages
 from toolchain.stages.aotriton_library import (
     DEFAULT_GPUS,

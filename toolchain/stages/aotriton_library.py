@@ -13,7 +13,7 @@ from toolchain.catalog.releases import aotriton_release
 from toolchain.digest import sha256_json
 from toolchain.errors import PinError, UnsupportedError
 from toolchain.recipe import Recipe, digests
-from toolchain.settings import Request
+from toolchain.request import Request
 from toolchain.sources.resolve import locate, parse_source_spec, require
 from toolchain.sources.tree import Source
 from toolchain.stages.stage import Built, Planned, Shop, source_inputs

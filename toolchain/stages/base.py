@@ -14,14 +14,14 @@ from typing import Any
 
 from toolchain import process
 from toolchain.catalog.bases import BaseRecipe, base_recipe
-from toolchain.digest import sha256_bytes, sha256_json, write_atomically
+from toolchain.digest import EPOCH, sha256_bytes, sha256_json, write_atomically
 from toolchain.errors import BuildError, SourceError, UnreachableError, UnsupportedError
 from toolchain.oci import descriptor as media
 from toolchain.oci.layout import Layout
 from toolchain.oci.reference import LayoutRef, parse
 from toolchain.process import CommandError
 from toolchain.recipe import Recipe
-from toolchain.settings import EPOCH, Request
+from toolchain.request import Request
 from toolchain.stages.stage import Built, Planned, Shop, common_inputs
 from toolchain.stages.start import pull_start
 

@@ -12,7 +12,7 @@ from typing import Any
 from toolchain import recipe
 from toolchain.errors import PolicyError
 from toolchain.recipe import Mount, digests
-from toolchain.settings import Request
+from toolchain.request import Request
 from toolchain.sources.resolve import locate, parse_source_spec, require
 from toolchain.sources.tree import Source
 from toolchain.stages.base import base_label

@@ -16,7 +16,7 @@ from toolchain.catalog.releases import LlvmPin, aotriton_release, read_pin, trit
 from toolchain.digest import sha256_json
 from toolchain.errors import PinError, PolicyError, UnsupportedError
 from toolchain.recipe import Recipe, digests
-from toolchain.settings import Request
+from toolchain.request import Request
 from toolchain.sources.resolve import locate, of_index, parse_source_spec, parts, require
 from toolchain.sources.tree import Source
 from toolchain.stages.base import base_label

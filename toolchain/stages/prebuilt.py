@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from toolchain.errors import PolicyError
-from toolchain.settings import Request
+from toolchain.request import Request
 from toolchain.sources.scan import Finding, scan
 
 _LISTED = 30

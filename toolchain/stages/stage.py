@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from toolchain.digest import sha256_file, sha256_json
+from toolchain.cache import Cache
+from toolchain.digest import EPOCH, FORMAT, sha256_file, sha256_json
 from toolchain.oci.layer import compressor_id
 from toolchain.recipe import Mount, Recipe, Runner
-from toolchain.settings import EPOCH, FORMAT, Cache, Request
+from toolchain.request import Request
 from toolchain.sources.tree import Source
 
 

@@ -20,7 +20,7 @@ from toolchain.catalog.bases import base_recipe
 from toolchain.catalog.floors import floor_of
 from toolchain.digest import sha256_json
 from toolchain.errors import UnsupportedError
-from toolchain.settings import Request
+from toolchain.request import Request
 from toolchain.stages.base import parse_packages, read_packages, run_mmdebstrap, write_packages
 from toolchain.stages.stage import Built, Planned, Shop, common_inputs
 

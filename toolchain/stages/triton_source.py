@@ -20,7 +20,7 @@ from toolchain.oci.image import read_layers
 from toolchain.oci.layer_files import layer_files
 from toolchain.oci.layout import Layout
 from toolchain.recipe import Mount, Recipe, digests
-from toolchain.settings import Request
+from toolchain.request import Request
 from toolchain.sources.resolve import SourceSpec, locate, of_index, parse_source_spec, require
 from toolchain.sources.store import Store
 from toolchain.sources.tree import Source

@@ -10,7 +10,7 @@ from toolchain import process
 from toolchain.catalog.releases import is_commit, newest_patch, pin_files, read_pin
 from toolchain.errors import PinError
 from toolchain.process import CommandError
-from toolchain.settings import Request
+from toolchain.request import Request
 from toolchain.sources.tree import Source
 
 _INIT = "python/triton/__init__.py"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from toolchain.errors import ConfigError, HostileInputError, UnsupportedError
-from toolchain.settings import Request
+from toolchain.request import Request
 from toolchain.sources.resolve import locate, of_index, parse_source_spec
 from toolchain.sources.tree import Source
 from toolchain.stages.base import base_label

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from toolchain.settings import Cache
+from toolchain.cache import Cache
 from toolchain.sources.pypi import known_pypi, pypi_row
 from toolchain.sources.tree import Source
 from toolchain.stages.stage import Shop

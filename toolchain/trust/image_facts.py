@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 from urllib.parse import quote, urlsplit
 
-from toolchain.settings import EPOCH
+from toolchain.digest import EPOCH
 
 Record = Mapping[str, Any]
 # How a distribution is called in package URLs where its base's name says something else.

@@ -12,11 +12,10 @@ from typing import Any
 from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
 
 from toolchain import __version__
-from toolchain.digest import sha256_bytes
+from toolchain.digest import EPOCH, sha256_bytes
 from toolchain.errors import UntrustedError
 from toolchain.oci.image import timestamp
 from toolchain.oci.layer_files import LayerFile
-from toolchain.settings import EPOCH
 from toolchain.trust.image_facts import Material, Origin, binary_row, distribution, is_tool, origin, patches_of, purl
 
 MEDIA_TYPE = "application/spdx+json"

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from toolchain.cache import Cache
 from toolchain.catalog.release_data import LlvmPin, TritonRelease
 from toolchain.catalog.releases import (
     aotriton_release,
@@ -20,7 +21,6 @@ from toolchain.catalog.releases import (
 )
 from toolchain.errors import ConfigError, PinError, UnsupportedError
 from toolchain.lock.file import Lock
-from toolchain.settings import Cache
 from toolchain.sources.pypi import pypi_row
 from toolchain.sources.resolve import locate, parse_source_spec
 from toolchain.sources.tree import Source

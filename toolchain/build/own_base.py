@@ -15,7 +15,7 @@ from toolchain.catalog.architectures import this_machine
 from toolchain.digest import sha256_bytes, write_atomically
 from toolchain.errors import UnsupportedError
 from toolchain.recipe import Runner
-from toolchain.settings import Request
+from toolchain.request import Request
 from toolchain.stages.base import base_label, local_manifest
 from toolchain.stages.prebuilt import Known, known_files
 from toolchain.stages.stage import Planned

@@ -11,15 +11,16 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from toolchain import __version__, console
+from toolchain.cache import Cache
 from toolchain.catalog.architectures import this_machine
 from toolchain.catalog.bases import base_recipe
-from toolchain.digest import sha256_file, sha256_json
+from toolchain.digest import EPOCH, FORMAT, sha256_file, sha256_json
 from toolchain.errors import ConfigError, LockedError, SourceError, UnreachableError
 from toolchain.lock.diff import differences
 from toolchain.lock.file import Lock, LockedBase, LockedPackage, LockedPatch, LockedSource, read, write
 from toolchain.oci.layer import compressor_id
 from toolchain.options import declared, plain
-from toolchain.settings import EPOCH, FORMAT, Cache, Request
+from toolchain.request import Request
 from toolchain.sources.distro import known_package
 from toolchain.sources.pypi import pypi_row
 from toolchain.sources.resolve import fetch_source, parse_source_spec, part_of
@@ -115,15 +116,21 @@ def _made(lock: Lock) -> Lock:
     return replace(lock, bases=bases)
 
 
+def _lock_of(request: Request) -> Lock | None:
+    assert request.lock is None or isinstance(request.lock, Lock)  # noqa: S101 - there is no other
+    return request.lock
+
+
 def check(request: Request, planned: Sequence[Planned]) -> None:
     """With `--locked`: refuse a plan that holds something else than the lock.
 
     Raises:
         LockedError: with every difference.
     """
-    if request.lock is None:
+    lock = _lock_of(request)
+    if lock is None:
         return
-    found = differences(request.lock, resolve(request, planned, ""), whole=False)
+    found = differences(lock, resolve(request, planned, ""), whole=False)
     if found:
         raise refused(found, "--locked: this is not what the lock holds")
 
@@ -134,10 +141,11 @@ def check_tree(request: Request, source: Source) -> None:
     Raises:
         LockedError: with what differs.
     """
-    if request.lock is None:
+    lock = _lock_of(request)
+    if lock is None:
         return
-    now, was = locked_source(request, source), request.lock.source(source.name)
-    found = differences(replace(request.lock, bases=()), replace(request.lock, bases=(), sources=(now,)), whole=False)
+    now, was = locked_source(request, source), lock.source(source.name)
+    found = differences(replace(lock, bases=()), replace(lock, bases=(), sources=(now,)), whole=False)
     if found or was is None:
         raise refused(found, f"--locked: {source.name} is not what the lock holds")
 

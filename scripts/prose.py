@@ -1,0 +1,121 @@
+"""Sentences that are too long for a first reading: over 30 words, in docs, docstrings, help and messages.
+
+    python scripts/prose.py [FILE...]      # exit code 1 where one is found
+
+A sentence ends at a full stop, a colon, a semicolon, a question mark, or with its paragraph, list item or table cell.
+Code, addresses and figures in Markdown count as one word each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+TOP = Path(__file__).resolve().parents[1]
+LONGEST = 30  # words
+# Dated figures, each with its command: read as a table is.
+_RECORDS = {"docs/measurements.md"}
+_END = re.compile(r"(?<=[.?!:;])\s+")
+_CODE = re.compile(r"``.+?``|`[^`]*`|\[([^\]]*)\]\([^)]*\)")
+_WORD = re.compile(r"[A-Za-z0-9][\w'./+-]*")
+
+
+class Sentence(NamedTuple):
+    """One sentence: where it begins and its words."""
+
+    path: str
+    line: int
+    words: int
+    text: str
+
+
+def sentences(text: str) -> Iterator[tuple[str, int]]:
+    """Every sentence of a paragraph with its number of words."""
+    plain = _CODE.sub(lambda found: found[1] or "CODE", " ".join(text.split()))
+    for sentence in _END.split(plain):
+        yield sentence, len(_WORD.findall(sentence))
+
+
+def paragraphs_of_markdown(text: str) -> Iterator[tuple[int, str]]:
+    """Paragraphs, list items and table cells with their line, without code blocks."""
+    start, held, fenced = 0, list[str](), False
+    for number, line in enumerate([*text.splitlines(), ""], 1):
+        if line.lstrip().startswith("```"):
+            fenced = not fenced
+            line = ""  # noqa: PLW2901 - a fence ends a paragraph
+        elif fenced:
+            continue
+        fresh = re.match(r"\s*(?:[-*|#>]|\d+\.)\s?", line)
+        if held and (not line.strip() or fresh):
+            yield start, " ".join(held)
+            held = []
+        if line.lstrip().startswith("|"):
+            yield from ((number, cell) for cell in re.split(r"(?<!\\)\|", line))
+        elif line.strip():
+            start = start if held else number
+            held.append(line[fresh.end() :] if fresh else line)
+
+
+def paragraphs_of_python(text: str) -> Iterator[tuple[int, str]]:
+    """Docstrings by paragraph, and what `help=`, `what`, `why=` and `fix=` say."""
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            for part in re.split(r"\n\s*\n|\n(?=\s+\w+(?:, \w+)*: )|\n(?=    )", ast.get_docstring(node) or ""):
+                yield getattr(node, "lineno", 1), part
+        elif isinstance(node, ast.Call):
+            said = [keyword.value for keyword in node.keywords if keyword.arg in {"help", "why", "fix"}]
+            if getattr(node.func, "id", "").endswith("Error"):
+                said += node.args[:1]
+            yield from ((node.lineno, _literal(value)) for value in said)
+
+
+def _literal(value: ast.expr) -> str:
+    if isinstance(value, ast.Constant) and isinstance(value.value, str):
+        return value.value
+    if isinstance(value, ast.JoinedStr):
+        return "".join(_literal(part) if isinstance(part, ast.Constant) else "CODE" for part in value.values)
+    return ""
+
+
+def too_long(path: Path, name: str) -> Iterator[Sentence]:
+    """The sentences of a file that are too long."""
+    text = path.read_text(encoding="utf-8")
+    parts = paragraphs_of_markdown(text) if path.suffix == ".md" else paragraphs_of_python(text)
+    for line, part in parts:
+        for sentence, words in sentences(part):
+            if words > LONGEST:
+                yield Sentence(name, line, words, sentence)
+
+
+def own_files() -> list[Path]:
+    """What the rule holds for: the documentation and the tool."""
+    listed = subprocess.run(
+        ["git", "ls-files", "*.md", "toolchain/*.py"], cwd=TOP, capture_output=True, text=True, check=True
+    )
+    return [TOP / name for name in listed.stdout.splitlines() if name not in _RECORDS and (TOP / name).is_file()]
+
+
+def main() -> int:
+    """Print every sentence that is too long."""
+    parser = argparse.ArgumentParser(description="Sentences of over 30 words.")
+    parser.add_argument("files", type=Path, nargs="*", help="Markdown or Python; by default docs and tool")
+    asked = parser.parse_args()
+    found = [
+        row
+        for path in asked.files or own_files()
+        for row in too_long(path, str(path.relative_to(TOP) if path.is_relative_to(TOP) else path))
+    ]
+    for row in found:
+        print(f"{row.path}:{row.line}: {row.words} words: {row.text}")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,122 @@
+"""The tool's own folder: what lies where in it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from toolchain.digest import write_atomically
+from toolchain.errors import ConfigError
+
+_TAG = "Signature: 8a477f597d28d172789f06886806bc55"  # as the specification has it
+
+
+@dataclass(frozen=True)
+class Cache:
+    """The tool's own folder. Everything in it can be deleted; it comes back at the cost of time."""
+
+    root: Path
+
+    @property
+    def store(self) -> Path:
+        """Sources by digest."""
+        return self.root / "store"
+
+    @property
+    def images(self) -> Path:
+        """The OCI layout of all that was built here."""
+        return self.root / "images"
+
+    @property
+    def records(self) -> Path:
+        """One JSON file for each finished stage, by input digest."""
+        return self.root / "records"
+
+    def record(self, input_digest: str) -> Path:
+        """What is kept of a finished stage."""
+        return self.records / f"{input_digest.removeprefix('sha256:')}.json"
+
+    def package_list(self, stage: str, base: str, arch: str) -> Path:
+        """What the packages of a base, or of another machine's side of it, were resolved to.
+
+        Args:
+            stage: `base` or `sysroot`.
+        """
+        return self.root / "locked" / f"{stage}-{base}-{arch}.json"
+
+    def probed(self, digest: str, key: str) -> Path:
+        """What was found in an own base, by its image's digest and what was looked for."""
+        return self.root / "probed" / f"{digest.removeprefix('sha256:')}-{key}.json"
+
+    @property
+    def engine(self) -> Path:
+        """The engine's own storage, apart from the user's."""
+        return self.root / "engine"
+
+    @property
+    def work(self) -> Path:
+        """Unfinished work and cache mounts; TMPDIR of every child."""
+        return self.root / "work"
+
+    @property
+    def logs(self) -> Path:
+        """Full logs."""
+        return self.root / "logs"
+
+    @property
+    def locks(self) -> Path:
+        """Lock files."""
+        return self.root / "locks"
+
+    @property
+    def use(self) -> Path:
+        """Held by every invocation that works in this folder, together; alone by one that removes from it."""
+        return self.locks / "use.lock"
+
+    def make(self) -> None:
+        """Make the folder, marked as one whose content comes back: backups leave it out, and `cache prune` knows it.
+
+        Raises:
+            OSError: it cannot be made.
+        """
+        self.locks.mkdir(parents=True, exist_ok=True)
+        # Without it everything works but `cache prune`.
+        with contextlib.suppress(OSError):
+            if not self.tag.exists():
+                write_atomically(
+                    self.tag, f"{_TAG}\n# The folder of `toolchain`; see https://bford.info/cachedir/\n".encode()
+                )
+
+    @property
+    def tag(self) -> Path:
+        """The file that says that this folder is a cache."""
+        return self.root / "CACHEDIR.TAG"
+
+    def check(self, *, write: bool = True) -> None:
+        """See that the folder is, or can be made, one that we may write to.
+
+        Args:
+            write: whether that matters.
+
+        Raises:
+            ConfigError: it is not.
+        """
+        place = self.root
+        while not os.path.lexists(place):
+            place = place.parent
+        why = "it may not be written to" if write and not os.access(place, os.W_OK | os.X_OK) else ""
+        if not place.is_dir():
+            why = "it is no folder"
+        if why:
+            raise ConfigError(
+                f"the cache cannot lie in {self.root}", why=f"{place}: {why}", fix="name another: --cache"
+            )
+
+
+def default_cache() -> Path:
+    """`TOOLCHAIN_CACHE`, else below the user's cache folder."""
+    if named := os.environ.get("TOOLCHAIN_CACHE"):
+        return Path(named).absolute()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "toolchain"
