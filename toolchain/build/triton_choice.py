@@ -195,7 +195,7 @@ def _as_path(asked: Asked, path: Path, cache: Cache) -> Asked:
     """A folder is a checkout, to be built as `--source triton=FOLDER`; a file is a pin, and names an LLVM alone."""
     if path.is_dir():
         return _as_folder(asked, path, cache)
-    if asked.goal != "llvm":
+    if asked.goal not in {"llvm", "base"}:
         raise PinError(
             f"--triton {path} names no Triton",
             why="a file is the pin of an LLVM, and of that no Triton can be told",
