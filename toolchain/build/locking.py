@@ -298,9 +298,10 @@ def _package(row: Any) -> LockedPackage:
 
 
 def _asked_source(text: str, source: Source | None) -> str:
-    if source is None or parse_source_spec(text).kind != "local":
+    if parse_source_spec(text).kind != "local":
         return text
-    return "PATH" if source.kind == "local" else source.ref  # a file that the data knows is what it is called there
+    # A file that the data knows is what it is called there; of a folder the plan may take the pin alone.
+    return source.ref if source is not None and source.kind != "local" else "PATH"
 
 
 def _request(request: Request, goal: str, sources: Mapping[str, Source]) -> dict[str, Any]:
