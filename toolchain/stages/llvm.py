@@ -248,8 +248,8 @@ def llvm_pin(request: Request) -> LlvmPin:
     if request.triton or not named:
         return triton_release(request.triton or DEFAULT_TRITON).pin
     spec = parse_source_spec(named, project="triton")
-    if spec.kind == "pypi":
-        return triton_release(spec.version or DEFAULT_TRITON).pin
+    if of_index(named) and (wheel := locate("triton", spec, cache=request.cache)).kind == "pypi":
+        return triton_release(wheel.ref.rpartition("==")[2]).pin
     if spec.kind == "git":
         with contextlib.suppress(PinError, UnsupportedError):
             return triton_release(spec.version).pin
