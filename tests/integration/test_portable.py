@@ -55,11 +55,8 @@ CHECKS = ["libraries", "headers", "paths", "symbols", "support"]
 # The layer is read-only. LLVM's own headers are beside it, since this part of LLVM has few.
 SCRIPT = f"""
 check() {{ PART=support LIBRARIES="LLVMDemangle;LLVMSupport" SYSTEM=/ sh /contract/check.sh "$1"; }}
-for compilers in "gcc g++" "clang clang++"; do
-  for linker in bfd lld; do
-    CC=${{compilers% *}} CXX=${{compilers#* }} LINKER=$linker check {PREFIX} | sed "s/^/$linker ${{compilers#* }} /"
-  done
-done
+CC=gcc CXX=g++ LINKER=bfd check {PREFIX} | sed "s/^/bfd g++ /"
+CC=clang CXX=clang++ LINKER=lld check {PREFIX} | sed "s/^/lld clang++ /"
 cp -rs {PREFIX} /tmp/farm
 echo '{PLANTED}' >/tmp/planted.c
 gcc -c /tmp/planted.c -o /tmp/planted.o && ar rcs /tmp/farm/lib/libLLVMPlanted.a /tmp/planted.o
@@ -179,7 +176,8 @@ def test_a_program_on_it_is_compiled_linked_and_run(part: Part, engine: Buildah,
     engine.forget_image("localhost/consumer")
     engine.forget_image(system)
     passed = re.findall(r"^(\S+) (\S+) @contract (\S+) ok", out, re.MULTILINE)
-    wanted = [(linker, cxx, name) for cxx in ("g++", "clang++") for linker in ("bfd", "lld") for name in CHECKS]
+    # The other two pairs were linked by the Dockerfile.
+    wanted = [(*pair, name) for pair in (("bfd", "g++"), ("lld", "clang++")) for name in CHECKS]
     assert passed == wanted, out
     lines = dict(line.split(": ", 1) for line in out.splitlines() if ": " in line)
     # glibc 2.38 has it: Debian 13 does, and a layer that wants it is no longer for the others.
