@@ -22,7 +22,9 @@ for base in $bases; do
     stage=$STAGE
     if [ "$STAGE" = triton ] && [ "$arch" != amd64 ]; then stage=llvm; fi
     code=0
-    plan=$("$toolchain" plan "$stage" --base "$base" --arch "$arch" --json) || code=$?
+    bound=$base
+    if [ "$base" = portable ]; then bound=; fi
+    plan=$(TOOLCHAIN_BASE=$bound "$toolchain" plan "$stage" --arch "$arch" --json) || code=$?
     [ "$code" -eq 0 ] || fail "$stage on $base for $arch: $(jq --raw-output '[.what, .why, .fix] | join("; ")' <<<"$plan")"
     prebuilt=$(jq --raw-output '[.stages[].binaries[]] | join(", ")' <<<"$plan")
     [ -z "$prebuilt" ] || fail "$stage on $base would take in prebuilt code ($prebuilt): name its source, e.g. triton=URL@COMMIT"

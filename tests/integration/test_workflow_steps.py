@@ -32,7 +32,8 @@ from toolchain.trust.keys import new_key
 pytestmark = [pytest.mark.engine, pytest.mark.registry]
 FLOWS = TOP / ".github" / "workflows"
 TOKEN, ACTOR = "the-token", "somebody"
-BASE, PART = "toolchain-base-debian13", "llvm-triton-tablegen-22.1.8-debian13"
+BASE, PART = "toolchain-base-debian13", "llvm-triton-tablegen-22.1.8"
+SYSROOT = "toolchain-sysroot-glibc-2.31"
 # A runner brings these; a container that a workflow names does not.
 _RUNNER = (
     "apt-get update -qq; apt-get install -qq --yes --no-install-recommends git jq openssl python3-venv skopeo zstd"
@@ -120,8 +121,9 @@ class Ground:
             folder.mkdir(parents=True, exist_ok=True)
         shutil.copy(self.cache.images / "oci-layout", where.images)
         shutil.copy(self.cache.images / "index.json", where.images)
-        shutil.copy(self.cache.package_list("base", "debian13", "amd64"), where.root / "locked")
-        for name in (BASE, PART):
+        for resolved in (("base", "debian13"), ("sysroot", "glibc-2.31")):
+            shutil.copy(self.cache.package_list(*resolved, "amd64"), where.root / "locked")
+        for name in (BASE, SYSROOT, PART):
             record = find_image(self.cache, name)[0]
             source = self.cache.record(record["input_digest"])
             shutil.copy(source, where.record(record["input_digest"]))
@@ -198,7 +200,7 @@ def test_base_tablegen_publish_and_verify(ground: Ground, trial: tuple[Service, 
     (attested,) = service.attested
     ref = published(ground)
     assert f"{attested['name']}@{attested['digest']}" == ref
-    assert service.approvals == ["keys", "publish(debian13,llvm)"]
+    assert service.approvals == ["keys", "publish(portable,llvm)"]
     verify = f"verify({ref})/verify"
     assert "COPY --from" in service.steps(verify, "success")
     assert "And its sources" in service.steps(verify, "success")
@@ -208,7 +210,7 @@ def test_base_tablegen_publish_and_verify(ground: Ground, trial: tuple[Service, 
         *("actions/upload-artifact", "actions/download-artifact", "actions/attest"),
     }
     assert {path.name for path in (service.folder / "artifacts").iterdir()} == {
-        "state-base-debian13-amd64", "state-llvm-debian13-amd64", "published-llvm-debian13",
+        "state-base-portable-amd64", "state-llvm-portable-amd64", "published-llvm-portable",
     }  # fmt: skip
 
 
@@ -297,8 +299,8 @@ def test_a_fork_builds_and_takes_nothing(ground: Ground, trial: tuple[Service, d
     event = ground.event(fork=True, secrets={})
     del event.variables["TOOLCHAIN_PUBLIC_KEY"]
     service = lend(trial, ground.service(tmp_path / "github"))
-    shutil.rmtree(service.folder / "artifacts" / "state-llvm-debian13-amd64")
-    inputs = {"stage": "llvm", "below": "base", "only": "tablegen", "base": "debian13", "arch": "amd64"}
+    shutil.rmtree(service.folder / "artifacts" / "state-llvm-portable-amd64")
+    inputs = {"stage": "llvm", "below": "base", "only": "tablegen", "base": "portable", "arch": "amd64"}
     assert run_workflow(FLOWS / "stage.yml", event, service, inputs=inputs) == {"build": "success"}, told(service)
     assert "so nothing is taken from" in service.log("build").read_text()
     assert not list(service.folder.glob("jobs/*/home/.docker/config.json"))
@@ -324,7 +326,7 @@ def test_a_build_that_is_cancelled_keeps_nothing(
     event = ground.event(inputs={"stage": "base"}, cancels={"Take it or build it": _began(f"{TEMP}/publisher.pub")})
     service = ground.service(tmp_path / "github")
     results = run_workflow(FLOWS / "build.yml", event, service)
-    job = "base(debian13,amd64)/build"
+    job = "base(portable,amd64)/build"
     assert (results["base"], results["llvm"]) == ("cancelled", "skipped"), told(service)
     assert service.steps(job, "cancelled") == ["Take it or build it"]
     after = {one.step: one.result for one in service.ran if one.job == job}
@@ -347,7 +349,7 @@ def test_a_publication_that_is_cancelled_leaves_no_key(
         "vars": event.variables,
         "secrets": event.secrets["ghcr"],
         "needs": {"asked": {"result": "success", "outputs": {"arches": '["amd64"]'}}},
-        "matrix": {"base": "debian13", "stage": "llvm"},
+        "matrix": {"base": "portable", "stage": "llvm"},
     }
     result, _ = Job("publish", flow["jobs"]["publish"], contexts, event=event, service=service).run()
     assert result == "cancelled", told(service)
@@ -356,7 +358,7 @@ def test_a_publication_that_is_cancelled_leaves_no_key(
     assert service.attested == []
     assert not list(service.folder.glob("jobs/*/temp/key"))
     assert not list(service.folder.glob("jobs/*/home/.docker/config.json"))
-    assert not (service.folder / "artifacts" / "published-llvm-debian13").exists()
+    assert not (service.folder / "artifacts" / "published-llvm-portable").exists()
     over = Scope({"needs": {"publish": {"result": "cancelled"}}}, "cancelled")
     assert not holds(flow["jobs"]["refs"]["if"], over)
 
@@ -400,4 +402,4 @@ def test_all_of_it_from_nothing(ground: Ground, tmp_path: Path) -> None:
     results = run_workflow(FLOWS / "publish.yml", event, service)
     assert set(results.values()) == {"success"}, told(service)
     assert sorted(one["name"].rpartition("/")[2] for one in service.attested) == [PART, BASE]
-    assert "The base as a bundle" in service.steps("publish(debian13,base)", "success")
+    assert "The base as a bundle" in service.steps("publish(portable,base)", "success")
