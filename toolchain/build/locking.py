@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -11,6 +10,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from toolchain import __version__, console
+from toolchain.build.record import known_record
 from toolchain.cache import Cache
 from toolchain.catalog.architectures import this_machine
 from toolchain.catalog.bases import base_recipe
@@ -266,11 +266,8 @@ def _resolved(base: LockedBase, cache: Cache, planned: Planned) -> LockedBase:
 
 def _manifest(cache: Cache, planned: Planned) -> str:
     """The finished base's image; empty when its record is gone."""
-    try:
-        record = cache.record(str(planned.input_digest))
-        return str(json.loads(record.read_bytes())["manifest"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return ""
+    record = known_record(cache, planned.input_digest)
+    return record.manifest if record is not None else ""
 
 
 def locked_packages(resolved: Mapping[str, Any]) -> tuple[LockedPackage, ...]:

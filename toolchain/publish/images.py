@@ -137,7 +137,7 @@ def _deliver(
         partial: set[str] = set()
         for one, manifest in zip(images, manifests, strict=True):
             record = read_record(cache, one.built.input_digest)
-            partial.add(str(record.get("partial", "")) or planned.partial)
+            partial.add(record.partial or planned.partial)
             material = collect(cache, record, one.plan)
             attached.append(
                 attach_evidence(
