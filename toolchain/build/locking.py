@@ -14,6 +14,7 @@ from toolchain.build.record import known_record
 from toolchain.cache import Cache
 from toolchain.catalog.architectures import this_machine
 from toolchain.catalog.bases import base_recipe
+from toolchain.catalog.stages import source_license
 from toolchain.digest import EPOCH, FORMAT, sha256_file, sha256_json
 from toolchain.errors import ConfigError, LockedError, SourceError, UnreachableError
 from toolchain.lock.diff import differences
@@ -178,7 +179,7 @@ def locked_source(request: Request, source: Source) -> LockedSource:
         file=file,
         parts=tuple(part.split(",")) if part else (),
         tree=tree,
-        license=source.licensed,
+        license=source.license or source_license(source.name),
         tag=source.tag,
         patches=tuple(
             LockedPatch(name=path.name, digest=sha256_file(path)) for path in request.patches.get(source.name, ())

@@ -12,6 +12,7 @@ from typing import Any
 
 from toolchain import __version__
 from toolchain.cache import Cache
+from toolchain.catalog.stages import source_license
 from toolchain.digest import write_atomically
 from toolchain.options import declared, plain
 from toolchain.record import LOCAL_BUILDER, Patch, Record, RecordedSource, RecordError
@@ -58,7 +59,7 @@ def _source(request: Request, source: Source) -> RecordedSource:
         digest=source.digest,
         tag=source.tag,
         kind=source.kind,
-        license=source.licensed,
+        license=source.license or source_license(source.name),
         locked=source.locked,
         patches=tuple(Patch(**patch) for patch in listed(request.patches.get(source.name, ()))),
     )
