@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from toolchain import process
-from toolchain.build.run import find_image
+from toolchain.build.record import find_image
 from toolchain.cache import Cache, default_cache
 from toolchain.engine.buildah import Buildah
 from toolchain.engine.isolation import arguments
@@ -32,7 +32,7 @@ def main(out: Path) -> None:
     version = title.removeprefix("llvm-triton-").removeprefix("tablegen-")
     base = find_image(cache, "toolchain-base-debian13")[0]
     text = _CONTAINERFILE.format(
-        base=engine.ensure_image("toolchain-base-debian13", cache.images, base["manifest"]),
+        base=engine.ensure_image("toolchain-base-debian13", cache.images, base.manifest),
         llvm=engine.ensure_image("quickstart-llvm", out, manifest.digest),
         prefix=f"/usr/lib64/llvm-triton-{version}",
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.table import Table
 
 from toolchain import console
-from toolchain.build.run import records
+from toolchain.build.record import records
 from toolchain.cache import Cache, default_cache
 
 
@@ -19,11 +19,11 @@ def main(seconds: int, out: Path) -> None:
     for column in ("stage", "image", "unpacked", "blob", "seconds", "steps"):
         table.add_column(column, overflow="fold")
     for record in records(cache):
-        facts = record["facts"]
+        facts = record.facts
         steps = ", ".join(f"{name} {took:.0f}" for name, took in facts.get("seconds", {}).items())
         table.add_row(
-            record["stage"],
-            record["image"] + (f"\n({record['partial']})" if record["partial"] else ""),
+            record.stage,
+            record.image + (f"\n({record.partial})" if record.partial else ""),
             console.size(facts["unpacked_bytes"]),
             console.size(facts["blob_bytes"]),
             f"{facts['total_seconds']:.0f}",

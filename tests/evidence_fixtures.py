@@ -25,6 +25,7 @@ from toolchain.oci.layout import Layout
 from toolchain.oci.reference import LayoutRef
 from toolchain.oci.referrers import attach, write_artifact
 from toolchain.publish.attestations import bill
+from toolchain.record import LOCAL_BUILDER, Record
 from toolchain.request import Request
 from toolchain.stages.base import BaseStage, recipe_digest, write_packages
 from toolchain.stages.llvm import LlvmStage
@@ -40,7 +41,7 @@ FILES = {"usr/lib64/thing/bin/tool": b"program", "usr/lib64/thing/share/text": b
 FINISHED = float(EPOCH + 3600)
 
 
-def record(**changes: Any) -> dict[str, Any]:
+def record(**changes: Any) -> Record:
     """A record as a build of LLVM from git with one patch leaves it."""
     inputs = {
         "stage": "llvm",
@@ -68,6 +69,8 @@ def record(**changes: Any) -> dict[str, Any]:
         "binaries": [],
         "partial": "",
         "arch": "amd64",
+        "manifest": f"sha256:{'a' * 64}",
+        "layers": [],
         "request": {"stage": "llvm", "base": "debian13", "arch": ["amd64"]},
         "started": FINISHED - 60,
         "finished": FINISHED,
@@ -78,25 +81,23 @@ def record(**changes: Any) -> dict[str, Any]:
             "buildah": "1.28.2",
             "refused": {"oci": "no /root/place"},
         },
-        "tool": {"version": "0.1.0", "builder": attest.LOCAL_BUILDER},
+        "tool": {"version": "0.1.0", "builder": LOCAL_BUILDER},
         "facts": {},
         **changes,
     }
     value.setdefault("input_digest", sha256_json(value["inputs"]))
-    return value
+    return Record.parse(value)
 
 
-BASE = {
-    "stage": "base",
-    "image": "toolchain-base-debian13",
-    "input_digest": f"sha256:{'b' * 64}",
-    "inputs": {"base": "debian13", "arch": "amd64"},
-    "manifest": f"sha256:{'e' * 64}",
-    "arch": "amd64",
-    "layers": [{"digest": f"sha256:{'9' * 64}"}],
-    "sources": [],
-    "binaries": [],
-}
+BASE = Record(
+    stage="base",
+    image="toolchain-base-debian13",
+    input_digest=f"sha256:{'b' * 64}",
+    inputs={"base": "debian13", "arch": "amd64"},
+    manifest=f"sha256:{'e' * 64}",
+    arch="amd64",
+    layers=({"digest": f"sha256:{'9' * 64}"},),
+)
 PACKAGES = (Package("apt", "3.0.3", "amd64", "deb", "5" * 64), Package("libc6", "2.41-12+deb13u1", "amd64"))
 
 
@@ -155,7 +156,7 @@ class Stand:
     def __post_init__(self) -> None:
         self.work.mkdir(parents=True, exist_ok=True)
         self.layout.ensure()
-        self.manifest = small_image(self.layout, self.work, label=self.material.record["input_digest"])
+        self.manifest = small_image(self.layout, self.work, label=self.material.record.input_digest)
         self.index = write_index(self.layout, [self.manifest])
         self.layout.tag(self.index, "thing")
 
@@ -166,7 +167,7 @@ class Stand:
 
     def subjects(self) -> list[attest.Resource]:
         """What its statements are about."""
-        return attest.subjects(self.material.record["image"], [self.manifest.digest, self.index.digest])
+        return attest.subjects(self.material.record.image, [self.manifest.digest, self.index.digest])
 
     def sbom(self) -> dict[str, Any]:
         """A true bill of materials, to be changed at will."""

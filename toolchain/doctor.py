@@ -15,7 +15,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from toolchain import console, process
-from toolchain.build.run import records
+from toolchain.build.record import records
 from toolchain.cache import Cache
 from toolchain.catalog.architectures import MACHINES, emulator_name, this_machine
 from toolchain.engine import isolation, resources
@@ -317,7 +317,7 @@ def _hip(cache: Cache) -> Check:
 
 def _base_layers(cache: Cache) -> dict[str, str]:
     """The layers of the engine's storage that are bases of ours: id -> the base's image name."""
-    bases = {one["facts"]["diff_id"]: one["image"] for one in records(cache) if one["stage"] == "base"}
+    bases = {one.diff_id: one.image for one in records(cache) if one.stage == "base"}
     named: dict[str, str] = {}
     for file in (cache.engine / "storage").glob("*-layers/layers.json"):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Literal
 
 from toolchain.catalog.architectures import machine_of
+from toolchain.catalog.stages import source_names
 from toolchain.errors import ConfigError
 
-SOURCES = ("aotriton", "flash-attn", "llvm", "triton")
+SOURCES = source_names()
 
 
 def arches(text: str) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.registry_fixtures import running_registry
-from toolchain.build import run as pipeline
+from toolchain.build.record import find_image
 from toolchain.cache import Cache, default_cache
 from toolchain.engine.buildah import Buildah
 
@@ -96,9 +96,9 @@ def base_layout(request: pytest.FixtureRequest) -> tuple[Cache | None, Path, str
         return None, layout, _only_manifest(layout)
     request.getfixturevalue("quickstart")
     cache = Cache(default_cache())
-    found = pipeline.find_image(cache, "toolchain-base-debian13")
+    found = find_image(cache, "toolchain-base-debian13")
     assert found, "the quickstart made no base"
-    return cache, cache.images, found[0]["manifest"]
+    return cache, cache.images, found[0].manifest
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ import pytest
 from tests.enterprise import enterprise_tree
 from tests.registry_fixtures import running_registry
 from toolchain.build import run as pipeline
+from toolchain.build.record import find_image
 from toolchain.cache import Cache
 from toolchain.catalog import bases
 from toolchain.catalog.architectures import this_machine
@@ -163,7 +164,7 @@ def test_what_a_registry_cannot_give_is_told(
         pinned(tmp_path, monkeypatch, image)
         with pytest.raises(kind) as caught:
             pipeline.build(replace(request_, offline=offline), "base")
-        assert pipeline.find_image(request_.cache, "toolchain-base-standin") == []
+        assert find_image(request_.cache, "toolchain-base-standin") == []
         return str(caught.value)
 
     place = f"{host}/el/ubi@"

@@ -315,9 +315,9 @@ def test_prune_takes_images_from_the_storage_that_no_finished_image_is(tmp_path:
     with buildah.container(kept) as container:
         buildah.call("config", "--label", "other=yes", container)
         buildah.call("commit", container, "localhost/toolchain/superseded:000000000000")
-    record = {"image": "kept", "input_digest": f"sha256:{'1' * 64}", "manifest": digest}
+    record = {"stage": "llvm", "image": "kept", "input_digest": f"sha256:{'1' * 64}", "manifest": digest}
     cache.records.mkdir()
-    (cache.records / f"{'1' * 64}.json").write_text(json.dumps(record))
+    (cache.records / f"{'1' * 64}.json").write_text(json.dumps({**record, "layers": [], "facts": {}}))
     try:
         done = prune(cache, unused_for=30 * DAY)
         assert [(one.kind, one.name) for one in done.gone] == [

@@ -11,6 +11,7 @@ import pytest
 
 from toolchain.build import own_base as ownbase
 from toolchain.build import run as pipeline
+from toolchain.build.record import records
 from toolchain.cache import Cache
 from toolchain.digest import EPOCH, sha256_bytes
 from toolchain.engine.buildah import Buildah
@@ -83,7 +84,7 @@ def test_what_a_base_lacks_is_told_at_once_and_asked_once(
     assert caught.value.what == f"the base {request.base} lacks: Ninja"
     assert "Ninja: not found (for llvm: " in caught.value.why
     assert caught.value.fix == "on Debian and Ubuntu: apt-get install ninja-build\nwhat a base must hold: docs/bases.md"
-    assert not [one for one in pipeline.records(request.cache) if f"-local-{lame[7:15]}" in one["image"]]
+    assert not [one for one in records(request.cache) if f"-local-{lame[7:15]}" in one.image]
     # Nobody is asked again, whatever is built.
     monkeypatch.setattr(Buildah, "run", None)
     monkeypatch.setattr(Buildah, "ensure_image", None)

@@ -31,13 +31,14 @@ from typing import Any, cast
 import pytest
 from elftools.elf.elffile import ELFFile
 
-from toolchain.build.run import records
+from toolchain.build.record import records
 from toolchain.cache import Cache, default_cache
 from toolchain.engine.buildah import Buildah
 from toolchain.kernels.aks2 import read_archive
 from toolchain.oci.layout import Layout
 from toolchain.process import Result
 from toolchain.recipe import Mount
+from toolchain.record import Record
 from toolchain.request import Request
 from toolchain.sources.resolve import fetch_source
 from toolchain.sources.scan import scan
@@ -57,12 +58,12 @@ HOST = "python:"
 ENOUGH = {"attn_fwd": 40, "bwd_kernel_dk_dv": 40, "bwd_kernel_dq": 40, "bwd_kernel_fuse": 40, "bwd_preprocess": 1}
 
 
-def newest(stage: str, *, has: str, name: str = "") -> dict[str, Any]:
+def newest(stage: str, *, has: str, name: str = "") -> Record:
     """The newest record of a stage, or a loud skip."""
     found = [
         one
         for one in records(Cache(default_cache()))
-        if one["stage"] == stage and one["facts"].get(has) and name in ("", one["image"])
+        if one.stage == stage and one.facts.get(has) and name in ("", one.image)
     ]
     if not found:
         pytest.skip(f"NOT BUILT: {default_cache()} has no {name or stage} from source; run toolchain build {stage}")
@@ -70,7 +71,7 @@ def newest(stage: str, *, has: str, name: str = "") -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def triton() -> dict[str, Any]:
+def triton() -> Record:
     """The record of the Triton under test."""
     named = os.environ.get("TOOLCHAIN_TEST_TRITON", "")
     if named.startswith(HOST):
@@ -78,9 +79,9 @@ def triton() -> dict[str, Any]:
     return newest("triton", has="wheels", name=named)
 
 
-def test_the_wheel_is_small_honest_and_has_nothing_foreign(triton: dict[str, Any], tmp_path: Path) -> None:
-    (auditwheel,) = [triton["facts"]["auditwheel"]]
-    for wheel in triton["facts"]["wheels"]:
+def test_the_wheel_is_small_honest_and_has_nothing_foreign(triton: Record, tmp_path: Path) -> None:
+    (auditwheel,) = [triton.facts["auditwheel"]]
+    for wheel in triton.facts["wheels"]:
         path = Store(Cache(default_cache()).store).file(wheel["digest"], verify=True)
         assert path is not None, f"{wheel['file']} is not in the store"
         print(f"\n{wheel['file']}: {wheel['bytes']:,} bytes")
@@ -100,8 +101,8 @@ def test_the_wheel_is_small_honest_and_has_nothing_foreign(triton: dict[str, Any
                 )
 
 
-def test_upstreams_lit_tests_ran_and_every_failure_has_its_reason(triton: dict[str, Any]) -> None:
-    lit = triton["facts"]["lit"]
+def test_upstreams_lit_tests_ran_and_every_failure_has_its_reason(triton: Record) -> None:
+    lit = triton.facts["lit"]
     assert lit, "no lit test ran"
     for version, totals in lit.items():
         print(
@@ -204,7 +205,7 @@ def place(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pl
     if not named.startswith(HOST):
         record = newest("triton", has="wheels", name=named)
         engine = Buildah(cache)
-        yield Place(request, folder, engine.ensure_image(record["image"], cache.images, record["manifest"]), engine)
+        yield Place(request, folder, engine.ensure_image(record.image, cache.images, record.manifest), engine)
         return
     # The paths of the image do not exist here.
     with pytest.MonkeyPatch.context() as patch:
@@ -278,7 +279,7 @@ def test_aotriton_rules_compile_to_upstreams_bytes_and_pack(
 def test_the_aotriton_image_is_what_its_record_and_ledgers_say(tmp_path: Path) -> None:
     """Read back from the published bytes, by an independent reader: every kernel, by its SHA-256."""
     record = newest("aotriton", has="packs")
-    facts, layout = record["facts"], Layout(Cache(default_cache()).images)
+    facts, layout = record.facts, Layout(Cache(default_cache()).images)
     for row in facts["by_kernel"]:
         print(
             f"\n{row['kernel']:32} {row['gpu']:8} "
@@ -288,7 +289,7 @@ def test_the_aotriton_image_is_what_its_record_and_ledgers_say(tmp_path: Path) -
     print(f"\n{facts['kernels']}, bitcode {facts['bitcode']}, against upstream {facts['against_upstream']}")
     for finding in facts["found_binaries"]:
         print(finding)
-    with tarfile.open(layout.blob(record["layers"][-1]["digest"])) as tar:
+    with tarfile.open(layout.blob(record.layers[-1]["digest"])) as tar:
         tar.extractall(tmp_path, filter="data")
     images = tmp_path / str(facts["prefix"]).lstrip("/") / "lib" / "aotriton.images"
     seen = 0
@@ -307,7 +308,7 @@ def test_the_aotriton_image_is_what_its_record_and_ledgers_say(tmp_path: Path) -
         )
         seen += len(ledger["kernels"])
     assert seen == sum(facts["kernels"].values()) >= int(os.environ.get("TOOLCHAIN_TEST_LEAST", "300"))
-    assert (seen < facts["rules"]) == ("partial" in record["image"])
+    assert (seen < facts["rules"]) == ("partial" in record.image)
     assert facts["kernels"]["done"] >= 0.95 * seen
     for kernel, least in ENOUGH.items():
         assert sum(row["done"] for row in facts["by_kernel"] if row["kernel"].startswith(kernel)) >= least, kernel

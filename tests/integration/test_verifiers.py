@@ -251,7 +251,7 @@ def test_a_folder_that_was_copied(shelf: Shelf, tmp_path: Path) -> None:
         copied = skopeo(*words, f"oci:{stand.layout.root}:{tag}", f"docker://{host}/ns/copied:{tag}")
         assert copied.returncode == 0, copied.stderr
     ref = RegistryRef(host, "ns/copied", digest=stand.index.digest)
-    exact = {"type": "exactRepository", "dockerRepository": stand.material.record["image"]}
+    exact = {"type": "exactRepository", "dockerRepository": stand.material.record.image}
     assert skopeo.look("exact", ref, key, **exact).returncode == 0
     assert "is not accepted" in skopeo.look("place", ref, key).stderr
     program = unpacked("cosign-2.5.0") / "usr" / "bin" / "cosign"

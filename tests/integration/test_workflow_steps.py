@@ -24,7 +24,7 @@ from tests.registry_fixtures import running_registry
 from tests.workflow_expressions import Scope, holds, value_of
 from tests.workflow_machine import HOME, TEMP, VOLUME, WORKSPACE, Machine, Way
 from tests.workflow_steps import TOP, Event, Job, Service, read, run_workflow
-from toolchain.build.run import find_image
+from toolchain.build.record import find_image
 from toolchain.cache import Cache, default_cache
 from toolchain.engine.buildah import Buildah
 from toolchain.trust.keys import new_key
@@ -125,11 +125,11 @@ class Ground:
             shutil.copy(self.cache.package_list(*resolved, "amd64"), where.root / "locked")
         for name in (BASE, SYSROOT, PART):
             record = find_image(self.cache, name)[0]
-            source = self.cache.record(record["input_digest"])
-            shutil.copy(source, where.record(record["input_digest"]))
-            manifest = self.cache.images / "blobs" / record["manifest"].replace(":", "/")
-            digests = [record["manifest"], json.loads(manifest.read_text())["config"]["digest"]]
-            for digest in (*digests, *(layer["digest"] for layer in record["layers"])):
+            source = self.cache.record(record.input_digest)
+            shutil.copy(source, where.record(record.input_digest))
+            manifest = self.cache.images / "blobs" / record.manifest.replace(":", "/")
+            digests = [record.manifest, json.loads(manifest.read_text())["config"]["digest"]]
+            for digest in (*digests, *(layer["digest"] for layer in record.layers)):
                 target = where.images / "blobs" / digest.replace(":", "/")
                 if not target.exists():
                     _link(self.cache.images / "blobs" / digest.replace(":", "/"), target)
@@ -157,7 +157,7 @@ def ground(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     engine, folder = Buildah(cache), tmp_path_factory.mktemp("workflows")
     found = find_image(cache, BASE)
     assert found, "there is no base"
-    image = engine.ensure_image("base-debian13", cache.images, found[0]["manifest"])
+    image = engine.ensure_image("base-debian13", cache.images, found[0].manifest)
     users = folder / "htpasswd"
     users.write_text(f"{ACTOR}:{_bcrypt(TOKEN)}\n")
     with running_registry(folder / "registry", users=users) as registry:

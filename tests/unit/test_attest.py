@@ -179,7 +179,7 @@ def test_a_provenance_says_it_all() -> None:
     assert source["digest"] == {"gitCommit": COMMIT}
     assert source["annotations"]["repository"] == LLVM
     assert source["annotations"]["patches"] == [{"name": "fix it.patch", "digest": f"sha256:{'c' * 64}"}]
-    assert base["digest"] == {"sha256": BASE["manifest"].removeprefix("sha256:")}  # type: ignore[attr-defined]
+    assert base["digest"] == {"sha256": BASE.manifest.removeprefix("sha256:")}
     assert run["metadata"] == {"startedOn": "2026-01-01T00:59:00Z", "finishedOn": "2026-01-01T01:00:00Z"}
     assert FINISHED == 1767229200
     probe = run["byproducts"][0]

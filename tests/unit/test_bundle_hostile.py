@@ -450,3 +450,15 @@ def test_a_record_that_is_none(place: Place, harm: dict[str, Any]) -> None:
     with pytest.raises(HostileInputError):
         place.bring()
     _nothing_counts(place)
+
+
+def test_a_newer_tool_s_record_comes_without_what_only_that_knows(place: Place) -> None:
+    """A key that was added makes no bundle unreadable; and what nothing here looks at does not come in."""
+    place.export()
+    record = json.loads(place.content("record"))
+    newer = {**record, "version": record["version"] + 1, "weather": "fine"}
+    newer["facts"] = {**record["facts"], "weather": "fine"}
+    place.swap("record", canonical(newer))
+    place.bring()
+    (path,) = (place.root / "other" / "records").glob("*.json")
+    assert json.loads(path.read_bytes()) == record

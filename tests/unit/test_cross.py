@@ -17,13 +17,13 @@ from rich.console import Console
 
 from tests.evidence_fixtures import ed25519_signer
 from toolchain import process, recipe
-from toolchain.build import targets as goals
 from toolchain.build.prefetch import Prefetch
 from toolchain.build.reuse import Reuse, take
 from toolchain.build.run import plan
 from toolchain.build.targets import by_arch, stages_of
 from toolchain.build.workspace import BuildShop
 from toolchain.cache import Cache
+from toolchain.catalog import stages as catalog
 from toolchain.catalog.architectures import MACHINES, emulator, machine_of, this_machine
 from toolchain.catalog.bases import base_recipe, load_bases
 from toolchain.catalog.components import needs_for
@@ -382,7 +382,7 @@ def test_an_architecture_that_is_not_built_yet_is_named(tmp_path: Path, request_
 
 
 def test_goals_are_all_planned_for_amd64(request_: Request) -> None:
-    found = {goal: [stage.name for stage in stages_of(goal, request_)] for goal in goals.GOALS if goal != "sysroot"}
+    found = {goal: [stage.name for stage in stages_of(goal, request_)] for goal in catalog.targets() if goal != "sysroot"}
     assert found == {
         "base": ["base"],
         "llvm": ["base", "llvm"],

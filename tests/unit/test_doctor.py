@@ -144,6 +144,7 @@ def test_hip_names_the_base(bare: Cache) -> None:
     (storage / "overlay-layers/layers.json").write_text(json.dumps([{"id": "abc", "diff-digest": "sha256:1"}]))
     bare.records.mkdir(parents=True)
     record = {"stage": "base", "image": "toolchain-base-debian13", "facts": {"diff_id": "sha256:1"}}
+    record |= {"input_digest": "sha256:1", "manifest": "sha256:2", "layers": []}
     (bare.records / "1.json").write_text(json.dumps(record))
     assert found(bare)["hip"].detail == "toolchain-base-debian13 has hipStreamGetDevice"
     (bare.records / "2.json").write_text("no JSON")

@@ -189,7 +189,7 @@ def test_an_old_system_s_packages_stand_beside_the_base_s_in_the_sbom(tmp_path: 
     built = finished_sysroot(cache, tmp_path / "work", "amd64", glibc="2.31")
     (old,) = evidence._compiled_against(cache, read_record(cache, built.input_digest))
     assert (old.name, old.system) == ("libc6-dev", "debian11")
-    inputs = {**record()["inputs"], "glibc": "2.31"}
+    inputs = {**record().inputs, "glibc": "2.31"}
     of_base = Package("libc6-dev", "2.41-12", "amd64")
     found = replace(material(inputs=inputs), packages=(of_base, old))
     document = sbom.sbom(found, manifest=f"sha256:{DIGEST}", diff_id="sha256:0", files=[])

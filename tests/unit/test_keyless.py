@@ -94,7 +94,7 @@ def test_signed_and_verified(place: Place) -> None:
 def test_what_is_signed_is_not_signed_again(place: Place) -> None:
     assert (place.publish(), place.publish()) == (2, 2)
     place.stand.material = replace(place.stand.material, finished=1.0)
-    changed = {**place.stand.material.record, "finished": 1767229999.0}
+    changed = replace(place.stand.material.record, finished=1767229999.0)
     place.stand.material = replace(place.stand.material, record=changed)
     assert place.publish() == 3, "the provenance alone says something new"
 

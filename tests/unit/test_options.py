@@ -89,8 +89,8 @@ def test_command_line_environment_and_file_take_it(wider: typer.Typer, tmp_path:
 def test_record_and_lock_keep_it(wider: typer.Typer) -> None:
     request, bare = make_request(flavour="mint,nut"), make_request()
     planned = Planned(name="llvm", image="i", inputs={})
-    assert records.run_facts(request, planned, 1)["request"]["flavour"] == ["mint", "nut"]
-    assert "flavour" not in records.run_facts(bare, planned, 1)["request"]
+    assert records.asked_for(request, planned)["flavour"] == ["mint", "nut"]
+    assert "flavour" not in records.asked_for(bare, planned)
     made = locking.resolve(request, [], "llvm")
     again = lockfile.parse(lockfile.render(made), "again")
     assert again.request["flavour"] == ["mint", "nut"]
@@ -125,7 +125,7 @@ def test_what_an_import_prints_goes_on_as_it_was_asked(tmp_path: Path) -> None:
         "--keep-going", "--kernel-timeout", "900",
     ]  # fmt: skip
     planned = Planned(name="kernels", image="i", inputs={})
-    assert records.run_facts(asked, planned, 1)["request"]["kernel_timeout"] == 900.0
+    assert records.asked_for(asked, planned)["kernel_timeout"] == 900.0
 
 
 # toolchain init

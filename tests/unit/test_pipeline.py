@@ -271,7 +271,12 @@ def recorded(cache: Cache, one: Planned, **more: Any) -> None:
     manifest = Layout(cache.images).ensure().put_json({"layers": []}, media.MANIFEST)
     path = cache.record(str(one.input_digest))
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"manifest": manifest.digest, "layers": [], "facts": {}, **more}))
+    path.write_text(
+        json.dumps(
+            {"stage": one.name, "image": one.image, "input_digest": one.input_digest, "manifest": manifest.digest}
+            | {"layers": [], "facts": {}, **more}
+        )
+    )
 
 
 def test_what_nobody_has_tried_is_built_again_where_a_contract_is_asked_for(tmp_path: Path) -> None:

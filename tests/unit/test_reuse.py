@@ -38,7 +38,7 @@ class Shelf:
             Layout(folder / "else where"), folder / "work", material(**{"facts": FACTS, **changes}), ed25519_signer()
         )
         made = self.stand.material.record
-        self.planned = Planned(name=made["stage"], image=made["image"], inputs=made["inputs"], proves=True)
+        self.planned = Planned(name=made.stage, image=made.image, inputs=made.inputs, proves=True)
         self.request = Request(cache=Cache(folder / "cache with 'quotes'"))
         self.put()
         if speak:
@@ -79,10 +79,12 @@ def test_taken_as_if_built(shelf: Shelf) -> None:
     Layout(shelf.request.cache.images).verify(found.layers[-1]["digest"])
     record = read_record(shelf.request.cache, str(shelf.planned.input_digest))
     told = shelf.stand.material.record
-    assert record["tool"] == told["tool"]
-    assert record["finished"] == told["finished"]
-    assert record["isolation"] == {**told["isolation"], "refused": ["oci"]}
-    assert record["taken_from"]["key"] == shelf.stand.signer.public.id
+    assert record.tool == told.tool
+    assert record.finished == told.finished
+    assert told.isolation is not None
+    assert record.isolation == {**told.isolation, "refused": ["oci"]}
+    assert record.taken_from is not None
+    assert record.taken_from.key == shelf.stand.signer.public.id
     assert not list(shelf.request.cache.work.iterdir())
 
 
@@ -107,8 +109,8 @@ def test_a_binary_let_in_by_its_path(tmp_path: Path) -> None:
 
 def test_who_passes_it_on_says_the_same(shelf: Shelf) -> None:
     shelf.take()
-    record = {**shelf.stand.material.record, **read_record(shelf.request.cache, str(shelf.planned.input_digest))}
-    record["sources"] = shelf.stand.material.record["sources"]  # Planned names none here
+    record = read_record(shelf.request.cache, str(shelf.planned.input_digest))
+    record = replace(record, sources=shelf.stand.material.record.sources)  # Planned names none here
     again = attest.provenance(replace(shelf.stand.material, record=record), shelf.stand.subjects())
     assert again == shelf.stand.provenance()
 
@@ -125,9 +127,9 @@ def of_another_key(shelf: Shelf) -> None:
 
 def of_other_inputs(shelf: Shelf) -> None:
     """All true and well signed, but about another image, which somebody put under this name."""
-    other = material(facts=FACTS, inputs={**shelf.stand.material.record["inputs"], "arch": "arm64"})
+    other = material(facts=FACTS, inputs={**shelf.stand.material.record.inputs, "arch": "arm64"})
     shelf.stand.material = other
-    shelf.stand.manifest = small_image(shelf.stand.layout, shelf.stand.work, label=other.record["input_digest"])
+    shelf.stand.manifest = small_image(shelf.stand.layout, shelf.stand.work, label=other.record.input_digest)
     shelf.stand.index = write_index(shelf.stand.layout, [shelf.stand.manifest])
     shelf.put()
     shelf.stand.say_all()
@@ -135,8 +137,8 @@ def of_other_inputs(shelf: Shelf) -> None:
 
 def with_a_lying_label(shelf: Shelf) -> None:
     """The label says what is wanted, the provenance says the truth."""
-    wanted = shelf.stand.material.record["input_digest"]
-    shelf.stand.material = material(facts=FACTS, inputs={**shelf.stand.material.record["inputs"], "arch": "arm64"})
+    wanted = shelf.stand.material.record.input_digest
+    shelf.stand.material = material(facts=FACTS, inputs={**shelf.stand.material.record.inputs, "arch": "arm64"})
     shelf.stand.manifest = small_image(shelf.stand.layout, shelf.stand.work, label=wanted)
     shelf.stand.index = write_index(shelf.stand.layout, [shelf.stand.manifest])
     shelf.put()
@@ -232,7 +234,7 @@ def test_what_was_allowed_by_name_is_taken(tmp_path: Path) -> None:
     shelf.planned = replace(shelf.planned, binaries=("ptxas",))
     shelf.request = replace(shelf.request, allow_binary=("ptxas",))
     assert shelf.take() is not None
-    assert read_record(shelf.request.cache, str(shelf.planned.input_digest))["binaries"] == ["ptxas"]
+    assert read_record(shelf.request.cache, str(shelf.planned.input_digest)).binaries == ("ptxas",)
 
 
 def test_what_only_a_scan_found_is_not_forgotten(tmp_path: Path) -> None:
@@ -243,7 +245,7 @@ def test_what_only_a_scan_found_is_not_forgotten(tmp_path: Path) -> None:
     built = shelf.take()
     assert built is not None
     assert built.binaries == ("ptxas",)
-    assert read_record(shelf.request.cache, str(shelf.planned.input_digest))["binaries"] == ["ptxas"]
+    assert read_record(shelf.request.cache, str(shelf.planned.input_digest)).binaries == ("ptxas",)
 
 
 def test_a_compressor_that_is_missing_here_stops_no_build(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from spdx_tools.spdx.parser.jsonlikedict.json_like_dict_parser import JsonLikeDi
 from spdx_tools.spdx.validation.document_validator import validate_full_spdx_document
 
 from tests.evidence_fixtures import BASE, COMMIT, FILES, PACKAGES, Stand, material, small_image
-from toolchain.build.record import run_facts
+from toolchain.build.record import new_record
 from toolchain.cache import Cache
 from toolchain.digest import canonical
 from toolchain.errors import UntrustedError
@@ -30,9 +30,10 @@ from toolchain.oci import descriptor as media
 from toolchain.oci.layer_files import glance, layer_files, read_member
 from toolchain.oci.layout import Layout
 from toolchain.publish.attestations import bill
+from toolchain.record import Record, RecordedSource
 from toolchain.request import Request
 from toolchain.sources.tree import Source
-from toolchain.stages.stage import Planned
+from toolchain.stages.stage import Built, Planned
 from toolchain.trust import sbom
 from toolchain.trust.image_facts import (
     Material,
@@ -44,15 +45,15 @@ from toolchain.trust.image_facts import (
     with_sources,
 )
 
-WHEEL = {
-    "name": "triton", "ref": "pypi:triton==3.7.1", "repository": "pypi", "digest": f"sha256:{'7' * 64}",
-    "kind": "pypi", "license": "MIT", "locked": True, "patches": [],
-}  # fmt: skip
-TRITON = {
-    "stage": "triton", "image": "triton-wheel-3.7.1-debian13", "input_digest": f"sha256:{'8' * 64}", "arch": "amd64",
-    "inputs": {"base": BASE["input_digest"]}, "sources": [WHEEL], "binaries": ["triton-wheel"],
-    "manifest": f"sha256:{'6' * 64}", "layers": [{"digest": f"sha256:{'0' * 64}"}],
-}  # fmt: skip
+WHEEL = RecordedSource(
+    name="triton", ref="pypi:triton==3.7.1", repository="pypi", digest=f"sha256:{'7' * 64}",
+    kind="pypi", license="MIT", locked=True, patches=(),
+)  # fmt: skip
+TRITON = Record(
+    stage="triton", image="triton-wheel-3.7.1-debian13", input_digest=f"sha256:{'8' * 64}", arch="amd64",
+    inputs={"base": BASE.input_digest}, sources=(WHEEL,), binaries=("triton-wheel",),
+    manifest=f"sha256:{'6' * 64}", layers=({"digest": f"sha256:{'0' * 64}"},),
+)  # fmt: skip
 
 
 def schema() -> Any:
@@ -143,8 +144,9 @@ def test_a_source_has_its_project_s_licence(tmp_path: Path, name: str, kind: Any
         name=name, kind=kind, ref="x", repository="x", digest=f"sha256:{'1' * 64}", path=None, locked=True, license=own
     )
     planned = Planned(name="llvm", image="x", inputs={}, sources=(source,))
-    facts = run_facts(Request(cache=Cache(tmp_path)), planned, 1.0)
-    assert [row["license"] for row in facts["sources"]] == [license_]
+    built = Built(planned=planned, input_digest="sha256:1", manifest="sha256:2", layers=())
+    recorded = new_record(Request(cache=Cache(tmp_path)), planned, built)
+    assert [row.license for row in recorded.sources] == [license_]
 
 
 def test_the_checker_can_fail(stand: Stand) -> None:
@@ -192,10 +194,10 @@ def test_source_packages_are_named(stand: Stand) -> None:
 
 
 def test_licences_are_spdx_expressions(stand: Stand) -> None:
-    rows = [{**stand.material.record["sources"][0], "name": name, "license": said} for name, said in (
+    rows = [replace(stand.material.record.sources[0], name=name, license=said) for name, said in (
         ("a", "apache-2.0 with llvm-exception"), ("b", "BSD-3-Clause AND 0BSD"), ("c", "MIT License, more or less"),
     )]  # fmt: skip
-    known = replace(stand.material, record={**stand.material.record, "sources": rows})
+    known = replace(stand.material, record=replace(stand.material.record, sources=tuple(rows)))
     document = bill(known, stand.layout, stand.manifest)
     check(document)
     own = document["hasExtractedLicensingInfos"][0]
@@ -242,7 +244,7 @@ def test_the_same_image_has_the_same_document(tmp_path: Path) -> None:
 
 
 def test_prebuilt_things_are_named_with_why(tmp_path: Path) -> None:
-    inputs = {"stage": "kernels", "triton": TRITON["input_digest"], "sources": []}
+    inputs = {"stage": "kernels", "triton": TRITON.input_digest, "sources": []}
     kernels = material(stage="kernels", image="kernels-debian13", inputs=inputs, binaries=["triton-wheel"])
     stand = Stand(Layout(tmp_path / "l"), tmp_path / "w", type(kernels)(record=kernels.record, below=(BASE, TRITON)))
     document = stand.sbom()
@@ -294,7 +296,7 @@ def test_files_let_in_from_a_source_tree(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_how_sources_are_named(row: dict[str, Any], purl: str, location: str) -> None:
-    found = origin(row)
+    found = origin(RecordedSource.parse(row))
     assert (found.purl, found.location) == (purl, location)
     assert PackageURL.from_string(purl).to_string() == purl
 

@@ -206,7 +206,7 @@ def test_in_a_layout_folder(stand: Stand, tmp_path: Path) -> None:
     tag = about_tag(stand.index.digest, "sig")
     (layer,) = layout.children(layout.resolve(tag))[1:]
     named = json.loads(layout.blob(layer.digest).read_bytes())["critical"]["identity"]["docker-reference"]
-    assert named == stand.material.record["image"], "a folder's path means nothing elsewhere"
+    assert named == stand.material.record.image, "a folder's path means nothing elsewhere"
     # What decayed is written anew.
     layout.blob(layout.resolve(tag).digest).write_bytes(b"x")
     layout.blob(layer.digest).write_bytes(b"x")

@@ -15,8 +15,9 @@ from typer.testing import CliRunner
 
 from tests.evidence_fixtures import finished_base
 from toolchain.build.cache_usage import DAY, Item, prune, survey
+from toolchain.build.record import used_mark
 from toolchain.build.run import find, plan
-from toolchain.build.workspace import image_tag, used_mark
+from toolchain.build.workspace import image_tag
 from toolchain.cache import Cache
 from toolchain.cli.app import app
 from toolchain.cli.request import make_request
@@ -54,8 +55,8 @@ def add_image(cache: Cache, name: str, digest: str, content: str) -> str:
     layer = add_layer(layout, blob)
     manifest = write_image(layout, ImageSpec(arch="amd64", layers=(layer,), epoch=EPOCH))
     layout.tag(manifest, image_tag(name, digest))
-    record = {"image": name, "input_digest": digest, "manifest": manifest.digest, "layers": [], "facts": {}}
-    cache.record(digest).write_text(json.dumps(record))
+    record = {"stage": "llvm", "image": name, "input_digest": digest, "manifest": manifest.digest}
+    cache.record(digest).write_text(json.dumps({**record, "layers": [], "facts": {}}))
     for path in (cache.images / "blobs" / "sha256").iterdir():
         age(path, 90)
     return layer.descriptor.digest

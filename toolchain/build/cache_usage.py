@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from toolchain.build.workspace import BROUGHT, finished, image_tag, used_mark
+from toolchain.build.record import finished, used_mark
+from toolchain.build.workspace import BROUGHT, image_tag
 from toolchain.cache import Cache
 from toolchain.engine.storage import DELETED, Storage, discard, mount_names
 from toolchain.errors import ConfigError, ToolchainError
@@ -62,7 +63,7 @@ class Pruned:
 
 
 @dataclass(frozen=True)
-class _Record:
+class _Finished:
     """A finished image: its file, what the file says, when it was last used."""
 
     path: Path
@@ -115,20 +116,20 @@ def prune(cache: Cache, *, unused_for: float, now: float | None = None, dry: boo
     return Pruned((*gone, *_tidy_engine(cache)), tuple(failed))
 
 
-def _records(cache: Cache) -> list[_Record]:
+def _records(cache: Cache) -> list[_Finished]:
     found = []
     for path, record in finished(cache):
         with contextlib.suppress(*_MALFORMED):
             mark = used_mark(path)
             used = max(one.stat().st_mtime for one in (path, mark) if one.exists())
-            made_of = {str(one["digest"]): str(one["name"]) for one in record.get("inputs", {}).get("sources", ())}
-            made_of |= {str(one["digest"]): str(one["file"]) for one in record.get("facts", {}).get("wheels", ())}
-            image, manifest = str(record["image"]), str(record["manifest"])
-            found.append(_Record(path, image, image_tag(image, str(record["input_digest"])), manifest, used, made_of))
+            made_of = {str(one["digest"]): str(one["name"]) for one in record.inputs.get("sources", ())}
+            made_of |= {str(one["digest"]): str(one["file"]) for one in record.rows("wheels")}
+            tag = image_tag(record.image, record.input_digest)
+            found.append(_Finished(path, record.image, tag, record.manifest, used, made_of))
     return found
 
 
-def _images(cache: Cache, records: list[_Record]) -> Iterator[Item]:
+def _images(cache: Cache, records: list[_Finished]) -> Iterator[Item]:
     if not (cache.images / "index.json").is_file():
         return
     layout = Layout(cache.images)
@@ -151,7 +152,7 @@ def _images(cache: Cache, records: list[_Record]) -> Iterator[Item]:
         yield Item(kind="image", name=name, key=key, tag=tag, bytes=size, used=used, stays=stays)
 
 
-def _sources(cache: Cache, records: list[_Record]) -> Iterator[Item]:
+def _sources(cache: Cache, records: list[_Finished]) -> Iterator[Item]:
     if cache.store.is_symlink():  # a reproduction's; who owns the store removes from it
         return
     used_by: dict[str, float] = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -11,9 +10,11 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from toolchain import __version__, console
+from toolchain.build.record import known_record
 from toolchain.cache import Cache
 from toolchain.catalog.architectures import this_machine
 from toolchain.catalog.bases import base_recipe
+from toolchain.catalog.stages import source_license
 from toolchain.digest import EPOCH, FORMAT, sha256_file, sha256_json
 from toolchain.errors import ConfigError, LockedError, SourceError, UnreachableError
 from toolchain.lock.diff import differences
@@ -178,7 +179,7 @@ def locked_source(request: Request, source: Source) -> LockedSource:
         file=file,
         parts=tuple(part.split(",")) if part else (),
         tree=tree,
-        license=source.licensed,
+        license=source.license or source_license(source.name),
         tag=source.tag,
         patches=tuple(
             LockedPatch(name=path.name, digest=sha256_file(path)) for path in request.patches.get(source.name, ())
@@ -266,11 +267,8 @@ def _resolved(base: LockedBase, cache: Cache, planned: Planned) -> LockedBase:
 
 def _manifest(cache: Cache, planned: Planned) -> str:
     """The finished base's image; empty when its record is gone."""
-    try:
-        record = cache.record(str(planned.input_digest))
-        return str(json.loads(record.read_bytes())["manifest"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return ""
+    record = known_record(cache, planned.input_digest)
+    return record.manifest if record is not None else ""
 
 
 def locked_packages(resolved: Mapping[str, Any]) -> tuple[LockedPackage, ...]:

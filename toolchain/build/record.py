@@ -1,59 +1,81 @@
-"""Records: what is kept of a finished stage, and what of it the provenance tells."""
+"""Records of finished stages: made when a stage is finished, kept in the cache, found there."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from toolchain import __version__
 from toolchain.cache import Cache
+from toolchain.catalog.stages import source_license
 from toolchain.digest import write_atomically
 from toolchain.options import declared, plain
+from toolchain.record import LOCAL_BUILDER, Patch, Record, RecordedSource, RecordError
 from toolchain.request import Request
 from toolchain.sources.patch import listed
-from toolchain.stages.stage import Planned
-from toolchain.trust import attest
-from toolchain.trust.image_facts import Record
+from toolchain.sources.tree import Source
+from toolchain.stages.stage import Built, Planned
 
 
-def run_facts(request: Request, planned: Planned, seconds: float) -> dict[str, Any]:
-    """What a record holds for the provenance: when, by whom, on which request, with which sources.
+def new_record(request: Request, planned: Planned, built: Built, *, partial: str = "") -> Record:
+    """The record of a stage that is finished now: which request made it, when, by whom, from which sources.
 
     Paths of this machine and what the environment holds stay out of it.
 
     Args:
-        seconds: that the build took; it ends now.
+        built: with `total_seconds` among its facts, unless it was not built here.
     """
     now = time.time()
-    tool: dict[str, str] = {"version": __version__, "builder": attest.LOCAL_BUILDER}
+    return Record(
+        stage=planned.name,
+        image=planned.image,
+        input_digest=built.input_digest,
+        manifest=built.manifest,
+        inputs=dict(planned.inputs or {}),
+        sources=tuple(_source(request, source) for source in planned.sources),
+        request=asked_for(request, planned),
+        started=round(now - float(built.facts.get("total_seconds", 0)), 1),
+        finished=round(now, 1),
+        tool=_tool(),
+        isolation=isolation_facts(request.cache),
+        binaries=built.binaries,
+        partial=partial or planned.partial,
+        arch=request.arch[0],
+        layers=built.layers,
+        facts=built.facts,
+    )
+
+
+def _source(request: Request, source: Source) -> RecordedSource:
+    return RecordedSource(
+        name=source.name,
+        ref=source.ref,
+        repository=source.repository,
+        digest=source.digest,
+        tag=source.tag,
+        kind=source.kind,
+        license=source.license or source_license(source.name),
+        locked=source.locked,
+        patches=tuple(Patch(**patch) for patch in listed(request.patches.get(source.name, ()))),
+    )
+
+
+def _tool() -> dict[str, str]:
+    tool = {"version": __version__, "builder": LOCAL_BUILDER}
     if os.environ.get("GITHUB_ACTIONS") == "true":
         server, repository = os.environ.get("GITHUB_SERVER_URL", ""), os.environ.get("GITHUB_REPOSITORY", "")
         tool["builder"] = f"{server}/{os.environ.get('GITHUB_WORKFLOW_REF', repository)}"
         tool["run"] = f"{server}/{repository}/actions/runs/{os.environ.get('GITHUB_RUN_ID', '')}"
-    facts: dict[str, Any] = {
-        "sources": [
-            {
-                **source.as_plan(),
-                "kind": source.kind,
-                "license": source.licensed,
-                "locked": source.locked,
-                "patches": listed(request.patches.get(source.name, ())),
-            }
-            for source in planned.sources
-        ],
-        "request": _request(request, planned),
-        "started": round(now - seconds, 1),
-        "finished": round(now, 1),
-        "tool": tool,
-    }
-    if isolation := isolation_facts(request.cache):
-        facts["isolation"] = isolation
-    return facts
+    return tool
 
 
-def _request(request: Request, planned: Planned) -> dict[str, Any]:
+def asked_for(request: Request, planned: Planned) -> dict[str, Any]:
+    """What a record says of the request for a stage."""
     asked: dict[str, Any] = {
         "stage": planned.name,
         **{one.field: plain(getattr(request, one.field)) for one in declared(request) if one.option.counts},
@@ -77,10 +99,45 @@ def isolation_facts(cache: Cache) -> dict[str, Any] | None:
 
 def write_record(cache: Cache, record: Record) -> None:
     """Write the record of a finished stage: from now on the stage counts as finished."""
-    write_atomically(cache.record(record["input_digest"]), json.dumps(record, indent=1).encode())
+    path = cache.record(record.input_digest)
+    used_mark(path).unlink(missing_ok=True)
+    write_atomically(path, record.as_bytes())
 
 
 def read_record(cache: Cache, digest: str) -> Record:
-    """The record of a finished stage."""
-    value: Record = json.loads(cache.record(digest).read_bytes())
-    return value
+    """The record of a finished stage.
+
+    Raises:
+        OSError: there is none.
+        RecordError: it is damaged.
+    """
+    return Record.from_bytes(cache.record(digest).read_bytes())
+
+
+def known_record(cache: Cache, digest: str | None) -> Record | None:
+    """The record of a finished stage; None where there is none, or a damaged one."""
+    with contextlib.suppress(OSError, RecordError):
+        return read_record(cache, digest) if digest is not None else None
+    return None
+
+
+def used_mark(record: Path) -> Path:
+    """The file whose time says when a finished stage was last asked for. The record's own says when it was made."""
+    return record.with_suffix(".used")
+
+
+def finished(cache: Cache) -> Iterator[tuple[Path, Record]]:
+    """The records of what was finished here, with their files, oldest first. A damaged one is passed over."""
+    for path in sorted(cache.records.glob("*.json"), key=lambda one: one.stat().st_mtime):
+        with contextlib.suppress(OSError, RecordError):
+            yield path, Record.from_bytes(path.read_bytes())
+
+
+def records(cache: Cache) -> list[Record]:
+    """What was finished here, oldest first."""
+    return [record for _, record in finished(cache)]
+
+
+def find_image(cache: Cache, name: str) -> list[Record]:
+    """The records of all finished images called `name`, newest first."""
+    return [record for record in reversed(records(cache)) if record.image == name]

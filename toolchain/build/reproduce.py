@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +13,7 @@ from typing import Any
 from filelock import FileLock
 
 from toolchain import console
+from toolchain.build.record import read_record, write_record
 from toolchain.build.run import PlanRow, build, find, plan
 from toolchain.build.workspace import image_tag
 from toolchain.cache import Cache
@@ -210,7 +210,4 @@ def _take(cache: Cache, fresh: Cache, built: Built) -> None:
             except OSError:
                 new.put_file(old.blob(part.digest), digest=part.digest, media_type=part.media_type)
     new.tag(manifest, image_tag(built.planned.image, built.input_digest))
-    record = json.loads(cache.record(built.input_digest).read_bytes())
-    target = fresh.record(built.input_digest)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_bytes(json.dumps(record, indent=1).encode())
+    write_record(fresh, read_record(cache, built.input_digest))

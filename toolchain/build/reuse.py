@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from toolchain import console
-from toolchain.build.record import run_facts, write_record
+from toolchain.build.record import new_record, write_record
 from toolchain.build.workspace import image_tag
 from toolchain.errors import (
     ConfigError,
@@ -26,6 +26,7 @@ from toolchain.oci.layout import Layout
 from toolchain.oci.publish import fetch_image
 from toolchain.oci.reference import LayoutRef, RegistryRef, Target, parse
 from toolchain.oci.registry import Registry
+from toolchain.record import Record, TakenFrom
 from toolchain.request import Request
 from toolchain.stages.prebuilt import let_in_names
 from toolchain.stages.stage import Built, Planned
@@ -151,36 +152,41 @@ def _look(request: Request, planned: Planned, ref: Target, key: PublicKey, regis
         told = _told(verdict.provenance, planned, request)
         layers = _bring(scratch, found, Layout(request.cache.images).ensure(), planned)
     by_digest = str(ref.at(digest=found.digest))
-    record = {
-        "stage": planned.name,
-        "image": planned.image,
-        "input_digest": planned.input_digest,
-        "inputs": planned.inputs,
-        **run_facts(request, planned, 0),
-        "arch": request.arch[0],
-        "manifest": found.digest,
-        "layers": layers,
-        "taken_from": {"ref": by_digest, "key": key.id},
-        **told,
-    }
-    if "isolation" not in told:
-        record.pop("isolation", None)  # this machine's probe is not that of the one which built it
-    write_record(request.cache, record)
-    console.note(f"{planned.name}: {planned.image} is verified and taken from {by_digest}")
-    return Built(
+    built = Built(
         planned=planned,
         input_digest=str(planned.input_digest),
         manifest=found.digest,
         layers=tuple(layers),
-        facts=record["facts"],
+        facts=told.facts,
         reused=True,
         taken_from=by_digest,
-        binaries=tuple(told["binaries"]),
+        binaries=told.binaries,
     )
+    write_record(request.cache, told.record(new_record(request, planned, built), TakenFrom(by_digest, key.id)))
+    console.note(f"{planned.name}: {planned.image} is verified and taken from {by_digest}")
+    return built
 
 
-def _told(statement: Mapping[str, Any], planned: Planned, request: Request) -> dict[str, Any]:
-    """What only the build itself knew, as the signed provenance has it.
+@dataclass(frozen=True, kw_only=True)
+class _Told:
+    """What only the build itself knew, as the signed provenance has it; see `Record`."""
+
+    request: Mapping[str, Any]
+    started: float
+    finished: float
+    tool: Mapping[str, str]
+    isolation: Mapping[str, Any] | None
+    binaries: tuple[str, ...]
+    partial: str
+    facts: Mapping[str, Any]
+
+    def record(self, record: Record, taken_from: TakenFrom) -> Record:
+        """The record with it. This machine's probe is not that of the one which built the image."""
+        return replace(record, **{one.name: getattr(self, one.name) for one in fields(self)}, taken_from=taken_from)
+
+
+def _told(statement: Mapping[str, Any], planned: Planned, request: Request) -> _Told:
+    """Read a provenance.
 
     Raises:
         UntrustedError: it is malformed, lacks what later stages need, or is not what was asked for.
@@ -188,31 +194,30 @@ def _told(statement: Mapping[str, Any], planned: Planned, request: Request) -> d
     try:
         definition, run = statement["predicate"]["buildDefinition"], statement["predicate"]["runDetails"]
         inner, asked = definition["internalParameters"], dict(definition["externalParameters"])
-        facts = attest.byproduct(statement, attest.REPORT)
-        probe = attest.byproduct(statement, "isolation", recorded=attest.WITH_THE_BUILD)
         tool = {"version": str(run["builder"]["version"]["toolchain"]), "builder": str(run["builder"]["id"])}
         if "invocationId" in run["metadata"]:
             tool["run"] = str(run["metadata"]["invocationId"])
-        told = {
-            "request": asked,
-            "started": _seconds(run["metadata"]["startedOn"]),
-            "finished": _seconds(run["metadata"]["finishedOn"]),
-            "tool": tool,
+        told = _Told(
+            request=asked,
+            started=_seconds(run["metadata"]["startedOn"]),
+            finished=_seconds(run["metadata"]["finishedOn"]),
+            tool=tool,
+            isolation=attest.byproduct(statement, "isolation", recorded=attest.WITH_THE_BUILD) or None,
             # More than was planned, where a scan of the sources found them.
-            "binaries": sorted({*planned.binaries, *(str(name) for name in inner["binaries"])}),
-            "partial": str(inner["partial"]),
-            **({"isolation": probe} if probe else {}),
-        }
+            binaries=tuple(sorted({*planned.binaries, *(str(name) for name in inner["binaries"])})),
+            partial=str(inner["partial"]),
+            facts=attest.byproduct(statement, attest.REPORT) or {},
+        )
         named = (str(inner["stage"]), str(inner["image"]))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UntrustedError("provenance: the statement is malformed", why=repr(error)) from error
     if named != (planned.name, planned.image):
         raise UntrustedError(f"provenance: it is about {named[0]} {named[1]}, not {planned.name} {planned.image}")
-    if not facts:
+    if not told.facts:
         raise UntrustedError("provenance: it holds no build report", fix="publish it again with this version")
-    if planned.proves and request.contract and asked.get("contract") is False:
+    if planned.proves and request.contract and told.request.get("contract") is False:
         raise UntrustedError("provenance: it was built without the contract check", fix="--no-contract takes it")
-    return {**told, "facts": facts}
+    return told
 
 
 def _seconds(text: str) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import logging
 import os
 import re
@@ -17,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from toolchain import console
 from toolchain.build.prefetch import Prefetch
+from toolchain.build.record import known_record, used_mark
 from toolchain.build.targets import by_arch, request_of, stages_of
-from toolchain.build.workspace import BuildShop, finished, used_mark, within_lock
+from toolchain.build.workspace import BuildShop, within_lock
 from toolchain.cache import Cache
 from toolchain.catalog.architectures import emulator, this_machine
 from toolchain.errors import BuildError, ConfigError, LockHeldError, PolicyError, ToolchainError, UnreachableError
@@ -121,40 +121,23 @@ def find(cache: Cache, planned: Planned, *, proved: bool = False) -> Built | Non
         proved: pass over one that was made with --no-contract: the same bytes, but nobody has tried them.
     """
     digest = planned.input_digest
-    if digest is None:
+    record = known_record(cache, digest)
+    if digest is None or record is None or (proved and planned.proves and not record.contract):
         return None
-    try:
-        record = json.loads(cache.record(digest).read_bytes())
-        if proved and planned.proves and not record.get("request", {}).get("contract", True):
-            return None
-        layout = Layout(cache.images)
-        for part in (record["manifest"], *(layer["digest"] for layer in record["layers"])):
-            if not layout.has(part):
-                return None
-        found = Built(
-            planned=planned,
-            input_digest=digest,
-            manifest=record["manifest"],
-            layers=tuple(record["layers"]),
-            facts=record["facts"],
-            reused=True,
-            binaries=tuple(record.get("binaries") or ()),
-        )
-    except (OSError, ValueError, KeyError, TypeError):
+    layout = Layout(cache.images)
+    if not all(layout.has(part) for part in (record.manifest, *record.layer_digests)):
         return None
     with contextlib.suppress(OSError):
         used_mark(cache.record(digest)).touch()
-    return found
-
-
-def records(cache: Cache) -> list[dict[str, Any]]:
-    """What was finished here, oldest first; each as `BuildShop.finish` wrote it."""
-    return [record for _, record in finished(cache)]
-
-
-def find_image(cache: Cache, name: str) -> list[dict[str, Any]]:
-    """The records of all finished images called `name`, newest first."""
-    return [record for record in reversed(records(cache)) if record["image"] == name]
+    return Built(
+        planned=planned,
+        input_digest=digest,
+        manifest=record.manifest,
+        layers=record.layers,
+        facts=record.facts,
+        reused=True,
+        binaries=record.binaries,
+    )
 
 
 def build(request: Request, goal: str, *, command: Sequence[str] = (), reuse: Reuse | None = None) -> list[Built]:

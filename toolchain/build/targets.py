@@ -1,21 +1,15 @@
-"""Which stages a goal needs, for which architecture."""
+"""Which stages a target needs, for which architecture."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from toolchain.catalog import stages as catalog
 from toolchain.catalog.architectures import this_machine
+from toolchain.catalog.stages import ALL, StageRow
 from toolchain.errors import UnsupportedError
 from toolchain.request import Request
-from toolchain.stages.base import BaseStage
-from toolchain.stages.kernels import KernelsStage
-from toolchain.stages.llvm import LlvmStage
 from toolchain.stages.stage import Stage
-from toolchain.stages.sysroot import SysrootStage
-from toolchain.stages.triton_source import TritonSourceStage, from_source
-from toolchain.stages.triton_wheel import TritonWheelStage
-
-GOALS = ("base", "sysroot", "llvm", "triton", "kernels", "aotriton", "all")
 
 
 def stages_of(goal: str, request: Request) -> tuple[Stage, ...]:
@@ -29,40 +23,49 @@ def stages_of(goal: str, request: Request) -> tuple[Stage, ...]:
     Raises:
         UnsupportedError: no such stage, or not for this architecture.
     """
-    if goal not in GOALS:
-        raise UnsupportedError(f"no such stage: {goal!r}", fix=f"one of {', '.join(GOALS)}")
+    if goal not in catalog.targets():
+        raise UnsupportedError(f"no such stage: {goal!r}", fix=f"one of {', '.join(catalog.targets())}")
     (arch,) = request.arch
     foreign = arch != this_machine()
-    system: tuple[Stage, ...] = (SysrootStage(),) if foreign or request.glibc else ()
-    if goal == "base":
-        return system if foreign else (BaseStage(),)
-    if goal == "sysroot":
-        if not system:
+    # The base is for this machine; of another one there is the system that LLVM is compiled against.
+    named = "sysroot" if goal == "base" and foreign else goal
+    rows = [one for one in catalog.STAGES if (_in_all(one, request) if goal == ALL else one.name == named)]
+    for one in rows:
+        if one.machines and (foreign or arch not in one.machines):
             raise UnsupportedError(
-                f"LLVM for {arch} on base {request.base} is compiled against that base itself",
-                fix="leave --base out for a portable LLVM, which is compiled against an old system",
+                f"{goal} is not built for {arch}",
+                why="Triton and AOTriton, and the kernels they compile, are built for amd64 alone, on amd64;"
+                " other architectures get their LLVM layer",
+                fix=f"toolchain build llvm --arch {arch}, and {goal} with --arch {','.join(one.machines)}",
             )
-        return system
-    if goal == "llvm":
-        return (BaseStage(), *system, LlvmStage())
-    if arch != "amd64" or foreign:
+    made: dict[str, Stage] = {}
+    for one in rows:
+        _add(one, request, made)
+    if not made:
         raise UnsupportedError(
-            f"{goal} is not built for {arch}",
-            why="Triton and AOTriton, and the kernels they compile, are built for amd64 alone, on amd64;"
-            " other architectures get their LLVM layer",
-            fix=f"toolchain build llvm --arch {arch}, and {goal} with --arch amd64",
+            f"LLVM for {arch} on base {request.base} is compiled against that base itself",
+            fix="leave --base out for a portable LLVM, which is compiled against an old system",
         )
-    built = from_source(request)
-    triton: Stage = TritonSourceStage() if built else TritonWheelStage()
-    llvm: tuple[Stage, ...] = (*system, LlvmStage()) if built or goal == "all" else ()
-    top: tuple[Stage, ...] = ()
-    if goal == "aotriton" or (goal == "all" and (request.aotriton or "aotriton" in request.sources)):
-        from toolchain.stages.aotriton import AotritonStage  # noqa: PLC0415 - brings the campaign in
+    return tuple(made.values())
 
-        top = (AotritonStage(),)
-    elif goal in {"kernels", "all"}:
-        top = (KernelsStage(),)
-    return (BaseStage(), *llvm, triton, *top)
+
+def _add(row: StageRow, request: Request, made: dict[str, Stage]) -> None:
+    """Add a stage behind those that it stands on."""
+    stage: Stage | None = None if row.name in made else catalog.loaded(row.make)(request)
+    if stage is None:
+        return
+    for name in catalog.loaded(row.on_for)(request) if row.on_for else row.on:
+        _add(catalog.row(name), request, made)
+    made[row.name] = stage
+
+
+def _in_all(row: StageRow, request: Request) -> bool:
+    with_, without = row.all_with, row.all_without
+    return row.in_all and (not with_ or _given(with_, request)) and not (without and _given(without, request))
+
+
+def _given(name: str, request: Request) -> bool:
+    return name in request.sources or bool(getattr(request, name, None))
 
 
 def by_arch(request: Request) -> list[Request]:

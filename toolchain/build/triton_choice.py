@@ -20,6 +20,7 @@ from toolchain.catalog.releases import (
     triton_release,
     triton_releases,
 )
+from toolchain.catalog.stages import involves
 from toolchain.errors import ConfigError, PinError, UnsupportedError
 from toolchain.sources.pypi import pypi_row
 from toolchain.sources.resolve import locate, parse_source_spec
@@ -96,7 +97,7 @@ def settle(asked: Asked, *, lock: Lock | None, folder: Path, cache: Cache) -> As
 
 def wheel_hint(asked: Asked, allow_binary: tuple[str, ...]) -> str:
     """The line for a command line from when the wheel came without being named; empty where it is not needed."""
-    if BINARY not in allow_binary or "triton" in asked.sources or asked.aotriton or asked.goal in {"", "base", "llvm"}:
+    if BINARY not in allow_binary or "triton" in asked.sources or asked.aotriton or not involves(asked.goal, "triton"):
         return ""
     return f"Triton is built from source; for the wheel that --allow-binary {BINARY} lets in, name it: {WHEEL}"
 
@@ -145,7 +146,7 @@ def _as_locked(asked: Asked, lock: Lock) -> Asked:
 def _as_found(asked: Asked, folder: Path, lock: Lock | None) -> Asked:
     """With the pin or the checkout in the folder, where nothing names a Triton. It names versions and nothing else."""
     named = {"triton", "llvm"} if asked.goal == "llvm" else {"triton"}
-    if asked.goal in {"", "base"} or asked.aotriton or asked.sources.keys() & named or not pin_files(folder):
+    if not involves(asked.goal, "llvm") or asked.aotriton or asked.sources.keys() & named or not pin_files(folder):
         return asked
     checkout = _is_checkout(folder)
     if lock is not None and not (checkout and dict(lock.request.get("source", {})).get("triton") == "PATH"):
@@ -187,7 +188,7 @@ def _by_pin(asked: Asked, pin: LlvmPin) -> Asked:
 
 def _as_version(asked: Asked, wanted: str) -> Asked:
     row = newest_patch(wanted)
-    if asked.goal not in {"", "base"} and "llvm" not in asked.sources:
+    if involves(asked.goal, "llvm") and "llvm" not in asked.sources:
         triton_release(row.version)  # an LLVM that nobody knows is refused before all else
     if row.version != wanted.removeprefix("v"):
         return asked.told(f"Triton {wanted} is {row.version}, the newest patch release on record", triton=row.version)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import shutil
 import time
@@ -14,14 +12,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from toolchain import process, recipe
 from toolchain.build.prefetch import Prefetch
+from toolchain.build.record import new_record, write_record
 from toolchain.cache import Cache
 from toolchain.catalog.architectures import this_machine
-from toolchain.digest import EPOCH, write_atomically
+from toolchain.digest import EPOCH
 from toolchain.oci.image import ImageSpec, LayerBlob, add_layer, read_layers, standard_annotations, write_image
 from toolchain.oci.layer import Compression, normalise_tar, write_layer
 from toolchain.oci.layer import compress as compress_layer
 from toolchain.oci.layout import Layout
 from toolchain.recipe import Mount, Recipe
+from toolchain.record import LayerFacts
 from toolchain.request import Request
 from toolchain.sources.resolve import fetch_source
 from toolchain.sources.tree import Source
@@ -37,21 +37,9 @@ if TYPE_CHECKING:
 BROUGHT = "bundle"  # ends the names of bases that a bundle brought without the record of how they were made
 
 
-def used_mark(record: Path) -> Path:
-    """The file whose time says when a finished stage was last asked for. The record's own says when it was made."""
-    return record.with_suffix(".used")
-
-
 def image_tag(image: str, input_digest: str) -> str:
     """The name of an image in the cache's layout; without an input digest (empty) that of a base that was brought."""
     return f"{image}.{input_digest.removeprefix('sha256:')[:12] or BROUGHT}"
-
-
-def finished(cache: Cache) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """The records of what was finished here, with their files, oldest first; each as `BuildShop.finish` wrote it."""
-    for path in sorted(cache.records.glob("*.json"), key=lambda one: one.stat().st_mtime):
-        with contextlib.suppress(OSError, ValueError):
-            yield path, json.loads(path.read_bytes())
 
 
 def within_lock(request: Request, planned: Sequence[Planned], *, fetched: Source | None = None) -> None:
@@ -187,8 +175,6 @@ class BuildShop:
         check_on: Built | None = None,
     ) -> Built:
         """See `Shop`."""
-        from toolchain.build.record import run_facts  # noqa: PLC0415 - a no-op build leaves no record
-
         layout = Layout(self.cache.images).ensure()
         self.step("layer")
         raw = self.work() / "layer.tar"
@@ -219,45 +205,28 @@ class BuildShop:
         digest = planned.input_digest
         assert digest is not None  # noqa: S101 - a stage is only built on locked ones; base resolves itself first
         self.progress.line("@step done")
-        facts = {
-            **facts,
-            **found,
-            "unpacked_bytes": layer.size,
-            "blob_bytes": blob.size,
-            "diff_id": layer.diff_id,
-            "seconds": self.progress.summary(),
-            "total_seconds": round(time.monotonic() - self._started, 1),
-        }
-        if tree is not None:
-            facts["largest"] = largest(tree)
-            facts["disk_bytes"] = sum(size for _, size in _files(tree))
-        layers = tuple(part.descriptor.as_json() for part in (*lower, top))
-        record = {
-            "stage": planned.name,
-            "image": planned.image,
-            "input_digest": digest,
-            "inputs": planned.inputs,
-            **run_facts(self.request, planned, facts["total_seconds"]),
-            "binaries": list(planned.binaries),
-            "partial": planned.partial,
-            "arch": self.request.arch[0],
-            "manifest": manifest,
-            "layers": list(layers),
-            "facts": facts,
-        }
-        # The tag keeps the blobs from the garbage collector; the record is what makes the result count. So it is last.
-        layout.tag(layout.resolve(manifest), image_tag(planned.image, digest))
-        used_mark(self.cache.record(digest)).unlink(missing_ok=True)
-        write_atomically(self.cache.record(digest), json.dumps(record, indent=1).encode())
-        self._tidy(planned)
-        return Built(
+        measured = LayerFacts(
+            unpacked_bytes=layer.size,
+            blob_bytes=blob.size,
+            diff_id=layer.diff_id,
+            seconds=self.progress.summary(),
+            total_seconds=round(time.monotonic() - self._started, 1),
+            largest=tuple(largest(tree)) if tree is not None else (),
+            disk_bytes=sum(size for _, size in _files(tree)) if tree is not None else None,
+        )
+        built = Built(
             planned=planned,
             input_digest=digest,
             manifest=manifest,
-            layers=layers,
-            facts=facts,
+            layers=tuple(part.descriptor.as_json() for part in (*lower, top)),
+            facts={**facts, **found, **measured.as_json()},
             binaries=tuple(planned.binaries),
         )
+        # The tag keeps the blobs from the garbage collector; the record is what makes the result count. So it is last.
+        layout.tag(layout.resolve(manifest), image_tag(planned.image, digest))
+        write_record(self.cache, new_record(self.request, planned, built))
+        self._tidy(planned)
+        return built
 
     def _write(
         self, layout: Layout, planned: Planned, layers: tuple[LayerBlob, ...], labels: Mapping[str, str], arch: str

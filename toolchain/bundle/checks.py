@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
-
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from dataclasses import replace
+from typing import Any
 
 from toolchain.build.locking import locked_packages, refused
 from toolchain.bundle.export import Entry
 from toolchain.catalog.architectures import this_machine
+from toolchain.console import one_line
 from toolchain.digest import sha256_json
 from toolchain.errors import HostileInputError, SourceError, UnsupportedError
 from toolchain.lock.diff import differences
 from toolchain.lock.file import Lock, LockedBase, LockedSource
+from toolchain.record import LayerFacts, Record, RecordError
 from toolchain.stages.sysroot import PARTIAL
 
 DO_NOT = "do not use this bundle; have it exported again"
@@ -57,84 +58,37 @@ def require_fitting(lock: Lock) -> None:
             )
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
+def require_record(value: Any, base: LockedBase, layers: Sequence[Mapping[str, Any]], title: str) -> Record:
+    """The record of a base or sysroot in the lock, which must say of it what such a record says.
 
-
-class _Inputs(_Strict):
-    stage: str
-    format: int
-    epoch: int
-    arch: str
-    compressor: str
-    base: str
-    packages: str
-
-
-class _Facts(_Strict):
-    packages: int
-    unpacked_bytes: int
-    blob_bytes: int
-    diff_id: str
-    seconds: dict[str, float]
-    total_seconds: float
-    disk_bytes: int = 0
-    largest: list[dict[str, str | int]] = []
-
-
-_Nothing = Annotated[list[Any], Field(max_length=0)]
-
-
-class _Record(_Strict):
-    """Of a finished base or sysroot, as `shop.BuildShop.finish` writes it.
-
-    What else one could say none of them has, and provenances and SBOMs of all that is built on it would repeat it.
-    """
-
-    stage: str
-    image: str
-    input_digest: str
-    inputs: _Inputs
-    sources: _Nothing = []
-    binaries: _Nothing = []
-    request: dict[str, Any]
-    started: float
-    finished: float
-    tool: dict[str, str]
-    isolation: dict[str, Any] = {}
-    partial: str = ""
-    arch: str
-    manifest: str
-    layers: list[dict[str, str | int]]
-    facts: _Facts
-
-
-def require_record(value: Mapping[str, Any], base: LockedBase, layers: Sequence[Mapping[str, Any]], title: str) -> None:
-    """Insist that a record is the one of a base or sysroot in the lock, and says of it what such a record says.
+    What else it could say none of them has, and provenances and SBOMs of all that is built on it would repeat it. So
+    what only a later version says does not come along, and neither do facts that are not of a layer.
 
     Args:
         layers: of the image, as its manifest has them.
 
     Raises:
-        HostileInputError: it is not.
+        HostileInputError: it is another one, or none.
     """
     try:
-        record = _Record.model_validate(value)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise HostileInputError(
-            f"{title} is no record of a {base.stage}", why=f"{where[:200]}: {first['msg']}", fix=DO_NOT
-        ) from error
-    given = (record.stage, record.inputs.stage, record.image, record.arch, record.inputs.arch, record.inputs.base,
-             record.inputs.packages, record.manifest, record.input_digest, record.partial)  # fmt: skip
+        record = Record.parse(value, exact=True)
+        known = LayerFacts.parse(record.facts).as_json()
+    except RecordError as error:
+        why = one_line(str(error))[:200]
+        raise HostileInputError(f"{title} is no record of a {base.stage}", why=why, fix=DO_NOT) from error
+    inputs, packages = record.inputs, record.facts.get("packages")
+    # Of other inputs than these the digest tells: no plan has it.
+    given = (record.stage, inputs.get("stage"), record.image, record.arch, inputs.get("arch"), inputs.get("base"),
+             inputs.get("packages"), record.manifest, record.input_digest, record.partial)  # fmt: skip
     wanted = (base.stage, base.stage, base.image_name, base.arch, base.arch, base.name,
-              base.packages_digest, base.image, sha256_json(value["inputs"]),
+              base.packages_digest, base.image, sha256_json(dict(inputs)),
               PARTIAL if base.stage == "sysroot" else "")  # fmt: skip
-    if given != wanted:
+    more = record.sources or record.binaries or record.taken_from is not None
+    if given != wanted or more or type(packages) is not int:
         raise HostileInputError(f"the bundle's record is not that of the {base.stage} in its lock", fix=DO_NOT)
-    if record.layers != list(layers):
+    if list(record.layers) != list(layers):
         raise HostileInputError(f"the bundle's record names other layers than the image of {base}", fix=DO_NOT)
+    return replace(record, facts={"packages": packages, **known})
 
 
 def require_packages(value: Mapping[str, Any], base: LockedBase) -> None:

@@ -14,6 +14,7 @@ from typing import Any, Literal, cast, get_args
 
 from toolchain import console
 from toolchain.build.locking import locked_source, resolve, safe_name
+from toolchain.build.record import read_record
 from toolchain.build.run import PlanRow, settled
 from toolchain.catalog.architectures import this_machine
 from toolchain.digest import EPOCH, canonical
@@ -203,14 +204,14 @@ class _Packer:
         assert row.built is not None  # noqa: S101 - the caller looked
         layout = Layout(cache.images)
         self.image(layout, layout.resolve(row.built.manifest), base.owner)
-        record = json.loads(cache.record(row.built.input_digest).read_bytes())
-        if taken := record.get("taken_from"):
+        record = read_record(cache, row.built.input_digest)
+        if taken := record.taken_from:
             raise SourceError(
                 f"{base} was not made here",
-                why=f"it was taken from {taken['ref']}, and whoever imports a bundle believes only what its maker made",
+                why=f"it was taken from {taken.ref}, and whoever imports a bundle believes only what its maker made",
                 fix="export it where it was made, or make it in another cache (--cache DIR) and export that",
             )
-        self.content("record", base.owner, "record.json", canonical(record))
+        self.content("record", base.owner, "record.json", canonical(record.as_json()))
         packages = cache.package_list(base.stage, base.name, base.arch)
         self.content("base", base.owner, packages.name, canonical(json.loads(packages.read_bytes())))
 

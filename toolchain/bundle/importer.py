@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from toolchain.build.locking import refused
+from toolchain.build.record import known_record, write_record
 from toolchain.build.workspace import image_tag
 from toolchain.bundle.checks import (
     DO_NOT,
@@ -36,6 +37,7 @@ from toolchain.oci.manifest import children_of, parse_object
 from toolchain.oci.publish import resolve as resolve_ref
 from toolchain.oci.reference import LayoutRef, Target
 from toolchain.oci.registry import Registry
+from toolchain.record import Record
 from toolchain.sources.distro import Package, known_package, note
 from toolchain.sources.store import Store
 from toolchain.sources.tree import tree_digest
@@ -220,7 +222,7 @@ class _Taker:
         for base in lock.bases:
             self._tag(base, records)
         for entry, record in records.items():
-            done.append(Taken(entry, _write(self._cache.record(record["input_digest"]), record)))
+            done.append(Taken(entry, self._record(record)))
         for entry, (path, value) in bases.items():
             done.append(Taken(entry, _write(path, value)))
         return done
@@ -246,18 +248,24 @@ class _Taker:
                 )
             self._layers[base.image] = [child.plain.as_json() for child in named[1:]]
 
-    def _records(self, lock: Lock) -> dict[Entry, dict[str, Any]]:
+    def _record(self, record: Record) -> bool:
+        new = known_record(self._cache, record.input_digest) != record
+        if new:
+            write_record(self._cache, record)
+        return new
+
+    def _records(self, lock: Lock) -> dict[Entry, Record]:
         found = {}
         for entry in self._of("record"):
-            record = parse_object(self._small(entry), entry.title)
+            value = parse_object(self._small(entry), entry.title)
             try:
-                canonical(record)
+                canonical(value)
             except (ValueError, RecursionError) as error:
                 raise HostileInputError(f"{entry.title} is nothing that can be kept", why=str(error)) from error
             base = _owner(entry, lock)
-            require_record(record, base, self._layers[base.image], entry.title)
-            known = _read(self._cache.record(record["input_digest"]))
-            if known is not None and known.get("manifest") != base.image:
+            record = require_record(value, base, self._layers[base.image], entry.title)
+            known = known_record(self._cache, record.input_digest)
+            if known is not None and known.manifest != base.image:
                 raise refused([f"{base} is another image in this cache"], "the bundle brings another base")
             # What is known of it here, who made it above all, is not for a bundle to say otherwise.
             found[entry] = known if known is not None else record
@@ -277,13 +285,13 @@ class _Taker:
             found[entry] = (path, value)
         return found
 
-    def _tag(self, base: LockedBase, records: Mapping[Entry, Mapping[str, Any]]) -> None:
+    def _tag(self, base: LockedBase, records: Mapping[Entry, Record]) -> None:
         """A name keeps the blobs from the garbage collector; what a manifest lacks shows here."""
         manifest = self._images.resolve(base.image)
         for child in self._images.children(manifest):
             self._images.blob(child.digest)
-        record = next((one for one in records.values() if one["manifest"] == base.image), None)
-        digest = str(record["input_digest"]) if record else ""
+        record = next((one for one in records.values() if one.manifest == base.image), None)
+        digest = record.input_digest if record else ""
         self._images.tag(manifest, image_tag(base.image_name, digest))
 
     # What is taken

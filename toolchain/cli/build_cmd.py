@@ -11,6 +11,7 @@ import typer
 
 from toolchain import console
 from toolchain.build.run import build as build_stages
+from toolchain.catalog import stages
 from toolchain.cli import options as o
 from toolchain.cli.config_file import KEY, REUSE_FROM
 from toolchain.cli.request import make_request, with_request
@@ -21,7 +22,7 @@ from toolchain.stages.stage import Built
 if TYPE_CHECKING:
     from toolchain.build.reuse import Reuse
 
-GoalArg = Annotated[str, typer.Argument(help="base, sysroot, llvm, triton, kernels, aotriton or all.")]
+GoalArg = Annotated[str, typer.Argument(help=stages.choice())]
 ReuseOpt = Annotated[str | None, o.typed(REUSE_FROM)]
 ReuseOnlyOpt = Annotated[
     bool, typer.Option("--reuse-only", help="With --reuse-from: build nothing; fail where something would be built.")

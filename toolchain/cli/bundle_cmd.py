@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from toolchain import console
+from toolchain.catalog import stages
 from toolchain.cli import options as o
 from toolchain.cli.request import make_request, with_request
 from toolchain.lock.file import DEFAULT
@@ -17,7 +18,7 @@ from toolchain.request import Request
 
 DestArg = Annotated[str, typer.Argument(help="oci:DIR[:TAG] or REGISTRY/NS/NAME:TAG.", show_default=False)]
 RefArg = Annotated[str, typer.Argument(help="oci:DIR[:TAG] or REGISTRY/NS/NAME[:TAG|@DIGEST].", show_default=False)]
-StageArg = Annotated[str, typer.Argument(help="base, sysroot, llvm, triton, kernels, aotriton or all.")]
+StageArg = Annotated[str, typer.Argument(help=stages.choice())]
 OutOpt = Annotated[
     Path,
     typer.Option("--lock-file", envvar="TOOLCHAIN_LOCK_FILE", help="Must hold all that comes; written if not there."),

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from toolchain import request as request_module
 from toolchain import toml_text
+from toolchain.catalog import stages
 from toolchain.errors import ConfigError
 from toolchain.options import IN_FILE, Option, into, moved, out_of, plain
 
@@ -33,7 +34,7 @@ REUSE_FROM = Option(
 )  # fmt: skip
 STAGE = Option(
     name="stage", environment=False, example="llvm",
-    help="The stage for verbs that are given none: base, sysroot, llvm, triton, kernels, aotriton or all.",
+    help=f"The stage for verbs that are given none: {stages.choice()}",
 )  # fmt: skip
 # Beside the options of a request, those of single verbs.
 OF_VERBS = (STAGE, DEST, KEY, SOURCE_REPO, REUSE_FROM)

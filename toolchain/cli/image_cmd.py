@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from toolchain import console
+from toolchain.catalog import stages
 from toolchain.cli import options as o
 from toolchain.cli.config_file import DEST, KEY, SOURCE_REPO
 from toolchain.cli.request import with_request
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 _WORDS = {"trusted": "trusted", "intact": "intact, not authenticated (no --key)", "untrusted": "NOT ok"}
 _DO_NOT = "do not use it; fetch or build it again"
 DestArg = Annotated[str | None, typer.Argument(metavar="DEST", help="oci:DIR or REGISTRY/NS.", show_default=False)]
-StageOpt = Annotated[str, typer.Option("--stage", help="base, sysroot, llvm, triton, kernels, aotriton or all.")]
+StageOpt = Annotated[str, typer.Option("--stage", help=stages.choice())]
 KeyOpt = Annotated[Path | None, o.typed(KEY, help="Private key in PEM: signs SBOM and provenance.")]
 PublicKeyOpt = Annotated[Path | None, o.typed(KEY, help="Key in PEM whose signature counts.")]
 KeylessOpt = Annotated[

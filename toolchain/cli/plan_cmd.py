@@ -10,11 +10,12 @@ import typer
 from toolchain import console
 from toolchain.build.run import PlanRow, settled
 from toolchain.build.run import plan as plan_stages
+from toolchain.catalog import stages
 from toolchain.cli.request import with_request
 from toolchain.request import Request
 from toolchain.sources.tree import Source
 
-StageArg = Annotated[str, typer.Argument(help="base, sysroot, llvm, triton, kernels, aotriton or all.")]
+StageArg = Annotated[str, typer.Argument(help=stages.choice())]
 
 
 @with_request("jobs", "contract")

@@ -13,6 +13,7 @@ import typer
 
 from toolchain import console
 from toolchain.build.reproduce import Reproduced, reproduce, require_whole
+from toolchain.catalog import stages
 from toolchain.cli.request import with_request
 from toolchain.errors import NotReproducedError, UnsupportedError
 from toolchain.request import Request
@@ -21,7 +22,7 @@ RefArg = Annotated[
     str | None,
     typer.Argument(help="oci:DIR:TAG or REGISTRY/NS/NAME[:TAG]; the one built here otherwise.", show_default=False),
 ]
-StageOpt = Annotated[str, typer.Option("--stage", help="llvm, triton, kernels or aotriton.")]
+StageOpt = Annotated[str, typer.Option("--stage", help=stages.choice("base", "sysroot", stages.ALL))]
 _LISTED = 20
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from toolchain.build.record import isolation_facts, read_record
+from toolchain.build.record import isolation_facts, known_record
 from toolchain.cache import Cache
 from toolchain.catalog.bases import base_recipe
 from toolchain.catalog.floors import load_floors
@@ -24,12 +24,12 @@ from toolchain.oci.reference import LayoutRef, Target
 from toolchain.oci.referrers import attach, write_artifact
 from toolchain.oci.registry import Registry
 from toolchain.oci.tagged import Tagged, attach_layers
+from toolchain.record import Record
 from toolchain.stages.stage import Planned
 from toolchain.trust import attest, cosign, dsse, keyless, sbom
 from toolchain.trust.image_facts import (
     Material,
     Package,
-    Record,
     parse_dpkg_status,
     parse_lock,
     parse_os_release,
@@ -78,51 +78,42 @@ def collect(cache: Cache, record: Record, plan: Sequence[Planned]) -> Material:
     below: list[Record] = []
     for planned in reversed(plan):
         digest = planned.input_digest
-        if digest is not None and digest in wanted and digest != record["input_digest"]:
+        if digest is not None and digest in wanted and digest != record.input_digest:
             found = _record(cache, planned, digest)
             below.insert(0, found)
             wanted |= _digests_in(found)
-    base = record if record["stage"] == "base" else next((one for one in below if one["stage"] == "base"), None)
+    base = next((one for one in (record, *below) if one.stage == "base"), None)
     installed = parse_dpkg_status(_in_base(cache, base, "var/lib/dpkg/status"))
     # The resolved list if that is still the one of this base: it has digests, and rpms too.
     packages = (_resolved(cache, "base", base) or installed) if base else ()
     for one in (record, *below):
-        if one["stage"] == "sysroot":  # headers of these packages were compiled in
+        if one.stage == "sysroot":  # headers of these packages were compiled in
             packages = tuple(sorted({*packages, *_compiled_against(cache, one)}))
-    named = base is not None and (base.get("inputs") or {}).get("base")
+    named = base is not None and base.inputs.get("base")
     return Material(
         record=record,
         below=tuple(below),
         packages=with_sources(packages, installed),
         system="" if named else parse_os_release(_in_base(cache, base, "usr/lib/os-release")),
         isolation=isolation_facts(cache),
-        finished=cache.record(record["input_digest"]).stat().st_mtime,
+        finished=cache.record(record.input_digest).stat().st_mtime,
     )
 
 
 def _record(cache: Cache, planned: Planned, digest: str) -> Record:
-    try:
-        return read_record(cache, digest)
-    except (OSError, ValueError):
-        # A local image as base is taken as it is and leaves no record.
-        inputs = dict(planned.inputs or {})
-        return {
-            "stage": planned.name,
-            "image": planned.image,
-            "input_digest": digest,
-            "inputs": inputs,
-            "manifest": inputs.get("image", ""),
-            "arch": inputs.get("arch", ""),
-        }
+    known = known_record(cache, digest)
+    if known is not None:
+        return known
+    return Record.of_local_image(planned.name, planned.image, digest, planned.inputs or {})
 
 
 def _digests_in(record: Record) -> set[str]:
-    return {value for value in (record.get("inputs") or {}).values() if isinstance(value, str)}
+    return {value for value in record.inputs.values() if isinstance(value, str)}
 
 
 def _resolved(cache: Cache, stage: str, record: Record) -> tuple[Package, ...]:
     """What a base or sysroot was resolved to; nothing where its list is no longer the one that it was made of."""
-    inputs = record.get("inputs") or {}
+    inputs = record.inputs
     try:
         name, arch = str(inputs.get("base", "")), str(inputs.get("arch", ""))
         if stage == "base":
@@ -136,7 +127,7 @@ def _resolved(cache: Cache, stage: str, record: Record) -> tuple[Package, ...]:
 def _compiled_against(cache: Cache, record: Record) -> tuple[Package, ...]:
     """The packages of a sysroot; those of an old system say of which, since the base has others of the same names."""
     found = _resolved(cache, "sysroot", record)
-    glibc = str((record.get("inputs") or {}).get("base", "")).removeprefix("glibc-")
+    glibc = str(record.inputs.get("base", "")).removeprefix("glibc-")
     floor = load_floors().get(glibc)
     return tuple(replace(one, system=floor.distro) for one in found) if floor else found
 
@@ -144,9 +135,9 @@ def _compiled_against(cache: Cache, record: Record) -> tuple[Package, ...]:
 def _in_base(cache: Cache, base: Record | None, path: str) -> str:
     """A file out of the base's layers; empty where there is none."""
     layout = Layout(cache.images)
-    if base is None or not base.get("manifest") or not layout.has(base["manifest"]):
+    if base is None or not base.manifest or not layout.has(base.manifest):
         return ""
-    for layer in reversed(layout.children(layout.resolve(base["manifest"]))[1:]):
+    for layer in reversed(layout.children(layout.resolve(base.manifest))[1:]):
         content = glance(layout.blob(layer.digest), layer.media_type, path)
         if content is not None:
             return content.decode("utf-8", "replace")
@@ -200,7 +191,7 @@ def attach_evidence(
     """
     scratch.mkdir(parents=True, exist_ok=True)
     document = bill(material, layout, manifest)
-    about = attest.subjects(material.record["image"], [manifest.digest, index.digest])
+    about = attest.subjects(material.record.image, [manifest.digest, index.digest])
     statements = [attest.sbom_statement(document, about), attest.provenance(material, about)]
     pushed, how = 0, "none"
     tagged: list[Tagged] = []
@@ -232,7 +223,7 @@ def attach_evidence(
             pushed += done.pushed_bytes
             how = done.how if done.how != "none" else how
             if isinstance(signer, Signer):
-                tagged += _tagged(own, signer, _name(dest, material.record["image"]), envelopes[:2], subject.digest)
+                tagged += _tagged(own, signer, _name(dest, material.record.image), envelopes[:2], subject.digest)
         pushed += attach_layers(own, tagged, dest, registry=registry)
     kinds = ("sbom",) if signer is None else ("sbom", "provenance")
     who = signer.public.id if isinstance(signer, Signer) else signer.identity.id if signer is not None else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -16,6 +17,7 @@ from toolchain.cache import Cache
 from toolchain.catalog.architectures import machine_of
 from toolchain.catalog.gpus import pack as pack_of
 from toolchain.catalog.gpus import short_list
+from toolchain.catalog.stages import STAGES, involves, loaded
 from toolchain.digest import EPOCH, FORMAT, sha256_file, sha256_json, write_atomically
 from toolchain.errors import ConfigError, SourceError
 from toolchain.oci.archive import write_tar_gz
@@ -40,8 +42,8 @@ def check_folder(goal: str, folder: Path) -> None:
     Raises:
         ConfigError: `goal` has no plain form, or the folder cannot be made or written to.
     """
-    if goal == "base":
-        raise ConfigError("--archive is for LLVM, Triton and AOTriton", fix="use it with `build llvm` and above")
+    if not any(row.archive and involves(goal, row.name) for row in STAGES):
+        raise _no_plain_form()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -60,18 +62,26 @@ def write_archives(request: Request, built: list[Built], folder: Path) -> list[P
     Raises:
         ConfigError: none of them has one.
     """
-    forms = {"llvm": _packed_once(_llvm), "triton": _wheels, "aotriton": _packed_once(_aotriton)}
-    wanted = [(forms[one.planned.name], one) for one in built if one.planned.name in forms]
+    forms = {row.name: row.archive for row in STAGES if row.archive}
+    wanted: list[tuple[_Write, Built]] = [
+        (loaded(forms[one.planned.name]), one) for one in built if one.planned.name in forms
+    ]
     if not wanted:
-        raise ConfigError("--archive is for LLVM, Triton and AOTriton", fix="use it with `build llvm` and above")
+        raise _no_plain_form()
     folder.mkdir(parents=True, exist_ok=True)
     request.cache.work.mkdir(parents=True, exist_ok=True)
     return [path for write, one in wanted for path in write(request, one, folder)]
 
 
-def _packed_once(write: _Write) -> _Write:
+def _no_plain_form() -> ConfigError:
+    names = ", ".join(row.name for row in STAGES if row.archive)
+    return ConfigError(f"--archive is for {names}", why="the other stages have no plain form")
+
+
+def packed_once(write: _Write) -> _Write:
     """`write`, unless the files that it wrote for this image are in the folder: packing LLVM takes a minute."""
 
+    @functools.wraps(write)
     def again(request: Request, built: Built, folder: Path) -> list[Path]:
         made_of = [__version__, FORMAT, compressor_id("gzip"), built.planned.image, built.manifest, dict(built.facts)]
         note = request.cache.root / "archives" / f"{sha256_json(made_of).removeprefix('sha256:')[:16]}.json"
@@ -105,7 +115,8 @@ def _platform(cache: Cache, built: Built) -> str:
     return platform_of(layout.read_json(layout.children(layout.resolve(built.manifest))[0])).arch
 
 
-def _llvm(request: Request, built: Built, folder: Path) -> list[Path]:
+@packed_once
+def llvm(request: Request, built: Built, folder: Path) -> list[Path]:
     """`llvm-<id>-<base>-<arch>.tar.gz` with one top folder."""
     stem = built.planned.image.replace("llvm-triton-", "llvm-", 1)
     arch = _platform(request.cache, built)
@@ -116,7 +127,7 @@ def _llvm(request: Request, built: Built, folder: Path) -> list[Path]:
     return [out]
 
 
-def _wheels(request: Request, built: Built, folder: Path) -> list[Path]:
+def wheels(request: Request, built: Built, folder: Path) -> list[Path]:
     """The wheels under their own names. A wheel that came from the index is not written: nothing here made it."""
     written = []
     for wheel in built.facts.get("wheels", ()):
@@ -138,7 +149,8 @@ def _wheels(request: Request, built: Built, folder: Path) -> list[Path]:
     return written
 
 
-def _aotriton(request: Request, built: Built, folder: Path) -> list[Path]:
+@packed_once
+def aotriton(request: Request, built: Built, folder: Path) -> list[Path]:
     """The library as `aotriton-<git12>-<base>_<machine>-hip<minor>[-<gpus>]-shared.tar.gz`, and an archive a pack.
 
     The platform is the base that it was built on, never a manylinux that nobody checked. A part, a pack that lacks GPUs

@@ -11,6 +11,7 @@ from typing import Any
 from toolchain.build.record import read_record
 from toolchain.build.run import PlanRow, plan
 from toolchain.build.targets import by_arch
+from toolchain.catalog.stages import published
 from toolchain.digest import EPOCH, sha256_json
 from toolchain.errors import PolicyError, SourceError
 from toolchain.oci import descriptor as media
@@ -74,7 +75,7 @@ def deliver(request: Request, goal: str, dest: Target, *, signer: Signer | Keyle
         rows = plan(one, goal)
         planned = [row.planned for row in rows]
         for row in rows:
-            if row.planned.name not in _published(goal):
+            if row.planned.name not in published(goal):
                 continue
             wanted.setdefault(row.planned.image, []).append(_One(row, planned))
             if row.built is None:
@@ -82,11 +83,6 @@ def deliver(request: Request, goal: str, dest: Target, *, signer: Signer | Keyle
     if missing:
         raise SourceError(f"not built yet: {', '.join(missing)}", fix=f"toolchain build {goal}, with the same options")
     return [_deliver(request, image, images, dest, signer) for image, images in wanted.items()]
-
-
-def _published(goal: str) -> tuple[str, ...]:
-    named = {"all": ("llvm", "kernels", "aotriton"), "base": ("base", "sysroot")}
-    return named.get(goal, (goal,))
 
 
 @dataclass(frozen=True)
@@ -137,7 +133,7 @@ def _deliver(
         partial: set[str] = set()
         for one, manifest in zip(images, manifests, strict=True):
             record = read_record(cache, one.built.input_digest)
-            partial.add(str(record.get("partial", "")) or planned.partial)
+            partial.add(record.partial or planned.partial)
             material = collect(cache, record, one.plan)
             attached.append(
                 attach_evidence(

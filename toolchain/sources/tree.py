@@ -25,13 +25,6 @@ Kind = Literal["git", "archive", "distro", "local", "pypi"]
 _RACY_NS = 2_000_000_000
 _CACHE_FORMAT = 1
 _MAX_LINKS = 40  # as the kernel
-# Of a project, not of where its source came from; data says more where it says something.
-_LICENSES = {
-    "llvm": "Apache-2.0 WITH LLVM-exception",
-    "triton": "MIT",
-    "aotriton": "MIT",
-    "flash-attn": "BSD-3-Clause",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,11 +52,6 @@ class Source:
     locked: bool
     license: str = ""
     tag: str = ""
-
-    @property
-    def licensed(self) -> str:
-        """SPDX expression: the data's word, else the project's own; empty where neither is known."""
-        return self.license or _LICENSES.get(self.name, "")
 
     @property
     def short_id(self) -> str:

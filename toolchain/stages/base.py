@@ -22,7 +22,7 @@ from toolchain.oci.reference import LayoutRef, parse
 from toolchain.process import CommandError
 from toolchain.recipe import Recipe
 from toolchain.request import Request
-from toolchain.stages.stage import Built, Planned, Shop, common_inputs
+from toolchain.stages.stage import Built, Planned, Shop, Stage, common_inputs
 from toolchain.stages.start import pull_start
 
 # Runs inside the new root before its package lists go: name, version, architecture, SHA-256 of all that is installed.
@@ -92,6 +92,11 @@ class BaseStage:
         write_packages(shop.cache.package_list("base", recipe.name, recipe.arch), lock)
         tar.unlink(missing_ok=True)
         return built
+
+
+def of_request(_: Request) -> Stage:
+    """The stage; every request has it."""
+    return BaseStage()
 
 
 def read_packages(path: Path, recipe: str) -> dict[str, Any] | None:

@@ -17,7 +17,7 @@ from toolchain.sources.resolve import locate, parse_source_spec, require
 from toolchain.sources.tree import Source
 from toolchain.stages.base import base_label
 from toolchain.stages.prebuilt import take_in
-from toolchain.stages.stage import Built, Planned, Shop, common_inputs, source_inputs
+from toolchain.stages.stage import Built, Planned, Shop, Stage, common_inputs, source_inputs
 from toolchain.stages.triton_wheel import SITE
 
 DEFAULT_GPUS = ("gfx1100", "gfx942")
@@ -139,6 +139,11 @@ class KernelsStage:
                 **({"toolchain.partial": planned.partial} if planned.partial else {}),
             },
         )
+
+
+def of_request(_: Request) -> Stage:
+    """The stage; every request has it."""
+    return KernelsStage()
 
 
 def sdist_source(request: Request) -> Source:

@@ -22,7 +22,7 @@ from toolchain.sources.tree import Source
 from toolchain.stages.base import base_label
 from toolchain.stages.llvm_subset import TABLEGEN, Part, part_of
 from toolchain.stages.prebuilt import take_in
-from toolchain.stages.stage import Built, Planned, Shop, common_inputs, locked, source_inputs
+from toolchain.stages.stage import Built, Planned, Shop, Stage, common_inputs, locked, source_inputs
 
 DEFAULT_TRITON = "3.7.1"
 # LLVM's headers give some types other members without NDEBUG, and Triton's own default build type has none.
@@ -156,6 +156,11 @@ class LlvmStage:
             check=check if proved else None,
             check_on=below["base"],
         )
+
+
+def of_request(_: Request) -> Stage:
+    """The stage; every request has it."""
+    return LlvmStage()
 
 
 def _recipe(request: Request, cross: bool) -> dict[str, str]:

@@ -10,8 +10,9 @@ from typing import Any, TypedDict
 
 from toolchain import __version__
 from toolchain.digest import canonical, sha256_json
+from toolchain.record import LOCAL_BUILDER, Record, RecordedSource
 from toolchain.trust import sbom
-from toolchain.trust.image_facts import Material, Record, is_tool, origin, patches_of, purl
+from toolchain.trust.image_facts import Material, is_tool, origin, patches_of, purl
 
 STATEMENT = "https://in-toto.io/Statement/v1"
 PREDICATE = "https://slsa.dev/provenance/v1"
@@ -19,7 +20,6 @@ PREDICATE = "https://slsa.dev/provenance/v1"
 BUILD_TYPE = "urn:toolchain:build:v1"
 WITH_THE_BUILD = "with the build"
 REPORT = "build-report"
-LOCAL_BUILDER = "urn:toolchain:builder:local"
 
 
 class Resource(TypedDict, total=False):
@@ -60,12 +60,11 @@ def sbom_statement(document: Mapping[str, Any], subject: Sequence[Resource]) -> 
 def provenance(material: Material, subject: Sequence[Resource]) -> Statement:
     """The statement of how an image was made."""
     record = material.record
-    inputs = dict(record.get("inputs") or {})
-    finished = float(record.get("finished") or material.finished)
-    started = float(record.get("started") or finished - float((record.get("facts") or {}).get("total_seconds") or 0))
-    tool = record.get("tool") or {}
+    inputs = dict(record.inputs)
+    finished = record.finished or material.finished
+    started = record.started or finished - float(record.facts.get("total_seconds") or 0)
     metadata = {"startedOn": _time(started), "finishedOn": _time(finished)}
-    if run := tool.get("run"):
+    if run := record.tool.get("run"):
         metadata["invocationId"] = str(run)
     return {
         "_type": STATEMENT,
@@ -74,14 +73,14 @@ def provenance(material: Material, subject: Sequence[Resource]) -> Statement:
         "predicate": {
             "buildDefinition": {
                 "buildType": BUILD_TYPE,
-                "externalParameters": dict(record.get("request") or {"stage": record["stage"]}),
+                "externalParameters": dict(record.request or {"stage": record.stage}),
                 "internalParameters": {
-                    "image": record["image"],
-                    "stage": record["stage"],
-                    "partial": record.get("partial") or "",
+                    "image": record.image,
+                    "stage": record.stage,
+                    "partial": record.partial,
                     # The whole of what the input digest is the digest of: anyone can compute it again.
                     "inputs": inputs,
-                    "inputDigest": record["input_digest"],
+                    "inputDigest": record.input_digest,
                     "recipeDigest": sha256_json(inputs.get("recipe") or {}),
                     "binaries": sorted(name for name, _ in material.binaries()),
                 },
@@ -89,8 +88,8 @@ def provenance(material: Material, subject: Sequence[Resource]) -> Statement:
             },
             "runDetails": {
                 "builder": {
-                    "id": str(tool.get("builder") or LOCAL_BUILDER),
-                    "version": {"toolchain": str(tool.get("version") or __version__)},
+                    "id": record.tool.get("builder") or LOCAL_BUILDER,
+                    "version": {"toolchain": record.tool.get("version") or __version__},
                 },
                 "metadata": metadata,
                 "byproducts": _byproducts(material),
@@ -103,47 +102,47 @@ def _dependencies(material: Material) -> list[Resource]:
     found = [
         _source(record, row)
         for record in (material.record, *reversed(material.below))
-        for row in sorted(record.get("sources") or (), key=lambda one: str(one["name"]))
+        for row in sorted(record.sources, key=lambda one: one.name)
     ]
     return found + [_stage(record) for record in reversed(material.below)]
 
 
-def _source(record: Record, row: Mapping[str, Any]) -> Resource:
+def _source(record: Record, row: RecordedSource) -> Resource:
     known = origin(row)
     digest: dict[str, str] = {}
     if known.commit:
         digest = {"gitCommit": known.commit}
-    elif str(row.get("digest") or "").startswith("sha256:"):
+    elif (row.digest or "").startswith("sha256:"):
         # Of a file; of a checkout the digest of its tree, which is no digest of a file.
-        value = str(row["digest"]).removeprefix("sha256:")
-        digest = {"sha256": value} if known.sha256 and row.get("kind") != "local" else {"toolchainTree": value}
+        value = str(row.digest).removeprefix("sha256:")
+        digest = {"sha256": value} if known.sha256 and row.kind != "local" else {"toolchainTree": value}
     about: dict[str, Any] = {
         "role": "tool" if is_tool(row) else "source",
-        "stage": record["stage"],
-        "repository": row["repository"],
-        "ref": row["ref"],
+        "stage": record.stage,
+        "repository": row.repository,
+        "ref": row.ref,
     }
-    if row.get("license"):
-        about["license"] = row["license"]
-    if row.get("locked") is not None:
-        about["locked"] = bool(row["locked"])
+    if row.license:
+        about["license"] = row.license
+    if row.locked is not None:
+        about["locked"] = row.locked
     if patches := patches_of(record, row):
         about["patches"] = [{"name": name, "digest": value} for name, value in patches]
-    return {"name": str(row["name"]), "uri": known.purl, "digest": digest, "annotations": about}
+    return {"name": row.name, "uri": known.purl, "digest": digest, "annotations": about}
 
 
 def _stage(record: Record) -> Resource:
-    name, manifest = str(record["image"]), str(record.get("manifest") or "")
+    name, manifest = record.image, record.manifest
     return {
         "name": name,
-        "uri": purl("oci", name, version=manifest, arch=str(record.get("arch") or "")),
+        "uri": purl("oci", name, version=manifest, arch=record.arch),
         "digest": {"sha256": manifest.removeprefix("sha256:")} if manifest else {},
         "annotations": {
-            "role": "base" if record["stage"] == "base" else "stage",
-            "stage": record["stage"],
-            "inputDigest": record["input_digest"],
+            "role": "base" if record.stage == "base" else "stage",
+            "stage": record.stage,
+            "inputDigest": record.input_digest,
             # However the layer is packed: the manifest above is that of the image as it was kept here.
-            "diffId": str(dict(record.get("facts") or {}).get("diff_id", "")),
+            "diffId": record.diff_id,
         },
     }
 
@@ -170,14 +169,14 @@ def _byproducts(material: Material) -> list[Resource]:
 
 def _report(record: Record) -> list[Resource]:
     """Sizes, seconds, counts and what the contract check said: who reuses the image shows them as his own build's."""
-    facts = dict(record.get("facts") or {})
+    facts = dict(record.facts)
     if not facts:
         return []
     return [{"name": REPORT, "mediaType": "application/json", "content": base64.b64encode(canonical(facts)).decode()}]
 
 
 def _probe(material: Material) -> list[Resource]:
-    recorded = material.record.get("isolation")
+    recorded = material.record.isolation
     found = recorded or material.isolation
     if not found:
         return []

@@ -9,8 +9,8 @@ from typing import Any, Literal
 from urllib.parse import quote, urlsplit
 
 from toolchain.digest import EPOCH
+from toolchain.record import Record, RecordedSource
 
-Record = Mapping[str, Any]
 # How a distribution is called in package URLs where its base's name says something else.
 _NAMESPACE = {"ubi": "redhat", "rhel": "redhat", "manylinux": "almalinux"}
 
@@ -74,13 +74,13 @@ class Material:
     @property
     def base(self) -> Record | None:
         """The record of the base, which may be the image itself."""
-        return next((one for one in (*self.below, self.record) if one["stage"] == "base"), None)
+        return next((one for one in (*self.below, self.record) if one.stage == "base"), None)
 
     @property
     def base_name(self) -> str:
         """How the base is called (`debian13`), for package URLs."""
-        inputs = (self.base or {}).get("inputs") or {}
-        return str(inputs.get("base") or self.system or "linux")
+        named = self.base.inputs.get("base") if self.base is not None else ""
+        return str(named or self.system or "linux")
 
     def binaries(self) -> Iterator[tuple[str, Record]]:
         """Each prebuilt thing that was let in, by the name it was let in by, with the lowest stage that did."""
@@ -98,16 +98,15 @@ class Material:
 
 
 def _found(record: Record) -> list[Mapping[str, Any]]:
-    rows = (record.get("facts") or {}).get("found_binaries") or ()
-    return [row for row in rows if str(row.get("fate", "")).startswith("let in")]
+    return [row for row in record.rows("found_binaries") if str(row.get("fate", "")).startswith("let in")]
 
 
 def _names_let_in(record: Record) -> set[str]:
-    names = {str(name) for name in record.get("binaries") or ()}
     # Files that the data has no name for are let in by their path.
-    choices = (record.get("inputs") or {}).get("binaries")
+    choices = record.inputs.get("binaries")
     allowed = set(choices.get("allow") or ()) if isinstance(choices, dict) else set()
-    return names | {file for row in _found(record) if (file := str(row["path"]).partition("!")[0]) in allowed}
+    files = {str(row["path"]).partition("!")[0] for row in _found(record)}
+    return {*record.binaries, *(files & allowed)}
 
 
 @dataclass(frozen=True)
@@ -129,10 +128,9 @@ class Origin:
     commit: str = ""
 
 
-def origin(row: Mapping[str, Any]) -> Origin:
+def origin(row: RecordedSource) -> Origin:
     """The origin of a source, from its row in a record."""
-    name, ref, repository = str(row["name"]), str(row["ref"]), str(row["repository"])
-    digest = str(row.get("digest") or "")
+    name, ref, repository, digest = row.name, row.ref, row.repository, row.digest or ""
     plain = digest.removeprefix("sha256:") if digest.startswith("sha256:") else ""
     match source_kind(row):
         case "git":
@@ -162,35 +160,33 @@ def _git(name: str, commit: str, repository: str) -> Origin:
     return Origin(purl("generic", name, version=commit, **extra), commit, where, commit=commit)
 
 
-def source_kind(row: Mapping[str, Any]) -> str:
+def source_kind(row: RecordedSource) -> str:
     """What brought a source; records of earlier versions say it only through the other fields."""
-    if kind := row.get("kind"):
-        return str(kind)
-    ref, digest = str(row["ref"]), str(row.get("digest") or "")
+    if row.kind:
+        return row.kind
     for prefix in ("distro", "pypi", "local"):
-        if ref.startswith(f"{prefix}:"):
+        if row.ref.startswith(f"{prefix}:"):
             return prefix
-    return "git" if digest.startswith("git:") else "archive"
+    return "git" if (row.digest or "").startswith("git:") else "archive"
 
 
-def is_tool(row: Mapping[str, Any]) -> bool:
+def is_tool(row: RecordedSource) -> bool:
     """Whether a source is a wheel that the build only imports."""
-    return str(row["name"]).startswith("wheel-")
+    return row.name.startswith("wheel-")
 
 
-def binary_row(name: str, record: Record) -> Mapping[str, Any] | None:
+def binary_row(name: str, record: Record) -> RecordedSource | None:
     """The source that is the prebuilt thing `name` itself (`triton-wheel`: the source `triton`), None without one."""
-    rows = record.get("sources") or ()
-    return next((row for row in rows if f"{row['name']}-wheel" == name and source_kind(row) == "pypi"), None)
+    return next((row for row in record.sources if f"{row.name}-wheel" == name and source_kind(row) == "pypi"), None)
 
 
-def patches_of(record: Record, row: Mapping[str, Any]) -> list[tuple[str, str]]:
+def patches_of(record: Record, row: RecordedSource) -> list[tuple[str, str]]:
     """(name, `sha256:<hex>`) of each patch that was put on a source, in order."""
-    if row.get("patches") is not None:
-        return [(str(patch["name"]), str(patch["digest"])) for patch in row["patches"]]
-    inputs = (record.get("inputs") or {}).get("sources") or ()
-    digests = next((one.get("patches") or () for one in inputs if one["name"] == row["name"]), ())
-    return [(f"{row['name']}-{number}", str(digest)) for number, digest in enumerate(digests, 1)]
+    if row.patches is not None:
+        return [(patch.name, patch.digest) for patch in row.patches]
+    inputs = record.inputs.get("sources") or ()
+    digests = next((one.get("patches") or () for one in inputs if one["name"] == row.name), ())
+    return [(f"{row.name}-{number}", str(digest)) for number, digest in enumerate(digests, 1)]
 
 
 def purl(kind: str, *path: str, version: str, **qualifiers: str) -> str:

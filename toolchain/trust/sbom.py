@@ -56,9 +56,9 @@ def sbom(material: Material, *, manifest: str, diff_id: str, files: Sequence[Lay
         "spdxVersion": "SPDX-2.3",
         "dataLicense": "CC0-1.0",
         "SPDXID": "SPDXRef-DOCUMENT",
-        "name": record["image"],
+        "name": record.image,
         # SPDX's own convention for documents that are published elsewhere; unique by input and by result.
-        "documentNamespace": f"https://spdx.org/spdxdocs/{record['image']}-{_hex(record['input_digest'])}-{_hex(manifest)}",
+        "documentNamespace": f"https://spdx.org/spdxdocs/{record.image}-{_hex(record.input_digest)}-{_hex(manifest)}",
         "creationInfo": {"created": timestamp(EPOCH), "creators": [f"Tool: toolchain-{__version__}"]},
         **({"hasExtractedLicensingInfos": licences} if licences else {}),
         "packages": packages,
@@ -74,15 +74,15 @@ def _image(material: Material, manifest: str, diff_id: str, files: Sequence[Laye
     record = material.record
     # As SPDX defines it: the SHA-1 of the sorted SHA-1s of all files.
     code = hashlib.sha1("".join(sorted(one.sha1 for one in files)).encode(), usedforsecurity=False).hexdigest()
-    comment = f"input digest {record['input_digest']}"
-    if record.get("partial"):
-        comment += f"; partial: {record['partial']}"
-    if glibc := (record.get("inputs") or {}).get("glibc"):
+    comment = f"input digest {record.input_digest}"
+    if record.partial:
+        comment += f"; partial: {record.partial}"
+    if glibc := record.inputs.get("glibc"):
         comment += f"; links with glibc {glibc} and later"
     return {
         "SPDXID": IMAGE,
-        "name": record["image"],
-        "versionInfo": _hex(record["input_digest"])[:12],
+        "name": record.image,
+        "versionInfo": _hex(record.input_digest)[:12],
         "primaryPackagePurpose": "CONTAINER",
         "downloadLocation": _NOTHING,
         "filesAnalyzed": True,
@@ -93,7 +93,7 @@ def _image(material: Material, manifest: str, diff_id: str, files: Sequence[Laye
         "licenseConcluded": _NOTHING,
         "licenseDeclared": _NOTHING,
         "copyrightText": _NOTHING,
-        "externalRefs": [_purl(purl("oci", record["image"], version=manifest, arch=str(record.get("arch") or "")))],
+        "externalRefs": [_purl(purl("oci", record.image, version=manifest, arch=record.arch))],
     }
 
 
@@ -137,16 +137,16 @@ _Related = tuple[dict[str, Any], list[tuple[str, str, str]]]
 def _sources(material: Material) -> Iterator[_Related]:
     prebuilt = [binary_row(name, record) for name, record in material.binaries()]
     for record in (material.record, *reversed(material.below)):
-        for row in sorted(record.get("sources") or (), key=lambda one: str(one["name"])):
+        for row in sorted(record.sources, key=lambda one: one.name):
             if any(row is one for one in prebuilt):
                 continue  # it is listed as the prebuilt thing that it is
             found = origin(row)
-            spdx_id = f"SPDXRef-Source-{_id(record['stage'])}-{_id(row['name'])}"
+            spdx_id = f"SPDXRef-Source-{_id(record.stage)}-{_id(row.name)}"
             package = _package(
-                spdx_id, row["name"], found.version, "LIBRARY" if is_tool(row) else "SOURCE", found.purl,
+                spdx_id, row.name, found.version, "LIBRARY" if is_tool(row) else "SOURCE", found.purl,
                 checksums=[{"algorithm": "SHA256", "checksumValue": found.sha256}] if found.sha256 else [],
-                sourceInfo=f"{row['ref']} from {row['repository']}; digest {row.get('digest')}",
-                downloadLocation=found.location, licenseDeclared=row.get("license"),
+                sourceInfo=f"{row.ref} from {row.repository}; digest {row.digest}",
+                downloadLocation=found.location, licenseDeclared=row.license,
             )  # fmt: skip
             if is_tool(row):
                 yield package, [(spdx_id, "BUILD_TOOL_OF", IMAGE)]
@@ -169,16 +169,16 @@ def _binaries(material: Material) -> Iterator[_Related]:
             spdx_id, name, found.version, "LIBRARY", found.purl,
             checksums=[{"algorithm": "SHA256", "checksumValue": found.sha256}] if found.sha256 else [],
             comment=f"prebuilt, not built here; let in by name: --allow-binary {name}",
-            licenseDeclared=row.get("license") if row else None,
+            licenseDeclared=row.license if row else None,
         )  # fmt: skip
-        contained = record is material.record or record["stage"] in inside
+        contained = record is material.record or record.stage in inside
         yield package, [(IMAGE, "CONTAINS", spdx_id) if contained else (spdx_id, "BUILD_DEPENDENCY_OF", IMAGE)]
     for one, record in material.prebuilt_files():
         path = str(one["path"])
-        spdx_id = f"SPDXRef-Prebuilt-{_id(record['stage'])}-{_id(path)}"
+        spdx_id = f"SPDXRef-Prebuilt-{_id(record.stage)}-{_id(path)}"
         sums = [{"algorithm": "SHA256", "checksumValue": _hex(one["sha256"])}]
         url = purl("generic", path.rpartition("/")[2], version="", checksum=str(one["sha256"]))
-        why = f"{one['what']} in a source of {record['image']}; {one['fate']}"
+        why = f"{one['what']} in a source of {record.image}; {one['fate']}"
         yield (
             _package(spdx_id, path, "", "FILE", url, checksums=sums, comment=why),
             [(spdx_id, "BUILD_DEPENDENCY_OF", IMAGE)],
@@ -187,18 +187,14 @@ def _binaries(material: Material) -> Iterator[_Related]:
 
 def _inside(material: Material) -> set[str]:
     """The stages below whose layers are part of the image; the others were only there while it was built."""
-    own = {layer["digest"] for layer in material.record.get("layers") or ()}
-    return {
-        str(one["stage"])
-        for one in material.below
-        if one.get("layers") and {layer["digest"] for layer in one["layers"]} <= own
-    }
+    own = {*material.record.layer_digests}
+    return {one.stage for one in material.below if one.layers and {*one.layer_digests} <= own}
 
 
 def _base(material: Material) -> Iterator[_Related]:
     if not material.packages:
         return
-    contained = material.record["stage"] == "base" or "base" in _inside(material)
+    contained = material.record.stage == "base" or "base" in _inside(material)
     family, release = distribution(material.base_name)
     # Scanners look for advisories of the system that they find like this; by its id, or by what it is for.
     system = f"SPDXRef-OperatingSystem-{_id(family)}-{_id(release)}".rstrip("-")
