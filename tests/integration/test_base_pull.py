@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.enterprise import enterprise_tree
+from tests.places import publish
 from tests.registry_fixtures import running_registry
 from toolchain.build import run as pipeline
 from toolchain.cache import Cache
@@ -28,7 +29,6 @@ from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.image import ImageSpec, add_layer, write_image, write_index
 from toolchain.oci.layer import compress, write_layer
 from toolchain.oci.layout import Layout
-from toolchain.oci.publish import publish
 from toolchain.oci.reference import RegistryRef
 from toolchain.request import Request
 

@@ -16,6 +16,7 @@ import pytest
 from rich.console import Console
 
 from tests.evidence_fixtures import ed25519_signer
+from tests.places import gather, verify
 from toolchain import process, recipe
 from toolchain.build import targets as goals
 from toolchain.build.prefetch import Prefetch
@@ -39,7 +40,6 @@ from toolchain.stages import base, contract, sysroot
 from toolchain.stages.contract import Elsewhere, check_part
 from toolchain.stages.llvm_subset import DISTRIBUTION, SUPPORT, TABLEGEN, part_of
 from toolchain.stages.stage import Planned
-from toolchain.trust.verify import gather, verify
 
 NEEDS = needs_for("3.7.1")
 OTHERS = ["arm64", "ppc64le", "s390x"]

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import re
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import requests
 from urllib3.exceptions import HTTPError
@@ -40,24 +37,23 @@ class Registry(Transport):
                 raise self.failed(got, f"{self.host} cannot say whether it has {digest}")
             return int(got.headers.get("Content-Length", "0"))
 
-    def push_blob(self, repository: str, blob: Descriptor, path: Path, *, mount_from: Sequence[str] = ()) -> int:
+    def push_blob(self, repository: str, blob: Descriptor, path: Path) -> int:
         """Bring a blob there; goes on where a broken upload stopped, if the registry can.
 
         Args:
             repository: where.
             blob: digest and size (bytes).
             path: its file.
-            mount_from: repositories of this registry that may hold it.
 
         Returns:
-            The blob's size if it was sent, 0 if it was there or could be mounted.
+            The blob's size if it was sent, 0 if it was there.
 
         Raises:
             RegistryError: the registry refuses it, or keeps failing.
             UnreachableError: no answer.
         """
         with self.translated():
-            return Upload(self, repository, blob, path, lambda: self.blob_size(repository, blob.digest)).run(mount_from)
+            return Upload(self, repository, blob, path, lambda: self.blob_size(repository, blob.digest)).run()
 
     def pull_blob(self, repository: str, blob: Descriptor, layout: Layout) -> int:
         """Bring a blob into `layout`, where it appears only once its digest is right.
@@ -225,19 +221,3 @@ class Registry(Transport):
             if failures > self.attempts:
                 raise problem
             self.pause(failures, asked)
-
-    def tags(self, repository: str) -> list[str]:
-        """All tags of a repository, sorted; none if there is no such repository."""
-        found: set[str] = set()
-        path: str | None = f"/v2/{repository}/tags/list?n=1000"
-        while path:
-            with self.translated(), self.request("GET", path, repository) as got:
-                if got.status_code == 404:
-                    return []
-                if got.status_code != 200:
-                    raise self.failed(got, f"{self.host} does not list the tags of {repository}")
-                value: dict[str, Any] = parse_object(self.content(got, "the list of tags"), "the list of tags")
-                found.update(str(tag) for tag in value.get("tags") or ())
-                further = re.search(r'<([^>]+)>;\s*rel="?next', got.headers.get("Link", ""))
-                path = further[1] if further else None
-        return sorted(found)

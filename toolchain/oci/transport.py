@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import IO, Self
@@ -174,7 +174,6 @@ class Transport:
         body: Callable[[], Body | bytes] | None = None,
         headers: Mapping[str, str] | None = None,
         params: Mapping[str, str] | None = None,
-        also: Sequence[str] = (),
     ) -> Iterator[requests.Response]:
         """One answer, its body not yet read; a challenge is met once. GET and HEAD are tried again, others are not.
 
@@ -186,14 +185,13 @@ class Transport:
             body: makes the body, once for each time that it is sent.
             headers: besides those for access.
             params: of the query.
-            also: further scopes that a token has to have, e.g. `repository:other:pull`.
 
         Raises:
             RegistryError: no access.
             requests.RequestException: no answer.
         """
         url = self.url(path)
-        scopes = (f"repository:{repository}:{actions}", *also)
+        scopes = (f"repository:{repository}:{actions}",)
         for last in (False, True):
             sent = dict(headers or {})
             # The registry may send us to a store elsewhere, which must not see our token.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 from urllib.parse import quote
@@ -71,13 +71,10 @@ class Upload:
         self._accepted = False  # a chunk of this upload
         self._failures = self._restarts = self._wrong = self._breaks = 0
 
-    def run(self, mount_from: Sequence[str]) -> int:
+    def run(self) -> int:
         """Bring the blob there (see `Registry.push_blob`)."""
         if self._there():
             return 0
-        for other in mount_from:
-            if other != self._repository and self._mount(other):
-                return 0
         with self._path.open("rb", buffering=0) as stream:
             while True:
                 try:
@@ -108,27 +105,6 @@ class Upload:
                 fix="ask who runs the registry",
             )
         return size is not None
-
-    def _mount(self, other: str) -> bool:
-        path = f"/v2/{self._repository}/blobs/uploads/"
-        params = {"mount": self._blob.digest, "from": other}
-        with (
-            contextlib.suppress(RegistryError, requests.RequestException),
-            self._registry.request(
-                "POST",
-                path,
-                self._repository,
-                actions=_ACTIONS,
-                params=params,
-                body=lambda: b"",
-                also=(f"repository:{other}:pull",),
-            ) as got,
-        ):
-            if got.status_code == 201:
-                return True
-            if got.status_code == 202 and "Location" in got.headers:
-                self._begun(got)
-        return False
 
     def _start(self) -> None:
         path = f"/v2/{self._repository}/blobs/uploads/"
