@@ -191,7 +191,6 @@ def test_what_a_registry_cannot_give_is_told(
 def test_a_registry_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request_: Request) -> None:
     with running_registry(tmp_path / "registry") as host:
         pass
-    monkeypatch.setattr("toolchain.oci.transport.Transport.pause", lambda *_: None)
     pinned(tmp_path, monkeypatch, f"{host}/el/ubi@sha256:{'1' * 64}")
     with pytest.raises(UnreachableError, match="base standin cannot be pulled") as caught:
         pipeline.build(request_, "base")

@@ -180,15 +180,12 @@ def test_a_push_survives_a_passing_failure_and_sends_nothing_twice(
     assert sum(seen.body for seen in proxy.seen) == SIZE
 
 
-def test_retry_after_is_waited_for(
-    proxy: FaultProxy, connect: Connect, repository: str, layout: Layout, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_retry_after_is_waited_for(proxy: FaultProxy, connect: Connect, repository: str, layout: Layout) -> None:
     waits: list[float] = []
-    monkeypatch.setattr("toolchain.oci.transport.time.sleep", waits.append)
     blob, path = some_blob(layout)
     proxy.faults.append(Fault("status", "PATCH", status=429, headers={"Retry-After": "7"}))
     proxy.faults.append(Fault("status", "PUT", status=503, headers={"Retry-After": "999999"}))
-    assert connect().push_blob(repository, blob, path) == SIZE
+    assert connect(pause=waits.append).push_blob(repository, blob, path) == SIZE
     assert waits == [7.0, 120.0]
 
 
