@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.enterprise import enterprise_tree
+from tests.own_engine import destroy
 from tests.places import publish
 from tests.registry_fixtures import running_registry
 from toolchain.build import run as pipeline
@@ -111,7 +112,7 @@ def host(tmp_path: Path, shelf: Shelf) -> Iterator[str]:
 def request_(tmp_path: Path) -> Iterator[Request]:
     cache = Cache(tmp_path / "the cache")
     yield Request(cache=cache, base="standin", arch=(HERE,))
-    Buildah(cache).destroy()
+    destroy(Buildah(cache))
 
 
 def pinned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, image: str, arch: str = HERE) -> None:
