@@ -12,6 +12,7 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from rich.console import Console
 
+from tests.places import attach
 from toolchain.build.prefetch import Prefetch
 from toolchain.build.workspace import BuildShop
 from toolchain.cache import Cache
@@ -23,7 +24,7 @@ from toolchain.oci.image import ImageSpec, add_layer, standard_annotations, writ
 from toolchain.oci.layer import Compression, compress, write_layer
 from toolchain.oci.layout import Layout
 from toolchain.oci.reference import LayoutRef
-from toolchain.oci.referrers import attach, write_artifact
+from toolchain.oci.referrers import write_artifact
 from toolchain.publish.attestations import bill
 from toolchain.record import LOCAL_BUILDER, Record
 from toolchain.request import Request

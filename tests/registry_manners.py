@@ -28,7 +28,6 @@ class Manners:
         least, most: what OCI-Chunk-Min-Length and OCI-Chunk-Max-Length say; a chunk behind a shorter one is refused.
         no_status: status of the answer to the question how far an upload is.
         keeps: what a PUT brought before it broke off is kept (docker-registry forgets the whole upload).
-        no_mount: requests to mount begin an upload.
         marked: uploads keep the addresses of docker-registry, by which it is known.
     """
 
@@ -47,7 +46,6 @@ class Manners:
     most: int = 0
     no_status: int = 0
     keeps: bool = False
-    no_mount: bool = False
     marked: bool = False
 
 
@@ -92,8 +90,6 @@ class Desk:
 
     def upstream(self, path: str) -> str:
         """Where a request goes behind the proxy."""
-        if self.manners.no_mount and "mount=" in path:
-            return urlsplit(path).path
         found = None if self.manners.marked else self._session(path)
         query = urlsplit(path).query
         if found is None:

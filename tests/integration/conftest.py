@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.own_engine import destroy
 from tests.registry_fixtures import running_registry
 from toolchain.build.record import find_image
 from toolchain.cache import Cache, default_cache
@@ -113,7 +114,7 @@ def base(
     engine = Buildah(cache or Cache(tmp_path_factory.mktemp("contract") / "cache"))
     yield engine, engine.ensure_image("base-debian13", layout, manifest)
     if cache is None:
-        engine.destroy()
+        destroy(engine)
 
 
 def _only_manifest(layout: Path) -> str:

@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 
 from tests.enterprise import enterprise_tree
+from tests.own_engine import destroy
+from tests.places import publish
 from tests.registry_fixtures import running_registry
 from toolchain.build import run as pipeline
 from toolchain.build.record import find_image
@@ -29,7 +31,6 @@ from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.image import ImageSpec, add_layer, write_image, write_index
 from toolchain.oci.layer import compress, write_layer
 from toolchain.oci.layout import Layout
-from toolchain.oci.publish import publish
 from toolchain.oci.reference import RegistryRef
 from toolchain.request import Request
 
@@ -112,7 +113,7 @@ def host(tmp_path: Path, shelf: Shelf) -> Iterator[str]:
 def request_(tmp_path: Path) -> Iterator[Request]:
     cache = Cache(tmp_path / "the cache")
     yield Request(cache=cache, base="standin", arch=(HERE,))
-    Buildah(cache).destroy()
+    destroy(Buildah(cache))
 
 
 def pinned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, image: str, arch: str = HERE) -> None:
@@ -192,7 +193,6 @@ def test_what_a_registry_cannot_give_is_told(
 def test_a_registry_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request_: Request) -> None:
     with running_registry(tmp_path / "registry") as host:
         pass
-    monkeypatch.setattr("toolchain.oci.transport.Transport.pause", lambda *_: None)
     pinned(tmp_path, monkeypatch, f"{host}/el/ubi@sha256:{'1' * 64}")
     with pytest.raises(UnreachableError, match="base standin cannot be pulled") as caught:
         pipeline.build(request_, "base")

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.conftest import TOP, toolchain
+from tests.own_engine import destroy
 from toolchain import process
 from toolchain.cache import Cache, default_cache
 from toolchain.digest import sha256_file
@@ -106,7 +107,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Buildah]:
     """One with a storage of the tests' own."""
     found = Buildah(Cache(tmp_path_factory.mktemp("engine") / "cache"))
     yield found
-    found.destroy()
+    destroy(found)
 
 
 def build(engine: Buildah, folder: Path, containerfile: Path, tag: str, **args: str) -> list[str]:

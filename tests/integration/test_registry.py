@@ -17,13 +17,14 @@ import pytest
 
 from tests.fake_registry import fake_registry
 from tests.fault_proxy import Fault, FaultProxy, fault_proxy
+from tests.places import fetch_image, publish, tags
 from tests.registry_fixtures import free_port, small_index
 from toolchain import process
 from toolchain.errors import DigestError, RegistryError, ResourceError, ToolchainError, UnreachableError
 from toolchain.oci import descriptor as media
+from toolchain.oci.check import verify_layout
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.layout import Layout
-from toolchain.oci.publish import fetch_image, publish, verify_layout
 from toolchain.oci.reference import RegistryRef
 from toolchain.oci.registry import Registry
 
@@ -97,7 +98,7 @@ def test_an_index_goes_there_and_comes_back(
     assert second.pushed_bytes == 0
     assert second.skipped_bytes == total
     with Registry(registry_host) as registry:
-        assert registry.tags(repository) == ["0123456789ab", "latest"]
+        assert tags(registry, repository) == ["0123456789ab", "latest"]
         assert registry.get_manifest(repository, "latest") == (index, layout.read(index))
     assert fetch_image(dest, fresh) == index
     assert verify_layout(fresh, index) == []
@@ -136,7 +137,7 @@ def test_an_index_whose_child_is_refused_is_not_published(
         publish(layout, index, RegistryRef(proxy.host, repository), ["t"], registry=registry)
     assert proxy.faults[0].hits == 3
     assert registry.manifest_digest(repository, index.digest) is None
-    assert registry.tags(repository) == []
+    assert tags(registry, repository) == []
 
 
 @pytest.mark.parametrize("status", [400, 404])
@@ -163,16 +164,6 @@ def test_a_manifest_that_stays_refused_is_told_soon(
     assert proxy.faults[0].hits == 4
 
 
-def test_a_blob_of_another_repository_is_mounted(registry_host: str, repository: str, layout: Layout) -> None:
-    blob, path = some_blob(layout)
-    with Registry(registry_host) as registry:
-        assert registry.push_blob(f"{repository}/one", blob, path) == SIZE
-        sent = registry.traffic.sent
-        assert registry.push_blob(f"{repository}/two", blob, path, mount_from=["no/such", f"{repository}/one"]) == 0
-        assert registry.traffic.sent == sent
-        assert registry.blob_size(f"{repository}/two", blob.digest) == SIZE
-
-
 @pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
 @pytest.mark.parametrize("method", ["HEAD", "POST", "PATCH", "PUT"])
 def test_a_push_survives_a_passing_failure_and_sends_nothing_twice(
@@ -189,15 +180,12 @@ def test_a_push_survives_a_passing_failure_and_sends_nothing_twice(
     assert sum(seen.body for seen in proxy.seen) == SIZE
 
 
-def test_retry_after_is_waited_for(
-    proxy: FaultProxy, connect: Connect, repository: str, layout: Layout, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_retry_after_is_waited_for(proxy: FaultProxy, connect: Connect, repository: str, layout: Layout) -> None:
     waits: list[float] = []
-    monkeypatch.setattr("toolchain.oci.transport.time.sleep", waits.append)
     blob, path = some_blob(layout)
     proxy.faults.append(Fault("status", "PATCH", status=429, headers={"Retry-After": "7"}))
     proxy.faults.append(Fault("status", "PUT", status=503, headers={"Retry-After": "999999"}))
-    assert connect().push_blob(repository, blob, path) == SIZE
+    assert connect(pause=waits.append).push_blob(repository, blob, path) == SIZE
     assert waits == [7.0, 120.0]
 
 
@@ -554,7 +542,7 @@ def test_no_secret_is_shown(
 def test_nobody_there_is_told_with_the_name() -> None:
     host = f"127.0.0.1:{free_port()}"
     with Registry(host, attempts=1, backoff=0.01) as registry, pytest.raises(UnreachableError, match=host):
-        registry.tags("a/b")
+        registry.blob_size("a/b", f"sha256:{'1' * 64}")
 
 
 def test_a_large_blob_needs_no_memory(registry_host: str, repository: str, layout: Layout, fresh: Layout) -> None:
@@ -621,7 +609,7 @@ def test_two_publish_at_once(registry_host: str, repository: str, layout: Layout
         thread.join()
     assert failed == []
     with Registry(registry_host) as registry:
-        assert registry.tags(repository) == ["latest", "t0", "t1", "t2"]
+        assert tags(registry, repository) == ["latest", "t0", "t1", "t2"]
 
 
 def test_skopeo_reads_the_layout_and_the_registry(

@@ -62,16 +62,6 @@ def test_a_token_is_asked_for_with_the_scope_of_the_request(
     assert guard.asked == [(f"repository:{repository}:pull",), (f"repository:{repository}:pull,push",)]
 
 
-def test_a_mount_asks_for_both_repositories(proxy: FaultProxy, repository: str, blob: tuple[Descriptor, Path]) -> None:
-    other = f"{repository}-other"
-    with Registry(proxy.host, login=LOGIN) as registry:
-        registry.push_blob(other, *blob)
-        sent = registry.traffic.sent
-        assert registry.push_blob(repository, *blob, mount_from=[other]) == 0
-        assert registry.traffic.sent == sent
-    assert (f"repository:{repository}:pull,push", f"repository:{other}:pull") in guard_of(proxy).asked
-
-
 def test_a_public_image_is_pulled_without_a_login(
     proxy: FaultProxy, repository: str, blob: tuple[Descriptor, Path], tmp_path: Path
 ) -> None:

@@ -10,16 +10,17 @@ from pathlib import Path
 import pytest
 
 from tests.fault_proxy import Fault, FaultProxy, fault_proxy
+from tests.places import attach, fetch_image, publish, referrers
 from tests.registry_fixtures import small_index
 from tests.registry_manners import Manners
 from tests.second_registry import running_crane
 from toolchain.errors import RegistryError, ToolchainError
 from toolchain.oci import descriptor as media
+from toolchain.oci.check import verify_layout
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.layout import Layout
-from toolchain.oci.publish import fetch_image, publish, verify_layout
 from toolchain.oci.reference import RegistryRef
-from toolchain.oci.referrers import attach, referrers, write_artifact
+from toolchain.oci.referrers import write_artifact
 from toolchain.oci.registry import Registry
 from toolchain.oci.rules import for_host
 
@@ -260,19 +261,6 @@ def test_a_connection_that_breaks_again_and_again_gets_chunks(
         with Registry(proxy.host, login="", backoff=0.01) as registry:
             there_and_back(images[MEDIUM], registry, tmp_path)
         assert uploads(proxy) == "POST PUT POST PUT GET:404 POST PUT GET:404 POST PATCH*2 PUT"
-
-
-def test_a_mount_that_is_refused_goes_on_as_an_upload(registry_host: str, images: dict[int, Image]) -> None:
-    image = images[SMALL]
-    path = image.layout.blob(image.layer.digest)
-    with (
-        fault_proxy(registry_host, manners=Manners(no_mount=True)) as proxy,
-        Registry(proxy.host, login="") as registry,
-    ):
-        one, two = (f"ns/mount-{next(_NUMBERS)}" for _ in range(2))
-        registry.push_blob(one, image.layer, path)
-        assert registry.push_blob(two, image.layer, path, mount_from=[one]) == image.layer.size
-        assert uploads(proxy) == "POST PUT POST PUT"
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ import pytest
 from tests.evidence_fixtures import Stand, finished_base, material
 from tests.fault_proxy import Fault, fault_proxy
 from tests.integration.conftest import Said, toolchain
+from tests.places import attach, publish, referrers
 from tests.registry_fixtures import free_port
 from toolchain.build.reuse import Reuse, reference, take
 from toolchain.build.run import build, find, plan
@@ -20,9 +21,7 @@ from toolchain.cache import Cache
 from toolchain.digest import sha256_json
 from toolchain.errors import UntrustedError
 from toolchain.oci.layout import Layout
-from toolchain.oci.publish import publish
 from toolchain.oci.reference import LayoutRef, RegistryRef
-from toolchain.oci.referrers import attach, referrers
 from toolchain.oci.registry import Registry
 from toolchain.request import Request
 from toolchain.stages.base import BaseStage

@@ -266,7 +266,7 @@ def test_aotriton_rules_compile_to_upstreams_bytes_and_pack(
         monkeypatch.setattr(aotriton_images, "SOURCE", str(source))
     images = KernelImages(folder, source, place.image, cast("Shop", place))
     made = images.make(built, gpus=(gpu,), sha1="0" * 40)
-    print(f"\n{made.result.table()}\n{dict(made.against)} of {made.rules}; Triton {made.result.about.get('triton')}")
+    print(f"\n{made.result.rows()}\n{dict(made.against)} of {made.rules}; Triton {made.result.about.get('triton')}")
     assert made.result.bad == ()
     assert len(made.result.done) >= (place.request.limit or 0)
     assert made.against["equal"] >= 20 or made.against["equal"] == len(made.result.done)

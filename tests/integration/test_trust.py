@@ -15,14 +15,14 @@ from tests.evidence_fixtures import Stand, ed25519_signer, finished_base
 from tests.fake_registry import fake_registry
 from tests.fault_proxy import Fault, fault_proxy
 from tests.integration.conftest import Said, toolchain
+from tests.places import attach, publish, referrers, tags
 from tests.registry_fixtures import free_port, running_registry
 from toolchain.cache import Cache
 from toolchain.digest import sha256_json
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.layout import Layout
-from toolchain.oci.publish import publish
 from toolchain.oci.reference import LayoutRef, RegistryRef
-from toolchain.oci.referrers import Attached, attach, fallback_tag, referrers, write_artifact
+from toolchain.oci.referrers import Attached, fallback_tag, write_artifact
 from toolchain.oci.registry import Registry
 from toolchain.trust.keys import new_key
 
@@ -239,6 +239,6 @@ def test_the_fallback_is_there_for_other_tools(registry_host: str, namespace: st
     found = list(referrers(LayoutRef(stand.layout.root), stand.manifest.digest))
     with Registry(registry_host, login="") as registry:
         assert attach(stand.layout, found, ref, registry=registry).how == "tag"
-        assert fallback_tag(stand.manifest.digest) in registry.tags(namespace)
+        assert fallback_tag(stand.manifest.digest) in tags(registry, namespace)
         index = json.loads(registry.get_manifest(namespace, fallback_tag(stand.manifest.digest))[1])
     assert {one["artifactType"] for one in index["manifests"]} == {"application/vnd.dsse.envelope.v1+json"}

@@ -19,17 +19,16 @@ from typing import Any
 import pytest
 
 from tests.evidence_fixtures import Stand, ed25519_signer, p256_signer, small_image
+from tests.places import attach, attach_evidence, attach_layers, publish, referrers
 from tests.registry_fixtures import running_registry
 from tests.verifier_programs import Island, island, npm_modules, unpacked
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.image import write_index
 from toolchain.oci.layout import Layout
-from toolchain.oci.publish import publish
 from toolchain.oci.reference import RegistryRef
-from toolchain.oci.referrers import attach, referrers, write_artifact
+from toolchain.oci.referrers import write_artifact
 from toolchain.oci.registry import Registry
-from toolchain.oci.tagged import Tagged, about_tag, attach_layers
-from toolchain.publish.attestations import attach_evidence
+from toolchain.oci.tagged import Tagged, about_tag
 from toolchain.trust import attest, cosign, sbom
 
 pytestmark = pytest.mark.registry

@@ -163,7 +163,7 @@ class Source:
     def compile(self, rules: tuple[Rule, ...], *, keep_going: bool = False) -> dict[str, str]:
         """SHA-256 of every file that a campaign makes, by path."""
         out = self.root / "out"
-        with Ledger(self.root / "ledger.sqlite", "env") as ledger:
+        with Ledger(self.root / "ledger.sqlite") as ledger:
             run_campaign(
                 rules,
                 LocalExecutor(self.worker, workers=1, timeout=300),

@@ -16,6 +16,7 @@ import pytest
 from rich.console import Console
 
 from tests.evidence_fixtures import ed25519_signer
+from tests.places import gather, verify
 from toolchain import process, recipe
 from toolchain.build.prefetch import Prefetch
 from toolchain.build.reuse import Reuse, take
@@ -39,7 +40,6 @@ from toolchain.stages import base, contract, sysroot
 from toolchain.stages.contract import Elsewhere, check_part
 from toolchain.stages.llvm_subset import DISTRIBUTION, SUPPORT, TABLEGEN, part_of
 from toolchain.stages.stage import Planned
-from toolchain.trust.verify import gather, verify
 
 NEEDS = needs_for("3.7.1")
 OTHERS = ["arm64", "ppc64le", "s390x"]
@@ -382,7 +382,9 @@ def test_an_architecture_that_is_not_built_yet_is_named(tmp_path: Path, request_
 
 
 def test_goals_are_all_planned_for_amd64(request_: Request) -> None:
-    found = {goal: [stage.name for stage in stages_of(goal, request_)] for goal in catalog.targets() if goal != "sysroot"}
+    found = {
+        goal: [stage.name for stage in stages_of(goal, request_)] for goal in catalog.targets() if goal != "sysroot"
+    }
     assert found == {
         "base": ["base"],
         "llvm": ["base", "llvm"],

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.evidence_fixtures import finished_sysroot, material, record
+from tests.places import verify
 from toolchain.build import locking
 from toolchain.build import run as pipeline
 from toolchain.build.record import read_record
@@ -33,7 +34,6 @@ from toolchain.request import DEFAULT_GLIBC, Request
 from toolchain.stages import base, sysroot
 from toolchain.trust import sbom
 from toolchain.trust.image_facts import Package
-from toolchain.trust.verify import verify
 
 DIGEST = "5" * 64
 NAMES = ("libc6-dev", "libstdc++-10-dev")

@@ -17,17 +17,16 @@ from typer.testing import CliRunner, Result
 from tests.evidence_fixtures import Stand, finished_base
 from tests.fake_registry import fake_registry
 from tests.fake_sigstore import FakeSigstore, fake_sigstore, token
+from tests.places import attach_evidence, referrers, verify
 from tests.registry_fixtures import free_port
 from toolchain.cache import Cache
 from toolchain.cli.app import app
 from toolchain.errors import ConfigError, UnreachableError, UntrustedError
 from toolchain.oci.layout import Layout
-from toolchain.oci.referrers import referrers
-from toolchain.publish.attestations import attach_evidence
 from toolchain.trust import attest, keyless
 from toolchain.trust.keyless import Identity, Keyless
 from toolchain.trust.policy import Policy
-from toolchain.trust.verify import Verdict, verify
+from toolchain.trust.verify import Verdict
 
 WHO = "https://github.example/me/it/.github/workflows/publish.yml@refs/tags/v1"
 ISSUER = "https://token.example"

@@ -8,14 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.places import fetch_image, publish
 from tests.registry_fixtures import small_index
 from toolchain.digest import sha256_bytes
 from toolchain.errors import DigestError, RegistryError, ToolchainError
 from toolchain.oci import descriptor as media
+from toolchain.oci.check import verify_layout
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.layout import Layout
 from toolchain.oci.manifest import parse_object
-from toolchain.oci.publish import fetch_image, publish, resolve, verify_layout
+from toolchain.oci.publish import resolve
 from toolchain.oci.reference import LayoutRef
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -13,14 +15,14 @@ import pytest
 
 from tests.kernel_fixtures import make_rule
 from toolchain.errors import ConfigError, ResourceError
-from toolchain.kernels.ledger import DONE, FAILED, TIMEOUT, Entry, Ledger
+from toolchain.kernels.ledger import DONE, FAILED, TIMEOUT, Entry, Ledger, reproducible
 
 WRITER = """
 import os, sys
 from pathlib import Path
 from tests.kernel_fixtures import make_rule
 from toolchain.kernels.ledger import Entry, Ledger
-ledger = Ledger(Path(sys.argv[1]), "env")
+ledger = Ledger(Path(sys.argv[1]))
 for number in range(1000):
     ledger.record(Entry.of(make_rule(f"k{number}"), "done", sha256="ab"))
     print(number, flush=True)
@@ -40,13 +42,13 @@ def test_what_was_recorded_survives_kill_9(tmp_path: Path) -> None:
     )
 
     assert writer.returncode == -signal.SIGKILL, writer.stderr
-    with Ledger(path, "env") as ledger:
+    with Ledger(path) as ledger:
         assert ledger.summary().as_json() == {"done": 21, "failed": 0, "timed_out": 0}
         assert ledger.get(make_rule("k20").id) is not None
 
 
 def test_a_ledger_that_cannot_be_written_says_so(tmp_path: Path) -> None:
-    with Ledger(tmp_path / "l", "env") as ledger:
+    with Ledger(tmp_path / "l") as ledger:
         ledger._db.execute("PRAGMA max_page_count = 3")
         long = Entry.of(make_rule("k"), FAILED, reason="x" * 100_000)
         with pytest.raises(ResourceError, match="cannot be written") as caught:
@@ -56,52 +58,58 @@ def test_a_ledger_that_cannot_be_written_says_so(tmp_path: Path) -> None:
 
 def test_a_later_entry_replaces_an_earlier_one(tmp_path: Path) -> None:
     rule = make_rule("k")
-    with Ledger(tmp_path / "l", "env") as ledger:
+    with Ledger(tmp_path / "l") as ledger:
         ledger.record(Entry.of(rule, FAILED, reason="no"))
         ledger.record(Entry.of(rule, DONE, sha256="ab", size=3, bitcode=("ocml",)))
-    with Ledger(tmp_path / "l", "env") as ledger:
+    with Ledger(tmp_path / "l") as ledger:
         found = ledger.get(rule.id)
         assert found == Entry.of(rule, DONE, sha256="ab", size=3, bitcode=("ocml",))
         assert ledger.entries([make_rule("unknown"), rule]) == (found,)
 
 
-def test_another_environment_starts_anew_and_none_only_looks(tmp_path: Path) -> None:
-    with Ledger(tmp_path / "l", "one") as ledger:
+def test_another_format_starts_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Ledger(tmp_path / "l") as ledger:
         ledger.record(Entry.of(make_rule("k"), DONE))
     with Ledger(tmp_path / "l") as ledger:
         assert ledger.summary().done == 1
-    with Ledger(tmp_path / "l", "one") as ledger:
+    monkeypatch.setattr("toolchain.kernels.ledger.FORMAT", "another")
+    with Ledger(tmp_path / "l") as ledger:
+        assert (ledger.of_asked(), ledger.summary().done) == ((0, 0), 0)
+
+
+def test_a_ledger_that_named_its_environment_is_read(tmp_path: Path) -> None:
+    with Ledger(tmp_path / "l") as ledger:
+        ledger.record(Entry.of(make_rule("k"), DONE))
+    with contextlib.closing(sqlite3.connect(tmp_path / "l")) as db, db:
+        db.execute("INSERT INTO about VALUES ('environment', '')")
+    with Ledger(tmp_path / "l") as ledger:
         assert ledger.summary().done == 1
-    with Ledger(tmp_path / "l", "two") as ledger:
-        assert ledger.summary().done == 0
 
 
 def test_json_is_the_same_whatever_the_order_time_and_attempts(tmp_path: Path) -> None:
     rules = [make_rule(f"k{number}") for number in range(5)]
     for name, order, seconds in (("a", rules, 1.0), ("b", rules[::-1], 7.5)):
-        with Ledger(tmp_path / name, "env") as ledger:
+        with Ledger(tmp_path / name) as ledger:
             for rule in order:
                 ledger.record(Entry.of(rule, TIMEOUT, reason="late", seconds=seconds, attempt=int(seconds) % 2 + 1))
     with Ledger(tmp_path / "a") as one, Ledger(tmp_path / "b") as other:
-        assert json.dumps(one.to_json()) == json.dumps(other.to_json())
-        assert [row["status"] for row in one.to_json()] == [TIMEOUT] * 5
+        assert json.dumps(reproducible(one)) == json.dumps(reproducible(other))
+        assert [row["status"] for row in reproducible(one)] == [TIMEOUT] * 5
 
 
 def test_a_file_that_is_no_ledger_is_refused(tmp_path: Path) -> None:
     (tmp_path / "l").write_bytes(b"not a database, but long enough to be read as one" * 20)
 
     with pytest.raises(ConfigError, match="ledger"):
-        Ledger(tmp_path / "l", "env")
+        Ledger(tmp_path / "l")
 
 
 def test_how_far_the_latest_request_is(tmp_path: Path) -> None:
     path = tmp_path / "ledger.sqlite"
-    with Ledger(path, "env") as ledger:
+    with Ledger(path) as ledger:
         assert ledger.of_asked() == (0, 0)
         ledger.progress(3, 328)
         ledger.record(Entry.of(make_rule("k"), DONE, sha256="ab"))
     with Ledger(path) as ledger:
         assert ledger.of_asked() == (3, 328)
-        assert ledger.summary().done == 1, "progress is no other environment"
-    with Ledger(path, "another") as ledger:
-        assert (ledger.of_asked(), ledger.summary().done) == ((0, 0), 0)
+        assert ledger.summary().done == 1

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from tests.fake_registry import FakeRegistry, fake_registry
+from tests.places import attach, referrers
 from toolchain.digest import canonical
 from toolchain.errors import RegistryError, UnreachableError
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.layout import Layout
 from toolchain.oci.reference import LayoutRef, RegistryRef
-from toolchain.oci.referrers import attach, fallback_tag, referrers, write_artifact
+from toolchain.oci.referrers import fallback_tag, write_artifact
 from toolchain.oci.registry import Registry
 
 KIND = "application/x-test"

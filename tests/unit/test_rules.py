@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.places import publish
 from tests.registry_table import table
 from toolchain.errors import ConfigError, RegistryError, ToolchainError
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.layout import Layout
-from toolchain.oci.publish import publish
 from toolchain.oci.reference import parse
 from toolchain.oci.registry import Registry
 from toolchain.oci.rules import UNKNOWN, Rules, check_sizes, for_host, for_location, known

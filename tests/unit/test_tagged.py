@@ -13,6 +13,7 @@ import pytest
 
 from tests.evidence_fixtures import Stand, ed25519_signer, p256_signer, small_image
 from tests.fake_registry import FakeRegistry, fake_registry
+from tests.places import attach_evidence, attach_layers
 from toolchain.digest import canonical, sha256_bytes
 from toolchain.errors import RegistryError
 from toolchain.oci import descriptor as media
@@ -22,8 +23,7 @@ from toolchain.oci.layout import Layout
 from toolchain.oci.publish import resolve
 from toolchain.oci.reference import LayoutRef, RegistryRef
 from toolchain.oci.registry import Registry
-from toolchain.oci.tagged import Tagged, about_tag, attach_layers
-from toolchain.publish.attestations import attach_evidence
+from toolchain.oci.tagged import Tagged, about_tag
 from toolchain.trust import attest, cosign, sbom
 from toolchain.trust.keys import Signer
 

@@ -13,21 +13,21 @@ import pytest
 
 from tests.evidence_fixtures import FILES, FINISHED, LLVM, Stand, ed25519_signer, material, small_image
 from tests.fake_registry import fake_registry
+from tests.places import attach, attach_layers, fetch_image, gather, publish, referrers, verify
 from toolchain.digest import canonical
 from toolchain.errors import ConfigError, RegistryError
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.image import write_index
 from toolchain.oci.layout import Layout
-from toolchain.oci.publish import fetch_image, publish
 from toolchain.oci.reference import RegistryRef
-from toolchain.oci.referrers import attach, fallback_tag, referrers, write_artifact
+from toolchain.oci.referrers import fallback_tag, write_artifact
 from toolchain.oci.registry import Registry
-from toolchain.oci.tagged import Tagged, attach_layers
+from toolchain.oci.tagged import Tagged
 from toolchain.trust import attest, cosign, dsse, keyless, policy, sbom
 from toolchain.trust.keys import Signer
 from toolchain.trust.policy import Policy, make_policy, normal_repository
-from toolchain.trust.verify import Verdict, gather, verify
+from toolchain.trust.verify import Verdict
 
 NOW = datetime.fromtimestamp(FINISHED, UTC) + timedelta(days=10)
 TOOL = "usr/lib64/thing/bin/tool"

@@ -23,9 +23,8 @@ from toolchain.errors import (
 )
 from toolchain.oci.descriptor import Descriptor, Platform
 from toolchain.oci.layout import Layout
-from toolchain.oci.publish import fetch_image
-from toolchain.oci.reference import LayoutRef, RegistryRef, Target, parse
-from toolchain.oci.registry import Registry
+from toolchain.oci.place import Place, open_place
+from toolchain.oci.reference import Target, parse
 from toolchain.record import Record, TakenFrom
 from toolchain.request import Request
 from toolchain.stages.prebuilt import let_in_names
@@ -68,7 +67,7 @@ def make_reuse(where: str, key: Path | None, *, only: bool = False, offline: boo
     place = parse(where)
     if place.tag or place.digest:
         raise ConfigError(f"--reuse-from {where} names one image", fix="name the place alone: REGISTRY/NS or oci:DIR")
-    if offline and isinstance(place, RegistryRef):
+    if offline and place.remote:
         raise ConfigError("--offline forbids to ask a registry", fix="leave one of the two out, or use oci:DIR")
     return Reuse(place=place, key=load_public(key), only=only)
 
@@ -76,9 +75,7 @@ def make_reuse(where: str, key: Path | None, *, only: bool = False, offline: boo
 def reference(place: Target, planned: Planned) -> Target:
     """The name under which `publish` leaves the image that is made from these inputs."""
     short = str(planned.input_digest).removeprefix("sha256:")[:12]
-    if isinstance(place, LayoutRef):
-        return place.at(tag=f"{planned.image}.{short}")
-    return place.child(planned.image).at(tag=short)
+    return place.image(planned.image, short)
 
 
 def take(request: Request, planned: Planned, reuse: Reuse) -> Built | None:
@@ -131,27 +128,25 @@ def _note(planned: Planned, told: str, why: str) -> None:
 
 
 def _take(request: Request, planned: Planned, ref: Target, key: PublicKey) -> Built:
-    if isinstance(ref, LayoutRef):
-        return _look(request, planned, ref, key, None)
-    with Registry(ref.host) as registry:
-        return _look(request, planned, ref, key, registry)
+    with open_place(ref) as place:
+        return _look(request, planned, place, key)
 
 
-def _look(request: Request, planned: Planned, ref: Target, key: PublicKey, registry: Registry | None) -> Built:
+def _look(request: Request, planned: Planned, place: Place, key: PublicKey) -> Built:
     request.cache.work.mkdir(parents=True, exist_ok=True)
     # Beside the cache's own images, so that blobs move over without being copied.
     with tempfile.TemporaryDirectory(dir=request.cache.work, prefix="reuse-") as folder:
         scratch = Layout(Path(folder) / "layout").ensure()
         # The one image, not the index: what the index says of others need not be believed, nor fetched.
         platform = Platform("linux", request.arch[0])
-        found = fetch_image(ref, scratch, platform=platform, registry=registry)
+        found = place.fetch(scratch, platform=platform)
         demands = Policy(source_only=True, allow=let_in_names(request), input_digest=planned.input_digest)
-        verdict = verify(ref, scratch, found, key=key, demands=demands, registry=registry)
+        verdict = verify(place, scratch, found, key=key, demands=demands)
         if verdict.problems or verdict.provenance is None:
             raise UntrustedError(verdict.problems[0] if verdict.problems else "nothing is said about it")
         told = _told(verdict.provenance, planned, request)
         layers = _bring(scratch, found, Layout(request.cache.images).ensure(), planned)
-    by_digest = str(ref.at(digest=found.digest))
+    by_digest = str(place.ref.at(digest=found.digest))
     built = Built(
         planned=planned,
         input_digest=str(planned.input_digest),

@@ -26,8 +26,9 @@ from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.image import timestamp
 from toolchain.oci.layer import compress, write_layer
 from toolchain.oci.layout import Layout
-from toolchain.oci.publish import Published, publish
-from toolchain.oci.reference import LayoutRef, Target
+from toolchain.oci.place import open_place
+from toolchain.oci.publish import Published
+from toolchain.oci.reference import Target
 from toolchain.request import Request
 from toolchain.sources.resolve import fetch_source
 from toolchain.sources.store import Store
@@ -138,8 +139,9 @@ def export(request: Request, goal: str, dest: Target) -> Exported:
             raise SourceError("a base was made anew while it was packed", fix="run the command again")
         packer.content("lock", "toolchain", lockfile.DEFAULT, lockfile.render(lock))
         manifest = packer.manifest(goal)
-        tag = dest.tag or (f"bundle-{goal}" if isinstance(dest, LayoutRef) else "latest")
-        done = publish(packer.layout, manifest, dest, (tag,))
+        tag = dest.tag or dest.default_tag(f"bundle-{goal}")
+        with open_place(dest) as place:
+            done = place.put(packer.layout, manifest, (tag,))
     return Exported(done, lock, tuple(packer.sorted()))
 
 

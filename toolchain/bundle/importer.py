@@ -6,10 +6,10 @@ import contextlib
 import json
 import shlex
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from toolchain.build.locking import refused
 from toolchain.build.record import known_record, write_record
@@ -34,9 +34,8 @@ from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.layout import MANIFEST_LIMIT, Layout
 from toolchain.oci.manifest import children_of, parse_object
-from toolchain.oci.publish import resolve as resolve_ref
-from toolchain.oci.reference import LayoutRef, Target
-from toolchain.oci.registry import Registry
+from toolchain.oci.place import Place, open_place
+from toolchain.oci.reference import Target
 from toolchain.record import Record
 from toolchain.sources.distro import Package, known_package, note
 from toolchain.sources.store import Store
@@ -75,55 +74,6 @@ class Imported:
         }
 
 
-class _Origin(Protocol):
-    """Where a bundle is."""
-
-    def manifest(self) -> tuple[Descriptor, bytes]:
-        """The artifact's manifest."""
-
-    def pull(self, blob: Descriptor, into: Layout) -> None:
-        """Bring a blob into a layout, its digest checked."""
-
-
-@dataclass(frozen=True)
-class _Folder:
-    ref: LayoutRef
-
-    def manifest(self) -> tuple[Descriptor, bytes]:
-        found = resolve_ref(self.ref)
-        return found, Layout(self.ref.path).read(found)
-
-    def pull(self, blob: Descriptor, into: Layout) -> None:
-        path = Layout(self.ref.path).blob(blob.digest)
-        if path.stat().st_size != blob.size:
-            raise DigestError(
-                f"{blob.digest} is not whole", why=f"{path.stat().st_size} of {blob.size} bytes", fix=DO_NOT
-            )
-        into.put_file(path, digest=blob.digest)
-
-
-@dataclass(frozen=True)
-class _Remote:
-    registry: Registry
-    repository: str
-    reference: str
-
-    def manifest(self) -> tuple[Descriptor, bytes]:
-        return self.registry.get_manifest(self.repository, self.reference)
-
-    def pull(self, blob: Descriptor, into: Layout) -> None:
-        self.registry.pull_blob(self.repository, blob, into)
-
-
-@contextlib.contextmanager
-def _origin(ref: Target) -> Iterator[_Origin]:
-    if isinstance(ref, LayoutRef):
-        yield _Folder(ref)
-        return
-    with Registry(ref.host) as registry:
-        yield _Remote(registry, ref.repository, ref.digest or ref.tag or "latest")
-
-
 def bring(ref: Target, cache: Cache, lock_path: Path) -> Imported:
     """Fill a cache from a bundle. What is here already and whole is not brought again.
 
@@ -137,14 +87,14 @@ def bring(ref: Target, cache: Cache, lock_path: Path) -> Imported:
         HostileInputError: it holds what no bundle holds, or what its lock does not name.
         LockedError: it holds something else than the lock at `lock_path`.
     """
-    with _origin(ref) as origin:
-        manifest, content = origin.manifest()
+    with open_place(ref) as place:
+        manifest, content = place.manifest()
         entries = _entries(manifest, content, str(ref))
         short = manifest.digest.removeprefix("sha256:")[:12]
         folder = cache.work / f"bundle-import-{short}"
         with held(cache.locks / f"bundle-{short}.lock", what=f"importing {ref}"):
             try:
-                taker = _Taker(cache, origin, Layout(folder).ensure(), entries)
+                taker = _Taker(cache, place, Layout(folder).ensure(), entries)
                 lock = taker.lock()
                 if lock_path.exists():
                     require_agreement(lockfile.read(lock_path), lock, f"{ref} holds something else than {lock_path}")
@@ -170,9 +120,9 @@ def _entries(manifest: Descriptor, content: bytes, ref: str) -> tuple[Entry, ...
 class _Taker:
     """Takes the entries of one bundle."""
 
-    def __init__(self, cache: Cache, origin: _Origin, scratch: Layout, entries: Sequence[Entry]) -> None:
+    def __init__(self, cache: Cache, place: Place, scratch: Layout, entries: Sequence[Entry]) -> None:
         self._cache = cache
-        self._origin = origin
+        self._place = place
         self._scratch = scratch
         self._entries = entries
         self._store = Store(cache.store)
@@ -183,8 +133,7 @@ class _Taker:
         return [entry for entry in self._entries if entry.kind in kinds]
 
     def _pull(self, entry: Entry) -> Path:
-        self._origin.pull(entry.blob, self._scratch)
-        return self._scratch.blob(entry.blob.digest)
+        return self._place.blob(entry.blob, self._scratch)
 
     def _small(self, entry: Entry) -> bytes:
         if entry.blob.size > MANIFEST_LIMIT:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,10 +19,11 @@ from toolchain.errors import ConfigError, DigestError, UntrustedError
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.layout import Layout
-from toolchain.oci.reference import LayoutRef, parse
+from toolchain.oci.reference import parse
 from toolchain.request import Request
 
 if TYPE_CHECKING:
+    from toolchain.oci.place import NamedImage
     from toolchain.publish.consumer import Use
     from toolchain.publish.images import Delivered
 
@@ -134,7 +135,8 @@ def verify(
     json_: o.JsonOpt = False,
 ) -> None:
     """Say whether an image is what it must be: bytes, signature, provenance, SBOM, policy; the first fault counts."""
-    from toolchain.trust import verify as trust  # noqa: PLC0415 - cryptography and the registry client
+    from toolchain.oci.place import open_place  # noqa: PLC0415 - the registry client
+    from toolchain.trust import verify as trust  # noqa: PLC0415 - cryptography
     from toolchain.trust.keyless import Identity, require  # noqa: PLC0415
     from toolchain.trust.keys import PublicKey, load_public  # noqa: PLC0415
     from toolchain.trust.policy import make_policy, named  # noqa: PLC0415
@@ -158,16 +160,15 @@ def verify(
     if identity is not None and issuer is not None:
         require()
         public = Identity(identity, issuer, sigstore)
-    target = parse(ref)
-    with tempfile.TemporaryDirectory(prefix="toolchain-verify-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="toolchain-verify-") as scratch, open_place(parse(ref)) as place:
         try:
-            layout, found = images_at(ref, Path(scratch))
+            layout, found = place.images(Path(scratch))
         except DigestError as error:
             raise UntrustedError(f"{ref}: digests: {error.what}", why=error.why, fix=_DO_NOT) from error
         rows = []
-        for name, descriptor in found.items():
-            row = trust.verify(target, layout, descriptor, key=public, demands=demands)
-            row.ref = name
+        for one in found:
+            row = trust.verify(place, layout, one.image, key=public, demands=demands)
+            row.ref = one.name
             rows.append(row)
     if json_:
         console.data({"images": [row.as_json() for row in rows], "ok": not any(row.problems for row in rows)})
@@ -188,10 +189,12 @@ def inspect(
     json_: o.JsonOpt = False,
 ) -> None:
     """Show what an image holds, or with `--use` the lines to paste for it. The image may be anybody's."""
-    with tempfile.TemporaryDirectory(prefix="toolchain-inspect-") as scratch:
-        layout, found = images_at(ref, Path(scratch))
-        rows = [_describe(layout, name, descriptor) for name, descriptor in found.items()]
-        uses = _uses(ref, layout, found) if use else []
+    from toolchain.oci.place import open_place  # noqa: PLC0415 - the registry client
+
+    with tempfile.TemporaryDirectory(prefix="toolchain-inspect-") as scratch, open_place(parse(ref)) as place:
+        layout, found = place.images(Path(scratch))
+        rows = [_describe(layout, one.name, one.image) for one in found]
+        uses = _uses(layout, found) if use else []
     if json_:
         told = [{**row, **({"use": uses[at].as_json()} if use else {})} for at, row in enumerate(rows)]
         console.data({"images": told})
@@ -211,29 +214,10 @@ def inspect(
                 console.text(f"    layer {layer['digest']}  {console.size(layer['size'])}  {layer['mediaType']}")
 
 
-def _uses(ref: str, layout: Layout, found: Mapping[str, Descriptor]) -> list[Use]:
+def _uses(layout: Layout, found: Sequence[NamedImage]) -> list[Use]:
     from toolchain.publish.consumer import use_of  # noqa: PLC0415 - reads layers
 
-    target = parse(ref)
-    whole = isinstance(target, LayoutRef) and not (target.tag or target.digest)
-    return [use_of(layout, one, target.at(tag=name) if whole else target) for name, one in found.items()]
-
-
-def images_at(ref: str, scratch: Path) -> tuple[Layout, dict[str, Descriptor]]:
-    """The layout that holds `ref`, fetched from its registry if it is in one."""
-    target = parse(ref)
-    if isinstance(target, LayoutRef):
-        layout = Layout(target.path)
-        if target.tag or target.digest:
-            return layout, {str(target): layout.resolve(target.tag or target.digest or "")}
-        refs = layout.images()
-        if not refs:
-            raise ConfigError(f"{ref} holds no image", fix="publish one there first")
-        return layout, dict(refs)
-    from toolchain.oci.publish import fetch_image  # noqa: PLC0415
-
-    layout = Layout(scratch / "layout").ensure()
-    return layout, {str(target): fetch_image(target, layout)}
+    return [use_of(layout, one.image, one.ref) for one in found]
 
 
 def _describe(layout: Layout, name: str, descriptor: Descriptor) -> dict[str, Any]:

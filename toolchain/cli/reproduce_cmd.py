@@ -48,14 +48,16 @@ def reproduce_image(ref: RefArg = None, stage: StageOpt = "llvm", *, request: Re
 
 def _expected(ref: str, scratch: Path, arch: str) -> dict[str, Any]:
     """The image to compare with, as `reproduce.reproduce` takes it; its blobs lie below `scratch` or in its layout."""
-    from toolchain.cli.image_cmd import images_at  # noqa: PLC0415 - the registry client
     from toolchain.oci import descriptor as media  # noqa: PLC0415
     from toolchain.oci.image import diff_ids_of, labels_of  # noqa: PLC0415
+    from toolchain.oci.place import open_place  # noqa: PLC0415 - the registry client
+    from toolchain.oci.reference import parse  # noqa: PLC0415
 
-    layout, found = images_at(ref, scratch)
+    with open_place(parse(ref)) as place:
+        layout, found = place.images(scratch)
     if len(found) != 1:
         raise UnsupportedError(f"{ref} names {len(found)} images", fix="name one: oci:DIR:TAG")
-    (descriptor,) = found.values()
+    descriptor = found[0].image
     images = [one for one in layout.walk(descriptor) if one.media_type in media.IMAGES]
     configs = [(one, layout.read_json(layout.children(one)[0])) for one in images]
     chosen = [(one, content) for one, content in configs if len(images) == 1 or content.get("architecture") == arch]

@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 import re
-import shutil
 import signal
 import subprocess
 import threading
@@ -302,14 +301,6 @@ class Buildah(Storage):
     def drop_cache(self, name: str, key: str) -> None:
         """Delete the tree cache of a recipe: the next build of it starts clean."""
         discard(self.cache_dir(name, key))
-
-    def destroy(self) -> None:
-        """Delete the engine's storage, images included; everything in it can be made again from the layouts."""
-        for folder in (self.root, self.runroot, self.live):
-            remove_tree(folder)
-        for name in ("driver", "isolation.json"):
-            (self.cache.engine / name).unlink(missing_ok=True)
-        shutil.rmtree(self.cache.work / "buildah-cache-lockfiles", ignore_errors=True)
 
 
 def _build_error(recipe: Recipe, error: process.CommandError) -> BuildError:

@@ -163,23 +163,6 @@ def probe(storage: Storage, *, again: bool = False) -> Isolation:
     )
 
 
-def network_probe(storage: Storage, *, image: str | None = None, mode: str | None = None) -> int:
-    """Interfaces besides loopback in a container without network; of `image`, or of a shell alone.
-
-    Raises:
-        EngineError: there are some, or nothing could be run.
-    """
-    mode = mode or probe(storage).mode
-    with storage.container(image or "scratch") as name:
-        if image is None:
-            with storage.invocation("run") as folder:
-                storage.call("copy", name, tiny_root(folder / "root"), "/")
-        number, why = _interfaces(storage, name, mode)
-    if number is None:
-        raise EngineError(f"nothing runs under {mode} isolation", why=why, fix="see `toolchain doctor`")
-    return require_none(number)
-
-
 def require_none(number: int) -> int:
     """`number` if it is 0.
 

@@ -105,19 +105,6 @@ class CampaignResult:
             for (kernel, target), inside in sorted(groups.items())
         ]
 
-    def table(self) -> str:
-        """`rows` for people."""
-        rows = self.rows()
-        width = max([len("kernel"), *(len(row["kernel"]) for row in rows)])
-        lines = [f"{'kernel':{width}}  {'gpu':8} {'done':>5} {'bad':>4} {'median s':>9} {'max s':>7}"]
-        for row in rows:
-            bad = row["failed"] + row["timed_out"]
-            lines.append(
-                f"{row['kernel']:{width}}  {row['gpu']:8} {row['done']:5d} {bad:4d} "
-                f"{row['median_seconds']:9.2f} {row['max_seconds']:7.2f}"
-            )
-        return "\n".join(lines)
-
 
 def run_campaign(
     rules: RuleSet | Sequence[Rule],

@@ -83,12 +83,10 @@ class Ledger:
     """Entries by rule, in one SQLite file. Used by one process and one thread at a time.
 
     Args:
-        path: the file; made when missing.
-        environment: digest of all that decides the objects beside the rules: the kernel source, Triton, the image. A
-            ledger of another environment is emptied: its objects are not these. None takes the ledger as it is.
+        path: the file; made when missing, and emptied where its format is another.
     """
 
-    def __init__(self, path: Path, environment: str | None = None) -> None:
+    def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
         try:
@@ -100,13 +98,12 @@ class Ledger:
         except sqlite3.DatabaseError as error:
             raise ConfigError(f"the ledger {path} cannot be used", why=str(error), fix=f"remove {path}") from error
         self._progress = known.pop(_PROGRESS, "")
-        about = {"format": FORMAT, "environment": known.get("environment", "") if environment is None else environment}
-        if known != about:
+        if known.get("format") != FORMAT:
             self._progress = ""
             with self._transaction():
                 self._db.execute("DELETE FROM entry")
                 self._db.execute("DELETE FROM about")
-                self._db.executemany("INSERT INTO about VALUES (?, ?)", about.items())
+                self._db.execute("INSERT INTO about VALUES ('format', ?)", (FORMAT,))
 
     def __enter__(self) -> Ledger:
         return self
@@ -174,10 +171,6 @@ class Ledger:
         """Entries by status."""
         found = [entry.status for entry in self]
         return Summary(done=found.count(DONE), failed=found.count(FAILED), timed_out=found.count(TIMEOUT))
-
-    def to_json(self) -> list[dict[str, Any]]:
-        """All entries by output path, without what differs from run to run: the same objects give the same JSON."""
-        return reproducible(self)
 
 
 def reproducible(entries: Iterable[Entry]) -> list[dict[str, Any]]:

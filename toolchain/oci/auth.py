@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import ipaddress
 import os
 import re
 import time
@@ -25,17 +24,6 @@ _TOKEN_SECONDS = 60.0
 _LONG = 10 * 365 * 86400
 _HUB_KEYS = ("https://index.docker.io/v1/", "index.docker.io", "registry-1.docker.io")
 _PARAMETER = re.compile(r'(\w+)=(?:"([^"]*)"|([^\s,"]+))')
-
-
-def is_loopback(host: str) -> bool:
-    """Whether `host` (a port may follow) is this machine."""
-    name = urlsplit(f"//{host}").hostname or ""
-    if name == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
 
 
 def credentials(host: str) -> str | None:

@@ -28,37 +28,23 @@ class ImageSpec:
     """An image of one platform.
 
     Args:
-        arch: OCI architecture (`amd64`, `arm64`).
-        os: operating system.
-        variant: of the architecture.
+        arch: OCI architecture (`amd64`, `arm64`); the system is Linux.
         layers: lowest first.
-        env: variables of the config.
         labels: of the config.
-        entrypoint: of the config.
-        cmd: of the config.
-        workdir: of the config.
         annotations: of the manifest.
-        history: one text for each layer; else the layers' own `created_by`.
         epoch: seconds since 1970, the image's only date.
     """
 
     arch: str
-    os: str = "linux"
-    variant: str = ""
     layers: tuple[LayerBlob, ...]
-    env: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
-    entrypoint: tuple[str, ...] = ()
-    cmd: tuple[str, ...] = ()
-    workdir: str = ""
     annotations: Mapping[str, str] = field(default_factory=dict)
-    history: tuple[str, ...] = ()
     epoch: int
 
     @property
     def platform(self) -> Platform:
         """What it runs on."""
-        return Platform(self.os, self.arch, self.variant)
+        return Platform("linux", self.arch)
 
 
 def timestamp(epoch: int) -> str:
@@ -66,31 +52,10 @@ def timestamp(epoch: int) -> str:
     return datetime.fromtimestamp(epoch, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def standard_annotations(
-    *,
-    epoch: int,
-    title: str = "",
-    description: str = "",
-    source: str = "",
-    revision: str = "",
-    version: str = "",
-    licenses: str = "",
-    base_name: str = "",
-    base_digest: str = "",
-) -> dict[str, str]:
+def standard_annotations(*, epoch: int, title: str = "") -> dict[str, str]:
     """`org.opencontainers.image.*` for manifests and indexes; what is empty is left out."""
-    known = {
-        "created": timestamp(epoch),
-        "title": title,
-        "description": description,
-        "source": source,
-        "revision": revision,
-        "version": version,
-        "licenses": licenses,
-        "base.name": base_name,
-        "base.digest": base_digest,
-    }
-    return {f"org.opencontainers.image.{key}": value for key, value in sorted(known.items()) if value}
+    known = {"created": timestamp(epoch), "title": title}
+    return {f"org.opencontainers.image.{key}": value for key, value in known.items() if value}
 
 
 def add_layer(layout: Layout, blob: Blob, *, created_by: str = "", move: bool = False) -> LayerBlob:
@@ -148,25 +113,13 @@ def write_image(layout: Layout, spec: ImageSpec) -> Descriptor:
         The manifest with its platform.
 
     Raises:
-        RegistryError: a layer is missing, or `history` has another length than `layers`.
+        RegistryError: a layer is missing.
     """
     for layer in spec.layers:
         layout.blob(layer.descriptor.digest)
-    history = spec.history or tuple(layer.created_by or "toolchain" for layer in spec.layers)
-    if len(history) != len(spec.layers):
-        raise RegistryError("an image needs one line of history for each layer", why=f"{len(history)} lines")
+    history = [layer.created_by or "toolchain" for layer in spec.layers]
     created = timestamp(spec.epoch)
-    run: dict[str, Any] = {}
-    if spec.env:
-        run["Env"] = [f"{name}={value}" for name, value in sorted(spec.env.items())]
-    if spec.labels:
-        run["Labels"] = dict(spec.labels)
-    if spec.entrypoint:
-        run["Entrypoint"] = list(spec.entrypoint)
-    if spec.cmd:
-        run["Cmd"] = list(spec.cmd)
-    if spec.workdir:
-        run["WorkingDir"] = spec.workdir
+    run = {"Labels": dict(spec.labels)} if spec.labels else {}
     config = layout.put_json(
         {
             **spec.platform.as_json(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 from toolchain.errors import ConfigError
 
@@ -23,6 +23,7 @@ class LayoutRef:
     path: Path
     tag: str | None = None
     digest: str | None = None
+    remote: ClassVar[bool] = False
 
     def __str__(self) -> str:
         return f"oci:{self.path}{_suffix(self.tag, self.digest)}"
@@ -30,6 +31,14 @@ class LayoutRef:
     def at(self, *, tag: str | None = None, digest: str | None = None) -> LayoutRef:
         """The same place, another image."""
         return replace(self, tag=tag, digest=digest)
+
+    def default_tag(self, name: str) -> str:
+        """The tag of something called `name` that was given none: in a folder the name itself."""
+        return name
+
+    def image(self, name: str, tag: str = "") -> LayoutRef:
+        """Where the image `name` lies in a folder that holds several: its name is a part of the tag."""
+        return self.at(tag=f"{name}.{tag}" if tag else name)
 
 
 @dataclass(frozen=True)
@@ -40,6 +49,7 @@ class RegistryRef:
     repository: str
     tag: str | None = None
     digest: str | None = None
+    remote: ClassVar[bool] = True
 
     def __str__(self) -> str:
         return f"{self.host}/{self.repository}{_suffix(self.tag, self.digest)}"
@@ -47,6 +57,18 @@ class RegistryRef:
     def at(self, *, tag: str | None = None, digest: str | None = None) -> RegistryRef:
         """The same repository, another image."""
         return replace(self, tag=tag, digest=digest)
+
+    def default_tag(self, name: str) -> str:  # noqa: ARG002 - a repository is the thing's name
+        """The tag of something called `name` that was given none."""
+        return "latest"
+
+    def image(self, name: str, tag: str = "") -> RegistryRef:
+        """Where the image `name` lies in this namespace: in a repository of its own.
+
+        Raises:
+            ConfigError: not a name.
+        """
+        return self.child(name).at(tag=tag or "latest")
 
     def child(self, name: str) -> RegistryRef:
         """The repository `name` below this one.

@@ -19,7 +19,6 @@ from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor, check_digest
 from toolchain.oci.layout import Layout
 from toolchain.oci.manifest import parse_object
-from toolchain.oci.reference import LayoutRef, Target
 from toolchain.oci.registry import Registry
 from toolchain.oci.shared_tag import CALM, SharedTag
 
@@ -31,7 +30,7 @@ _PAGES = 100
 
 @dataclass(frozen=True)
 class Attached:
-    """What `attach` did.
+    """What `Place.attach` did.
 
     Args:
         how: `api`, `tag` (the fallback) or `layout`; `none` when there was nothing to do.
@@ -85,30 +84,6 @@ def subject_of(value: Mapping[str, Any]) -> str | None:
     return digest if isinstance(digest, str) else None
 
 
-def referrers(ref: Target, subject: str, *, registry: Registry | None = None) -> tuple[Descriptor, ...]:
-    """The artifacts about `subject`, as its place lists them. A list is no proof: look at each manifest's subject.
-
-    Args:
-        ref: the layout folder or repository.
-        subject: digest of an image or index.
-        registry: an open connection to use; else one is made.
-
-    Raises:
-        RegistryError: the list is malformed, or the registry refuses.
-        UnreachableError: no answer.
-    """
-    if isinstance(ref, LayoutRef):
-        return _in_layout(Layout(ref.path), subject)
-    if registry is None:
-        with Registry(ref.host) as made:
-            return referrers(ref, subject, registry=made)
-    entries = _by_api(registry, ref.repository, subject)
-    if entries is None:
-        index = _read_tag(registry, ref.repository, subject)
-        entries = index["manifests"] if index else []
-    return tuple(dict.fromkeys(readable(entries)))
-
-
 def readable(entries: Sequence[Any]) -> Iterator[Descriptor]:
     """The entries of a list that are descriptors: whoever may push can add others, which must not hide them."""
     for entry in entries:
@@ -118,38 +93,24 @@ def readable(entries: Sequence[Any]) -> Iterator[Descriptor]:
             LOG.warning("an entry in the list of referrers is left out: %s (%s)", error.what, error.why)
 
 
-def attach(
-    layout: Layout, artifacts: Sequence[Descriptor], dest: Target, *, registry: Registry | None = None
-) -> Attached:
-    """Bring artifacts of one subject to `dest` and have them listed there. What is listed already is not sent again.
-
-    Args:
-        layout: where they are (see `write_artifact`).
-        artifacts: their manifests.
-        dest: the layout folder or repository that holds the subject.
-        registry: an open connection to use; else one is made.
+def shared_subject(layout: Layout, artifacts: Sequence[Descriptor]) -> str:
+    """The digest that all of the artifacts are about.
 
     Raises:
-        RegistryError: they are of several subjects or of none, the destination refuses, or the list never came to rest.
-        DigestError: what is read back is not what was written.
-        UnreachableError: no answer.
+        RegistryError: they are of several subjects or of none.
     """
     subjects = {subject_of(layout.read_json(artifact)) for artifact in artifacts}
     subject = next(iter(subjects), None)
     if subject is None or len(subjects) != 1:
         raise RegistryError("artifacts of one image are attached at a time", why=f"{len(subjects)} subjects")
-    if isinstance(dest, LayoutRef):
-        return _attach_to_layout(layout, artifacts, subject, Layout(dest.path).ensure())
-    if registry is None:
-        with Registry(dest.host) as made:
-            return attach(layout, artifacts, dest, registry=made)
-    return _attach_to_registry(layout, artifacts, subject, dest.repository, registry)
+    return subject
 
 
 # Layout folders
 
 
-def _in_layout(layout: Layout, subject: str) -> tuple[Descriptor, ...]:
+def referrers_in_layout(layout: Layout, subject: str) -> tuple[Descriptor, ...]:
+    """`Place.referrers` for a folder."""
     found = []
     for entry in layout.roots():
         if entry.media_type in media.IMAGES and layout.has(entry.digest):
@@ -163,9 +124,11 @@ def _in_layout(layout: Layout, subject: str) -> tuple[Descriptor, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def _attach_to_layout(layout: Layout, artifacts: Sequence[Descriptor], subject: str, there: Layout) -> Attached:
+def attach_to_layout(layout: Layout, artifacts: Sequence[Descriptor], there: Layout) -> Attached:
+    """`Place.attach` for a folder."""
+    subject = shared_subject(layout, artifacts)
     there.blob(subject)
-    listed = {entry.digest for entry in _in_layout(there, subject)}
+    listed = {entry.digest for entry in referrers_in_layout(there, subject)}
     pushed = 0
     for artifact in artifacts:
         for item in (*layout.children(artifact), artifact):
@@ -179,13 +142,25 @@ def _attach_to_layout(layout: Layout, artifacts: Sequence[Descriptor], subject: 
 # Registries
 
 
-def _attach_to_registry(
-    layout: Layout, artifacts: Sequence[Descriptor], subject: str, repository: str, registry: Registry
+def referrers_in_repository(registry: Registry, repository: str, subject: str) -> tuple[Descriptor, ...]:
+    """`Place.referrers` for a repository."""
+    return tuple(dict.fromkeys(readable(_listed(registry, repository, subject))))
+
+
+def _listed(registry: Registry, repository: str, subject: str) -> list[Any]:
+    if (known := _by_api(registry, repository, subject)) is not None:
+        return known
+    index = _read_tag(registry, repository, subject)
+    return index["manifests"] if index else []
+
+
+def attach_to_repository(
+    layout: Layout, artifacts: Sequence[Descriptor], registry: Registry, repository: str
 ) -> Attached:
+    """`Place.attach` for a repository."""
+    subject = shared_subject(layout, artifacts)
     before = registry.traffic.sent
-    if (known := _by_api(registry, repository, subject)) is None:
-        index = _read_tag(registry, repository, subject)
-        known = index["manifests"] if index else []
+    known = _listed(registry, repository, subject)
     missing = [artifact for artifact in artifacts if artifact.digest not in _digests(known)]
     if not missing:
         return Attached("none", 0, 0)

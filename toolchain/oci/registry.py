@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
-import re
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import requests
 from urllib3.exceptions import HTTPError
 
 from toolchain.digest import CHUNK, sha256_bytes
-from toolchain.errors import DigestError, RegistryError, ResourceError, ToolchainError
+from toolchain.errors import DigestError, RegistryError, ResourceError
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor, check_digest
+from toolchain.oci.download import Download
 from toolchain.oci.layout import MANIFEST_LIMIT, Layout
 from toolchain.oci.manifest import media_type_of, parse_object
 from toolchain.oci.transport import Transport
 from toolchain.oci.upload import Upload
+from toolchain.web import TryAgainError
 
 _ACCEPT = ", ".join([media.INDEX, media.MANIFEST, media.DOCKER_INDEX, media.DOCKER_MANIFEST])
 
@@ -40,24 +38,23 @@ class Registry(Transport):
                 raise self.failed(got, f"{self.host} cannot say whether it has {digest}")
             return int(got.headers.get("Content-Length", "0"))
 
-    def push_blob(self, repository: str, blob: Descriptor, path: Path, *, mount_from: Sequence[str] = ()) -> int:
+    def push_blob(self, repository: str, blob: Descriptor, path: Path) -> int:
         """Bring a blob there; goes on where a broken upload stopped, if the registry can.
 
         Args:
             repository: where.
             blob: digest and size (bytes).
             path: its file.
-            mount_from: repositories of this registry that may hold it.
 
         Returns:
-            The blob's size if it was sent, 0 if it was there or could be mounted.
+            The blob's size if it was sent, 0 if it was there.
 
         Raises:
             RegistryError: the registry refuses it, or keeps failing.
             UnreachableError: no answer.
         """
         with self.translated():
-            return Upload(self, repository, blob, path, lambda: self.blob_size(repository, blob.digest)).run(mount_from)
+            return Upload(self, repository, blob, path, lambda: self.blob_size(repository, blob.digest)).run()
 
     def pull_blob(self, repository: str, blob: Descriptor, layout: Layout) -> int:
         """Bring a blob into `layout`, where it appears only once its digest is right.
@@ -75,7 +72,8 @@ class Registry(Transport):
         partial = layout.partial(blob.digest)
         try:
             for last in (False, True):
-                found = self._download(repository, blob, partial)
+                with partial.open("wb", buffering=CHUNK) as sink:
+                    found = Download(self, repository, blob, sink).run()
                 if found == blob.digest:
                     layout.adopt(partial, found)
                     return blob.size
@@ -91,49 +89,6 @@ class Registry(Transport):
         finally:
             partial.unlink(missing_ok=True)
         raise AssertionError
-
-    def _download(self, repository: str, blob: Descriptor, partial: Path) -> str:
-        hasher = hashlib.sha256()
-        done = furthest = failures = 0
-        with partial.open("wb", buffering=CHUNK) as sink:
-            while True:
-                headers = {"Accept-Encoding": "identity"}
-                if done:
-                    headers["Range"] = f"bytes={done}-"
-                try:
-                    with self.request(
-                        "GET", f"/v2/{repository}/blobs/{blob.digest}", repository, headers=headers
-                    ) as got:
-                        if got.status_code not in {200, 206}:
-                            raise self.failed(got, f"{self.host} does not give {blob.digest} of {repository}")
-                        if done and got.status_code == 200:
-                            sink.seek(0)
-                            sink.truncate()
-                            hasher, done = hashlib.sha256(), 0
-                        said = got.headers.get("Content-Length", "") if got.status_code == 200 else ""
-                        if said.isdigit() and int(said) != blob.size:
-                            return f"{said} bytes instead of {blob.size}"
-                        while piece := got.raw.read(CHUNK):
-                            hasher.update(piece)
-                            sink.write(piece)
-                            done += len(piece)
-                            self.traffic.received += len(piece)
-                            # Where a registry always begins anew, the same way once more is no progress.
-                            failures = 0 if done > furthest else failures
-                            furthest = max(furthest, done)
-                            if done > blob.size:
-                                return f"more than {blob.size} bytes"
-                    if done == blob.size:
-                        return f"sha256:{hasher.hexdigest()}"
-                    broken: Exception = HTTPError(f"the answer ended after {done} of {blob.size} bytes")
-                except requests.RequestException as error:
-                    raise self.unreachable(error) from None  # asked often enough by `request`
-                except HTTPError as error:
-                    broken = error
-                failures += 1
-                if failures > self.attempts:
-                    raise self.unreachable(broken) from None
-                self.pause(failures)
 
     # Manifests
 
@@ -155,7 +110,7 @@ class Registry(Transport):
             DigestError: `reference` is a digest and other bytes came.
             RegistryError: there is none, or it is too large or no JSON.
         """
-        content, said = self._read_manifest(repository, reference)
+        content, said = self.retries().run(lambda: self._read_manifest(repository, reference))
         if len(content) > MANIFEST_LIMIT:
             raise RegistryError(
                 f"{repository}:{reference} is too large for a manifest", why=f"over {MANIFEST_LIMIT} bytes"
@@ -171,21 +126,16 @@ class Registry(Transport):
 
     def _read_manifest(self, repository: str, reference: str) -> tuple[bytes, str]:
         path = f"/v2/{repository}/manifests/{reference}"
-        failures = 0
-        while True:
-            try:
-                with self.request("GET", path, repository, headers={"Accept": _ACCEPT}) as got:
-                    if got.status_code != 200:
-                        raise self.failed(got, f"{self.host} has no {repository}:{reference}")
-                    content = bytes(got.raw.read(MANIFEST_LIMIT + 1, decode_content=True))
-                    return content, got.headers.get("Content-Type", "").partition(";")[0].strip()
-            except requests.RequestException as error:
-                raise self.unreachable(error) from None  # asked often enough by `request`
-            except HTTPError as error:
-                failures += 1
-                if failures > self.attempts:
-                    raise self.unreachable(error) from None
-                self.pause(failures)
+        try:
+            with self.request("GET", path, repository, headers={"Accept": _ACCEPT}) as got:
+                if got.status_code != 200:
+                    raise self.failed(got, f"{self.host} has no {repository}:{reference}")
+                content = bytes(got.raw.read(MANIFEST_LIMIT + 1, decode_content=True))
+                return content, got.headers.get("Content-Type", "").partition(";")[0].strip()
+        except requests.RequestException as error:
+            raise self.unreachable(error) from None  # asked often enough by `request`
+        except HTTPError as error:
+            raise TryAgainError(self.unreachable(error)) from None
 
     def put_manifest(self, repository: str, reference: str, content: bytes, media_type: str) -> str:
         """Bring a manifest or index there under a digest or a tag; tried again when it fails, as it does no harm twice.
@@ -197,47 +147,33 @@ class Registry(Transport):
             RegistryError: refused.
             UnreachableError: no answer.
         """
-        digest = sha256_bytes(content)
-        failures = 0
-        while True:
-            asked: str | None = None
-            problem: ToolchainError
-            try:
-                with self.request(
-                    "PUT",
-                    f"/v2/{repository}/manifests/{reference}",
-                    repository,
-                    actions="pull,push",
-                    body=lambda: content,
-                    headers={"Content-Type": media_type},
-                ) as got:
-                    self.traffic.sent += len(content)
-                    said = got.headers.get("Docker-Content-Digest", digest)
-                    if got.status_code in {200, 201, 202} and said == digest:
-                        return got.headers.get("OCI-Subject", "")
-                    problem = self.failed(got, f"{self.host} does not take {repository}:{reference}")
-                    asked = got.headers.get("Retry-After")
-                    if not self.may_pass(got.status_code, failures):
-                        raise problem
-            except requests.RequestException as error:
-                problem = self.unreachable(error)
-            failures += 1
-            if failures > self.attempts:
-                raise problem
-            self.pause(failures, asked)
+        retries = self.retries()
+        return retries.run(lambda: self.put_once(repository, reference, content, media_type, failures=retries.failures))
 
-    def tags(self, repository: str) -> list[str]:
-        """All tags of a repository, sorted; none if there is no such repository."""
-        found: set[str] = set()
-        path: str | None = f"/v2/{repository}/tags/list?n=1000"
-        while path:
-            with self.translated(), self.request("GET", path, repository) as got:
-                if got.status_code == 404:
-                    return []
-                if got.status_code != 200:
-                    raise self.failed(got, f"{self.host} does not list the tags of {repository}")
-                value: dict[str, Any] = parse_object(self.content(got, "the list of tags"), "the list of tags")
-                found.update(str(tag) for tag in value.get("tags") or ())
-                further = re.search(r'<([^>]+)>;\s*rel="?next', got.headers.get("Link", ""))
-                path = further[1] if further else None
-        return sorted(found)
+    def put_once(self, repository: str, reference: str, content: bytes, media_type: str, *, failures: int) -> str:
+        """As `put_manifest`, but once, after so many failures before.
+
+        Raises:
+            TryAgainError: a failure that may pass.
+            RegistryError: refused.
+        """
+        digest = sha256_bytes(content)
+        try:
+            with self.request(
+                "PUT",
+                f"/v2/{repository}/manifests/{reference}",
+                repository,
+                actions="pull,push",
+                body=lambda: content,
+                headers={"Content-Type": media_type},
+            ) as got:
+                self.traffic.sent += len(content)
+                said = got.headers.get("Docker-Content-Digest", digest)
+                if got.status_code in {200, 201, 202} and said == digest:
+                    return got.headers.get("OCI-Subject", "")
+                problem = self.failed(got, f"{self.host} does not take {repository}:{reference}")
+                if not self.may_pass(got.status_code, failures):
+                    raise problem
+                raise TryAgainError(problem, got.headers.get("Retry-After"))
+        except requests.RequestException as error:
+            raise TryAgainError(self.unreachable(error)) from None

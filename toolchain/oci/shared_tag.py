@@ -13,14 +13,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import requests
-
 from toolchain.digest import canonical
-from toolchain.errors import RegistryError, ToolchainError
+from toolchain.errors import RegistryError
 from toolchain.oci.registry import Registry
+from toolchain.web import Retries, TryAgainError
 
 LOG = logging.getLogger(__name__)
-_ACTIONS = "pull,push"
 # Seconds after which the list is read again; it must be whole each time. Together longer than anybody holds on to a
 # list between reading and writing it.
 CALM = (0.1, 0.3, 0.6)
@@ -55,7 +53,7 @@ class SharedTag:
         """Write what is missing, once; whether anything was. Somebody may replace it at once: see `keep`."""
         value = self.missing()
         if value is not None:
-            self._put_once(canonical(value), 1)
+            self._put_once(canonical(value), self.registry.retries())
         return value is not None
 
     def keep(self, *, wrote: bool = False) -> None:
@@ -68,7 +66,7 @@ class SharedTag:
             RegistryError: it is refused, or never comes to rest.
             UnreachableError: no answer.
         """
-        waited = False
+        waited, retries = False, self.registry.retries()
         calm = rounds = 0
         while rounds <= _ROUNDS:
             value = self.missing()
@@ -83,7 +81,7 @@ class SharedTag:
                 # Not in step with the other; and what was read before the wait would be stale, so it is read again.
                 time.sleep(random.uniform(0.0, 0.1 * 2 ** min(rounds, 4)))  # noqa: S311 - no secret
             else:
-                self._put_once(canonical(value), rounds + 1)
+                self._put_once(canonical(value), retries)
                 wrote, waited, calm = True, False, 0
         raise RegistryError(
             f"{self.repository}:{self.tag} does not come to rest",
@@ -91,31 +89,12 @@ class SharedTag:
             fix="publish again when no other publisher is at this image",
         )
 
-    def _put_once(self, content: bytes, failures: int) -> None:
+    def _put_once(self, content: bytes, retries: Retries) -> None:
         """Write it. After a failure that may pass it only waits: sent again as it is, it might be stale by then."""
-        asked: str | None = None
         try:
-            with self.registry.request(
-                "PUT",
-                f"/v2/{self.repository}/manifests/{self.tag}",
-                self.repository,
-                actions=_ACTIONS,
-                body=lambda: content,
-                headers={"Content-Type": self.media_type},
-            ) as got:
-                self.registry.traffic.sent += len(content)
-                if got.status_code in {200, 201, 202}:
-                    return
-                said = f"{self.registry.host} does not take {self.repository}:{self.tag}"
-                problem: ToolchainError = self.registry.failed(got, said)
-                if not self.registry.may_pass(got.status_code, failures - 1):
-                    raise problem
-                asked = got.headers.get("Retry-After")
-        except requests.RequestException as error:
-            problem = self.registry.unreachable(error)
-        if failures > self.registry.attempts:
-            raise problem from None
-        self.registry.pause(failures, asked)
+            self.registry.put_once(self.repository, self.tag, content, self.media_type, failures=retries.failures)
+        except TryAgainError as failure:
+            retries.failed(failure)
 
 
 def keep_all(tags: Sequence[SharedTag]) -> None:

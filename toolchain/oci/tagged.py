@@ -17,7 +17,6 @@ from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor, check_digest
 from toolchain.oci.layout import Layout
 from toolchain.oci.manifest import parse_object
-from toolchain.oci.reference import LayoutRef, Target
 from toolchain.oci.referrers import readable
 from toolchain.oci.registry import Registry
 from toolchain.oci.shared_tag import SharedTag, keep_all
@@ -65,29 +64,15 @@ class Tagged:
         return [one for one in self.layers if not any(self.same(one, other) for other in there)]
 
 
-def attach_layers(layout: Layout, said: Sequence[Tagged], dest: Target, *, registry: Registry | None = None) -> int:
-    """Add layers to what lies under tags. What is there stays; what is ours already is not sent again.
+def add_to_layout(layout: Layout, said: Sequence[Tagged], there: Layout) -> int:
+    """`Place.attach_layers` for a folder."""
+    return sum(_to_layout(layout, one, there) for one in said)
 
-    Args:
-        layout: holds the layers' blobs, and takes the manifests.
-        dest: the layout folder or repository that holds the images.
-        registry: an open connection to use; else one is made.
 
-    Returns:
-        Bytes sent or written.
-
-    Raises:
-        RegistryError: an image has this tag, the destination refuses, or others never let it come to rest.
-        UnreachableError: no answer.
-    """
-    if isinstance(dest, LayoutRef):
-        there = Layout(dest.path).ensure()
-        return sum(_to_layout(layout, one, there) for one in said)
-    if registry is None:
-        with Registry(dest.host) as made:
-            return attach_layers(layout, said, dest, registry=made)
+def add_to_repository(layout: Layout, said: Sequence[Tagged], registry: Registry, repository: str) -> int:
+    """`Place.attach_layers` for a repository."""
     before = registry.traffic.sent
-    keep_all([_shared(layout, one, registry, dest.repository) for one in said])
+    keep_all([_shared(layout, one, registry, repository) for one in said])
     return registry.traffic.sent - before
 
 

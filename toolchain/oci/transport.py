@@ -5,17 +5,15 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import IO, Self
 from urllib.parse import urljoin, urlsplit
 
 import requests
-from requests.adapters import HTTPAdapter
-from urllib3.response import BaseHTTPResponse
-from urllib3.util import Retry
 
+from toolchain import web
 from toolchain.digest import CHUNK
 from toolchain.errors import RegistryError, ToolchainError, UnreachableError
 from toolchain.oci import auth
@@ -25,12 +23,10 @@ from toolchain.oci.rules import for_host
 from toolchain.oci.ways import Habits
 
 LOG = logging.getLogger(__name__)
-TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
 # To a manifest that is right these may pass too: docker-registry answers 400 DIGEST_INVALID, and others that a blob is
 # unknown, while another publisher writes the same blob's link. A registry that means it is asked a few times only.
 _UNSETTLED = frozenset({400, 404})
 _UNSETTLED_TRIES = 3
-LONGEST_WAIT = 120.0
 QUESTION = 60.0  # seconds without a byte after which a question is asked again
 
 
@@ -43,14 +39,6 @@ class _Quiet(logging.Filter):
 
 
 _QUIET = _Quiet()
-
-
-class _Retry(Retry):
-    """Waits as long as a registry asks, but not for ever."""
-
-    def get_retry_after(self, response: BaseHTTPResponse) -> float | None:
-        asked = super().get_retry_after(response)
-        return None if asked is None else min(asked, LONGEST_WAIT)
 
 
 @dataclass
@@ -99,6 +87,7 @@ class Transport:
         backoff: seconds of the first wait; each further one is twice as long, at most 30.
         timeout: seconds to connect and to wait for an answer; for one to a question at most `QUESTION`.
         login: instead of the user's (see `auth.credentials`): what follows `Basic`.
+        pause: waits so many seconds before another attempt at what broke off.
     """
 
     def __init__(
@@ -111,8 +100,9 @@ class Transport:
         backoff: float = 0.5,
         timeout: tuple[float, float] = (15.0, 300.0),
         login: str | None = None,
+        pause: Callable[[float], None] = time.sleep,
     ) -> None:
-        loopback = auth.is_loopback(host)
+        loopback = web.is_loopback(urlsplit(f"//{host}").hostname)
         plain = loopback if insecure is None else insecure
         self.host = host
         self.chunk = chunk
@@ -121,22 +111,13 @@ class Transport:
         self.attempts = attempts
         self.backoff = backoff
         self.traffic = Traffic()
+        self._pause = pause
         self._timeout = timeout
         self._base = f"{'http' if plain else 'https'}://{'registry-1.docker.io' if host == auth.HUB else host}"
-        self._session = requests.Session()
+        self._session = web.session(attempts, backoff)
         self._session.auth = auth.NoNetrc()
         # A proxy of the environment cannot reach this machine's loopback.
         self._session.trust_env = not loopback
-        retry = _Retry(
-            total=attempts,
-            allowed_methods=frozenset({"GET", "HEAD"}),
-            status_forcelist=TRANSIENT,
-            backoff_factor=backoff,
-            backoff_max=30,
-            raise_on_status=False,
-        )
-        for scheme in ("http://", "https://"):
-            self._session.mount(scheme, HTTPAdapter(max_retries=retry))
         logging.getLogger("urllib3.connectionpool").addFilter(_QUIET)
         logging.getLogger("urllib3.util.retry").addFilter(_QUIET)
         known = login if login is not None else auth.credentials(host)
@@ -174,7 +155,6 @@ class Transport:
         body: Callable[[], Body | bytes] | None = None,
         headers: Mapping[str, str] | None = None,
         params: Mapping[str, str] | None = None,
-        also: Sequence[str] = (),
     ) -> Iterator[requests.Response]:
         """One answer, its body not yet read; a challenge is met once. GET and HEAD are tried again, others are not.
 
@@ -186,14 +166,13 @@ class Transport:
             body: makes the body, once for each time that it is sent.
             headers: besides those for access.
             params: of the query.
-            also: further scopes that a token has to have, e.g. `repository:other:pull`.
 
         Raises:
             RegistryError: no access.
             requests.RequestException: no answer.
         """
         url = self.url(path)
-        scopes = (f"repository:{repository}:{actions}", *also)
+        scopes = (f"repository:{repository}:{actions}",)
         for last in (False, True):
             sent = dict(headers or {})
             # The registry may send us to a store elsewhere, which must not see our token.
@@ -256,7 +235,7 @@ class Transport:
 
     def may_pass(self, status: int, failures: int) -> bool:
         """Whether a manifest that was refused with `status`, after `failures` before it, is worth another attempt."""
-        return status in TRANSIENT or (status in _UNSETTLED and failures < _UNSETTLED_TRIES)
+        return status in web.TRANSIENT or (status in _UNSETTLED and failures < _UNSETTLED_TRIES)
 
     def content(self, response: requests.Response, name: str) -> bytes:
         """A list of the registry's own, whole.
@@ -289,14 +268,13 @@ class Transport:
             # Not chained: the exception of requests holds the whole request, token included.
             raise self.unreachable(error) from None
 
-    def pause(self, failures: int, asked: str | None = None) -> None:
-        """Wait before another attempt, `asked` seconds (Retry-After) or longer each time."""
+    def retries(self) -> web.Retries:
+        """The attempts at one thing here."""
+        return web.Retries(self.attempts, self.backoff, self.host, self._again)
+
+    def _again(self, seconds: float) -> None:
         self.traffic.repeated += 1
-        seconds = min(self.backoff * 2 ** (failures - 1), 30.0)
-        if asked and asked.strip().isdigit():
-            seconds = min(float(asked), LONGEST_WAIT)
-        LOG.info("%s: waiting %.1f s before attempt %d", self.host, seconds, failures + 1)
-        time.sleep(seconds)
+        self._pause(seconds)
 
 
 def _root(error: BaseException) -> BaseException:

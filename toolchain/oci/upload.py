@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import IO
+from typing import IO, NoReturn
 from urllib.parse import quote
 
 import requests
@@ -15,8 +15,9 @@ import requests
 from toolchain.digest import sha256_file
 from toolchain.errors import DigestError, RegistryError, ToolchainError
 from toolchain.oci.descriptor import Descriptor
-from toolchain.oci.transport import TRANSIENT, Body, Transport
+from toolchain.oci.transport import Body, Transport
 from toolchain.oci.ways import NO_CHUNKS, NO_WHOLE, NOT_THE_WAY, Way, choose
+from toolchain.web import TRANSIENT, TryAgainError
 
 LOG = logging.getLogger(__name__)
 _ACTIONS = "pull,push"
@@ -25,16 +26,6 @@ _TAKEN = frozenset({200, 201, 202, 204})
 _WRONG_TRIES = 2
 # So many connections may break before anything of a blob is taken; then chunks are tried, and smaller ones each time.
 _BREAKS = 2
-
-
-class _TryAgainError(Exception):
-    """A failure that may pass: wait, ask the registry how far it got, go on; `restart` forgets what was sent."""
-
-    def __init__(self, problem: ToolchainError, *, asked: str | None = None, restart: bool = False) -> None:
-        super().__init__(problem.what)
-        self.problem = problem
-        self.asked = asked
-        self.restart = restart
 
 
 class _RefusedError(Exception):
@@ -66,38 +57,54 @@ class Upload:
         self._blob = blob
         self._path = path
         self._location = ""
-        self._offset = self._furthest = 0
+        self._offset = 0
         self._way = Way(None)
         self._accepted = False  # a chunk of this upload
-        self._failures = self._restarts = self._wrong = self._breaks = 0
+        self._failed = self._anew = False  # whether the last attempt failed, and what was sent is to be forgotten
+        self._restarts = self._wrong = self._breaks = 0
+        self._retries = registry.retries()
 
-    def run(self, mount_from: Sequence[str]) -> int:
+    def run(self) -> int:
         """Bring the blob there (see `Registry.push_blob`)."""
         if self._there():
             return 0
-        for other in mount_from:
-            if other != self._repository and self._mount(other):
-                return 0
         with self._path.open("rb", buffering=0) as stream:
-            while True:
-                try:
-                    if not self._location:
-                        self._start()
-                    if self._way.chunk is not None:
-                        self._send_chunks(stream, self._way.chunk)
-                    self._finish(stream)
-                except _RefusedError as refusal:
-                    self._take_another_way(refusal)
-                    continue
-                except _TryAgainError as failure:
-                    self._recover(failure)
-                except requests.RequestException as error:
-                    self._breaks += not self._accepted
-                    self._recover(_TryAgainError(self._registry.unreachable(error)))
-                else:
-                    return self._blob.size
-                if not self._location and self._there():
-                    return self._blob.size  # only the answer was lost
+            self._retries.run(lambda: self._go_on(stream))
+        return self._blob.size
+
+    def _go_on(self, stream: IO[bytes]) -> None:
+        """Send what is missing, from where an attempt before this one failed."""
+        if self._failed:
+            self._resume()
+            if not self._location and self._there():
+                return  # only the answer was lost
+        try:
+            while not self._sent(stream):
+                pass
+        except requests.RequestException as error:
+            self._breaks += not self._accepted
+            self._fail(TryAgainError(self._registry.unreachable(error)))
+        except TryAgainError as failure:
+            self._fail(failure)
+
+    def _sent(self, stream: IO[bytes]) -> bool:
+        """Send it in the way that is thought right; False where the registry refused that way, and another is left."""
+        try:
+            if not self._location:
+                self._start()
+            if self._way.chunk is not None:
+                self._send_chunks(stream, self._way.chunk)
+            self._finish(stream)
+        except _RefusedError as refusal:
+            self._take_another_way(refusal)
+            return False
+        return True
+
+    def _fail(self, failure: TryAgainError) -> NoReturn:
+        if self._restarts > self._registry.attempts:
+            raise failure.problem from None
+        self._failed = True
+        raise failure from None
 
     def _there(self) -> bool:
         size = self._size_there()
@@ -108,27 +115,6 @@ class Upload:
                 fix="ask who runs the registry",
             )
         return size is not None
-
-    def _mount(self, other: str) -> bool:
-        path = f"/v2/{self._repository}/blobs/uploads/"
-        params = {"mount": self._blob.digest, "from": other}
-        with (
-            contextlib.suppress(RegistryError, requests.RequestException),
-            self._registry.request(
-                "POST",
-                path,
-                self._repository,
-                actions=_ACTIONS,
-                params=params,
-                body=lambda: b"",
-                also=(f"repository:{other}:pull",),
-            ) as got,
-        ):
-            if got.status_code == 201:
-                return True
-            if got.status_code == 202 and "Location" in got.headers:
-                self._begun(got)
-        return False
 
     def _start(self) -> None:
         path = f"/v2/{self._repository}/blobs/uploads/"
@@ -169,11 +155,10 @@ class Upload:
                 self._location = self._registry.url(got.headers.get("Location", self._location))
                 self._offset = self._position(got, start, end)
                 if self._offset <= start:
-                    raise _TryAgainError(self._problem_with(f"keeps {self._offset} of {end} bytes"))
+                    raise TryAgainError(self._problem_with(f"keeps {self._offset} of {end} bytes"))
                 self._accepted = True
                 # The way that was gone before counts as no progress: a registry that loses it again and again ends.
-                self._failures = 0 if self._offset > self._furthest else self._failures
-                self._furthest = max(self._furthest, self._offset)
+                self._retries.reached(self._offset)
 
     def _position(self, got: requests.Response, start: int, end: int) -> int:
         """How far the upload is after a chunk that was taken."""
@@ -228,11 +213,12 @@ class Upload:
         if status in refusals and code not in NOT_THE_WAY:
             return _RefusedError(problem, status)
         if status in TRANSIENT or status == 416:
-            return _TryAgainError(problem, asked=got.headers.get("Retry-After"))
+            return TryAgainError(problem, got.headers.get("Retry-After"))
         # 404: the registry forgot the upload. 400: what arrived has another digest, or the chunk came at a wrong place.
         self._wrong += status == 400
         if status in {400, 404} and code not in NOT_THE_WAY and self._wrong <= _WRONG_TRIES:
-            return _TryAgainError(problem, restart=True)
+            self._anew = True
+            return TryAgainError(problem)
         return problem
 
     def _problem_with(self, what: str) -> RegistryError:
@@ -254,14 +240,12 @@ class Upload:
         )
         self._location, self._offset = "", 0
 
-    def _recover(self, failure: _TryAgainError) -> None:
-        self._failures += 1
-        if self._failures > self._registry.attempts or self._restarts > self._registry.attempts:
-            raise failure.problem from None
-        self._registry.pause(self._failures, failure.asked)
-        if failure.restart or not self._location or not self._ask():
+    def _resume(self) -> None:
+        """Find where to go on; what the registry cannot go on with is begun anew."""
+        if self._anew or not self._location or not self._ask():
             self._restarts += bool(self._location)
             self._location, self._offset = "", 0
+        self._failed = self._anew = False
 
     def _ask(self) -> bool:
         """Ask how much of the blob arrived; whether the upload can go on from there."""

@@ -20,10 +20,9 @@ from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.image import diff_ids_of, timestamp
 from toolchain.oci.layer_files import glance, layer_files
 from toolchain.oci.layout import Layout
-from toolchain.oci.reference import LayoutRef, Target
-from toolchain.oci.referrers import attach, write_artifact
-from toolchain.oci.registry import Registry
-from toolchain.oci.tagged import Tagged, attach_layers
+from toolchain.oci.place import Place
+from toolchain.oci.referrers import write_artifact
+from toolchain.oci.tagged import Tagged
 from toolchain.record import Record
 from toolchain.stages.stage import Planned
 from toolchain.trust import attest, cosign, dsse, keyless, sbom
@@ -166,10 +165,9 @@ def attach_evidence(
     layout: Layout,
     manifest: Descriptor,
     index: Descriptor,
-    dest: Target,
+    place: Place,
     *,
     signer: Signer | Keyless | None,
-    registry: Registry | None = None,
     scratch: Path,
 ) -> AttachedEvidence:
     """Make SBOM and provenance of an image, and attach them to it and to its index.
@@ -182,12 +180,11 @@ def attach_evidence(
 
     Args:
         layout: holds the image.
-        dest: the repository or folder that holds it too.
-        registry: an open connection to use.
+        place: the repository or folder that holds it too.
         scratch: a folder for temporary files.
 
     Raises:
-        RegistryError, DigestError, UnreachableError: as `oci.referrers.attach` and `oci.tagged.attach_layers`.
+        RegistryError, DigestError, UnreachableError: as `Place.attach` and `Place.attach_layers`.
     """
     scratch.mkdir(parents=True, exist_ok=True)
     document = bill(material, layout, manifest)
@@ -201,14 +198,14 @@ def attach_evidence(
         if signer is None:
             said = [_Said(canonical(document), sbom.MEDIA_TYPE, {})]
         elif isinstance(signer, Keyless):
-            known = _signed_before(signer.identity, manifest, dest, own, registry)
+            known = _signed_before(signer.identity, manifest, place, own)
             said = [_by_identity(signer, one, known) for one in statements]
         else:
             signed = cosign.signature_statement(about)
             envelopes = _by_key(
                 signer,
                 [*statements, signed] if signer.bundles else statements,
-                lambda: _signed_before(signer.public, manifest, dest, own, registry),
+                lambda: _signed_before(signer.public, manifest, place, own),
             )
             said = [_Said(one.as_bytes(), dsse.MEDIA_TYPE, {PREDICATE_TYPE: kind}) for kind, one in envelopes[:2]]
             if signer.bundles:  # never a provenance without the SBOM: who finds a bundle looks at nothing else
@@ -219,12 +216,12 @@ def attach_evidence(
                 write_artifact(own, subject, blob, artifact_type=one.kind, annotations={**_ANNOTATED, **one.notes})
                 for blob, one in zip(blobs, said, strict=True)
             ]
-            done = attach(own, artifacts, dest, registry=registry)
+            done = place.attach(own, artifacts)
             pushed += done.pushed_bytes
             how = done.how if done.how != "none" else how
             if isinstance(signer, Signer):
-                tagged += _tagged(own, signer, _name(dest, material.record.image), envelopes[:2], subject.digest)
-        pushed += attach_layers(own, tagged, dest, registry=registry)
+                tagged += _tagged(own, signer, place.name_of(material.record.image), envelopes[:2], subject.digest)
+        pushed += place.attach_layers(own, tagged)
     kinds = ("sbom",) if signer is None else ("sbom", "provenance")
     who = signer.public.id if isinstance(signer, Signer) else signer.identity.id if signer is not None else ""
     return AttachedEvidence(kinds, who, how, pushed, tuple(one.tag for one in tagged))
@@ -249,11 +246,6 @@ def _bundled(kind: str, envelope: dsse.Envelope, key: PublicKey) -> _Said:
     return _Said(cosign.bundle(envelope, key), keyless.MEDIA_TYPE, {PREDICATE_TYPE: kind, **cosign.bundle_notes(kind)})
 
 
-def _name(dest: Target, image: str) -> str:
-    """What a signature calls the place of an image. A folder has no name that means anything elsewhere."""
-    return image if isinstance(dest, LayoutRef) else str(dest.at())
-
-
 def _tagged(
     own: Layout, signer: Signer, named: str, envelopes: Sequence[tuple[str, dsse.Envelope]], subject: str
 ) -> tuple[Tagged, ...]:
@@ -267,11 +259,11 @@ def _tagged(
 
 
 def _signed_before(
-    who: PublicKey | Identity, manifest: Descriptor, dest: Target, scratch: Layout, registry: Registry | None
+    who: PublicKey | Identity, manifest: Descriptor, place: Place, scratch: Layout
 ) -> dict[bytes, Evidence]:
     """What they signed, by its payload: a new signature would be another, and of an identity another public entry."""
     found: dict[bytes, Evidence] = {}
-    there = gather(dest, [manifest.digest], scratch, registry=registry)
+    there = gather(place, [manifest.digest], scratch)
     for one in sorted(there, key=lambda one: one.media_type == keyless.MEDIA_TYPE):  # bundles wrap what is there too
         with contextlib.suppress(UntrustedError):
             if isinstance(who, PublicKey):

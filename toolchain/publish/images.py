@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
@@ -19,9 +18,8 @@ from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.image import LayerBlob, platform_of, read_layers, standard_annotations, write_index
 from toolchain.oci.layer import Layer, compress
 from toolchain.oci.layout import Layout
-from toolchain.oci.publish import Published, publish
-from toolchain.oci.reference import LayoutRef, RegistryRef, Target
-from toolchain.oci.registry import Registry
+from toolchain.oci.place import open_place
+from toolchain.oci.reference import Target
 from toolchain.publish.attestations import AttachedEvidence, attach_evidence, collect
 from toolchain.publish.consumer import Use, use_of
 from toolchain.request import Request
@@ -119,15 +117,9 @@ def _deliver(
     manifests = [_compressed(request, layout, one.built) for one in images]
     index = write_index(layout, manifests, standard_annotations(epoch=EPOCH, title=image))
     names = _tags(images)
-    if isinstance(dest, RegistryRef):
-        target: Target = dest.child(image)
-        tags: Sequence[str] = ("latest", *names)
-    else:
-        assert isinstance(dest, LayoutRef)  # noqa: S101 - the other kind
-        target, tags = LayoutRef(dest.path), (image, *(f"{image}.{name}" for name in names))
-    with contextlib.ExitStack() as stack:
-        registry = stack.enter_context(Registry(target.host)) if isinstance(target, RegistryRef) else None
-        done: Published = publish(layout, index, target, tags, registry=registry)
+    refs = (dest.image(image), *(dest.image(image, name) for name in names))
+    with open_place(refs[0]) as place:
+        done = place.put(layout, index, [str(ref.tag) for ref in refs])
         attached: list[AttachedEvidence] = []
         # Known-bad kernels, for one, show when the work is done and not in the plan.
         partial: set[str] = set()
@@ -136,16 +128,14 @@ def _deliver(
             partial.add(record.partial or planned.partial)
             material = collect(cache, record, one.plan)
             attached.append(
-                attach_evidence(
-                    material, layout, manifest, index, target, signer=signer, registry=registry, scratch=cache.work
-                )
+                attach_evidence(material, layout, manifest, index, place, signer=signer, scratch=cache.work)
             )
-    refs = tuple(str(target.at(tag=tag)) for tag in tags)
     sent = sum(part.pushed_bytes for part in attached)
     about = tuple(sorted({tag for one in attached for tag in one.tags}))
     evidence = replace(attached[0], pushed_bytes=sent, tags=about)
-    use = use_of(layout, index, target.at(tag=tags[0]), name=image)
-    return Delivered(image, refs, done.digest, done.pushed_bytes, done.skipped_bytes, _joined(partial), evidence, use)
+    use = use_of(layout, index, refs[0], name=image)
+    told = tuple(str(ref) for ref in refs)
+    return Delivered(image, told, done.digest, done.pushed_bytes, done.skipped_bytes, _joined(partial), evidence, use)
 
 
 def _joined(told: Set[str]) -> str:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING
 from urllib.parse import unquote, urljoin, urlsplit
@@ -14,6 +12,7 @@ from toolchain.errors import DigestError, SourceError, ToolchainError, Unreachab
 from toolchain.locks import held
 from toolchain.sources.network import check_http_url, refuse_offline, session, without_query
 from toolchain.sources.store import Store
+from toolchain.web import Retries, TryAgainError
 
 if TYPE_CHECKING:
     import requests
@@ -39,7 +38,6 @@ def fetch_archive(
     offline: bool,
     name: str = "",
     limit_bytes: int = LIMIT_BYTES,
-    on_bytes: Callable[[int, int | None], None] | None = None,
 ) -> Path:
     """A file in the store, fetched when it is not there.
 
@@ -48,7 +46,6 @@ def fetch_archive(
         sha256: the digest, with or without `sha256:` before it.
         name: its name in the store; by default the last part of the URL.
         limit_bytes: most bytes it may have.
-        on_bytes: told (bytes so far, bytes in all or None).
 
     Raises:
         DigestError: what came has another digest; it was removed.
@@ -67,7 +64,7 @@ def fetch_archive(
         # Read again: what lies there may be the damaged file that the first look passed over.
         if (there := store.file(digest, verify=True)) is not None:
             return there
-        download = _Download(url, partial, name, limit_bytes, on_bytes)
+        download = _Download(url, partial, name, limit_bytes)
         download.run()
         found = sha256_file(partial)
         if found != digest:
@@ -102,40 +99,31 @@ def check_sha256(text: str) -> str:
 class _Download:
     """One file on its way, over as many connections as it takes."""
 
-    def __init__(
-        self,
-        url: str,
-        partial: Path,
-        name: str,
-        limit_bytes: int,
-        on_bytes: Callable[[int, int | None], None] | None,
-    ) -> None:
+    def __init__(self, url: str, partial: Path, name: str, limit_bytes: int) -> None:
         self.url = url
         self.partial = partial
         self.name = name
         self.limit = limit_bytes
-        self.on_bytes = on_bytes
         self.content_type = ""
         self.etag = ""
 
     def run(self) -> None:
         """Fetch until the file is whole as far as the server says."""
-        with session() as web:
-            for attempt in range(1, ATTEMPTS + 1):
-                try:
-                    self._once(web)
-                    return
-                except _broken() as error:
-                    if attempt == ATTEMPTS:
-                        raise self._unreachable(error) from error
-                time.sleep(BACKOFF * 2 ** (attempt - 1))
+        with session() as client:
+            Retries(ATTEMPTS - 1, BACKOFF, self.name).run(lambda: self._go_on(client))
 
-    def _once(self, web: requests.Session) -> None:
+    def _go_on(self, client: requests.Session) -> None:
+        try:
+            self._once(client)
+        except _broken() as error:
+            raise TryAgainError(self._unreachable(error)) from error
+
+    def _once(self, client: requests.Session) -> None:
         at = self.partial.stat().st_size if self.partial.exists() else 0
         headers = {"Range": f"bytes={at}-"} if at else {}
         if at and self.etag:
             headers["If-Range"] = self.etag
-        with self._get(web, headers) as answer:
+        with self._get(client, headers) as answer:
             if answer.status_code == 416:
                 # What lies here is as long as the file, or longer; only a new start can tell.
                 self.partial.unlink(missing_ok=True)
@@ -154,26 +142,24 @@ class _Download:
             if total is not None and total > self.limit:
                 raise self._too_large(total)
             with self.partial.open("ab" if resumed else "wb") as sink:
-                done = self._copy(answer, sink, start, total)
+                done = self._copy(answer, sink, start)
             if total is not None and done < total:
                 raise ConnectionError(f"the connection ended after {done} of {total} bytes")
 
-    def _copy(self, answer: requests.Response, sink: IO[bytes], done: int, total: int | None) -> int:
+    def _copy(self, answer: requests.Response, sink: IO[bytes], done: int) -> int:
         for chunk in answer.iter_content(_PIECE):
             done += len(chunk)
             if done > self.limit:
                 raise self._too_large(done)
             sink.write(chunk)
-            if self.on_bytes is not None:
-                self.on_bytes(done, total)
         return done
 
-    def _get(self, web: requests.Session, headers: dict[str, str]) -> requests.Response:
+    def _get(self, client: requests.Session, headers: dict[str, str]) -> requests.Response:
         """The answer after all redirects; an https URL leads to https only."""
         url = self.url
         plain = urlsplit(url).scheme == "http"
         for _ in range(_REDIRECTS):
-            answer = web.get(url, headers=headers, stream=True, timeout=_TIMEOUT, allow_redirects=False)
+            answer = client.get(url, headers=headers, stream=True, timeout=_TIMEOUT, allow_redirects=False)
             if not answer.is_redirect:
                 return answer
             answer.close()

@@ -14,7 +14,6 @@ from toolchain.errors import DigestError, SourceError, ToolchainError, Unreachab
 from toolchain.process import CommandError
 from toolchain.sources.network import (
     Mirrors,
-    is_loopback,
     mirrored,
     network_environment,
     refuse_credentials,
@@ -22,6 +21,7 @@ from toolchain.sources.network import (
 )
 from toolchain.sources.store import Store
 from toolchain.sources.tree import check_links
+from toolchain.web import is_loopback
 
 _SHA = re.compile(r"[0-9a-f]{40}")
 # How git says that the other side is there but has no such commit, in the C locale.

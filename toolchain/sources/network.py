@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
+from toolchain import web
 from toolchain.errors import SourceError, UnreachableError
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ _NETWORK = (
     *(name for stem in ("http_proxy", "https_proxy", "all_proxy", "no_proxy") for name in (stem, stem.upper())),
     *("SSL_CERT_FILE", "SSL_CERT_DIR", "CURL_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "GIT_SSL_CAINFO", "SSH_AUTH_SOCK"),
 )
+_ATTEMPTS = 4
 RETRY_BACKOFF = 1.0  # seconds before the second try, doubled for each further one
 _MIRROR = re.compile(r"([a-z][a-z0-9+.\-]*://[^\s=]+)=((?:[a-z][a-z0-9+.\-]*://|/)\S+)")
 # Names of query parameters that give access to whoever reads them.
@@ -45,16 +46,6 @@ def refuse_offline(what: str, *, offline: bool) -> None:
         )
 
 
-def is_loopback(host: str | None) -> bool:
-    """Whether a host name means this machine."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host or "").is_loopback
-    except ValueError:
-        return False
-
-
 def check_http_url(url: str, *, plain_allowed: bool = True) -> str:
     """The URL, when it may be asked: https, or http on this machine.
 
@@ -72,7 +63,7 @@ def check_http_url(url: str, *, plain_allowed: bool = True) -> str:
     refuse_credentials(url)
     if not host or any(ord(char) <= 32 for char in url):
         raise SourceError(f"not a URL: {url[:200]!r}", fix="give an https:// URL")
-    if parts.scheme != "https" and not (parts.scheme == "http" and plain_allowed and is_loopback(host)):
+    if parts.scheme != "https" and not (parts.scheme == "http" and plain_allowed and web.is_loopback(host)):
         raise SourceError(
             f"refusing {parts.scheme}:// from {host}",
             why="what is fetched without TLS can be changed on its way",
@@ -137,23 +128,8 @@ def mirrored(url: str, mirrors: Mirrors) -> str:
 
 
 def session() -> requests.Session:
-    """A session that tries again when a server is busy or a connection fails, and follows no redirect by itself."""
-    import requests  # noqa: PLC0415 - only what connects pays for it
-    from requests.adapters import HTTPAdapter  # noqa: PLC0415
-    from urllib3.util.retry import Retry  # noqa: PLC0415
-
-    retry = Retry(
-        total=4,
-        backoff_factor=RETRY_BACKOFF,
-        backoff_max=20.0,
-        status_forcelist=(429, 500, 502, 503, 504),
-        allowed_methods=("GET", "HEAD"),
-        raise_on_status=False,
-        redirect=False,
-    )
-    made = requests.Session()
-    made.mount("https://", HTTPAdapter(max_retries=retry))
-    made.mount("http://", HTTPAdapter(max_retries=retry))
+    """A session that tries again when a server is busy or a connection fails (see `web.session`)."""
+    made = web.session(_ATTEMPTS, RETRY_BACKOFF)
     made.headers["User-Agent"] = "toolchain"
     # Transparent compression would break the count of bytes, and ranges.
     made.headers["Accept-Encoding"] = "identity"

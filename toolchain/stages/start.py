@@ -9,7 +9,7 @@ from toolchain.oci.descriptor import Descriptor, Platform
 from toolchain.oci.image import platform_of
 from toolchain.oci.layout import Layout
 from toolchain.oci.manifest import children_of, parse_object
-from toolchain.oci.reference import RegistryRef, parse
+from toolchain.oci.reference import Target, parse
 from toolchain.stages.stage import Built, Planned, Shop
 
 
@@ -23,8 +23,7 @@ def pull_start(recipe: BaseRecipe, shop: Shop) -> Built:
         UnreachableError: no answer.
     """
     ref = parse(recipe.image)
-    assert isinstance(ref, RegistryRef)  # noqa: S101 - bases.py lets in no other form
-    assert ref.digest is not None  # noqa: S101
+    assert ref.digest is not None  # noqa: S101 - bases.py lets in no other form
     layout = Layout(shop.cache.images).ensure()
     tag = f"start-{recipe.name}-{recipe.arch}.{ref.digest.removeprefix('sha256:')[:12]}"
     manifest = layout.refs().get(tag)
@@ -42,16 +41,15 @@ def _whole(layout: Layout, manifest: Descriptor) -> bool:
     return all(layout.has(part.digest) for part in layout.children(layout.resolve(manifest.digest)))
 
 
-def _pull(recipe: BaseRecipe, ref: RegistryRef, layout: Layout) -> Descriptor:
-    from toolchain.oci.publish import fetch_image, find_image  # noqa: PLC0415 - the HTTP library, and most bases are here
-    from toolchain.oci.registry import Registry  # noqa: PLC0415
+def _pull(recipe: BaseRecipe, ref: Target, layout: Layout) -> Descriptor:
+    from toolchain.oci.place import open_place  # noqa: PLC0415 - the HTTP library, and most bases are here
 
     try:
-        with Registry(ref.host) as registry:
-            found, content = find_image(ref, registry, Platform("linux", recipe.arch))
+        with open_place(ref) as place:
+            found, content = place.find(Platform("linux", recipe.arch))
             parts = children_of(parse_object(content, found.digest), found)
             console.note(f"base {recipe.name}: pulling {ref} ({console.size(sum(part.size for part in parts))})")
-            fetch_image(ref.at(digest=found.digest), layout, registry=registry)
+            place.fetch_below(found, content, layout)
     except (RegistryError, DigestError, UnreachableError) as error:
         error.what = f"base {recipe.name} cannot be pulled: {error.what}"
         error.fix = "\n".join(filter(None, (error.fix, _advice(recipe, error))))

@@ -17,9 +17,8 @@ from toolchain.oci.image import diff_ids_of, labels_of
 from toolchain.oci.layer_files import LayerFile, layer_files
 from toolchain.oci.layout import Layout
 from toolchain.oci.manifest import children_of, parse_object
-from toolchain.oci.reference import LayoutRef, Target
-from toolchain.oci.referrers import referrers, subject_of
-from toolchain.oci.registry import Registry
+from toolchain.oci.place import Place
+from toolchain.oci.referrers import subject_of
 from toolchain.trust import attest, dsse, keyless, policy, sbom
 from toolchain.trust.keyless import Identity
 from toolchain.trust.keys import PublicKey
@@ -85,31 +84,29 @@ class Verdict:
 
 
 def verify(
-    target: Target,
+    place: Place,
     layout: Layout,
     top: Descriptor,
     *,
     key: PublicKey | Identity | None = None,
     demands: Policy | None = None,
-    registry: Registry | None = None,
     now: datetime | None = None,
 ) -> Verdict:
     """Look at an image or index whose blobs are in `layout`.
 
     Args:
-        target: the repository or layout folder where it came from and where evidence lies.
+        place: where it came from and where evidence lies.
         layout: where its blobs are.
         top: image or index.
         key: whose signature counts: a key's or an identity's; without one nothing is authenticated.
         demands: further conditions; they count only with a key.
-        registry: an open connection to the registry of `target`.
         now: for tests.
 
     Raises:
         UnreachableError, RegistryError: the evidence could not be asked for; that says nothing about the image.
         EngineError: a zstd layer, and the zstd program is missing.
     """
-    verdict = Verdict(str(target), top.digest)
+    verdict = Verdict(str(place.ref), top.digest)
     verdict.problems = [f"digests: {problem}" for problem in verify_layout(layout, top)]
     if verdict.problems:
         verdict.verdict = "untrusted"
@@ -120,7 +117,7 @@ def verify(
         if floor := _one_floor(layout, images):
             verdict.checks["floor"] = floor
         for image in images:
-            found = gather(target, tuple(dict.fromkeys([image.digest, top.digest])), layout, registry=registry)
+            found = gather(place, tuple(dict.fromkeys([image.digest, top.digest])), layout)
             look = _Image(layout, image, top, found, verdict.checks)
             if key is None:
                 look.unsigned()
@@ -163,27 +160,22 @@ def _one_floor(layout: Layout, images: Sequence[Descriptor]) -> str:
     return f"links with glibc {floor} and later" if floor else ""
 
 
-def gather(
-    target: Target, subjects: Sequence[str], scratch: Layout, *, registry: Registry | None = None
-) -> list[Evidence]:
+def gather(place: Place, subjects: Sequence[str], scratch: Layout) -> list[Evidence]:
     """What is attached to the given digests, of the kinds known here. What is broken is left out and logged.
 
     Args:
-        scratch: a layout that may take the blobs.
+        scratch: a layout that takes the blobs.
     """
-    if not isinstance(target, LayoutRef) and registry is None:
-        with Registry(target.host) as made:
-            return gather(target, subjects, scratch, registry=made)
     found: dict[str, Evidence] = {}
     left, room = _MOST_ARTIFACTS, _MOST_BYTES
     for subject in subjects:
-        for artifact in referrers(target, subject, registry=registry):
+        for artifact in place.referrers(subject):
             left -= 1
             if left < 0:
                 LOG.warning("more than %d things are attached; the rest is not looked at", _MOST_ARTIFACTS)
                 return list(found.values())
             try:
-                for one in _contents(target, artifact, subject, scratch, registry, room=room):
+                for one in _contents(place, artifact, subject, scratch, room=room):
                     room -= len(one.content)
                     found.setdefault(one.media_type + one.artifact, one)
             except (RegistryError, DigestError) as error:
@@ -191,19 +183,10 @@ def gather(
     return list(found.values())
 
 
-def _contents(
-    target: Target, artifact: Descriptor, subject: str, scratch: Layout, registry: Registry | None, *, room: int
-) -> Iterable[Evidence]:
+def _contents(place: Place, artifact: Descriptor, subject: str, scratch: Layout, *, room: int) -> Iterable[Evidence]:
     if artifact.media_type not in media.IMAGES:
         return
-    if isinstance(target, LayoutRef):
-        place = Layout(target.path)
-        content = place.read(artifact)
-    else:
-        assert registry is not None  # noqa: S101 - the caller made one
-        place = scratch
-        content = registry.get_manifest(target.repository, artifact.digest)[1]
-    value = parse_object(content, artifact.digest)
+    value = parse_object(place.manifest(artifact.digest)[1], artifact.digest)
     if subject_of(value) != subject:
         return
     for layer in children_of(value, artifact)[1:]:
@@ -213,13 +196,10 @@ def _contents(
             LOG.warning("%s, which is attached, is too large: %d bytes", artifact.digest, layer.size)
             continue
         room -= layer.size
-        if not isinstance(target, LayoutRef) and registry is not None:
-            registry.pull_blob(target.repository, layer, place)
-        path = place.blob(layer.digest)
+        path = place.blob(layer, scratch)
         if path.stat().st_size != layer.size:
             raise DigestError(f"{layer.digest} has another size than its artifact says")
-        place.verify(layer.digest)
-        yield Evidence(layer.media_type, place.blob(layer.digest).read_bytes(), artifact.digest)
+        yield Evidence(layer.media_type, path.read_bytes(), artifact.digest)
 
 
 class _Image:

@@ -1,0 +1,17 @@
+"""An engine whose storage is a test's own."""
+
+from __future__ import annotations
+
+import shutil
+
+from toolchain.engine.buildah import Buildah
+from toolchain.engine.storage import remove_tree
+
+
+def destroy(engine: Buildah) -> None:
+    """Delete its storage, images included: files of other owners, which a temporary folder's own end cannot remove."""
+    for folder in (engine.root, engine.runroot, engine.live):
+        remove_tree(folder)
+    for name in ("driver", "isolation.json"):
+        (engine.cache.engine / name).unlink(missing_ok=True)
+    shutil.rmtree(engine.cache.work / "buildah-cache-lockfiles", ignore_errors=True)

@@ -1,0 +1,90 @@
+"""One blob on its way out of a registry, over as many connections as it takes."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import IO
+
+import requests
+from urllib3.exceptions import HTTPError
+
+from toolchain.digest import CHUNK
+from toolchain.oci.descriptor import Descriptor
+from toolchain.oci.transport import Transport
+from toolchain.web import TryAgainError
+
+
+class Download:
+    """The download of one blob; `run` once.
+
+    Args:
+        registry: where from.
+        repository: there.
+        blob: digest and size (bytes).
+        sink: an empty file for it.
+    """
+
+    def __init__(self, registry: Transport, repository: str, blob: Descriptor, sink: IO[bytes]) -> None:
+        self._registry = registry
+        self._repository = repository
+        self._blob = blob
+        self._sink = sink
+        self._hasher = hashlib.sha256()
+        self._done = 0
+        self._retries = registry.retries()
+
+    def run(self) -> str:
+        """Fetch it.
+
+        Returns:
+            The digest of what came, or of another size than promised that size.
+
+        Raises:
+            RegistryError: the registry lacks it.
+            UnreachableError: no answer, or connections that keep breaking.
+        """
+        return self._retries.run(self._go_on)
+
+    def _go_on(self) -> str:
+        headers = {"Accept-Encoding": "identity"}
+        if self._done:
+            headers["Range"] = f"bytes={self._done}-"
+        path = f"/v2/{self._repository}/blobs/{self._blob.digest}"
+        try:
+            with self._registry.request("GET", path, self._repository, headers=headers) as got:
+                if wrong := self._begins(got) or self._copy(got):
+                    return wrong
+        except requests.RequestException as error:
+            raise self._registry.unreachable(error) from None  # asked often enough by `request`
+        except HTTPError as error:
+            raise TryAgainError(self._registry.unreachable(error)) from None
+        if self._done < self._blob.size:
+            broken = HTTPError(f"the answer ended after {self._done} of {self._blob.size} bytes")
+            raise TryAgainError(self._registry.unreachable(broken))
+        return f"sha256:{self._hasher.hexdigest()}"
+
+    def _begins(self, got: requests.Response) -> str:
+        """Look at the head of an answer; what is wrong with the size that it promises, else nothing."""
+        if got.status_code not in {200, 206}:
+            raise self._registry.failed(
+                got, f"{self._registry.host} does not give {self._blob.digest} of {self._repository}"
+            )
+        if got.status_code == 206:
+            return ""
+        if self._done:
+            self._sink.seek(0)
+            self._sink.truncate()
+            self._hasher, self._done = hashlib.sha256(), 0
+        said = got.headers.get("Content-Length", "")
+        return f"{said} bytes instead of {self._blob.size}" if said.isdigit() and int(said) != self._blob.size else ""
+
+    def _copy(self, got: requests.Response) -> str:
+        while piece := got.raw.read(CHUNK):
+            self._hasher.update(piece)
+            self._sink.write(piece)
+            self._done += len(piece)
+            self._registry.traffic.received += len(piece)
+            self._retries.reached(self._done)
+            if self._done > self._blob.size:
+                return f"more than {self._blob.size} bytes"
+        return ""

@@ -1,0 +1,134 @@
+"""What every HTTP client here shares: one session, one way to try again, and which host is this machine."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from toolchain.errors import ToolchainError
+
+if TYPE_CHECKING:
+    import requests
+    from urllib3.response import BaseHTTPResponse
+
+LOG = logging.getLogger(__name__)
+T = TypeVar("T")
+TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})  # statuses that may pass
+LONGEST_BACKOFF = 30.0
+LONGEST_ASKED = 120.0  # seconds that a server may have us wait by Retry-After
+
+
+def is_loopback(host: str | None) -> bool:
+    """Whether a host name or address, without a port, means this machine."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host or "").is_loopback
+    except ValueError:
+        return False
+
+
+def session(attempts: int, backoff: float) -> requests.Session:
+    """A session that asks (GET, HEAD) again when a server is busy or a connection fails.
+
+    What breaks off after an answer has begun is not asked again: see `Retries`.
+
+    Args:
+        attempts: how often a question is asked again.
+        backoff: seconds, doubled for each further attempt.
+    """
+    import requests  # noqa: PLC0415 - plans connect to nothing and must be quick
+    from requests.adapters import HTTPAdapter  # noqa: PLC0415
+    from urllib3.util import Retry  # noqa: PLC0415
+
+    class Bounded(Retry):
+        """Waits as long as a server asks, but not for ever."""
+
+        def get_retry_after(self, response: BaseHTTPResponse) -> float | None:
+            asked = super().get_retry_after(response)
+            return None if asked is None else min(asked, LONGEST_ASKED)
+
+    retry = Bounded(
+        total=attempts,
+        allowed_methods=frozenset({"GET", "HEAD"}),
+        status_forcelist=TRANSIENT,
+        backoff_factor=backoff,
+        backoff_max=LONGEST_BACKOFF,
+        raise_on_status=False,
+    )
+    made = requests.Session()
+    for scheme in ("http://", "https://"):
+        made.mount(scheme, HTTPAdapter(max_retries=retry))
+    return made
+
+
+class TryAgainError(Exception):
+    """A failure that may pass.
+
+    Args:
+        problem: what to raise when it does not.
+        asked: the server's Retry-After, if it sent one.
+    """
+
+    def __init__(self, problem: ToolchainError, asked: str | None = None) -> None:
+        super().__init__(problem.what)
+        self.problem = problem
+        self.asked = asked
+
+
+@dataclass
+class Retries:
+    """The attempts at one thing; it fails for good after too many failures without progress between them.
+
+    Args:
+        attempts: failures in a row that are survived.
+        backoff: seconds of the first wait; each further one is twice as long, at most `LONGEST_BACKOFF`.
+        name: of the server, for the log.
+        pause: waits so many seconds.
+        failures: so far, since it last got further.
+        furthest: how far it ever got, e.g. bytes.
+    """
+
+    attempts: int
+    backoff: float
+    name: str = ""
+    pause: Callable[[float], None] = time.sleep
+    failures: int = 0
+    furthest: int = 0
+
+    def run(self, once: Callable[[], T]) -> T:
+        """Call `once` until it raises TryAgainError no more.
+
+        Raises:
+            ToolchainError: the problem of the last failure.
+        """
+        while True:
+            try:
+                return once()
+            except TryAgainError as failure:
+                self.failed(failure)
+
+    def failed(self, failure: TryAgainError) -> None:
+        """Count a failure, and wait before the next attempt.
+
+        Raises:
+            ToolchainError: its problem, after too many.
+        """
+        self.failures += 1
+        if self.failures > self.attempts:
+            # Not chained: what HTTP libraries raise holds the whole request, tokens included.
+            raise failure.problem from None
+        seconds = min(self.backoff * 2 ** (self.failures - 1), LONGEST_BACKOFF)
+        if failure.asked and failure.asked.strip().isdigit():
+            seconds = min(float(failure.asked), LONGEST_ASKED)
+        LOG.info("%s: waiting %.1f s before attempt %d", self.name, seconds, self.failures + 1)
+        self.pause(seconds)
+
+    def reached(self, position: int) -> None:
+        """Progress: earlier failures count no more. The same way gone once again, after a new start, is none."""
+        if position > self.furthest:
+            self.failures, self.furthest = 0, position
