@@ -10,7 +10,8 @@ from typing import Any
 
 from toolchain.errors import ConfigError, HostileInputError, UnsupportedError
 from toolchain.request import Request
-from toolchain.sources.resolve import locate, of_index, parse_source_spec
+from toolchain.sources.resolve import locate
+from toolchain.sources.spec import SourceSpec
 from toolchain.sources.tree import Source
 from toolchain.stages.base import base_label
 from toolchain.stages.stage import Built, Planned, Shop, common_inputs, source_inputs
@@ -19,6 +20,7 @@ BINARY = "triton-wheel"
 # Apart from the distribution's own site-packages; in-image programs get it by PYTHONPATH.
 SITE = "/usr/lib/toolchain/triton"
 _LIMIT_BYTES = 4_000_000_000
+_DEFAULT = SourceSpec(kind="pypi", where="triton")
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,6 @@ class TritonWheelStage:
         """See `Stage.build`."""
         shop.step("source")
         wheel = shop.fetch(planned.sources[0])
-        assert wheel.path is not None  # noqa: S101 - fetch gives it
         tree = shop.work() / "tree"
         unzip(wheel.path, tree / SITE.lstrip("/"))
         shop.step("layer")
@@ -68,14 +69,17 @@ class TritonWheelStage:
 
 
 def wheel_source(request: Request) -> Source:
-    """The pinned wheel, without any network."""
-    text = request.sources.get("triton", "")
-    spec = parse_source_spec(text, project="triton")
+    """The wheel that is named, else the newest that the data knows; without any network.
+
+    Raises:
+        UnsupportedError: what is named is no wheel of the index.
+    """
+    spec = request.sources.get("triton", _DEFAULT)
     source = locate("triton", spec, cache=request.cache, offline=request.offline)
     if source.kind != "pypi":
         raise UnsupportedError(
-            f"--source triton={text} is no wheel of the Python index",
-            why="its digest is none of data/pypi.toml" if of_index(text) else "",
+            f"--source triton={spec} is no wheel of the Python index",
+            why="its digest is none of data/pypi.toml" if spec.wheel else "",
             fix="name one: --source triton=pypi:VERSION",
         )
     return source
