@@ -272,6 +272,78 @@ def test_another_prefix_is_another_configuration(engine: Engine, tmp_path: Path)
         assert f"-DCMAKE_INSTALL_PREFIX={prefix}" in asked
 
 
+# ---- containerfiles/llvm-portable
+
+
+def old_system(folder: Path, minor: int) -> Path:
+    """As much of an old system as the recipe itself looks at."""
+    (folder / "usr/include").mkdir(parents=True)
+    (folder / "usr/include/stdlib.h").touch()
+    (folder / "usr/include/features.h").write_text(
+        f"#define\t__GLIBC__\t2\n#define __GLIBC_MINOR__ {minor}\n#define __GLIBC_PREREQ(maj, min) 1\n"
+    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def clang_workshop(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A stand-in for a base with clang and lld, whose ninja installs a CMake package."""
+    tree = workshop(tmp_path_factory.mktemp("clang"), "gcc", "g++", "clang", "clang++", "ld.lld")
+    with_programs(tree, "sed", "tr", "chmod")
+    ninja = tree / "usr/bin/ninja"
+    ninja.write_text(
+        ninja.read_text().replace(
+            'mkdir -p "$DESTDIR$PREFIX/lib";',
+            'at="$DESTDIR$PREFIX/lib/cmake/llvm"; mkdir -p "$at"; echo "# of LLVM" >"$at/LLVMConfig.cmake";',
+        )
+    )
+    return engine.image("workshop-portable", tree)
+
+
+def test_a_portable_layer_on_a_stand_in_base(engine: Engine, clang_workshop: str, tmp_path: Path) -> None:
+    out = tmp_path / "a layer"
+    engine.build(
+        "containerfiles/llvm-portable/Containerfile",
+        *("--build-context", f"llvm={llvm_source(tmp_path / 'llvm')}", "--build-arg", f"BASE={clang_workshop}"),
+        *("--build-context", f"sysroot={old_system(tmp_path / 'old', 31)}", "--build-arg", "GLIBC=2.31"),
+        *("--build-arg", f"PREFIX={PREFIX}", "--build-arg", f"INPUT_DIGEST={tmp_path.name}"),
+        *("--output", f"type=local,dest={out}"),
+    )
+    package = out / PREFIX.lstrip("/") / "lib/cmake/llvm"
+    words = (package.parent.parent / "asked").read_text().splitlines()
+    assert "-DCMAKE_TOOLCHAIN_FILE=/recipe/llvm-config/portable.cmake" in words
+    assert {"-DCMAKE_CXX_COMPILER=clang++", "-DLLVM_USE_LINKER=lld"} <= set(words)
+    config = (package / "LLVMConfig.cmake").read_text()
+    assert config == '# of LLVM\n\ninclude("${CMAKE_CURRENT_LIST_DIR}/LayerConsumer.cmake")\n'
+    consumer = (package / "LayerConsumer.cmake").read_text()
+    assert 'set(LLVM_LAYER_GLIBC "2.31")' in consumer
+    assert "@" not in consumer
+
+
+@pytest.mark.parametrize(
+    ("minor", "glibc", "says"),
+    [
+        (36, "2.31", "/sysroot holds glibc 2.36, and the layer would be called one for 2.31"),
+        (31, "", "GLIBC must name the version of the glibc in /sysroot"),
+        (None, "2.31", "built with clang and lld against an old system in /sysroot"),
+    ],
+    ids=["another-system", "no-name", "no-system"],
+)
+def test_what_is_no_floor_is_refused_by_the_script(
+    engine: Engine, clang_workshop: str, tmp_path: Path, minor: int | None, glibc: str, says: str
+) -> None:
+    system = ("--build-context", f"sysroot={old_system(tmp_path / 'old', minor)}") if minor is not None else ()
+    failed = engine.build(
+        "containerfiles/llvm-portable/Containerfile",
+        *("--build-context", f"llvm={llvm_source(tmp_path / 'llvm')}", "--build-arg", f"BASE={clang_workshop}"),
+        *(*system, "--build-arg", f"GLIBC={glibc}", "--build-arg", f"PREFIX={PREFIX}"),
+        check=False,
+    )
+    assert failed.returncode != 0
+    assert any(says in line for line in failed.tail), failed.tail
+    assert not any("@step" in line for line in failed.tail)
+
+
 # ---- containerfiles/triton and containerfiles/aotriton: up to where the compilers would start
 
 

@@ -196,6 +196,7 @@ def test_no_folder_decides_whom_verify_trusts(clean: dict[str, str], tmp_path: P
 def test_the_file_knows_what_the_command_line_knows(clean: dict[str, str], tmp_path: Path) -> None:
     lines = [
         'drop-binary = ["libdevice"]',
+        'glibc = "2.31"',
         'python = "3.13"',
         'only = "tablegen"',
         'source-repo = ["llvm/llvm-project"]',

@@ -22,6 +22,7 @@ from toolchain.cache import Cache
 from toolchain.cli.app import app
 from toolchain.errors import ConfigError, UnreachableError, UntrustedError
 from toolchain.oci.layout import Layout
+from toolchain.oci.referrers import referrers
 from toolchain.publish.attestations import attach_evidence
 from toolchain.trust import attest, keyless
 from toolchain.trust.keyless import Identity, Keyless
@@ -80,6 +81,11 @@ def test_signed_and_verified(place: Place) -> None:
     assert (verdict.verdict, verdict.problems) == ("trusted", [])
     assert verdict.checks["signature"] == f"by {WHO} (vouched for by {ISSUER})"
     assert verdict.provenance is not None
+    for subject in (place.stand.manifest, place.stand.index):
+        noted = [
+            one.annotations["dev.sigstore.bundle.predicateType"] for one in referrers(place.stand.ref, subject.digest)
+        ]
+        assert set(noted) == {"https://spdx.dev/Document", "https://slsa.dev/provenance/v1"}
     # A key is not asked for by an identity, nor the other way round.
     key = place.stand.signer.public
     assert verify(place.stand.ref, place.stand.layout, place.stand.index, key=key).verdict == "untrusted"

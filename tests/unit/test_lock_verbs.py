@@ -314,8 +314,9 @@ def test_a_decayed_tree_is_found_although_nothing_seems_changed(tmp_path: Path, 
     code = (
         "import sys; from pathlib import Path; from toolchain.build.run import plan\n"
         "from toolchain.cache import Cache; from toolchain.request import Request\n"
-        "from toolchain.sources.resolve import fetch_source\n"
-        "c = Cache(Path(sys.argv[1])); s = plan(Request(cache=c, sources={'llvm': sys.argv[2]}), 'llvm')[1].planned\n"
+        "from toolchain.sources.resolve import fetch_source; from toolchain.sources.spec import of_folder\n"
+        "c = Cache(Path(sys.argv[1])); named = {'llvm': of_folder(Path(sys.argv[2]))}\n"
+        "s = plan(Request(cache=c, sources=named), 'llvm')[1].planned\n"
         "fetch_source(s.sources[0], cache=c, offline=True, verify=True)"
     )
     done = subprocess.run(

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from toolchain.build import own_base as ownbase
 from toolchain.build.own_base import Need, Way, needs, users_of, wanted
 from toolchain.cache import Cache
 from toolchain.catalog.bases import load_bases
@@ -15,7 +14,8 @@ from toolchain.recipe import root
 from toolchain.request import Request
 from toolchain.stages.stage import Planned
 
-DOCS = Path(__file__).resolve().parents[2] / "docs" / "bases.md"
+TOP = Path(__file__).resolve().parents[2]
+DOCS = TOP / "docs" / "bases.md"
 EVERYTHING = {
     "clang": "19.1.7", "gcc": "14.2.0", "ld.lld": "", "c++17": "", "cmake": "3.31.6", "ninja": "1.12.1", "ar": "",
     "find": "", "python3": "3.13.5", "python3.h": "", "python3.venv": "", "pkg-config": "", "lzma.h": "", "hip": "",
@@ -81,7 +81,7 @@ def test_only_what_is_built_in_the_base_needs_something() -> None:
 
 
 def test_the_probe_runs_in_a_plain_shell_and_knows_every_tool(tmp_path: Path) -> None:
-    text = (Path(ownbase.__file__).parent / "data" / "probe-base.sh").read_text()
+    text = (TOP / "toolchain" / "data" / "probe-base.sh").read_text()
     (tmp_path / "one").write_text("")
     words = [f"here={tmp_path}/o*", f"gone={tmp_path}/x*", "3.99"]
     done = subprocess.run(["sh", "-c", text, "probe", *words], capture_output=True, text=True, check=True)

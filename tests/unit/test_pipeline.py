@@ -47,6 +47,7 @@ from toolchain.sources.tree import Source
 from toolchain.stages import base
 from toolchain.stages.llvm import LlvmStage
 from toolchain.stages.stage import Built, Planned, Shop, Stage
+from toolchain.stages.sysroot import SysrootStage
 
 SOURCE = Source(
     name="llvm",
@@ -143,7 +144,7 @@ def test_the_stages_say_what_they_need(tmp_path: Path) -> None:
     request = make_request(cache=tmp_path / "cache", source=["llvm=distro:llvm-toolchain-22"])
     below = base.BaseStage().plan(request, {})
     assert not below.engine
-    llvm = LlvmStage().plan(request, {"base": below})
+    llvm = LlvmStage().plan(request, {"base": below, "sysroot": SysrootStage().plan(request, {})})
     assert (llvm.engine, llvm.disk > below.disk > 10**9) == (True, True)
     assert base.BaseStage().plan(replace(request, base=parse_base("ubi9")), {}).engine
 
@@ -262,7 +263,7 @@ def test_a_local_archive_is_looked_into_once_it_is_unpacked(tmp_path: Path) -> N
     archive.write_bytes(b"not read by a plan")
     request = make_request(cache=tmp_path / "cache", source=[f"llvm={archive}"])
     below = base.BaseStage().plan(request, {})
-    (source,) = LlvmStage().plan(request, {"base": below}).sources
+    (source,) = LlvmStage().plan(request, {"base": below, "sysroot": SysrootStage().plan(request, {})}).sources
     assert source.path == archive
 
 

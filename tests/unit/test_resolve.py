@@ -150,7 +150,7 @@ def test_a_wheel_that_lies_here_is_that_of_the_index_or_refused(
     row = dataclasses.replace(known_files()[1], sha256=hashlib.sha256(b"wheel").hexdigest())
     for module in (pypi, resolve):
         monkeypatch.setattr(module, "known_files", lambda: (row,))
-    named = wheel_source(dataclasses.replace(request, sources={}))
+    named = wheel_source(dataclasses.replace(request, sources=specs({"triton": f"pypi:{row.version}"})))
     assert dataclasses.replace(wheel_source(request), path=None) == named
     assert llvm_pin(request) == llvm_pin(dataclasses.replace(request, sources=specs({"triton": "pypi:triton"})))
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from toolchain.oci.reference import LayoutRef, RegistryRef
 from toolchain.oci.registry import Registry
 from toolchain.oci.tagged import Tagged, about_tag, attach_layers
 from toolchain.publish.attestations import attach_evidence
-from toolchain.trust import cosign
+from toolchain.trust import attest, cosign, sbom
 from toolchain.trust.keys import Signer
 
 
@@ -227,6 +229,33 @@ def test_an_image_with_such_a_name_is_an_image(stand: Stand) -> None:
     assert set(stand.layout.images()) == {"thing", name}
     stand.layout.tag(stand.manifest, name)
     assert set(stand.layout.images()) == {"thing", name}
+
+
+def test_a_provenance_never_lies_in_a_bundle_alone(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who finds one bundle looks at nothing else: wherever publishing breaks off, the SBOM is there before it."""
+    signer, real = replace(stand.signer, bundles=True), Registry.put_manifest
+    seen = []
+    for room in range(11):
+        left = [room]
+
+        def put(self: Registry, *words: Any, left: list[int] = left) -> str:
+            left[0] -= 1
+            if left[0] < 0:
+                raise RegistryError("it breaks off")
+            return real(self, *words)
+
+        monkeypatch.setattr(Registry, "put_manifest", put)
+        with fake_registry() as server, connection(server) as registry:
+            with contextlib.suppress(RegistryError):
+                attach_evidence(
+                    stand.material, stand.layout, stand.manifest, stand.index, RegistryRef(server.host, "x"),
+                    signer=signer, registry=registry, scratch=stand.work,
+                )  # fmt: skip
+            for subject in (stand.manifest, stand.index):
+                kinds = {one["annotations"].get(cosign.PREDICATE_TYPE) for one in server.referrers(subject.digest)}
+                assert attest.PREDICATE not in kinds or sbom.PREDICATE in kinds
+                seen.append(kinds - {None})
+    assert seen[-1] == {attest.PREDICATE, sbom.PREDICATE, "https://sigstore.dev/cosign/sign/v1"}
 
 
 def test_a_bundle_has_no_key_id(stand: Stand) -> None:

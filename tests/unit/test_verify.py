@@ -420,7 +420,7 @@ def test_what_others_attach_is_not_all_kept(
     made = write_artifact(stand.layout, stand.manifest, blob, artifact_type="application/spdx+json")
     attach(stand.layout, [made], stand.ref)
     kept = gather(stand.ref, [stand.manifest.digest], stand.layout)
-    assert all(len(one.content) < 10_000 for one in kept)
+    assert all(len(one.content) < 30_000 for one in kept)
 
 
 @pytest.mark.parametrize("value", [None, 1, "x", [1], {"Labels": [1]}, {"Labels": {"toolchain.input-digest": 5}}])

@@ -296,9 +296,10 @@ def _package(row: Any) -> LockedPackage:
 
 
 def _asked_source(spec: SourceSpec, source: Source | None) -> str:
-    if source is None or spec.kind not in {"local", "stored"}:
+    if spec.kind not in {"local", "stored"}:
         return str(spec)
-    return "PATH" if source.kind == "local" else source.ref  # a file that the data knows is what it is called there
+    # A file that the data knows is what it is called there; of a folder the plan may take the pin alone.
+    return source.ref if source is not None and source.kind != "local" else "PATH"
 
 
 def _request(request: Request, goal: str, sources: Mapping[str, Source]) -> dict[str, Any]:

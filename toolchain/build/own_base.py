@@ -21,7 +21,7 @@ from toolchain.stages.prebuilt import Known, known_files
 from toolchain.stages.stage import Planned
 
 DOCS = "docs/bases.md"
-_DATA = Path(__file__).resolve().parent / "data"
+_DATA = Path(__file__).resolve().parents[1] / "data"
 _TIMEOUT = 300.0
 _EL = {"rhel", "centos", "fedora", "almalinux", "rocky", "ol"}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from toolchain.cache import Cache
 from toolchain.catalog.release_data import LlvmPin, TritonRelease
@@ -20,12 +21,14 @@ from toolchain.catalog.releases import (
     triton_releases,
 )
 from toolchain.errors import ConfigError, PinError, UnsupportedError
-from toolchain.lock.file import Lock
 from toolchain.sources.pypi import pypi_row
 from toolchain.sources.resolve import locate
 from toolchain.sources.spec import SourceSpec, of_folder, of_github, parse_source_spec
 from toolchain.stages.triton_tree import compare, head_of
 from toolchain.stages.triton_wheel import BINARY
+
+if TYPE_CHECKING:
+    from toolchain.lock.file import Lock
 
 WHEEL = "--source triton=pypi:3.7.1"
 # Where a value comes from, the strongest first.
@@ -195,7 +198,7 @@ def _as_path(asked: Asked, path: Path, cache: Cache) -> Asked:
     """A folder is a checkout, to be built as `--source triton=FOLDER`; a file is a pin, and names an LLVM alone."""
     if path.is_dir():
         return _as_folder(asked, path, cache)
-    if asked.goal != "llvm":
+    if asked.goal not in {"llvm", "base"}:
         raise PinError(
             f"--triton {path} names no Triton",
             why="a file is the pin of an LLVM, and of that no Triton can be told",

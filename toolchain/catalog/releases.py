@@ -45,7 +45,6 @@ __all__ = [
     "pytorch_rows",
     "read_pin",
     "repository_of",
-    "require",
     "triton_release",
     "triton_releases",
 ]

@@ -52,8 +52,9 @@ def _resolve(
     if triton is not None:
         if not facts.is_version(triton) and triton.strip() and Path(triton).exists():
             return {"llvm": facts.read_pin(Path(triton))}
-        row = facts.newest_patch(triton) if facts.is_version(triton) else facts.triton_release(triton)
-        facts.require(row, "llvm")
+        row = facts.triton_release(triton)
+        if facts.is_version(triton) and (newest := facts.newest_patch(triton)).version != row.version:
+            row = newest
         return {"triton": row, "llvm": row.pin}
     if pytorch is not None:
         torch = facts.aotriton_for_pytorch(pytorch)

@@ -98,7 +98,7 @@ def _floor(base: str | None, glibc: str | None) -> str:
         raise ConfigError(
             f"--base {base} and --glibc {glibc} name two kinds of LLVM layer",
             why="the first is bound to that base, the second links on every system with that glibc or a later one",
-            fix="leave one of them out",
+            fix="leave one of them out; --base '' undoes what a file or the environment names",
         )
     if not glibc:
         return "" if base else DEFAULT_GLIBC

@@ -235,7 +235,8 @@ def parse_signature(
     """A positional signature as (argument, type) in order and (argument, constant) sorted.
 
     A number, True or False is a constant; anything else is a type, with `:16` or `:8` behind it where the value is a
-    multiple of that, and `:1` where it is known to be 1, which makes it a constant too.
+    multiple of that, and `:1` where it is known to be 1. That makes it a
+    constant too.
 
     Raises:
         SourceError: another number of arguments than the kernel has, or an unknown hint.

@@ -1,7 +1,7 @@
 """One gzip stream from several threads, the same bytes for any number of them.
 
 The input is cut into blocks of fixed size. Each is deflated on its own, primed with the 32 KiB before it, and ended on
-a byte boundary, so that the pieces laid end to end are one ordinary deflate stream. Nothing depends on who was first.
+a byte boundary. So the pieces laid end to end are one ordinary deflate stream. Nothing depends on who was first.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A tag that several publishers keep: each reads what is there, adds its own and writes.
 
-No registry known here can do that in one step, so a publisher reads back what it wrote until the list has stayed whole
-for a while, and never writes a list that it read long ago.
+No registry known here can do that in one step, so a publisher reads back what it wrote until the
+list has stayed whole for a while. It never writes a list that it read long ago.
 """
 
 from __future__ import annotations

@@ -245,8 +245,8 @@ def llvm_pin(request: Request) -> LlvmPin:
     spec = request.sources.get("triton")
     if request.triton or spec is None:
         return triton_release(request.triton or DEFAULT_TRITON).pin
-    if spec.kind == "pypi":
-        return triton_release(spec.version or DEFAULT_TRITON).pin
+    if spec.wheel and (wheel := locate("triton", spec, cache=request.cache)).kind == "pypi":
+        return triton_release(wheel.version).pin
     if spec.kind == "git":
         with contextlib.suppress(PinError, UnsupportedError):
             return triton_release(spec.version).pin

@@ -11,7 +11,6 @@ from typing import Any
 from toolchain.errors import ConfigError, HostileInputError, UnsupportedError
 from toolchain.request import Request
 from toolchain.sources.resolve import locate
-from toolchain.sources.spec import SourceSpec
 from toolchain.sources.tree import Source
 from toolchain.stages.base import base_label
 from toolchain.stages.stage import Built, Planned, Shop, common_inputs, source_inputs
@@ -20,7 +19,6 @@ BINARY = "triton-wheel"
 # Apart from the distribution's own site-packages; in-image programs get it by PYTHONPATH.
 SITE = "/usr/lib/toolchain/triton"
 _LIMIT_BYTES = 4_000_000_000
-_DEFAULT = SourceSpec(kind="pypi", where="triton")
 
 
 @dataclass(frozen=True)
@@ -69,12 +67,12 @@ class TritonWheelStage:
 
 
 def wheel_source(request: Request) -> Source:
-    """The wheel that is named, else the newest that the data knows; without any network.
+    """The wheel that is named, without any network.
 
     Raises:
         UnsupportedError: what is named is no wheel of the index.
     """
-    spec = request.sources.get("triton", _DEFAULT)
+    spec = request.sources["triton"]  # without one this stage is not among those of a goal
     source = locate("triton", spec, cache=request.cache, offline=request.offline)
     if source.kind != "pypi":
         raise UnsupportedError(
