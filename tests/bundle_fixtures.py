@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.evidence_fixtures import finished_base
+from tests.request_fixtures import specs
 from toolchain.bundle.export import TYPE, Exported, export
 from toolchain.bundle.importer import Imported, bring
 from toolchain.cache import Cache
@@ -114,10 +115,12 @@ def full_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     patch.write_text("--- a/setup.py\n+++ b/setup.py\n@@ -1 +1 @@\n-setup.py\n+fixed\n")
     request = Request(
         cache=cache,
-        sources={
-            "llvm": f"https://example.test/an%20archive.tar#{digest.replace(':', '=')}",
-            "triton": str(checkout),
-        },
+        sources=specs(
+            {
+                "llvm": f"https://example.test/an%20archive.tar#{digest.replace(':', '=')}",
+                "triton": str(checkout),
+            }
+        ),
         patches={"triton": (patch,)},
         offline=True,
     )

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from toolchain.catalog.architectures import machine_of
+from toolchain.catalog.base_ref import BaseRef, parse_base
 from toolchain.catalog.stages import source_names
-from toolchain.errors import ConfigError
+from toolchain.errors import ConfigError, ToolchainError
+
+if TYPE_CHECKING:
+    from toolchain.sources.spec import SourceSpec
 
 SOURCES = source_names()
 
@@ -52,18 +56,40 @@ def compression(text: str) -> Literal["gzip", "zstd"]:
     return "zstd" if text == "zstd" else "gzip"
 
 
-def sources(values: Sequence[str]) -> dict[str, str]:
+def base(text: str) -> BaseRef:
+    """A recipe or a local image.
+
+    Raises:
+        ConfigError: a reference that cannot be one.
+    """
+    return parse_base(text)
+
+
+def is_path(text: str) -> bool:
+    """Whether what follows `NAME=` in a source is a path; that it is nothing at all is told where it is read."""
+    from toolchain.sources.spec import parse_source_spec  # noqa: PLC0415 - for values out of files alone
+
+    try:
+        return parse_source_spec(text).path is not None
+    except ToolchainError:
+        return False
+
+
+def sources(values: Sequence[str]) -> dict[str, SourceSpec]:
     """Sources by name.
 
     Raises:
         ConfigError: a name that is not known, or one that is there twice.
+        SourceError, DigestError: what is named cannot be a source.
     """
+    from toolchain.sources.spec import parse_source_spec  # noqa: PLC0415 - most calls name none
+
     named = _pairs(values, "--source")
     found = dict(named)
     if len(named) > len(found):
         twice = sorted({name for name, _ in named if sum(name == other for other, _ in named) > 1})
         raise ConfigError(f"--source names {', '.join(twice)} more than once", fix="leave one of them")
-    return found
+    return {name: parse_source_spec(text, project=name) for name, text in found.items()}
 
 
 def patches(values: Sequence[str]) -> dict[str, tuple[Path, ...]]:

@@ -36,6 +36,7 @@ class Option:
         negated: whether `--no-NAME` is the way to say it.
         of: the names that a pair may have; empty for any.
         place: what of the value is relative to the file that it stands in: a path, what follows `NAME=` or `oci:`.
+        is_path: whether what follows `NAME=` is a path, where it can be something else.
         environment, file: whether it may stand there.
         counts: whether what is built depends on it; a record, and with it the provenance, says its value.
         lock: when a lock keeps it: never, always, or when it is not the default.
@@ -53,6 +54,7 @@ class Option:
     negated: bool = False
     of: tuple[str, ...] = ()
     place: Literal["", "path", "pair", "oci"] = ""
+    is_path: Callable[[str], bool] | None = None
     environment: bool = True
     file: bool = True
     counts: bool = False
@@ -124,8 +126,12 @@ def _default(one: Field[Any]) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """A field's value as JSON and TOML have it."""
-    return list(value) if isinstance(value, tuple) else value
+    """A field's value as JSON and TOML have it; what is more than text is told in its own words."""
+    if isinstance(value, tuple):
+        return [plain(one) for one in value]
+    if isinstance(value, dict):
+        return {name: plain(one) for name, one in value.items()}
+    return value if value is None or isinstance(value, str | int | float) else str(value)
 
 
 def moved(one: Option, text: str, move: Callable[[str], str]) -> str:
@@ -142,16 +148,9 @@ def moved(one: Option, text: str, move: Callable[[str], str]) -> str:
         if not text.startswith("oci:"):
             return text
         before, rest = "oci:", text.removeprefix("oci:")
-    if not one.place or not rest or rest.startswith(("/", "~")) or (before and not _is_path(one, rest)):
+    if not one.place or not rest or rest.startswith(("/", "~")) or (one.is_path is not None and not one.is_path(rest)):
         return text
     return before + move(rest)
-
-
-def _is_path(one: Option, text: str) -> bool:
-    # As `sources.resolve.parse_source_spec` tells a path from what else a source can be.
-    return one.name != "source" or not (
-        "://" in text or text.startswith(("distro:", "pypi:", "stored:")) or ("@" in text and ":" in text)
-    )
 
 
 def into(folder: Path) -> Callable[[str], str]:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from toolchain import option_values as reading
 from toolchain.cache import Cache
+from toolchain.catalog.base_ref import BaseRef
 from toolchain.options import Declared, declared, option
+
+if TYPE_CHECKING:
+    from toolchain.sources.spec import SourceSpec
 
 
 class LockedTag(Protocol):
@@ -34,7 +39,7 @@ class HeldLock(Protocol):
         """The source or wheel of that name."""
 
 
-DEFAULT_BASE = "debian13"
+DEFAULT_BASE = BaseRef(recipe="debian13")
 DEFAULT_GLIBC = "2.31"  # llvm-config/floors.toml
 
 
@@ -51,11 +56,11 @@ class Request:
     A field with an option is that option: a new one is a new field here, and a use of it somewhere.
 
     Args:
-        base: recipe name (`debian13`) or a local OCI image (`oci:DIR`, `oci:DIR:TAG` or `docker-archive`-like ref).
+        base: a recipe (`debian13`) or a local image.
         glibc: of the oldest system that the LLVM layer must link on (`catalog.floors`); empty for a layer that is
             bound to `base`.
         arch: OCI architectures, sorted.
-        sources: overrides by source name: a path, `URL@SHA` or `distro:PACKAGE`.
+        sources: overrides by source name.
         patches: patch files by source name, in order.
         gpus: LLVM names (`gfx942`), sorted.
         allow_binary, drop_binary: prebuilt things that may come in, and those that are left out, by name or path.
@@ -65,10 +70,10 @@ class Request:
         lock: with `locked` or a `lock_file`, the only things that may come in.
     """
 
-    base: str = field(
+    base: BaseRef = field(
         default=DEFAULT_BASE,
         metadata=option(
-            "base", place="oci", counts=True, lock="always", tells=True,
+            "base", place="oci", counts=True, lock="always", tells=True, read=reading.base,
             help="Base recipe, or a local image as oci:DIR[:TAG|@DIGEST]; LLVM is then for this base alone."
             " \\[default: debian13, and a portable LLVM]",
         ),
@@ -87,12 +92,12 @@ class Request:
             read=reading.arches,
         ),
     )  # fmt: skip
-    sources: dict[str, str] = field(
+    sources: Mapping[str, SourceSpec] = field(
         default_factory=dict,
         metadata=option(
             "source", kind="pairs", metavar="NAME=WHERE", place="pair", of=reading.SOURCES, counts=True, lock="changed",
             help="NAME=PATH, NAME=URL@SHA, NAME=distro:PACKAGE or triton=pypi:VERSION; again for each source.",
-            example=["llvm=../llvm-project"], read=reading.sources,
+            example=["llvm=../llvm-project"], is_path=reading.is_path, read=reading.sources,
         ),
     )  # fmt: skip
     patches: dict[str, tuple[Path, ...]] = field(

@@ -23,6 +23,7 @@ from toolchain.build.record import find_image
 from toolchain.cache import Cache
 from toolchain.catalog import bases
 from toolchain.catalog.architectures import this_machine
+from toolchain.catalog.base_ref import parse_base
 from toolchain.digest import EPOCH
 from toolchain.engine.buildah import Buildah
 from toolchain.errors import DigestError, RegistryError, ToolchainError, UnreachableError, UnsupportedError
@@ -112,7 +113,7 @@ def host(tmp_path: Path, shelf: Shelf) -> Iterator[str]:
 @pytest.fixture
 def request_(tmp_path: Path) -> Iterator[Request]:
     cache = Cache(tmp_path / "the cache")
-    yield Request(cache=cache, base="standin", arch=(HERE,))
+    yield Request(cache=cache, base=parse_base("standin"), arch=(HERE,))
     destroy(Buildah(cache))
 
 

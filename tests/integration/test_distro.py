@@ -73,7 +73,7 @@ def test_the_signed_index_agrees(
     other = replace(source, digest="sha256:" + "0" * 64)
     with pytest.raises(DigestError, match="disagrees"):
         fetch_distro(other, store, cache=apt_cache, offline=False)
-    unknown = replace(source, ref=f"distro:{PACKAGE}=1.0")
+    unknown = replace(source, version="1.0")
     with pytest.raises(SourceError, match="no source package") as caught:
         fetch_distro(unknown, store, cache=apt_cache, offline=False)
     assert "22.1.8" in caught.value.why

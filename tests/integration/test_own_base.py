@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.request_fixtures import specs
 from toolchain.build import own_base as ownbase
 from toolchain.build import run as pipeline
 from toolchain.build.record import records
 from toolchain.cache import Cache
+from toolchain.catalog.base_ref import parse_base
 from toolchain.digest import EPOCH, sha256_bytes
 from toolchain.engine.buildah import Buildah
 from toolchain.errors import UnsupportedError
@@ -59,7 +61,7 @@ def stages(*names: str, wheel: bool = False) -> list[Planned]:
 
 
 def asked(base: Based, layout: Layout, manifest: str) -> Request:
-    return Request(cache=base[0].cache, base=f"oci:{layout.root}@{manifest}")
+    return Request(cache=base[0].cache, base=parse_base(f"oci:{layout.root}@{manifest}"))
 
 
 def test_a_base_that_has_everything(base: Based, own: tuple[Layout, str]) -> None:
@@ -77,7 +79,11 @@ def test_what_a_base_lacks_is_told_at_once_and_asked_once(
         (checkout / project / "CMakeLists.txt").write_text("")
     lame = without(layout, manifest, tmp_path, "usr/bin/ninja", "usr/include/python3.13/Python.h")
     request = replace(
-        asked(base, layout, lame), sources={"llvm": str(checkout)}, triton="3.7.1", only="tablegen", pythons=("3.12",)
+        asked(base, layout, lame),
+        sources=specs({"llvm": str(checkout)}),
+        triton="3.7.1",
+        only="tablegen",
+        pythons=("3.12",),
     )
     with pytest.raises(UnsupportedError) as caught:
         pipeline.build(request, "llvm")

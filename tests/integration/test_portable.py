@@ -22,7 +22,8 @@ from toolchain.engine.isolation import arguments
 from toolchain.oci.layout import Layout
 from toolchain.recipe import Mount, root
 from toolchain.sources.mirrors import apt_mirrors
-from toolchain.sources.resolve import fetch_source, locate, parse_source_spec
+from toolchain.sources.resolve import fetch_source, locate
+from toolchain.sources.spec import parse_source_spec
 from toolchain.sources.unpack import unpack_tar
 
 pytestmark = pytest.mark.engine

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.request_fixtures import specs
 from toolchain.build import locking
 from toolchain.cache import Cache
 from toolchain.digest import sha256_bytes, sha256_file
@@ -28,7 +29,8 @@ from toolchain.sources import archive, distro, resolve
 from toolchain.sources import network as reach
 from toolchain.sources.distro import Package
 from toolchain.sources.mirrors import Mirror
-from toolchain.sources.resolve import fetch_source, locate, parse_source_spec
+from toolchain.sources.resolve import fetch_source, locate
+from toolchain.sources.spec import parse_source_spec
 from toolchain.stages.llvm import LlvmStage
 from toolchain.stages.stage import Planned
 
@@ -182,13 +184,13 @@ def test_when_both_are_gone_the_message_says_what_is_wanted_and_how_to_bring_it(
     # What the message says, done: the same source, the same input digest, the same names; only then any path.
     def planned(text: str) -> Planned:
         base = Planned(name="base", image="base", inputs={"x": "base"})
-        request = Request(cache=world.cache, sources={"llvm": text}, triton="3.7.1")
+        request = Request(cache=world.cache, sources=specs({"llvm": text}), triton="3.7.1")
         return LlvmStage().plan(request, {"base": base})
 
     brought = planned(str(kept))
     assert brought.input_digest == planned("distro:thing").input_digest
     assert brought.image == planned("distro:thing").image
-    request = Request(cache=world.cache, sources={"llvm": str(kept)}, triton="3.7.1")
+    request = Request(cache=world.cache, sources=specs({"llvm": str(kept)}), triton="3.7.1")
     assert locking.resolve(request, [brought], "llvm").request["source"] == {"llvm": "distro:thing=1.0"}
     assert replace(brought.sources[0], path=None) == planned("distro:thing").sources[0]
     got = fetch_source(brought.sources[0], cache=world.cache, offline=True)

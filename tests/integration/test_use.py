@@ -14,6 +14,7 @@ import pytest
 
 from tests.evidence_fixtures import finished_base, finished_llvm
 from tests.integration.conftest import toolchain
+from tests.request_fixtures import specs
 from toolchain.cache import Cache
 from toolchain.oci.descriptor import IMAGES
 from toolchain.oci.layer_files import layer_files
@@ -39,7 +40,7 @@ def storage(tmp_path: Path) -> Iterator[tuple[str, str]]:
 def cache(tmp_path: Path) -> Cache:
     made = Cache(tmp_path / "cache")
     finished_base(made, tmp_path / "base")
-    finished_llvm(Request(cache=made, sources={"llvm": "distro:llvm-toolchain-22"}), tmp_path / "llvm", LLVM)
+    finished_llvm(Request(cache=made, sources=specs({"llvm": "distro:llvm-toolchain-22"})), tmp_path / "llvm", LLVM)
     return made
 
 

@@ -11,15 +11,16 @@ import pytest
 from toolchain.cache import Cache
 from toolchain.kernels.ledger import Entry
 from toolchain.request import Request
-from toolchain.sources.tree import Source
+from toolchain.sources.tree import FetchedSource
 from toolchain.stages.aotriton import _objects, by_pack
 from toolchain.stages.aotriton_library import library_facts, library_of, name_of
 from toolchain.stages.stage import Built, Planned
 
 SHA1 = "30ae96716b3e7a1bf0d7892ce3b8288244f8ebec"
-SOURCE = Source(
-    name="aotriton", kind="git", ref=SHA1, repository="https://example.org/a", digest="sha256:1", path=None, locked=True
-)
+SOURCE = FetchedSource(
+    name="aotriton", kind="git", where="https://example.org/a", version=SHA1, digest="sha256:1", path=Path("/a"),
+    locked=True,
+)  # fmt: skip
 
 
 def below(name: str, *, layer: str = "sha256:aa", inputs: str = "") -> Built:

@@ -15,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.git_server import triton_repository
+from tests.request_fixtures import specs
 from toolchain.catalog.releases import aotriton_release, triton_release
 from toolchain.cli.app import app
 from toolchain.lock import file as lockfile
@@ -271,6 +272,6 @@ def test_the_lock_of_a_checkout_holds_no_path_of_this_machine(here: Here, tmp_pa
     from toolchain.cache import Cache  # noqa: PLC0415
     from toolchain.request import Request  # noqa: PLC0415
 
-    request = Request(cache=Cache(tmp_path / "cache"), sources={"triton": str(here.folder)})
+    request = Request(cache=Cache(tmp_path / "cache"), sources=specs({"triton": str(here.folder)}))
     made = locking.resolve(request, [row.planned for row in plan(request, "llvm")], "llvm")
     assert made.request["source"] == {"triton": "PATH"}

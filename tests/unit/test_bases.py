@@ -13,6 +13,7 @@ import pytest
 from tests.evidence_fixtures import FILES, Stand, small_image
 from toolchain.build import run as pipeline
 from toolchain.cache import Cache
+from toolchain.catalog.base_ref import parse_base
 from toolchain.catalog.bases import DATA, base_recipe, load_bases
 from toolchain.errors import ConfigError, DigestError, RegistryError, UnsupportedError
 from toolchain.oci.check import verify_layout
@@ -108,7 +109,7 @@ def test_a_local_image_by_tag_by_digest_and_as_the_only_one(tmp_path: Path) -> N
     stand.say_all()
 
     def chosen(suffix: str) -> str:
-        request = Request(cache=Cache(tmp_path / "cache"), base=f"oci:{stand.layout.root}{suffix}")
+        request = Request(cache=Cache(tmp_path / "cache"), base=parse_base(f"oci:{stand.layout.root}{suffix}"))
         digest = str(local_manifest(request)[1]["digest"])
         assert BaseStage().plan(request, {}).inputs == {**common_inputs("base", request), "image": digest}
         assert base_label(request) == f"local-{digest[7:15]}"
@@ -132,7 +133,7 @@ def test_a_local_image_without_a_name(tmp_path: Path) -> None:
     stand = Stand(Layout(tmp_path / "images"), tmp_path / "work")
     stand.say_all()
     stand.layout.untag("thing")
-    request = Request(cache=Cache(tmp_path / "cache"), base=f"oci:{stand.layout.root}")
+    request = Request(cache=Cache(tmp_path / "cache"), base=parse_base(f"oci:{stand.layout.root}"))
     with pytest.raises(RegistryError, match="no image"):
         local_manifest(request)
     stand.layout.add(stand.index)
@@ -141,7 +142,7 @@ def test_a_local_image_without_a_name(tmp_path: Path) -> None:
 
 def test_a_local_image_is_taken_whole_and_a_damaged_one_is_not(tmp_path: Path) -> None:
     stand = Stand(Layout(tmp_path / "images"), tmp_path / "work")
-    request = Request(cache=Cache(tmp_path / "one"), base=f"oci:{stand.layout.root}")
+    request = Request(cache=Cache(tmp_path / "one"), base=parse_base(f"oci:{stand.layout.root}"))
     (built,) = pipeline.build(request, "base")
     own = Layout(request.cache.images)
     assert verify_layout(own, own.resolve(built.manifest)) == []

@@ -13,6 +13,7 @@ import pytest
 from tests.at_once import failures
 from tests.bundle_fixtures import Place, full_place
 from tests.fake_registry import fake_registry
+from tests.request_fixtures import specs
 from toolchain.build.run import plan
 from toolchain.bundle.export import export
 from toolchain.cache import Cache
@@ -22,7 +23,7 @@ from toolchain.lock import file as lockfile
 from toolchain.oci import descriptor as media
 from toolchain.oci.layout import Layout
 from toolchain.oci.reference import LayoutRef, RegistryRef
-from toolchain.sources.resolve import fetch_source, locate, parse_source_spec
+from toolchain.sources.resolve import fetch_source, locate
 from toolchain.sources.store import Store
 from toolchain.sources.tree import tree_digest
 
@@ -52,7 +53,7 @@ def test_what_goes_in_comes_out(place: Place) -> None:
         place.request,
         cache=there,
         lock=lock,
-        sources={**place.request.sources, "triton": triton.partition("=")[2]},
+        sources={**place.request.sources, **specs({"triton": triton.partition("=")[2]})},
         patches={"triton": (Path(patch.partition("=")[2]),)},
     )
     shutil.rmtree(place.root / "secret place")
@@ -94,7 +95,7 @@ def test_the_stages_have_the_same_inputs_there(place: Place) -> None:
     lock = lockfile.read(there.root / "toolchain.lock")
     triton = lock.source("triton")
     assert triton is not None
-    sources = {**place.request.sources, "triton": f"stored:triton@{triton.digest}"}
+    sources = {**place.request.sources, "triton": triton.spec}
     rows = plan(dataclasses.replace(place.request, cache=there, sources=sources, lock=lock), "triton")
     assert [row.planned.input_digest for row in rows] == before
     assert [row.planned.image for row in rows] == images
@@ -208,7 +209,7 @@ def test_a_tree_that_came_counts_no_longer_than_its_source_is_out_of_reach(place
     place.bring()
     there = Cache(place.root / "other")
     checkout = place.request.sources["triton"]
-    source = locate("triton", parse_source_spec(checkout), cache=there)
+    source = locate("triton", checkout, cache=there)
     store = Store(there.store)
     assert store.brought(str(source.digest))
     tree = store.stored_tree(str(source.digest))

@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.evidence_fixtures import FILES, finished_base, finished_llvm, small_image
+from tests.request_fixtures import specs
 from toolchain.cache import Cache
 from toolchain.cli.app import app
 from toolchain.oci.image import write_index
@@ -124,7 +125,7 @@ def test_the_pip_line_installs_what_was_unpacked(tmp_path: Path) -> None:
 def test_publish_ends_with_it_and_inspect_says_it_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = Cache(tmp_path / "cache")
     finished_base(cache, tmp_path / "base")
-    finished_llvm(Request(cache=cache, sources={"llvm": "distro:llvm-toolchain-22"}), tmp_path / "llvm", LLVM)
+    finished_llvm(Request(cache=cache, sources=specs({"llvm": "distro:llvm-toolchain-22"})), tmp_path / "llvm", LLVM)
     monkeypatch.chdir(tmp_path)
     words = [
         "--stage",

@@ -17,6 +17,7 @@ from rich.console import Console
 
 from tests.evidence_fixtures import ed25519_signer
 from tests.places import gather, verify
+from tests.request_fixtures import specs
 from toolchain import process, recipe
 from toolchain.build.prefetch import Prefetch
 from toolchain.build.reuse import Reuse, take
@@ -26,6 +27,7 @@ from toolchain.build.workspace import BuildShop
 from toolchain.cache import Cache
 from toolchain.catalog import stages as catalog
 from toolchain.catalog.architectures import MACHINES, emulator, machine_of, this_machine
+from toolchain.catalog.base_ref import parse_base
 from toolchain.catalog.bases import base_recipe, load_bases
 from toolchain.catalog.components import needs_for
 from toolchain.engine.progress import Progress
@@ -55,7 +57,7 @@ def on_amd64(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def request_(tmp_path: Path) -> Request:
     """LLVM from the distribution, in an empty cache."""
-    return Request(cache=Cache(tmp_path / "a cache"), sources={"llvm": "distro:llvm-toolchain-22"}, only=SUPPORT)
+    return Request(cache=Cache(tmp_path / "a cache"), sources=specs({"llvm": "distro:llvm-toolchain-22"}), only=SUPPORT)
 
 
 def lock_all(request: Request) -> Request:
@@ -195,12 +197,12 @@ def test_on_another_machine_amd64_is_the_other_one(request_: Request, monkeypatc
 @pytest.mark.parametrize("name", [name for name, one in load_bases().items() if one.kind == "containerfile"])
 def test_a_base_without_packages_to_compile_against_is_refused(request_: Request, name: str) -> None:
     with pytest.raises(UnsupportedError, match=f"nothing is built for arm64 on base {name}"):
-        plan(replace(request_, arch=("arm64",), base=name), "base")
+        plan(replace(request_, arch=("arm64",), base=parse_base(name)), "base")
 
 
 def test_a_local_image_as_base_is_refused(request_: Request) -> None:
     with pytest.raises(UnsupportedError, match="on the local image"):
-        plan(replace(request_, arch=("arm64",), base="oci:somewhere"), "base")
+        plan(replace(request_, arch=("arm64",), base=parse_base("oci:somewhere")), "base")
 
 
 def test_an_image_s_base_names_no_packages_to_unpack(tmp_path: Path) -> None:
@@ -324,7 +326,7 @@ def test_one_index_whatever_was_built_first(tmp_path: Path) -> None:
     found = set()
     for number, order in enumerate((["amd64", "arm64"], ["arm64", "amd64"])):
         cache = Cache(tmp_path / f"cache {number}")
-        request = lock_all(Request(cache=cache, sources={"llvm": "distro:llvm-toolchain-22"}, only=SUPPORT))
+        request = lock_all(Request(cache=cache, sources=specs({"llvm": "distro:llvm-toolchain-22"}), only=SUPPORT))
         for arch in order:
             finish(request, arch, tmp_path / f"work {number}")
         out = LayoutRef(tmp_path / f"out {number}")
@@ -344,7 +346,7 @@ def test_one_index_whatever_was_built_first(tmp_path: Path) -> None:
 def test_one_index_of_several_serves_who_wants_one_of_them(tmp_path: Path, arch: str) -> None:
     """By the digest of its own inputs, which is all that a plan for one architecture knows."""
     request = lock_all(
-        Request(cache=Cache(tmp_path / "one"), sources={"llvm": "distro:llvm-toolchain-22"}, only=SUPPORT)
+        Request(cache=Cache(tmp_path / "one"), sources=specs({"llvm": "distro:llvm-toolchain-22"}), only=SUPPORT)
     )
     for one in ("amd64", "arm64"):
         finish(request, one, tmp_path / "work")

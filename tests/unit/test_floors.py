@@ -12,6 +12,7 @@ import pytest
 
 from tests.evidence_fixtures import finished_sysroot, material, record
 from tests.places import verify
+from tests.request_fixtures import specs
 from toolchain.build import locking
 from toolchain.build import run as pipeline
 from toolchain.build.record import read_record
@@ -49,7 +50,7 @@ def on_amd64(monkeypatch: pytest.MonkeyPatch) -> None:
 def request_(tmp_path: Path) -> Request:
     """A portable LLVM, its base and floor resolved."""
     request = Request(
-        cache=Cache(tmp_path / "cache"), sources={"llvm": "distro:llvm-toolchain-22"}, glibc=DEFAULT_GLIBC
+        cache=Cache(tmp_path / "cache"), sources=specs({"llvm": "distro:llvm-toolchain-22"}), glibc=DEFAULT_GLIBC
     )
     rows = [{"name": "libc6", "version": "2.41", "architecture": "amd64", "sha256": DIGEST}]
     recipe = base_recipe("debian13", "amd64")

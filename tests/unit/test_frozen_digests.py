@@ -14,8 +14,10 @@ from typing import Any
 
 import pytest
 
+from tests.request_fixtures import request_of
 from toolchain.build.run import plan
 from toolchain.cache import Cache
+from toolchain.catalog.base_ref import parse_base
 from toolchain.catalog.bases import base_recipe
 from toolchain.request import Request
 from toolchain.stages.base import recipe_digest, write_packages
@@ -64,7 +66,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cache:
         recipe = base_recipe(name, arch)
         for stage, digest in (
             ("base", recipe_digest(recipe)),
-            ("sysroot", sysroot_digest(sysroot_system(Request(cache=cache, base=name, arch=(arch,))))),
+            ("sysroot", sysroot_digest(sysroot_system(Request(cache=cache, base=parse_base(name), arch=(arch,))))),
         ):
             write_packages(cache.package_list(stage, name, arch), {"recipe": digest, "packages": rows})
     return cache
@@ -75,6 +77,6 @@ def test_the_digests_are_those_that_were_recorded(cache: Cache, name: str) -> No
     stage, asked = REQUESTS[name]
     rows = [
         [row.planned.name, row.planned.image, row.planned.input_digest]
-        for row in plan(Request(cache=cache, **asked), stage)
+        for row in plan(request_of(cache=cache, **asked), stage)
     ]
     assert rows == json.loads(RECORDED.read_text(encoding="utf-8"))[name]

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from tests.bundle_fixtures import Place
 from tests.evidence_fixtures import finished_base, finished_sysroot
 from tests.lock_fixtures import base, lock
+from tests.request_fixtures import specs
 from toolchain.build import locking
 from toolchain.build import run as pipeline
 from toolchain.build.run import plan
@@ -87,7 +88,7 @@ def named(found: Lock) -> list[str]:
 def test_all_that_is_compiled_in_and_against(
     cache: Cache, goal: str, arch: tuple[str, ...], systems: list[str]
 ) -> None:
-    sources = {"llvm": "distro:llvm-toolchain-22"} if goal == "llvm" else {}
+    sources = specs({"llvm": "distro:llvm-toolchain-22"} if goal == "llvm" else {})
     request = Request(cache=cache, arch=arch, sources=sources)
     found = held(request, goal)
     assert named(found) == [f"{one} resolved" for one in systems]
@@ -138,7 +139,7 @@ def test_packages_that_moved_stop_the_build(
     cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str, waited: bool
 ) -> None:
     """Nothing is built in or against what the mirrors have now, whether this made it or another that it waited for."""
-    request = Request(cache=cache, arch=("arm64",), sources={"llvm": "distro:llvm-toolchain-22"})
+    request = Request(cache=cache, arch=("arm64",), sources=specs({"llvm": "distro:llvm-toolchain-22"}))
     locked = held(request, "llvm")
     other = Cache(tmp_path / "two")
     if stage == "sysroot":

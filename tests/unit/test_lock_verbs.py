@@ -18,6 +18,7 @@ from typer.testing import CliRunner, Result
 
 from tests.evidence_fixtures import finished_base, finished_sysroot
 from tests.lock_fixtures import lock
+from tests.request_fixtures import specs
 from toolchain.build import locking
 from toolchain.build import run as pipeline
 from toolchain.build.prefetch import Prefetch
@@ -105,7 +106,7 @@ def test_what_a_stage_is_given_was_read_again_and_held_to_the_lock(
     cache = Cache(tmp_path / "c")
     how: list[dict[str, Any]] = []
     held: list[Source] = []
-    one = plan(Request(cache=cache, sources={"llvm": str(checkout)}), "llvm")[1].planned.sources[0]
+    one = plan(Request(cache=cache, sources=specs({"llvm": str(checkout)})), "llvm")[1].planned.sources[0]
 
     def fetched(source: Source, **given: Any) -> Source:
         how.append(given)
@@ -136,7 +137,7 @@ def test_fetch_says_where_the_sources_are(here: Here, checkout: Path) -> None:
 def test_the_lock_of_the_quickstart_is_current(tmp_path: Path) -> None:
     """Without a network and on an empty machine; its base is open, since mirrors move."""
     there = lockfile.read(TOP / lockfile.DEFAULT)
-    named = {"llvm": "distro:llvm-toolchain-22", "triton": "pypi:3.7.1"}
+    named = specs({"llvm": "distro:llvm-toolchain-22", "triton": "pypi:3.7.1"})
     request = Request(cache=Cache(tmp_path / "empty"), sources=named, only="tablegen", glibc=DEFAULT_GLIBC)
     now = locking.resolve(request, [row.planned for row in plan(request, "all")], "all")
     again = "toolchain lock all --source llvm=distro:llvm-toolchain-22 --source triton=pypi:3.7.1 --only tablegen"
@@ -265,7 +266,7 @@ def test_a_lock_without_a_network_says_what_it_leaves_out(here: Here, tmp_path: 
 def test_a_tree_that_was_tampered_with_is_not_built_from(tmp_path: Path, checkout: Path, forged: bool) -> None:
     """Even when its records in the store were changed with it."""
     cache = Cache(tmp_path / "cache")
-    request = Request(cache=cache, sources={"llvm": str(checkout)})
+    request = Request(cache=cache, sources=specs({"llvm": str(checkout)}))
     (_, llvm) = plan(request, "llvm")
     request = dataclasses.replace(request, lock=locking.make(request, [llvm.planned], "llvm", tmp_path / "a lock"))
     source_ = llvm.planned.sources[0]
@@ -294,7 +295,7 @@ def test_a_tree_that_was_tampered_with_is_not_built_from(tmp_path: Path, checkou
 def test_a_decayed_tree_is_found_although_nothing_seems_changed(tmp_path: Path, checkout: Path) -> None:
     """As a disk does it: other bytes, the same size and times."""
     cache = Cache(tmp_path / "cache")
-    (_, llvm) = plan(Request(cache=cache, sources={"llvm": str(checkout)}), "llvm")
+    (_, llvm) = plan(Request(cache=cache, sources=specs({"llvm": str(checkout)})), "llvm")
     source_ = llvm.planned.sources[0]
     got = fetch_source(source_, cache=cache, offline=True)
     assert got.path is not None
@@ -313,8 +314,9 @@ def test_a_decayed_tree_is_found_although_nothing_seems_changed(tmp_path: Path, 
     code = (
         "import sys; from pathlib import Path; from toolchain.build.run import plan\n"
         "from toolchain.cache import Cache; from toolchain.request import Request\n"
-        "from toolchain.sources.resolve import fetch_source\n"
-        "c = Cache(Path(sys.argv[1])); s = plan(Request(cache=c, sources={'llvm': sys.argv[2]}), 'llvm')[1].planned\n"
+        "from toolchain.sources.resolve import fetch_source; from toolchain.sources.spec import of_folder\n"
+        "c = Cache(Path(sys.argv[1])); named = {'llvm': of_folder(Path(sys.argv[2]))}\n"
+        "s = plan(Request(cache=c, sources=named), 'llvm')[1].planned\n"
         "fetch_source(s.sources[0], cache=c, offline=True, verify=True)"
     )
     done = subprocess.run(

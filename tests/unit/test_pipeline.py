@@ -24,6 +24,7 @@ from toolchain.build import run as pipeline
 from toolchain.build.prefetch import Prefetch
 from toolchain.build.workspace import BuildShop
 from toolchain.cache import Cache
+from toolchain.catalog.base_ref import parse_base
 from toolchain.cli.request import make_request
 from toolchain.engine import isolation, resources
 from toolchain.engine.progress import Progress
@@ -51,8 +52,8 @@ from toolchain.stages.sysroot import SysrootStage
 SOURCE = Source(
     name="llvm",
     kind="distro",
-    ref="distro:llvm-toolchain-99",
-    repository="debian",
+    where="llvm-toolchain-99",
+    version="",
     digest=None,
     path=None,
     locked=False,
@@ -145,7 +146,7 @@ def test_the_stages_say_what_they_need(tmp_path: Path) -> None:
     assert not below.engine
     llvm = LlvmStage().plan(request, {"base": below, "sysroot": SysrootStage().plan(request, {})})
     assert (llvm.engine, llvm.disk > below.disk > 10**9) == (True, True)
-    assert base.BaseStage().plan(replace(request, base="ubi9"), {}).engine
+    assert base.BaseStage().plan(replace(request, base=parse_base("ubi9")), {}).engine
 
 
 def test_a_cache_that_cannot_be_one(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from toolchain.digest import sha256_file
 from toolchain.errors import DigestError, SourceError, UnreachableError
 from toolchain.sources import pypi, resolve
 from toolchain.sources.pypi import PypiFile, fetch_pypi
+from toolchain.sources.spec import parse_source_spec
 from toolchain.sources.store import Store
 
 WHEEL = "thing_x-1.0-cp313-cp313-manylinux_2_27_x86_64.manylinux_2_28_x86_64.whl"
@@ -118,7 +119,7 @@ def test_second_address(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(module, "known_files", lambda: (row,))
     for place in ("one", "two"):
         cache = Cache(tmp_path / place)
-        source = resolve.locate("thing", resolve.parse_source_spec("pypi:thing-x"), cache=cache)
+        source = resolve.locate("thing", parse_source_spec("pypi:thing-x"), cache=cache)
         if place == "one":
             got = resolve.fetch_source(source, cache=cache, offline=False)
             assert got.digest == digest
@@ -128,7 +129,7 @@ def test_second_address(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
             resolve.fetch_source(source, cache=cache, offline=False)
         assert f"{size} bytes, SHA-256 {row.sha256}" in caught.value.why
         assert f"--source thing=PATH/{elsewhere.name}" in caught.value.fix
-        by_path = resolve.parse_source_spec(str(tmp_path / elsewhere.name))
+        by_path = parse_source_spec(str(tmp_path / elsewhere.name))
         brought = resolve.locate("thing", by_path, cache=cache)
         assert dataclasses.replace(brought, path=None) == source
         assert resolve.fetch_source(brought, cache=cache, offline=True).digest == digest

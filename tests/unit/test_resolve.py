@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.at_once import failures
+from tests.request_fixtures import specs
 from toolchain import digest
 from toolchain import request as request_module
 from toolchain.cache import Cache
@@ -21,7 +22,8 @@ from toolchain.errors import DigestError, SourceError, UnreachableError, Unsuppo
 from toolchain.sources import distro, pypi, resolve
 from toolchain.sources.distro import Package, known_packages
 from toolchain.sources.pypi import PypiFile, known_files
-from toolchain.sources.resolve import fetch_source, locate, parse_source_spec
+from toolchain.sources.resolve import fetch_source, locate
+from toolchain.sources.spec import parse_source_spec
 from toolchain.sources.store import Store
 from toolchain.sources.tree import tree_digest
 from toolchain.stages.llvm import llvm_pin
@@ -141,16 +143,16 @@ def test_a_wheel_that_lies_here_is_that_of_the_index_or_refused(
 ) -> None:
     wheel = tmp_path / "triton-9-cp313-cp313-linux_x86_64.whl"
     wheel.write_bytes(b"wheel")
-    request = request_module.Request(cache=Cache(tmp_path / "cache"), sources={"triton": str(wheel)})
+    request = request_module.Request(cache=Cache(tmp_path / "cache"), sources=specs({"triton": str(wheel)}))
     assert not from_source(request), "a wheel is no source tree"
     with pytest.raises(UnsupportedError, match="is no wheel of the Python index"):
         wheel_source(request)
     row = dataclasses.replace(known_files()[1], sha256=hashlib.sha256(b"wheel").hexdigest())
     for module in (pypi, resolve):
         monkeypatch.setattr(module, "known_files", lambda: (row,))
-    named = wheel_source(dataclasses.replace(request, sources={"triton": f"pypi:{row.version}"}))
+    named = wheel_source(dataclasses.replace(request, sources=specs({"triton": f"pypi:{row.version}"})))
     assert dataclasses.replace(wheel_source(request), path=None) == named
-    assert llvm_pin(request) == llvm_pin(dataclasses.replace(request, sources={"triton": "pypi:triton"}))
+    assert llvm_pin(request) == llvm_pin(dataclasses.replace(request, sources=specs({"triton": "pypi:triton"})))
 
 
 def test_local_checkout(checkout: Path, cache: Cache) -> None:

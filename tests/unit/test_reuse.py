@@ -15,6 +15,7 @@ from toolchain.build.record import read_record
 from toolchain.build.reuse import Reuse, make_reuse, reference, take
 from toolchain.build.run import find
 from toolchain.cache import Cache
+from toolchain.catalog.base_ref import parse_base
 from toolchain.digest import canonical
 from toolchain.errors import ConfigError, EngineError, RegistryError, SourceError, UntrustedError
 from toolchain.oci import descriptor as media
@@ -305,7 +306,7 @@ def test_what_is_not_locked_is_not_asked_for(shelf: Shelf) -> None:
 
 def test_a_local_base_is_never_asked_for(shelf: Shelf) -> None:
     shelf.planned = replace(shelf.planned, name="base")
-    shelf.request = replace(shelf.request, base=f"oci:{shelf.stand.layout.root}")
+    shelf.request = replace(shelf.request, base=parse_base(f"oci:{shelf.stand.layout.root}"))
     assert shelf.take() is None
 
 

@@ -141,7 +141,7 @@ def test_it_is_valid_and_lists_everything(stand: Stand) -> None:
 def test_a_source_has_its_project_s_licence(tmp_path: Path, name: str, kind: Any, own: str, license_: str) -> None:
     """Git, archives and checkouts bring none of their own."""
     source = Source(
-        name=name, kind=kind, ref="x", repository="x", digest=f"sha256:{'1' * 64}", path=None, locked=True, license=own
+        name=name, kind=kind, where="x", version="", digest=f"sha256:{'1' * 64}", path=None, locked=True, license=own
     )
     planned = Planned(name="llvm", image="x", inputs={}, sources=(source,))
     built = Built(planned=planned, input_digest="sha256:1", manifest="sha256:2", layers=())

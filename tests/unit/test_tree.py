@@ -168,6 +168,6 @@ def test_require(tmp_path: Path) -> None:
 
 def test_as_plan() -> None:
     source = Source(
-        name="n", kind="git", ref="r", repository="u", digest=None, path=Path("/secret"), locked=True, license="MIT"
+        name="n", kind="git", where="u", version="r", digest=None, path=Path("/secret"), locked=True, license="MIT"
     )
     assert source.as_plan() == {"name": "n", "ref": "r", "repository": "u", "digest": None}

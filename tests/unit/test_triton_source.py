@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.request_fixtures import specs
 from toolchain.build.run import plan
 from toolchain.build.targets import stages_of
 from toolchain.cache import Cache
+from toolchain.catalog.base_ref import parse_base
 from toolchain.catalog.releases import aotriton_releases, triton_releases
 from toolchain.errors import BuildError, PinError, SourceError, UnsupportedError
 from toolchain.request import Request
@@ -28,9 +30,9 @@ def request_(tmp_path: Path) -> Request:
 
 def test_a_wheel_of_the_index_comes_by_name_alone(request_: Request) -> None:
     assert from_source(request_)
-    assert not from_source(replace(request_, sources={"triton": "pypi:triton"}))
-    assert not from_source(replace(request_, sources={"triton": "pypi:3.7.1"}, triton="3.7.1"))
-    assert from_source(replace(request_, sources={"triton": "/a/checkout"}))
+    assert not from_source(replace(request_, sources=specs({"triton": "pypi:triton"})))
+    assert not from_source(replace(request_, sources=specs({"triton": "pypi:3.7.1"}), triton="3.7.1"))
+    assert from_source(replace(request_, sources=specs({"triton": "/a/checkout"})))
     assert from_source(replace(request_, triton=COMMIT))
     assert from_source(replace(request_, aotriton="0.10b"))
     assert from_source(replace(request_, triton="3.7.1"))
@@ -71,25 +73,25 @@ def test_a_commit_by_url_brings_its_own_needs(request_: Request) -> None:
     """AOTriton 0.13b's Triton wants clang beside mlir and lld; the newest release does not."""
     (commit,) = [row.triton for row in aotriton_releases() if row.name == "0.13b"]
     url = f"https://github.com/ROCm/triton@{commit}"
-    assert llvm_needs(replace(request_, sources={"triton": url})).clang
-    assert not llvm_needs(replace(request_, sources={"triton": url}, triton="3.7.1")).clang
+    assert llvm_needs(replace(request_, sources=specs({"triton": url}))).clang
+    assert not llvm_needs(replace(request_, sources=specs({"triton": url}), triton="3.7.1")).clang
     with pytest.raises(UnsupportedError, match="not on record"):
-        llvm_needs(replace(request_, sources={"triton": f"https://example.org/triton@{'0' * 40}"}))
+        llvm_needs(replace(request_, sources=specs({"triton": f"https://example.org/triton@{'0' * 40}"})))
 
 
 def test_names_of_images_take_any_version(request_: Request) -> None:
-    source = replace(llvm_source(replace(request_, sources={"llvm": "distro:llvm-toolchain-22"})), kind="distro")
-    assert replace(source, ref="distro:llvm-toolchain-22=22.1.8").short_id == "22.1.8"
-    assert replace(source, ref="distro:llvm-toolchain-23=23~++20261101.1+rc1").short_id == "23-20261101.1-rc1"
+    source = replace(llvm_source(replace(request_, sources=specs({"llvm": "distro:llvm-toolchain-22"}))), kind="distro")
+    assert replace(source, version="22.1.8").short_id == "22.1.8"
+    assert replace(source, version="23~++20261101.1+rc1").short_id == "23-20261101.1-rc1"
 
 
 def test_the_stages_follow_from_where_triton_comes(request_: Request) -> None:
     def names(goal: str, request: Request) -> list[str]:
         return [stage.name for stage in stages_of(goal, request)]
 
-    built = replace(request_, sources={"triton": "/a/checkout"})
+    built = replace(request_, sources=specs({"triton": "/a/checkout"}))
     assert names("triton", request_) == ["base", "llvm", "triton"]
-    wheel = replace(request_, sources={"triton": "pypi:3.7.1"})
+    wheel = replace(request_, sources=specs({"triton": "pypi:3.7.1"}))
     assert names("triton", wheel) == ["base", "triton"]
     assert names("kernels", wheel) == ["base", "triton", "kernels"]
     assert names("triton", built) == ["base", "llvm", "triton"]
@@ -108,7 +110,7 @@ def test_plan_shows_sources_wheels_and_what_is_let_in(tmp_path: Path, request_: 
     for name in ("setup.py", "CMakeLists.txt"):
         (checkout / name).write_text("#\n")
     (checkout / "llvm-hash.txt").write_text(PIN)
-    asked = replace(request_, sources={"triton": str(checkout)}, allow_binary=("libdevice",))
+    asked = replace(request_, sources=specs({"triton": str(checkout)}), allow_binary=("libdevice",))
     row = plan(asked, "triton")[-1].planned
     assert row.image.startswith("triton-tree")
     assert row.image.endswith("-debian13")
@@ -122,7 +124,7 @@ def test_plan_shows_sources_wheels_and_what_is_let_in(tmp_path: Path, request_: 
 def test_a_python_that_is_none_is_refused(tmp_path: Path, request_: Request) -> None:
     (tmp_path / "llvm-hash.txt").write_text(PIN)
     with pytest.raises(PinError, match="no Python version"):
-        plan(replace(request_, sources={"triton": str(tmp_path)}, pythons=("cp313",)), "triton")
+        plan(replace(request_, sources=specs({"triton": str(tmp_path)}), pythons=("cp313",)), "triton")
 
 
 def test_lit_totals(tmp_path: Path) -> None:
@@ -166,22 +168,22 @@ def test_aotriton_names_itself(request_: Request, tmp_path: Path) -> None:
     assert commit_of(source) == "6fca155f4deeb8d9529326f7b69f350aeeb93477"
     (tmp_path / "checkout").mkdir()
     (tmp_path / "checkout" / "f").write_text("f")
-    local = aotriton_source(replace(request_, sources={"aotriton": str(tmp_path / "checkout")}))
+    local = aotriton_source(replace(request_, sources=specs({"aotriton": str(tmp_path / "checkout")})))
     assert len(commit_of(local)) == 40
     with pytest.raises(PinError, match="no AOTriton"):
         aotriton_source(request_)
     with pytest.raises(UnsupportedError, match="hipStreamGetDevice"):
-        aotriton_source(replace(request_, aotriton="0.10b", base="debian12"))
+        aotriton_source(replace(request_, aotriton="0.10b", base=parse_base("debian12")))
 
 
 def test_a_triton_checkout_pins_its_llvm(tmp_path: Path, request_: Request) -> None:
     (tmp_path / "cmake").mkdir()
     (tmp_path / "cmake" / "llvm-hash.txt").write_text(PIN)
-    asked = replace(request_, sources={"triton": str(tmp_path)})
+    asked = replace(request_, sources=specs({"triton": str(tmp_path)}))
     assert llvm_pin(asked).commit == PIN
     assert plan(replace(asked, sources={}), "llvm")[-1].planned.sources[0].ref != PIN
     assert llvm_source(asked).ref == PIN
-    assert llvm_pin(replace(request_, sources={"triton": "pypi:triton"})).commit != PIN
+    assert llvm_pin(replace(request_, sources=specs({"triton": "pypi:triton"}))).commit != PIN
 
 
 def test_the_image_gets_the_wheel_of_the_base_s_own_python() -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 from toolchain import __version__, console
 from toolchain.build.record import known_record
@@ -22,9 +21,11 @@ from toolchain.lock.file import Lock, LockedBase, LockedPackage, LockedPatch, Lo
 from toolchain.oci.layer import compressor_id
 from toolchain.options import declared, plain
 from toolchain.request import Request
+from toolchain.sources.archive import archive_name
 from toolchain.sources.distro import known_package
 from toolchain.sources.pypi import pypi_row
-from toolchain.sources.resolve import fetch_source, parse_source_spec, part_of
+from toolchain.sources.resolve import fetch_source, part_of
+from toolchain.sources.spec import SourceSpec
 from toolchain.sources.store import Store
 from toolchain.sources.tree import Source
 from toolchain.stages.base import BaseStage, base_label, read_packages, recipe_digest
@@ -189,17 +190,14 @@ def locked_source(request: Request, source: Source) -> LockedSource:
 
 def _file(source: Source, cache: Cache) -> str:
     """The file's name where its place gives it one."""
-    _, _, spec = source.ref.partition(":")
     if source.kind == "pypi":
-        project, _, version = spec.partition("==")
-        return pypi_row(project, version).file
+        return pypi_row(source.where, source.version).file
     if source.kind == "distro":
-        package, _, version = spec.partition("=")
-        row = known_package(package, version, cache)
+        row = known_package(source.where, source.version, cache)
         return row.file if row is not None else ""
     name = ""
     if source.kind == "archive":
-        name = PurePosixPath(unquote(urlsplit(source.repository).path)).name or "file"
+        name = archive_name(source.where)
     elif source.kind == "local" and source.path is not None and source.path.is_file():
         name = source.path.name
     return safe_name(name) if name else ""
@@ -223,10 +221,10 @@ def _bases(request: Request, stages: Collection[str], *, open_base: bool) -> Ite
 
 def _base(request: Request, *, open_base: bool) -> LockedBase:
     planned, (arch,) = BaseStage().plan(request, {}), request.arch
-    if request.base.startswith("oci:"):
+    if request.base.image is not None:
         image = str((planned.inputs or {})["image"])
         return LockedBase(name=base_label(request), arch=arch, state="image", image=image)
-    recipe = base_recipe(request.base, arch)
+    recipe = base_recipe(request.base.recipe, arch)
     base = LockedBase(
         name=recipe.name,
         arch=arch,
@@ -295,9 +293,9 @@ def _package(row: Any) -> LockedPackage:
     return LockedPackage(name=found[1], arch=found[2], version=found[3].removeprefix("0:"), header=found[4])
 
 
-def _asked_source(text: str, source: Source | None) -> str:
-    if parse_source_spec(text).kind != "local":
-        return text
+def _asked_source(spec: SourceSpec, source: Source | None) -> str:
+    if spec.kind not in {"local", "stored"}:
+        return str(spec)
     # A file that the data knows is what it is called there; of a folder the plan may take the pin alone.
     return source.ref if source is not None and source.kind != "local" else "PATH"
 
@@ -306,8 +304,8 @@ def _request(request: Request, goal: str, sources: Mapping[str, Source]) -> dict
     """What was asked for, by the names of the options; paths of this machine stay out of it."""
     instead = {
         # A base that is named makes LLVM for that base, so a portable one's is not.
-        "base": "" if request.glibc else "oci:DIR" if request.base.startswith("oci:") else request.base,
-        "source": {name: _asked_source(text, sources.get(name)) for name, text in sorted(request.sources.items())},
+        "base": "" if request.glibc else "oci:DIR" if request.base.image is not None else str(request.base),
+        "source": {name: _asked_source(spec, sources.get(name)) for name, spec in sorted(request.sources.items())},
         "patch": {name: [path.name for path in paths] for name, paths in sorted(request.patches.items())},
     }
     asked = {"stage": goal}

@@ -80,7 +80,7 @@ def asked_for(request: Request, planned: Planned) -> dict[str, Any]:
         "stage": planned.name,
         **{one.field: plain(getattr(request, one.field)) for one in declared(request) if one.option.counts},
         # Of a local image the digest counts, which is among the inputs; its path is this machine's affair.
-        "base": "oci:" if request.base.startswith("oci:") else request.base,
+        "base": "oci:" if request.base.image is not None else str(request.base),
         "glibc": request.glibc or None,
         "sources": {source.name: source.ref for source in planned.sources if source.name in request.sources},
         "patches": {name: [path.name for path in files] for name, files in request.patches.items()},

@@ -94,7 +94,7 @@ def take(request: Request, planned: Planned, reuse: Reuse) -> Built | None:
         SourceError: with `only`: the inputs have no digest yet.
         EngineError: with `only`: its layers are packed as this machine cannot unpack them.
     """
-    if planned.name == "base" and request.base.startswith("oci:"):
+    if planned.name == "base" and request.base.image is not None:
         return None  # it is at hand, and taken as it is
     if planned.input_digest is None:
         if reuse.only:

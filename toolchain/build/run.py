@@ -276,7 +276,7 @@ def _ready(request: Request, rows: Sequence[PlanRow]) -> None:
         from toolchain.engine.storage import Storage  # noqa: PLC0415
 
         probe(Storage(request.cache))
-        if request.base.startswith("oci:"):
+        if request.base.image is not None:
             from toolchain.build import own_base as ownbase  # noqa: PLC0415 - most bases are recipes
 
             ownbase.check(request, to_build)

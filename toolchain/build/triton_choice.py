@@ -23,8 +23,8 @@ from toolchain.catalog.releases import (
 from toolchain.catalog.stages import involves
 from toolchain.errors import ConfigError, PinError, UnsupportedError
 from toolchain.sources.pypi import pypi_row
-from toolchain.sources.resolve import locate, parse_source_spec
-from toolchain.sources.tree import Source
+from toolchain.sources.resolve import locate
+from toolchain.sources.spec import SourceSpec, of_folder, of_github, parse_source_spec
 from toolchain.stages.triton_tree import compare, head_of
 from toolchain.stages.triton_wheel import BINARY
 
@@ -52,7 +52,7 @@ class Asked:
     goal: str
     triton: str | None = None
     aotriton: str | None = None
-    sources: Mapping[str, str] = field(default_factory=dict)
+    sources: Mapping[str, SourceSpec] = field(default_factory=dict)
     ranks: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -115,7 +115,7 @@ def _strongest(asked: Asked) -> Asked:
         what = "--source triton" if stronger[0] == "source" else "--aotriton"
         return asked.told(f"{what} overrules --triton {asked.triton}, which is not of the command line", triton=None)
     if "source" in others and asked.rank("source") > asked.rank("triton"):
-        rest = {name: text for name, text in asked.sources.items() if name != "triton"}
+        rest = {name: spec for name, spec in asked.sources.items() if name != "triton"}
         asked = asked.told(f"--triton {asked.triton} overrules triton={asked.sources['triton']}", sources=rest)
     weaker = "aotriton" in others and asked.rank("aotriton") > asked.rank("triton")
     if weaker and asked.goal in {"llvm", "triton", "kernels"}:
@@ -127,17 +127,18 @@ def _as_locked(asked: Asked, lock: Lock) -> Asked:
     """What the lock was made for, where nothing as strong names a Triton."""
     held = lock.request
     texts = {name: str(text) for name, text in dict(held.get("source", {})).items() if text != "PATH"}
-    if asked.triton is not None and asked.rank("lock") < asked.rank("triton") and (texts or "triton" in held):
+    specs = {name: parse_source_spec(text, project=name) for name, text in texts.items()}
+    if asked.triton is not None and asked.rank("lock") < asked.rank("triton") and (specs or "triton" in held):
         asked = asked.told(f"the lock overrules --triton {asked.triton}", triton=None)
     if asked.triton or asked.aotriton or "triton" in asked.sources:
         return asked
     version, release, wheel = held.get("triton"), held.get("aotriton"), lock.source("triton")
     if wheel is not None and wheel.kind == "pypi":
         # A lock from when the wheel came without being named.
-        texts.setdefault("triton", wheel.ref)
+        specs.setdefault("triton", wheel.spec)
     if version is not None and not (is_version(str(version)) or is_commit(str(version))):
         raise ConfigError(f"the lock was made for --triton {version!r}", why="that is no version and no commit")
-    return replace(asked, triton=version, aotriton=release, sources={**texts, **asked.sources})
+    return replace(asked, triton=version, aotriton=release, sources={**specs, **asked.sources})
 
 
 # --- what lies in the folder ---
@@ -159,7 +160,7 @@ def _as_found(asked: Asked, folder: Path, lock: Lock | None) -> Asked:
     if checkout:
         what = "" if asked.goal == "llvm" else "Triton is the checkout in this folder; "
         line = f"{what}LLVM {pin.commit} of {pin.repository}, the pin in ./{where}"
-        sources = {**asked.sources, "triton": str(folder)}
+        sources = {**asked.sources, "triton": of_folder(folder)}
         return replace(
             asked, sources=sources, notes=(*notes, line if "llvm" not in asked.sources else what.rstrip("; "))
         )
@@ -179,8 +180,7 @@ def _by_pin(asked: Asked, pin: LlvmPin) -> Asked:
     commits = [row.commit for row in triton_releases() if row.llvm == pin.commit and not row.version]
     carried = [row.triton for row in aotriton_releases() if row.llvm == pin.commit and row.triton]
     like = [*carried[:1], *commits[:1], *versions][-1:] or [plain[-1].version]
-    url = f"https://github.com/{pin.repository}@{pin.commit}"
-    return replace(asked, triton=like[0], sources={**asked.sources, "llvm": url})
+    return replace(asked, triton=like[0], sources={**asked.sources, "llvm": of_github(pin.repository, pin.commit)})
 
 
 # --- what --triton says ---
@@ -217,12 +217,12 @@ def _as_path(asked: Asked, path: Path, cache: Cache) -> Asked:
 def _llvm_named(asked: Asked, cache: Cache) -> list[tuple[str, str]]:
     """Which LLVM the other options name, by option."""
     named = []
-    if text := asked.sources.get("llvm"):
-        named.append(("--source llvm", locate("llvm", parse_source_spec(text), cache=cache).ref))
+    if spec := asked.sources.get("llvm"):
+        named.append(("--source llvm", locate("llvm", spec, cache=cache).ref))
     if asked.aotriton:
         named.append(("--aotriton", aotriton_release(asked.aotriton).llvm))
-    if text := asked.sources.get("triton"):
-        path = _tree(text, cache)
+    if spec := asked.sources.get("triton"):
+        path = _tree(spec, cache)
         named.append(("--source triton", read_pin(path).commit if path else "not known"))
     return named
 
@@ -236,12 +236,12 @@ def _as_folder(asked: Asked, path: Path, cache: Cache) -> Asked:
         )
     other = asked.sources.get("triton")
     if other is not None and _tree(other, cache) != path.absolute():
-        raise _two(f"--triton {path}", "--source triton", str(path), other)
+        raise _two(f"--triton {path}", "--source triton", str(path), str(other))
     if asked.aotriton:
         carried, head = aotriton_release(asked.aotriton, allow_unknown=True).triton, head_of(path)
         if not head or head != carried:
             raise _two(f"--triton {path}", f"--aotriton {asked.aotriton}", head or "no commit", carried or "not known")
-    return replace(asked, triton=None, sources={**asked.sources, "triton": str(path)})
+    return replace(asked, triton=None, sources={**asked.sources, "triton": of_folder(path)})
 
 
 # --- whether what names a Triton agrees ---
@@ -253,15 +253,14 @@ def _compare(asked: Asked, cache: Cache) -> None:
     Raises:
         PinError: they name two Tritons.
     """
-    if text := asked.sources.get("triton"):
-        _compare_source(str(asked.triton), text, cache, llvm="llvm" not in asked.sources)
+    if spec := asked.sources.get("triton"):
+        _compare_source(str(asked.triton), spec, cache, llvm="llvm" not in asked.sources)
     elif asked.aotriton:
         _compare_release(str(asked.triton), asked.aotriton)
 
 
-def _compare_source(wanted: str, text: str, cache: Cache, *, llvm: bool) -> None:
-    spec, name = parse_source_spec(text, project="triton"), f"--source triton={text}"
-    row = _row(wanted)
+def _compare_source(wanted: str, spec: SourceSpec, cache: Cache, *, llvm: bool) -> None:
+    row, name = _row(wanted), f"--source triton={spec}"
     if spec.kind == "pypi":
         version = spec.version or pypi_row(spec.where, "").version
         if row is None or row.version != version:
@@ -271,7 +270,7 @@ def _compare_source(wanted: str, text: str, cache: Cache, *, llvm: bool) -> None
             raise _two(f"--triton {wanted}", name, wanted, spec.version)
     elif spec.kind == "git":
         _compare_commit(wanted, row, spec.version, name)
-    elif (tree := _tree(text, cache)) is not None:
+    elif (tree := _tree(spec, cache)) is not None:
         compare(tree, wanted, name=name, llvm=llvm)
 
 
@@ -306,13 +305,12 @@ def _row(wanted: str) -> TritonRelease | None:
         return None  # a commit that nobody has heard of
 
 
-def _tree(text: str, cache: Cache) -> Path | None:
+def _tree(spec: SourceSpec, cache: Cache) -> Path | None:
     """The folder that a source names; None for what is fetched or unpacked first."""
-    spec = parse_source_spec(text, project="triton")
-    if spec.kind != "local":
+    if spec.kind not in {"local", "stored"}:
         return None
-    found: Source = locate("triton", spec, cache=cache)
-    return found.path if found.path is not None and found.path.is_dir() else None
+    path = locate("triton", spec, cache=cache).path
+    return path if path is not None and path.is_dir() else None
 
 
 def _two(one: str, other: str, said: str, other_said: str) -> PinError:

@@ -24,7 +24,7 @@ from toolchain.recipe import Mount, Recipe
 from toolchain.record import LayerFacts
 from toolchain.request import Request
 from toolchain.sources.resolve import fetch_source
-from toolchain.sources.tree import Source
+from toolchain.sources.tree import FetchedSource, Source
 from toolchain.stages.stage import Built, Planned
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class BuildShop:
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
-    def fetch(self, source: Source) -> Source:
+    def fetch(self, source: Source) -> FetchedSource:
         """See `Shop`."""
         self.prefetch.wait(source.name)
         patches = self.request.patches.get(source.name, ())

@@ -183,10 +183,9 @@ class _Packer:
         console.note(f"{source.name}: {source.ref}")
         got = fetch_source(source, cache=cache, offline=self.request.offline, verify=True, mirrors=self.request.mirrors)
         title = locked_source(self.request, got).file
-        assert got.path is not None  # noqa: S101 - fetch gives it
-        file = Store(cache.store).file(str(got.digest)) if str(got.digest).startswith("sha256:") else None
+        file = Store(cache.store).file(got.digest) if got.digest.startswith("sha256:") else None
         if file is not None:
-            self.file("file", source.name, title or safe_name(file.name), file, str(got.digest))
+            self.file("file", source.name, title or safe_name(file.name), file, got.digest)
         else:
             layer = write_layer(got.path, self.work / "tree.tar", epoch=EPOCH)
             packed = compress(layer, self.work / "tree.tar.gz", "gzip")

@@ -256,10 +256,12 @@ class _Taker:
             self._store.partial.mkdir(parents=True, exist_ok=True)
             self._store.add_file(self._pull(entry), digest, name=entry.title)
         if entry.kind == "file" and source.kind == "distro":
-            package, _, version = source.ref.removeprefix("distro:").partition("=")
-            if known_package(package, version, self._cache) is None:
+            spec = source.spec
+            if known_package(spec.where, spec.version, self._cache) is None:
                 plain, size = digest.removeprefix("sha256:"), entry.blob.size
-                row = Package(name=package, version=version, file=source.file, sha256=plain, size=size, brought=True)
+                row = Package(
+                    name=spec.where, version=spec.version, file=source.file, sha256=plain, size=size, brought=True
+                )
                 note(row, self._cache)
         return new
 
@@ -321,9 +323,8 @@ def _write(path: Path, value: Mapping[str, Any]) -> bool:
 def _command(cache: Cache, lock: Lock, lock_path: Path) -> tuple[str, ...]:
     """How to build from what came: sources and patches that had a path of their own have one in the cache now."""
     instead: dict[str, Any] = {}
-    local = {one.name: one for one in lock.sources if one.kind == "local"}
-    if local:
-        stored = {name: f"stored:{one.ref.removeprefix('local:')}@{one.digest}" for name, one in local.items()}
+    stored = {one.name: str(one.spec) for one in lock.sources if one.kind == "local"}
+    if stored:
         instead["source"] = {**dict(lock.request.get("source") or {}), **stored}
     patches: dict[str, list[str]] = {}
     for one in lock.sources:

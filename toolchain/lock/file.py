@@ -18,8 +18,7 @@ from toolchain import toml_text
 from toolchain.console import one_line
 from toolchain.digest import write_atomically
 from toolchain.errors import ConfigError
-from toolchain.sources.distro import PACKAGE, VERSION
-from toolchain.sources.pypi import PROJECT
+from toolchain.sources.spec import PACKAGE, PROJECT, VERSION, SourceSpec, parse_source_spec
 
 SCHEMA = 1
 DEFAULT = "toolchain.lock"
@@ -79,6 +78,17 @@ class LockedSource:
     def wheel(self) -> bool:
         """Whether it is a Python wheel."""
         return self.file.endswith(".whl")
+
+    @property
+    def spec(self) -> SourceSpec:
+        """What names this very source; for a checkout that is its tree in the store."""
+        match self.kind:
+            case "local":
+                return SourceSpec(kind="stored", where=self.ref.removeprefix("local:"), version=self.digest)
+            case "git":
+                return SourceSpec(kind="git", where=self.repository, version=self.ref, tag=self.tag)
+            case _:
+                return parse_source_spec(self.ref)
 
 
 @dataclass(frozen=True, kw_only=True)

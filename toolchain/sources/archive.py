@@ -11,6 +11,7 @@ from toolchain.digest import sha256_file
 from toolchain.errors import DigestError, SourceError, ToolchainError, UnreachableError
 from toolchain.locks import held
 from toolchain.sources.network import check_http_url, refuse_offline, session, without_query
+from toolchain.sources.spec import check_sha256
 from toolchain.sources.store import Store
 from toolchain.web import Retries, TryAgainError
 
@@ -82,18 +83,6 @@ def _broken() -> tuple[type[Exception], ...]:
     import urllib3  # noqa: PLC0415
 
     return requests.RequestException, urllib3.exceptions.HTTPError, ConnectionError, TimeoutError
-
-
-def check_sha256(text: str) -> str:
-    """`sha256:<64 hex>` for a digest with or without its prefix.
-
-    Raises:
-        DigestError: it is none.
-    """
-    value = text.strip().lower().removeprefix("sha256:")
-    if not re.fullmatch(r"[0-9a-f]{64}", value):
-        raise DigestError(f"{text[:100]!r} is no SHA-256", why="expected 64 hexadecimal digits")
-    return f"sha256:{value}"
 
 
 class _Download:

@@ -23,11 +23,10 @@ from toolchain.sources.archive import fetch_archive
 from toolchain.sources.elsewhere import Wanted, first_or_elsewhere
 from toolchain.sources.mirrors import Mirror, apt_mirrors, groups, stanzas
 from toolchain.sources.network import network_environment, refuse_offline
+from toolchain.sources.spec import PACKAGE
 from toolchain.sources.store import Store
 from toolchain.sources.tree import Source
 
-PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.\-]+")
-VERSION = re.compile(r"[A-Za-z0-9.+~!_\-]*")
 _HELPER = Path("/usr/lib/apt/apt-helper")
 _ORIG = re.compile(r"_(?P<version>[^_/]+)\.orig\.tar\.(?:xz|gz|bz2|zst)")
 
@@ -81,8 +80,8 @@ def known_distro(name: str, package: str, version: str, *, cache: Cache) -> Sour
     return Source(
         name=name,
         kind="distro",
-        ref=f"distro:{package}" + (f"={shown}" if (shown := row.version if row is not None else version) else ""),
-        repository="debian",
+        where=package,
+        version=row.version if row is not None else version,
         digest=f"sha256:{row.sha256}" if row is not None else None,
         path=None,
         locked=_row(package, version) is not None,
@@ -101,7 +100,7 @@ def fetch_distro(source: Source, store: Store, *, cache: Cache, offline: bool) -
         SourceError: no such package or version, and no second address that has the file.
         UnreachableError: who was asked does not answer, or `offline` and not in the store.
     """
-    package, _, version = source.ref.removeprefix("distro:").partition("=")
+    package, version = source.where, source.version
     known = known_package(package, version, cache)
     unproved = known is not None and known.brought and not offline
     if source.digest is not None and not unproved and (there := store.file(source.digest, verify=True)) is not None:
@@ -109,14 +108,14 @@ def fetch_distro(source: Source, store: Store, *, cache: Cache, offline: bool) -
     row = _row(package, version)
     if row is None:
         found, path = _by_apt(package, version, source, cache, offline=offline)
-        return replace(source, ref=f"distro:{package}={found.version}", digest=f"sha256:{found.sha256}"), path
+        return replace(source, version=found.version, digest=f"sha256:{found.sha256}"), path
     wanted = Wanted(
         source=source.name, file=row.file, sha256=row.sha256, size=row.size, first="apt", mirrors=row.mirrors
     )
     path = first_or_elsewhere(
         lambda: _by_apt(package, row.version, source, cache, offline=offline)[1], wanted, store, offline=offline
     )
-    return replace(source, ref=f"distro:{package}={row.version}", digest=f"sha256:{row.sha256}"), path
+    return replace(source, version=row.version, digest=f"sha256:{row.sha256}"), path
 
 
 def _by_apt(package: str, version: str, source: Source, cache: Cache, *, offline: bool) -> tuple[Package, Path]:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from toolchain import console
 from toolchain.errors import DigestError, SourceError, ToolchainError, UnreachableError
-from toolchain.sources.archive import check_sha256, fetch_archive
+from toolchain.sources.archive import fetch_archive
 from toolchain.sources.network import without_query
+from toolchain.sources.spec import check_sha256
 from toolchain.sources.store import Store
 
 

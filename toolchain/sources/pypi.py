@@ -16,16 +16,15 @@ from toolchain import process
 from toolchain.errors import DigestError, SourceError, UnreachableError
 from toolchain.locks import held
 from toolchain.process import CommandError
-from toolchain.sources.archive import check_sha256, fetch_archive
+from toolchain.sources.archive import fetch_archive
 from toolchain.sources.network import check_http_url, network_environment, refuse_offline, session
+from toolchain.sources.spec import check_sha256
 from toolchain.sources.store import Store
 from toolchain.sources.tree import Source
 
 _WHEEL = re.compile(r"-(?P<python>[a-z]{2}\d+(\.[a-z]{2}\d+)*)-(?P<abi>[^-]+)-(?P<platform>[^-]+)\.whl$")
 # A wheel for any Python 3 still says from which one on, and pip takes a bare 3 for 3.0.
 _ANY_PYTHON = "3.13"
-
-PROJECT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._\-]*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,8 +73,8 @@ def known_pypi(name: str, project: str, version: str) -> Source:
     return Source(
         name=name,
         kind="pypi",
-        ref=f"pypi:{row.project}=={row.version}",
-        repository="pypi",
+        where=row.project,
+        version=row.version,
         digest=f"sha256:{row.sha256}",
         path=None,
         locked=True,

@@ -17,99 +17,20 @@ from toolchain.console import one_line
 from toolchain.digest import sha256_file, sha256_json
 from toolchain.errors import DigestError, SourceError
 from toolchain.locks import held, in_use
-from toolchain.sources.archive import archive_name, check_sha256, fetch_archive
-from toolchain.sources.distro import PACKAGE, VERSION, fetch_distro, known_distro, known_packages
+from toolchain.sources.archive import archive_name, fetch_archive
+from toolchain.sources.distro import fetch_distro, known_distro, known_packages
 from toolchain.sources.elsewhere import Wanted, first_or_elsewhere
 from toolchain.sources.git import fetch_git, git_digest
-from toolchain.sources.network import Mirrors, check_http_url, mirrored, refuse_credentials, without_query
+from toolchain.sources.network import Mirrors, mirrored
 from toolchain.sources.patch import apply_patches, copy_tree
-from toolchain.sources.pypi import PROJECT, fetch_pypi, known_files, known_pypi, pypi_row
+from toolchain.sources.pypi import fetch_pypi, known_files, known_pypi, pypi_row
+from toolchain.sources.spec import FORMS, SourceSpec
 from toolchain.sources.store import Store
 from toolchain.sources.tags import remembered, resolved
-from toolchain.sources.tree import Kind, Source, check_links, require, tree_digest
+from toolchain.sources.tree import FetchedSource, Source, check_links, tree_digest
 from toolchain.sources.unpack import unpack_tar
 
-__all__ = ["SourceSpec", "fetch_source", "locate", "of_index", "parse_source_spec", "require"]
-
 _TAR = re.compile(r"\.(tar(\.(gz|xz|bz2|zst))?|tgz|txz|tbz2|tzst)$")
-_FORMS = "PATH, URL@COMMIT, URL#sha256=DIGEST, distro:PACKAGE[=VERSION] or pypi:PROJECT[==VERSION]"
-_VERSION = re.compile(r"\d+(\.\w+)+")
-_STORED = re.compile(r"stored:([A-Za-z0-9][A-Za-z0-9._+-]*)@(sha256:[0-9a-f]{64})")
-
-
-@dataclass(frozen=True, kw_only=True)
-class SourceSpec:
-    """What the user named.
-
-    Args:
-        kind: what brings it.
-        where: path, URL, package or project; for a tree that is in the store alone, what the checkout was called.
-        version: commit, `sha256:<hex>`, upstream version; empty for what the data says, for a path, and for a tag whose
-            commit is to be asked.
-        tag: the tag that stands for the commit; only our own data names one, users name commits.
-    """
-
-    kind: Kind
-    where: str
-    version: str = ""
-    tag: str = ""
-
-
-def parse_source_spec(text: str, *, project: str = "") -> SourceSpec:
-    """Read a source as users write it: a path, URL@COMMIT, URL#sha256=DIGEST, distro:PACKAGE[=VERSION] or pypi:PROJECT.
-
-    With `project`, `pypi:VERSION` is that project's. `stored:NAME@DIGEST` is a checkout called NAME whose tree a bundle
-    brought into the store.
-
-    Raises:
-        SourceError: it is none of these, or a URL without a commit or digest.
-    """
-    if not text or "\0" in text or "\n" in text:
-        raise SourceError("a source cannot be empty or span lines", fix=f"give {_FORMS}")
-    for prefix, kind, separator, pattern in (
-        ("distro:", "distro", "=", PACKAGE),
-        ("pypi:", "pypi", "==", PROJECT),
-    ):
-        if text.startswith(prefix):
-            where, _, version = text.removeprefix(prefix).partition(separator)
-            if project and kind == "pypi" and not version and _VERSION.fullmatch(where):
-                where, version = project, where
-            if not pattern.fullmatch(where) or not VERSION.fullmatch(version):
-                raise SourceError(f"not a package and version: {text!r}", fix=f"write {prefix}NAME{separator}VERSION")
-            return SourceSpec(kind="distro" if kind == "distro" else "pypi", where=where, version=version)
-    if text.startswith("stored:"):
-        if (found := _STORED.fullmatch(text)) is None:
-            raise SourceError(f"not a tree in the store: {text!r}", fix="write stored:NAME@sha256:DIGEST")
-        return SourceSpec(kind="local", where=found[1], version=found[2])
-    if re.match(r"[a-z][a-z0-9+.\-]*://", text):
-        return _parse_url(text)
-    if re.match(r"[\w.\-]+@[\w.\-]+:", text):
-        raise SourceError(
-            f"not a source: {text!r}", why="git's short form names no scheme", fix="write ssh://git@HOST/PATH@COMMIT"
-        )
-    return SourceSpec(kind="local", where=text)
-
-
-def of_index(text: str) -> bool:
-    """Whether these words name a file of the Python index, by name or as a wheel that lies here."""
-    return text.startswith("pypi:") or (text.endswith(".whl") and "://" not in text)
-
-
-def _parse_url(text: str) -> SourceSpec:
-    refuse_credentials(text)
-    url, mark, digest = text.rpartition("#sha256=")
-    if mark:
-        return SourceSpec(kind="archive", where=check_http_url(url), version=check_sha256(digest))
-    url, _, sha = text.rpartition("@")
-    if url and re.fullmatch(r"[0-9a-fA-F]{40}", sha):
-        return SourceSpec(kind="git", where=url, version=sha.lower())
-    if url and re.fullmatch(r"(sha256:)?[0-9a-fA-F]{64}", sha):
-        return SourceSpec(kind="archive", where=check_http_url(url), version=check_sha256(sha))
-    raise SourceError(
-        f"{without_query(text)} names no commit and no digest",
-        why="what a URL, branch or tag gives can change",
-        fix="append @<40 hex digits of the commit>, or #sha256=<digest> for an archive",
-    )
 
 
 def locate(name: str, spec: SourceSpec, *, cache: Cache, offline: bool = False) -> Source:  # noqa: ARG001 - no network either way
@@ -123,14 +44,16 @@ def locate(name: str, spec: SourceSpec, *, cache: Cache, offline: bool = False) 
     """
     match spec.kind:
         case "local":
-            return _locate_stored(name, spec, cache) if spec.version else _locate_local(name, spec, cache)
+            return _locate_local(name, Path(spec.where).expanduser().absolute(), cache)
+        case "stored":
+            return _locate_stored(name, spec, cache)
         case "git":
             commit = spec.version or remembered(spec.where, spec.tag, cache)
             return Source(
                 name=name,
                 kind="git",
-                ref=commit or spec.tag,
-                repository=spec.where,
+                where=spec.where,
+                version=commit,
                 digest=git_digest(spec.where, commit) if commit else None,
                 path=None,
                 locked=bool(spec.version),
@@ -140,8 +63,8 @@ def locate(name: str, spec: SourceSpec, *, cache: Cache, offline: bool = False) 
             return Source(
                 name=name,
                 kind="archive",
-                ref=f"{spec.where}#{spec.version.replace(':', '=')}",
-                repository=spec.where,
+                where=spec.where,
+                version=spec.version,
                 digest=spec.version,
                 path=None,
                 locked=True,
@@ -162,13 +85,11 @@ def _locate_stored(name: str, spec: SourceSpec, cache: Cache) -> Source:
             f"the source {name} is not in the store: {spec.version}", fix="bring it in: toolchain bundle import REF"
         )
     return Source(
-        name=name, kind="local", ref=f"local:{spec.where}", repository="local", digest=spec.version, path=path,
-        locked=False,
+        name=name, kind="local", where=spec.where, version="", digest=spec.version, path=path, locked=False,
     )  # fmt: skip
 
 
-def _locate_local(name: str, spec: SourceSpec, cache: Cache) -> Source:
-    path = Path(spec.where).expanduser().absolute()
+def _locate_local(name: str, path: Path, cache: Cache) -> Source:
     if path.is_file():
         digest = sha256_file(path)
         if (known := _known_file(name, digest, cache)) is not None:
@@ -176,10 +97,9 @@ def _locate_local(name: str, spec: SourceSpec, cache: Cache) -> Source:
     elif path.is_dir():
         digest = tree_digest(path, _stat_cache(path, cache))
     else:
-        raise SourceError(f"the source {name} is not there: {path}", fix=f"check --source {name}=...: {_FORMS}")
+        raise SourceError(f"the source {name} is not there: {path}", fix=f"check --source {name}=...: {FORMS}")
     return Source(
-        name=name, kind="local", ref=f"local:{_shown(path.name)}", repository="local", digest=digest, path=path,
-        locked=False,
+        name=name, kind="local", where=_shown(path.name), version="", digest=digest, path=path, locked=False,
     )  # fmt: skip
 
 
@@ -225,7 +145,7 @@ def fetch_source(
     patches: Sequence[Path] = (),
     verify: bool = False,
     mirrors: Mirrors = (),
-) -> Source:
+) -> FetchedSource:
     """The source with its tree or file in the store, patched when patches are given.
 
     Args:
@@ -235,63 +155,59 @@ def fetch_source(
         mirrors: where git and archives are asked for in the place of their own URLs.
 
     Returns:
-        The source with `path`, and with `digest` where it was not known before. The digest stays the one of the source
-        alone: patches count apart.
+        The source as it lies in the store. The digest stays the one of the source alone: patches count apart.
 
     Raises:
         ToolchainError: see the modules of each kind; PatchError for a patch that does not apply.
     """
     how = _How(parts().get(source.name), part_of(source.name), verify, mirrors)
     with in_use(cache, make=True):
-        return _fetched(source, cache, offline, patches, how)
+        got = _fetched(source, cache, offline, how)
+        return replace(got, path=_patched(got, patches, Store(cache.store), how)) if patches else got
 
 
-def _fetched(source: Source, cache: Cache, offline: bool, patches: Sequence[Path], how: _How) -> Source:
+def _fetched(source: Source, cache: Cache, offline: bool, how: _How) -> FetchedSource:
     store = Store(cache.store)
-    path: Path
-    if source.kind in {"distro", "pypi"} and source.path is not None and source.path.is_file():
-        _keep(source.path, str(source.digest), store, cache)
     match source.kind:
         case "local":
-            path = _fetch_local(source, store, cache, how)
+            return source.fetched(_fetch_local(source, store, cache, how))
         case "git":
             source = resolved(source, cache=cache, offline=offline, mirrors=how.mirrors)
-            path = fetch_git(
-                source.repository,
-                source.ref,
-                store,
-                offline=offline,
-                only=how.only,
-                verify=how.verify,
-                mirrors=how.mirrors,
+            return source.fetched(
+                fetch_git(
+                    source.where,
+                    source.version,
+                    store,
+                    offline=offline,
+                    only=how.only,
+                    verify=how.verify,
+                    mirrors=how.mirrors,
+                )
             )
         case "archive":
-            assert source.digest is not None  # noqa: S101 - an archive without one is not accepted
-            url = mirrored(source.repository, how.mirrors)
-            file = fetch_archive(url, source.digest, store, offline=offline, name=archive_name(source.repository))
-            path = _tree_of(file, source.digest, store, how)
-        case "distro":
-            source, file = fetch_distro(source, store, cache=cache, offline=offline)
-            path = _tree_of(file, str(source.digest), store, how)
-        case "pypi":
-            file = _fetch_row(source, store, offline=offline)
-            path = _tree_of(file, str(source.digest), store, how)
+            url, name = mirrored(source.where, how.mirrors), archive_name(source.where)
+            file = fetch_archive(url, source.version, store, offline=offline, name=name)
+        case "distro" | "pypi":
+            if source.path is not None and source.path.is_file():
+                _keep(source.path, str(source.digest), store, cache)
+            if source.kind == "distro":
+                source, file = fetch_distro(source, store, cache=cache, offline=offline)
+            else:
+                file = _fetch_row(source, store, offline=offline)
         case _:
             assert_never(source.kind)
-    if patches:
-        path = _patched(source, path, patches, store, how)
-    return replace(source, path=path)
+    got = source.fetched(file)
+    return replace(got, path=_tree_of(file, got.digest, store, how))
 
 
 def _fetch_row(source: Source, store: Store, *, offline: bool) -> Path:
     """A file of the Python index, from there or from the data's second address."""
-    project, _, version = source.ref.removeprefix("pypi:").partition("==")
-    row = pypi_row(project, version)
+    row = pypi_row(source.where, source.version)
     wanted = Wanted(
         source=source.name, file=row.file, sha256=row.sha256, size=row.size, first="the index", mirrors=row.mirrors
     )
     return first_or_elsewhere(
-        lambda: fetch_pypi(project, version, row.file, row.sha256, store, offline=offline),
+        lambda: fetch_pypi(source.where, source.version, row.file, row.sha256, store, offline=offline),
         wanted,
         store,
         offline=offline,
@@ -355,14 +271,12 @@ def _keep(file: Path, digest: str, store: Store, cache: Cache) -> Path:
         return store.add_file(copy, digest, name=file.name)
 
 
-def _patched(source: Source, path: Path, patches: Sequence[Path], store: Store, how: _How) -> Path:
-    if source.digest is None:
-        raise SourceError(f"the source {source.name} has no digest", why="patches count on top of one")
+def _patched(source: FetchedSource, patches: Sequence[Path], store: Store, how: _How) -> Path:
     stack = sha256_json([sha256_file(patch) for patch in patches])
     part = f"{how.part}\npatches {stack}"
     brought = store.brought(source.digest, part=how.part)
 
     def unpack(dest: Path) -> None:
-        apply_patches(path, patches, dest)
+        apply_patches(source.path, patches, dest)
 
     return store.tree(source.digest, unpack, part=part, verify=how.verify, brought=brought, take_brought=brought)

@@ -45,19 +45,19 @@ def resolved(source: Source, *, cache: Cache, offline: bool, mirrors: Mirrors = 
     # What is asked for by its tag is taken whole, so the store calls it by its digest alone.
     if not source.tag or (known and (offline or store.stored_tree(str(source.digest)) is not None)):
         return source
-    commit = commit_of_tag(source.repository, source.tag, store, offline=offline, mirrors=mirrors)
-    if known and commit != source.ref:
+    commit = commit_of_tag(source.where, source.tag, store, offline=offline, mirrors=mirrors)
+    if known and commit != source.version:
         raise moved(source, commit)
     return at_commit(source, commit, cache)
 
 
 def at_commit(source: Source, commit: str, cache: Cache) -> Source:
     """A source at a tag that is at `commit`, told and remembered."""
-    if source.ref != commit:
-        console.note(f"{source.name}: tag {source.tag} of {source.repository} is commit {commit}")
-    if remembered(source.repository, source.tag, cache) != commit:
-        remember(source.repository, source.tag, commit, cache)
-    return replace(source, ref=commit, digest=git_digest(source.repository, commit))
+    if source.version != commit:
+        console.note(f"{source.name}: tag {source.tag} of {source.where} is commit {commit}")
+    if remembered(source.where, source.tag, cache) != commit:
+        remember(source.where, source.tag, commit, cache)
+    return replace(source, version=commit, digest=git_digest(source.where, commit))
 
 
 def asked_again(source: Source, *, cache: Cache, locked: bool, mirrors: Mirrors = ()) -> Source:
@@ -70,11 +70,11 @@ def asked_again(source: Source, *, cache: Cache, locked: bool, mirrors: Mirrors 
         LockedError: it moved since it was locked; both commits are named.
     """
     try:
-        now = commit_of_tag(source.repository, source.tag, Store(cache.store), offline=False, mirrors=mirrors)
+        now = commit_of_tag(source.where, source.tag, Store(cache.store), offline=False, mirrors=mirrors)
     except UnreachableError as error:
         console.note(f"{source.name}: nobody says whether tag {source.tag} moved since ({error.what})")
         return source
-    if now != source.ref and locked:
+    if now != source.version and locked:
         raise moved(source, now)
     return at_commit(source, now, cache)
 
@@ -82,10 +82,10 @@ def asked_again(source: Source, *, cache: Cache, locked: bool, mirrors: Mirrors 
 def moved(source: Source, now: str) -> LockedError:
     """The error for a tag that is elsewhere now."""
     return LockedError(
-        f"the tag {source.tag} of {source.repository} moved",
-        why=f"it was at {source.ref} when it was resolved or locked, and is at {now} now",
-        fix=f"find out why; the commit it was at: --triton {source.ref}; to take the new one: toolchain fetch, then "
-        "toolchain lock, with the same options and without --locked",
+        f"the tag {source.tag} of {source.where} moved",
+        why=f"it was at {source.version} when it was resolved or locked, and is at {now} now",
+        fix=f"find out why; the commit it was at: --triton {source.version}; to take the new one: toolchain fetch, "
+        "then toolchain lock, with the same options and without --locked",
     )
 
 

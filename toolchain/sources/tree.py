@@ -13,18 +13,17 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from toolchain import digest
 from toolchain.digest import CHUNK, write_atomically
 from toolchain.errors import HostileInputError, SourceError
-
-Kind = Literal["git", "archive", "distro", "local", "pypi"]
+from toolchain.sources.spec import Kind, ref_of
 
 # A file changed in the very tick in which it was hashed would look unchanged; such young files are never remembered.
 _RACY_NS = 2_000_000_000
 _CACHE_FORMAT = 1
 _MAX_LINKS = 40  # as the kernel
+_REPOSITORIES = {"distro": "debian"}  # others are called as their kind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,19 +33,20 @@ class Source:
     Args:
         name: what the stages call it, e.g. `llvm`.
         kind: what brings it.
-        ref: for people and records, e.g. `distro:llvm-toolchain-22=22.1.8`; holds no mirror's host.
-        repository: where it comes from, in the words of its kind: a git or archive URL, `debian`, `pypi`, `local`.
+        where: a git or archive URL, a package, a project, or the name of a user's folder or file.
+        version: commit, `sha256:<hex>` of an archive, or upstream version; empty for a user's own, and where only a
+            fetch can tell.
         digest: `sha256:<hex>`, or `git:<40 hex>@<repository>`; None when only a fetch can tell.
-        path: the tree or file in the store; None before the fetch.
+        path: the user's own folder or file, or the tree that a bundle brought; None for what is fetched.
         locked: whether the digest was promised before the bytes came.
         license: SPDX expression where the data names one.
-        tag: the tag of the repository that it was asked for by; `ref` is the tag until its commit is known.
+        tag: the tag of the repository that it was asked for by.
     """
 
     name: str
     kind: Kind
-    ref: str
-    repository: str
+    where: str
+    version: str
     digest: str | None
     path: Path | None
     locked: bool
@@ -54,19 +54,53 @@ class Source:
     tag: str = ""
 
     @property
+    def ref(self) -> str:
+        """For people and records, e.g. `distro:llvm-toolchain-22=22.1.8`; of git the commit, or the tag until that is
+        known. Holds no mirror's host."""
+        return ref_of(self.kind, self.where, self.version) or self.tag
+
+    @property
+    def repository(self) -> str:
+        """Where it comes from, for people and records: a git or archive URL, `debian`, `pypi`, `local`."""
+        return self.where if self.kind in {"git", "archive"} else _REPOSITORIES.get(self.kind, self.kind)
+
+    @property
     def short_id(self) -> str:
         """The id in names: a commit's first 8 digits, a release's version, else `tree` and 8 digits of no commit."""
         if self.kind == "git":
-            return self.ref[:8] if self.digest else self.tag
+            return self.version[:8] or self.tag
         if self.kind in {"distro", "pypi"}:
             # A version may hold what no name of an image takes: 23~++20261101, 22.1.0~+rc1.
-            return re.sub(r"[^A-Za-z0-9.]+", "-", self.ref.rpartition("=")[2])
+            return re.sub(r"[^A-Za-z0-9.]+", "-", self.version or self.ref)
         return f"tree{(self.digest or '').removeprefix('sha256:')[:8]}"
 
     def as_plan(self) -> dict[str, str | None]:
         """The source as `plan --json` prints it."""
         row = {"name": self.name, "ref": self.ref, "repository": self.repository, "digest": self.digest}
         return {**row, "tag": self.tag} if self.tag else row
+
+    def fetched(self, path: Path) -> FetchedSource:
+        """The same once it is in the store.
+
+        Raises:
+            SourceError: its digest is still not known.
+        """
+        if self.digest is None:
+            raise SourceError(f"the source {self.name} has no digest", why="without one nothing can be recorded")
+        # fmt: off
+        return FetchedSource(
+            name=self.name, kind=self.kind, where=self.where, version=self.version, digest=self.digest, path=path,
+            locked=self.locked, license=self.license, tag=self.tag,
+        )
+        # fmt: on
+
+
+@dataclass(frozen=True, kw_only=True)
+class FetchedSource(Source):
+    """A source whose tree or file lies in the store, at `path`, with the digest that it was checked against."""
+
+    digest: str
+    path: Path
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ class AotritonStage:
         """See `Stage.plan`."""
         source = aotriton_source(request)
         if source.path is not None:
-            require_aotriton(source)
+            require_aotriton(source.path)
         wheels = wheel_sources(AOTRITON)
         sources = source_inputs([source, *wheels], request.patches)
         base, triton = below["base"].input_digest, below["triton"].input_digest
@@ -96,8 +96,7 @@ class AotritonStage:
         shop.require_disk(_DISK)
         shop.step("source")
         source = shop.fetch(planned.sources[0])
-        assert source.path is not None  # noqa: S101 - fetch gives it
-        require_aotriton(source)
+        require_aotriton(source.path)
         intake, findings = take_in("aotriton", source.path, request)
         library = library_of(planned, below, request, source, intake.dropped)
         prefix = library.prefix
@@ -143,7 +142,7 @@ class AotritonStage:
                     "org.opencontainers.image.revision": source.ref,
                     "org.opencontainers.image.licenses": "MIT",
                     "toolchain.binaries": ",".join(planned.binaries),
-                    "toolchain.catalog.gpus": ",".join(gpus),
+                    "toolchain.gpus": ",".join(gpus),
                     "toolchain.kernels": json.dumps(result.counts(), sort_keys=True),
                     **({"toolchain.partial": planned.partial} if planned.partial else {}),
                 },

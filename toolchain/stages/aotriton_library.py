@@ -14,8 +14,9 @@ from toolchain.digest import sha256_json
 from toolchain.errors import PinError, UnsupportedError
 from toolchain.recipe import Recipe, digests
 from toolchain.request import Request
-from toolchain.sources.resolve import locate, parse_source_spec, require
-from toolchain.sources.tree import Source
+from toolchain.sources.resolve import locate
+from toolchain.sources.spec import SourceSpec
+from toolchain.sources.tree import FetchedSource, Source, require
 from toolchain.stages.stage import Built, Planned, Shop, source_inputs
 from toolchain.stages.wheels import wheel_folder
 
@@ -36,7 +37,7 @@ class Library:
         key: digest of all that library and plan rest on; another selection of kernels builds neither again.
     """
 
-    source: Source
+    source: FetchedSource
     prefix: str
     sha1: str
     dropped: tuple[str, ...]
@@ -44,7 +45,7 @@ class Library:
 
 
 def library_of(
-    planned: Planned, below: Mapping[str, Built], request: Request, source: Source, dropped: tuple[str, ...]
+    planned: Planned, below: Mapping[str, Built], request: Request, source: FetchedSource, dropped: tuple[str, ...]
 ) -> Library:
     """What to tell upstream's build."""
     gpus = request.gpus or DEFAULT_GPUS
@@ -62,7 +63,6 @@ def library_of(
 
 def library_recipe(planned: Planned, below: Mapping[str, Built], shop: Shop, what: Library) -> Recipe:
     """The build of library and plan."""
-    assert what.source.path is not None  # noqa: S101 - the caller fetched it
     return Recipe(
         name="aotriton",
         containerfile="containerfiles/aotriton/Containerfile",
@@ -104,25 +104,25 @@ def aotriton_source(request: Request) -> Source:
     """
     from toolchain.catalog.bases import base_recipe  # noqa: PLC0415 - data of another room
 
-    if not request.base.startswith("oci:") and not base_recipe(request.base, request.arch[0]).hip:
+    if request.base.image is None and not base_recipe(request.base.recipe, request.arch[0]).hip:
         raise UnsupportedError(
             f"AOTriton cannot be built on {request.base}", why="its HIP lacks hipStreamGetDevice", fix="--base debian13"
         )
-    text = request.sources.get("aotriton")
-    if text is None and request.aotriton:
+    spec = request.sources.get("aotriton")
+    if spec is None and request.aotriton:
         commit = aotriton_release(request.aotriton).commit
         if not commit:
             raise PinError(f"the commit of AOTriton {request.aotriton} is not known", fix="give --source aotriton=")
-        text = f"{UPSTREAM}@{commit}"
-    if text is None:
+        spec = SourceSpec(kind="git", where=UPSTREAM, version=commit)
+    if spec is None:
         raise PinError("no AOTriton is named", fix="give --aotriton RELEASE or --source aotriton=PATH")
-    return locate("aotriton", parse_source_spec(text), cache=request.cache, offline=request.offline)
+    return locate("aotriton", spec, cache=request.cache, offline=request.offline)
 
 
 def commit_of(source: Source) -> str:
     """40 hex digits that the library says it was made of: the commit, or the start of a tree's own digest."""
     if source.kind == "git":
-        return source.ref
+        return source.version
     return (source.digest or "").removeprefix("sha256:")[:40]
 
 
@@ -132,11 +132,10 @@ def name_of(source: Source, request: Request) -> str:
     return source.short_id + (f"-{gpus}" if gpus else "")
 
 
-def require_aotriton(source: Source) -> None:
+def require_aotriton(tree: Path) -> None:
     """Insist that a fetched source is a tree of AOTriton.
 
     Raises:
         SourceError: with what it lacks.
     """
-    assert source.path is not None  # noqa: S101 - the callers look
-    require(source.path, "CMakeLists.txt", "v3src/CMakeLists.txt", "python/generate.py", "modules")
+    require(tree, "CMakeLists.txt", "v3src/CMakeLists.txt", "python/generate.py", "modules")

@@ -18,7 +18,6 @@ from toolchain.digest import EPOCH, sha256_bytes, sha256_json, write_atomically
 from toolchain.errors import BuildError, SourceError, UnreachableError, UnsupportedError
 from toolchain.oci import descriptor as media
 from toolchain.oci.layout import Layout
-from toolchain.oci.reference import LayoutRef, parse
 from toolchain.process import CommandError
 from toolchain.recipe import Recipe
 from toolchain.request import Request
@@ -45,9 +44,9 @@ class BaseStage:
 
     def plan(self, request: Request, below: Mapping[str, Planned]) -> Planned:
         """See `Stage.plan`."""
-        if request.base.startswith("oci:"):
+        if request.base.image is not None:
             return _plan_local(request)
-        recipe = base_recipe(request.base, request.arch[0])
+        recipe = base_recipe(request.base.recipe, request.arch[0])
         lock = read_packages(request.cache.package_list("base", recipe.name, recipe.arch), recipe_digest(recipe))
         inputs: dict[str, Any] | None = None
         if lock is not None:
@@ -64,9 +63,9 @@ class BaseStage:
     def build(self, planned: Planned, below: Mapping[str, Built], shop: Shop) -> Built:
         """See `Stage.build`."""
         request = shop.request
-        if request.base.startswith("oci:"):
+        if request.base.image is not None:
             return _take_local(planned, shop)
-        recipe = base_recipe(request.base, request.arch[0])
+        recipe = base_recipe(request.base.recipe, request.arch[0])
         if recipe.kind == "containerfile":
             return _from_containerfile(self, planned, recipe, shop)
         work = shop.work()
@@ -262,14 +261,14 @@ def local_manifest(request: Request) -> tuple[Layout, Mapping[str, Any]]:
 
     Raises:
         RegistryError: there is none of this name or digest, or several and no name; the names are listed.
-        UnsupportedError: it is for another machine.
+        UnsupportedError: it is for another machine, or no local image is named.
     """
     from toolchain.oci.publish import resolve  # noqa: PLC0415 - the registry client, and most bases are recipes
 
-    target = parse(request.base)
-    assert isinstance(target, LayoutRef)  # noqa: S101 - the caller looked at the prefix
-    layout = Layout(target.path)
-    found = resolve(target)
+    if request.base.image is None:
+        raise UnsupportedError(f"{request.base} is no local image", fix="name one: --base oci:DIR")
+    layout = Layout(request.base.image.path)
+    found = resolve(request.base.image)
     for descriptor in layout.walk(found):
         if descriptor.media_type in media.IMAGES:
             manifest = json.loads(layout.blob(descriptor.digest).read_bytes())
@@ -281,9 +280,9 @@ def local_manifest(request: Request) -> tuple[Layout, Mapping[str, Any]]:
 
 def base_label(request: Request) -> str:
     """How the base is called in image names: its recipe, or for a local image the start of its digest."""
-    if request.base.startswith("oci:"):
+    if request.base.image is not None:
         return "local-" + str(local_manifest(request)[1]["digest"]).removeprefix("sha256:")[:8]
-    return base_recipe(request.base, request.arch[0]).name
+    return base_recipe(request.base.recipe, request.arch[0]).name
 
 
 def _plan_local(request: Request) -> Planned:

@@ -13,8 +13,9 @@ from toolchain import recipe
 from toolchain.errors import PolicyError
 from toolchain.recipe import Mount, digests
 from toolchain.request import Request
-from toolchain.sources.resolve import locate, parse_source_spec, require
-from toolchain.sources.tree import Source
+from toolchain.sources.resolve import locate
+from toolchain.sources.spec import SourceSpec
+from toolchain.sources.tree import Source, require
 from toolchain.stages.base import base_label
 from toolchain.stages.prebuilt import take_in
 from toolchain.stages.stage import Built, Planned, Shop, Stage, common_inputs, source_inputs
@@ -75,7 +76,6 @@ class KernelsStage:
         request = shop.request
         shop.step("source")
         source = shop.fetch(planned.sources[0])
-        assert source.path is not None  # noqa: S101 - fetch gives it
         require(source.path, "flash_attn/flash_attn_triton_amd")
         intake, findings = take_in("flash-attn", source.path, request)
         if intake.dropped:
@@ -148,5 +148,5 @@ def of_request(_: Request) -> Stage:
 
 def sdist_source(request: Request) -> Source:
     """The pinned sdist, without any network."""
-    text = request.sources.get("flash-attn", "pypi:flash-attn")
-    return locate("flash-attn", parse_source_spec(text), cache=request.cache, offline=request.offline)
+    spec = request.sources.get("flash-attn", SourceSpec(kind="pypi", where="flash-attn"))
+    return locate("flash-attn", spec, cache=request.cache, offline=request.offline)

@@ -17,8 +17,9 @@ from toolchain.digest import sha256_json
 from toolchain.errors import PinError, PolicyError, UnsupportedError
 from toolchain.recipe import Recipe, digests
 from toolchain.request import Request
-from toolchain.sources.resolve import locate, of_index, parse_source_spec, parts, require
-from toolchain.sources.tree import Source
+from toolchain.sources.resolve import locate, parts
+from toolchain.sources.spec import of_github
+from toolchain.sources.tree import Source, require
 from toolchain.stages.base import base_label
 from toolchain.stages.llvm_subset import TABLEGEN, Part, part_of
 from toolchain.stages.prebuilt import take_in
@@ -57,7 +58,7 @@ class LlvmStage:
         arch, source, needs = request.arch[0], llvm_source(request), llvm_needs(request)
         part, cross = part_of(request.only, needs), arch != this_machine()
         if source.path is not None and source.path.is_dir():  # a checkout: look before the base is made
-            _require(source, needs)
+            _require(source.path, needs)
         sources = source_inputs([source], request.patches)
         against = ("sysroot",) if cross or request.glibc else ()
         under = {name: below[name].input_digest for name in ("base", *against)}
@@ -99,8 +100,7 @@ class LlvmStage:
         shop.require_disk(part.disk)
         shop.step("source")
         source = shop.fetch(planned.sources[0])
-        assert source.path is not None  # noqa: S101 - fetch gives it
-        _require(source, needs)
+        _require(source.path, needs)
         planned, found = _take_in(source.path, request, planned)
         prefix = prefix_of(source)
         system = shop.unpack(below["sysroot"]) if "sysroot" in below else None
@@ -207,9 +207,8 @@ def _libraries(needs: Needs) -> dict[str, str]:
     }
 
 
-def _require(source: Source, needs: Needs) -> None:
-    assert source.path is not None  # noqa: S101 - the callers look
-    require(source.path, "llvm/CMakeLists.txt", *(f"{project}/CMakeLists.txt" for project in needs.projects))
+def _require(tree: Path, needs: Needs) -> None:
+    require(tree, "llvm/CMakeLists.txt", *(f"{project}/CMakeLists.txt" for project in needs.projects))
 
 
 def triton_of(request: Request) -> str | None:
@@ -224,8 +223,7 @@ def triton_of(request: Request) -> str | None:
         if "triton" not in request.sources:
             require_known(release, "triton")
         return release.triton or None
-    if "triton" in request.sources:
-        spec = parse_source_spec(request.sources["triton"], project="triton")
+    if (spec := request.sources.get("triton")) is not None:
         if spec.kind == "git":
             return _by_version(spec.version)
         if spec.kind == "pypi" and "llvm" not in request.sources:
@@ -249,17 +247,16 @@ def llvm_pin(request: Request) -> LlvmPin:
         return read_pin(checkout)
     if request.aotriton:
         return aotriton_release(request.aotriton).pin
-    named = request.sources.get("triton", "")
-    if request.triton or not named:
+    spec = request.sources.get("triton")
+    if request.triton or spec is None:
         return triton_release(request.triton or DEFAULT_TRITON).pin
-    spec = parse_source_spec(named, project="triton")
-    if of_index(named) and (wheel := locate("triton", spec, cache=request.cache)).kind == "pypi":
-        return triton_release(wheel.ref.rpartition("==")[2]).pin
+    if spec.wheel and (wheel := locate("triton", spec, cache=request.cache)).kind == "pypi":
+        return triton_release(wheel.version).pin
     if spec.kind == "git":
         with contextlib.suppress(PinError, UnsupportedError):
             return triton_release(spec.version).pin
     raise PinError(
-        f"which LLVM the Triton of --source triton={named} pins is not known without fetching it",
+        f"which LLVM the Triton of --source triton={spec} pins is not known without fetching it",
         why="only the pins of releases and of a few commits are on record",
         fix="give a checkout: --source triton=PATH; or say which: --source llvm=..., --triton VERSION",
     )
@@ -274,22 +271,20 @@ def llvm_needs(request: Request) -> Needs:
 
 def local_triton(request: Request) -> Path | None:
     """The Triton checkout that was named as a folder, or that a bundle brought."""
-    named = request.sources.get("triton", "")
-    if named.startswith("stored:"):
-        return locate("triton", parse_source_spec(named), cache=request.cache).path
-    if not named or "://" in named or of_index(named):
-        return None
-    folder = Path(named).expanduser()
-    return folder if folder.is_dir() else None
+    spec = request.sources.get("triton")
+    if spec is not None and spec.kind == "stored":
+        return locate("triton", spec, cache=request.cache).path
+    folder = spec.path if spec is not None else None
+    return folder if folder is not None and folder.is_dir() else None
 
 
 def llvm_source(request: Request) -> Source:
     """Where LLVM comes from, without any network."""
-    text = request.sources.get("llvm")
-    if text is None:
+    spec = request.sources.get("llvm")
+    if spec is None:
         pin = llvm_pin(request)
-        text = f"https://github.com/{pin.repository}@{pin.commit}"
-    return locate("llvm", parse_source_spec(text), cache=request.cache, offline=request.offline)
+        spec = of_github(pin.repository, pin.commit)
+    return locate("llvm", spec, cache=request.cache, offline=request.offline)
 
 
 def prefix_of(source: Source) -> str:

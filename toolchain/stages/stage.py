@@ -14,7 +14,7 @@ from toolchain.digest import EPOCH, FORMAT, sha256_file, sha256_json
 from toolchain.oci.layer import compressor_id
 from toolchain.recipe import Mount, Recipe, Runner
 from toolchain.request import Request
-from toolchain.sources.tree import Source
+from toolchain.sources.tree import FetchedSource, Source
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,8 +88,8 @@ class Shop(Protocol):
     def work(self) -> Path:
         """A folder for this stage's unfinished work; the same one after a kill."""
 
-    def fetch(self, source: Source) -> Source:
-        """The source with its path in the store."""
+    def fetch(self, source: Source) -> FetchedSource:
+        """The source as it lies in the store."""
 
     def build(self, recipe: Recipe) -> Path:
         """Run a containerised build; the folder with its output tree."""

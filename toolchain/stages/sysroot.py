@@ -16,6 +16,7 @@ from typing import Any
 
 from toolchain import process
 from toolchain.catalog.architectures import machine_of, this_machine
+from toolchain.catalog.base_ref import BaseRef
 from toolchain.catalog.bases import base_recipe
 from toolchain.catalog.floors import floor_of
 from toolchain.digest import sha256_json
@@ -126,15 +127,15 @@ def sysroot_system(request: Request) -> System:
     return _of_base(request.base, arch)
 
 
-def _of_base(base: str, arch: str) -> System:
+def _of_base(base: BaseRef, arch: str) -> System:
     here = this_machine()
-    if base.startswith("oci:"):
+    if base.image is not None:
         raise UnsupportedError(
             f"nothing is built for {arch} on the local image {base}",
             why=f"on a machine for {here} it would need that system's headers and libraries for {arch} beside it",
             fix=f"name a base that is made from packages, such as debian13, or build on a machine for {arch}",
         )
-    recipe = base_recipe(base, arch)
+    recipe = base_recipe(base.recipe, arch)
     if not recipe.sysroot:
         raise UnsupportedError(
             f"nothing is built for {arch} on base {recipe.name}",

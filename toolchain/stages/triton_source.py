@@ -21,9 +21,10 @@ from toolchain.oci.layer_files import layer_files
 from toolchain.oci.layout import Layout
 from toolchain.recipe import Mount, Recipe, digests
 from toolchain.request import Request
-from toolchain.sources.resolve import SourceSpec, locate, of_index, parse_source_spec, require
+from toolchain.sources.resolve import locate
+from toolchain.sources.spec import SourceSpec
 from toolchain.sources.store import Store
-from toolchain.sources.tree import Source
+from toolchain.sources.tree import Source, require
 from toolchain.stages.base import base_label
 from toolchain.stages.llvm import DEFAULT_TRITON, llvm_needs
 from toolchain.stages.prebuilt import choices, names_allowed, take_in
@@ -55,10 +56,10 @@ class TritonSourceStage:
                 raise PinError(f"{version!r} is no Python version", fix="give e.g. --python 3.13")
         source = triton_source(request)
         if source.path is not None:
-            _require(source)
+            _require(source.path, source)
         # What is here already is looked at now, before hours of LLVM.
         if (tree := _in_store(source, request)) is not None and below["llvm"].sources:
-            _require(replace(source, path=tree))
+            _require(tree, source)
             check_tree(tree, request, below["llvm"].sources[0])
         if below["llvm"].partial:
             raise ContractError(
@@ -98,8 +99,7 @@ class TritonSourceStage:
         shop.require_disk(_DISK)
         shop.step("source")
         source = shop.fetch(planned.sources[0])
-        assert source.path is not None  # noqa: S101 - fetch gives it
-        _require(source)
+        _require(source.path, source)
         check_tree(source.path, request, below["llvm"].planned.sources[0])
         check_llvm(shop, below["llvm"])
         intake, findings = take_in("triton", source.path, request)
@@ -189,7 +189,8 @@ def check_compiles(shop: Shop, image: str) -> dict[str, Any]:
 
 def from_source(request: Request) -> bool:
     """Whether Triton is built from source: always, but where a wheel of the index is named."""
-    return not of_index(request.sources.get("triton", ""))
+    spec = request.sources.get("triton")
+    return spec is None or not spec.wheel
 
 
 def triton_source(request: Request) -> Source:
@@ -204,8 +205,8 @@ def triton_source(request: Request) -> Source:
 
 def _spec(request: Request) -> SourceSpec:
     """The source that is named, AOTriton's Triton, or upstream's at the commit or tag of a version."""
-    if text := request.sources.get("triton"):
-        return parse_source_spec(text, project="triton")
+    if (spec := request.sources.get("triton")) is not None:
+        return spec
     if request.aotriton:
         commit = aotriton_release(request.aotriton, allow_unknown=True).triton
         if not commit:
@@ -268,11 +269,10 @@ def check_llvm(shop: Shop, llvm: Built) -> None:
     check_files(files, llvm_needs(shop.request), where=llvm.planned.image, consumer="this Triton")
 
 
-def _require(source: Source) -> None:
-    assert source.path is not None  # noqa: S101 - the callers look
-    if source.path.is_file():
+def _require(tree: Path, source: Source) -> None:
+    if tree.is_file():
         raise SourceError(f"{source.ref} is no source tree of Triton", fix="give a folder, a .tar archive or a commit")
-    require(source.path, "setup.py", "CMakeLists.txt", "third_party/amd", "third_party/nvidia")
+    require(tree, "setup.py", "CMakeLists.txt", "third_party/amd", "third_party/nvidia")
 
 
 def _keep(wheel: Path, shop: Shop) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from toolchain.catalog.releases import is_commit, newest_patch, pin_files, read_
 from toolchain.errors import PinError
 from toolchain.process import CommandError
 from toolchain.request import Request
+from toolchain.sources.spec import of_github
 from toolchain.sources.tree import Source
 
 _INIT = "python/triton/__init__.py"
@@ -84,16 +85,16 @@ def check_tree(tree: Path, request: Request, llvm: Source) -> None:
     Raises:
         PinError: it is another version than the one asked for, or pins another LLVM.
     """
-    named = request.sources.get("triton", "")
-    if request.triton and named and not is_commit(request.triton):
+    named = request.sources.get("triton")
+    if request.triton and named is not None and not is_commit(request.triton):
         compare(tree, request.triton, name=f"--source triton={named}", llvm="llvm" not in request.sources)
     if "llvm" in request.sources or llvm.kind != "git" or not pin_files(tree):
         return
     pin = read_pin(tree)
-    if pin.commit != llvm.ref:
+    if pin.commit != llvm.version:
         file = Path(pin.origin).relative_to(tree)
         raise PinError(
             "this Triton pins another LLVM than the one on record for it",
-            why=f"its {file} says {pin.commit}; on record, and planned, is {llvm.ref}",
-            fix=f"build it on its own pin: --source llvm=https://github.com/{pin.repository}@{pin.commit}",
+            why=f"its {file} says {pin.commit}; on record, and planned, is {llvm.version}",
+            fix=f"build it on its own pin: --source llvm={of_github(pin.repository, pin.commit)}",
         )

@@ -10,7 +10,7 @@ from typing import Any
 
 from toolchain.errors import ConfigError, HostileInputError, UnsupportedError
 from toolchain.request import Request
-from toolchain.sources.resolve import locate, of_index, parse_source_spec
+from toolchain.sources.resolve import locate
 from toolchain.sources.tree import Source
 from toolchain.stages.base import base_label
 from toolchain.stages.stage import Built, Planned, Shop, common_inputs, source_inputs
@@ -53,7 +53,6 @@ class TritonWheelStage:
         """See `Stage.build`."""
         shop.step("source")
         wheel = shop.fetch(planned.sources[0])
-        assert wheel.path is not None  # noqa: S101 - fetch gives it
         tree = shop.work() / "tree"
         unzip(wheel.path, tree / SITE.lstrip("/"))
         shop.step("layer")
@@ -68,14 +67,17 @@ class TritonWheelStage:
 
 
 def wheel_source(request: Request) -> Source:
-    """The pinned wheel, without any network."""
-    text = request.sources.get("triton", "")
-    spec = parse_source_spec(text, project="triton")
+    """The wheel that is named, without any network.
+
+    Raises:
+        UnsupportedError: what is named is no wheel of the index.
+    """
+    spec = request.sources["triton"]  # without one this stage is not among those of a goal
     source = locate("triton", spec, cache=request.cache, offline=request.offline)
     if source.kind != "pypi":
         raise UnsupportedError(
-            f"--source triton={text} is no wheel of the Python index",
-            why="its digest is none of data/pypi.toml" if of_index(text) else "",
+            f"--source triton={spec} is no wheel of the Python index",
+            why="its digest is none of data/pypi.toml" if spec.wheel else "",
             fix="name one: --source triton=pypi:VERSION",
         )
     return source

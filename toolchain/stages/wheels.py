@@ -33,9 +33,7 @@ def wheel_folder(sources: Sequence[Source], shop: Shop) -> Path:
     folder.mkdir(parents=True)
     for source in sources:
         fetched = shop.fetch(source)
-        assert fetched.path is not None  # noqa: S101 - fetch gives it
-        project, _, version = source.ref.removeprefix("pypi:").partition("==")
-        place(fetched.path, folder / pypi_row(project, version).file)
+        place(fetched.path, folder / pypi_row(source.where, source.version).file)
     return folder
 
 

@@ -1,0 +1,43 @@
+"""How a base is named: the recipe, or the local image, that builds run in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from toolchain.oci.reference import LayoutRef
+
+_LOCAL = "oci:"
+
+
+@dataclass(frozen=True)
+class BaseRef:
+    """What `--base` names.
+
+    Args:
+        recipe: the name of a row of `catalog.bases`, known or not; empty for a local image.
+        image: a local image; None for a recipe.
+        text: the words that it was read from.
+    """
+
+    recipe: str = ""
+    image: LayoutRef | None = None
+    text: str = field(default="", compare=False)
+
+    def __str__(self) -> str:
+        return self.text or (self.recipe if self.image is None else str(self.image))
+
+
+def parse_base(text: str) -> BaseRef:
+    """Read a base as users write it: `debian13`, or `oci:DIR[:TAG|@DIGEST]`.
+
+    Raises:
+        ConfigError: a reference that names no folder, or no tag or digest where it should.
+    """
+    if not text.startswith(_LOCAL):
+        return BaseRef(recipe=text)
+    from toolchain.oci.reference import LayoutRef, parse  # noqa: PLC0415 - most bases are recipes
+
+    image = parse(text)
+    return BaseRef(image=image if isinstance(image, LayoutRef) else None, text=text)

@@ -1,0 +1,160 @@
+"""How a source is named: the words of a command line, a lock or a printed command, and what they mean."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, assert_never
+
+from toolchain.errors import DigestError, SourceError
+from toolchain.sources.network import check_http_url, refuse_credentials, without_query
+
+Kind = Literal["git", "archive", "distro", "local", "pypi"]
+
+FORMS = "PATH, URL@COMMIT, URL#sha256=DIGEST, distro:PACKAGE[=VERSION] or pypi:PROJECT[==VERSION]"
+PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.\-]+")
+PROJECT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._\-]*")
+VERSION = re.compile(r"[A-Za-z0-9.+~!_\-]*")
+_BARE_VERSION = re.compile(r"\d+(\.\w+)+")
+_STORED = re.compile(r"stored:([A-Za-z0-9][A-Za-z0-9._+-]*)@(sha256:[0-9a-f]{64})")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceSpec:
+    """A source by its name, before anybody looks for it.
+
+    Args:
+        kind: what brings it; `stored` is a tree that a bundle brought, or a file, and that is in the store alone.
+        where: path, URL, package or project; of a stored tree what the checkout was called.
+        version: commit, `sha256:<hex>`, upstream version; empty for what the data says, for a path, and for a tag whose
+            commit is to be asked.
+        tag: the tag that stands for the commit; only our own data names one, users name commits.
+        text: the words that it was read from; two specs that mean the same are equal whatever their words.
+    """
+
+    kind: Kind | Literal["stored"]
+    where: str
+    version: str = ""
+    tag: str = ""
+    text: str = field(default="", compare=False)
+
+    def __str__(self) -> str:
+        """The words for locks, messages and commands; `parse_source_spec` reads them."""
+        if self.text:
+            return self.text
+        match self.kind:
+            case "git":
+                return f"{self.where}@{self.version or self.tag}"
+            case "stored":
+                return f"stored:{self.where}@{self.version}"
+            case "local":
+                return self.where
+            case _:
+                return ref_of(self.kind, self.where, self.version)
+
+    @property
+    def wheel(self) -> bool:
+        """Whether it is a file of the Python index, by name or as a wheel that lies here; such is no source tree."""
+        return self.kind == "pypi" or (self.kind == "local" and self.where.endswith(".whl"))
+
+    @property
+    def path(self) -> Path | None:
+        """The user's file or folder; None for all else."""
+        return Path(self.where).expanduser() if self.kind == "local" else None
+
+
+def ref_of(kind: Kind, where: str, version: str) -> str:
+    """A source in one word, as records, locks and messages have it; of git that is the commit."""
+    match kind:
+        case "git":
+            return version
+        case "archive":
+            return f"{where}#{version.replace(':', '=')}"
+        case "distro":
+            return f"distro:{where}" + (f"={version}" if version else "")
+        case "pypi":
+            return f"pypi:{where}" + (f"=={version}" if version else "")
+        case "local":
+            return f"local:{where}"
+        case _:
+            assert_never(kind)
+
+
+def of_github(repository: str, commit: str) -> SourceSpec:
+    """A commit of OWNER/NAME."""
+    return SourceSpec(kind="git", where=f"https://github.com/{repository}", version=commit)
+
+
+def of_folder(path: Path) -> SourceSpec:
+    """A user's folder or file."""
+    return SourceSpec(kind="local", where=str(path))
+
+
+def parse_source_spec(text: str, *, project: str = "") -> SourceSpec:
+    """Read a source as users write it: a path, URL@COMMIT, URL#sha256=DIGEST, distro:PACKAGE[=VERSION] or pypi:PROJECT.
+
+    With `project`, `pypi:VERSION` is that project's. `stored:NAME@DIGEST` is a checkout called NAME whose tree a bundle
+    brought into the store.
+
+    Raises:
+        SourceError: it is none of these, or a URL without a commit or digest.
+    """
+    if not text or "\0" in text or "\n" in text:
+        raise SourceError("a source cannot be empty or span lines", fix=f"give {FORMS}")
+    if text.startswith("distro:"):
+        where, version = _pair(text, "distro:", "=", PACKAGE)
+        return SourceSpec(kind="distro", where=where, version=version, text=text)
+    if text.startswith("pypi:"):
+        where, version = _pair(text, "pypi:", "==", PROJECT)
+        if project and not version and _BARE_VERSION.fullmatch(where):
+            where, version = project, where
+        return SourceSpec(kind="pypi", where=where, version=version, text=text)
+    if text.startswith("stored:"):
+        if (found := _STORED.fullmatch(text)) is None:
+            raise SourceError(f"not a tree in the store: {text!r}", fix="write stored:NAME@sha256:DIGEST")
+        return SourceSpec(kind="stored", where=found[1], version=found[2], text=text)
+    if re.match(r"[a-z][a-z0-9+.\-]*://", text):
+        return _parse_url(text)
+    if re.match(r"[\w.\-]+@[\w.\-]+:", text):
+        raise SourceError(
+            f"not a source: {text!r}", why="git's short form names no scheme", fix="write ssh://git@HOST/PATH@COMMIT"
+        )
+    return SourceSpec(kind="local", where=text, text=text)
+
+
+def _pair(text: str, prefix: str, separator: str, pattern: re.Pattern[str]) -> tuple[str, str]:
+    """A package or project, and its version."""
+    where, _, version = text.removeprefix(prefix).partition(separator)
+    if not pattern.fullmatch(where) or not VERSION.fullmatch(version):
+        raise SourceError(f"not a package and version: {text!r}", fix=f"write {prefix}NAME{separator}VERSION")
+    return where, version
+
+
+def _parse_url(text: str) -> SourceSpec:
+    refuse_credentials(text)
+    url, mark, digest = text.rpartition("#sha256=")
+    if mark:
+        return SourceSpec(kind="archive", where=check_http_url(url), version=check_sha256(digest), text=text)
+    url, _, sha = text.rpartition("@")
+    if url and re.fullmatch(r"[0-9a-fA-F]{40}", sha):
+        return SourceSpec(kind="git", where=url, version=sha.lower(), text=text)
+    if url and re.fullmatch(r"(sha256:)?[0-9a-fA-F]{64}", sha):
+        return SourceSpec(kind="archive", where=check_http_url(url), version=check_sha256(sha), text=text)
+    raise SourceError(
+        f"{without_query(text)} names no commit and no digest",
+        why="what a URL, branch or tag gives can change",
+        fix="append @<40 hex digits of the commit>, or #sha256=<digest> for an archive",
+    )
+
+
+def check_sha256(text: str) -> str:
+    """`sha256:<64 hex>` for a digest with or without its prefix.
+
+    Raises:
+        DigestError: it is none.
+    """
+    value = text.strip().lower().removeprefix("sha256:")
+    if not re.fullmatch(r"[0-9a-f]{64}", value):
+        raise DigestError(f"{text[:100]!r} is no SHA-256", why="expected 64 hexadecimal digits")
+    return f"sha256:{value}"
