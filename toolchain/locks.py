@@ -4,46 +4,65 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import math
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from toolchain import console
 from toolchain.cache import Cache
-from toolchain.errors import LockHeldError
+from toolchain.console import one_line
+from toolchain.errors import ConfigError, LockHeldError
 
 PATIENCE = 2.0  # seconds before a waiting invocation says why it waits
 
 
 @contextlib.contextmanager
-def held(path: Path, *, what: str, wait: bool = True) -> Iterator[None]:
+def held(path: Path, *, what: str, wait: float = math.inf) -> Iterator[None]:
     """Hold the lock file `path` inside the block; the kernel frees it when this process dies, however it dies.
 
     Args:
         what: the work, for the message.
-        wait: block until it is free, with a note after two seconds; otherwise fail at once.
+        wait: seconds until it must be free, with a note after two; 0 fails at once.
 
     Raises:
-        LockHeldError: another invocation holds it and `wait` is False.
+        LockHeldError: another invocation holds it, and goes on holding it.
     """
     import filelock  # noqa: PLC0415 - `in_use`, which every verb calls, needs none of it
 
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = filelock.FileLock(path)
     try:
-        lock.acquire(timeout=PATIENCE if wait else 0)
+        lock.acquire(timeout=min(PATIENCE, wait))
     except filelock.Timeout:
         holder = _holder(path)
-        if not wait:
+        try:
+            if wait > PATIENCE:
+                console.note(f"waiting for {holder}, which is at {what}")
+            lock.acquire(timeout=max(wait - PATIENCE, 0) if math.isfinite(wait) else -1)
+        except filelock.Timeout:
             raise LockHeldError(
-                f"{what} is held by {holder}", why="another invocation is at the same work", fix="wait until it ends"
+                f"{what} is held by {holder}",
+                why="another invocation is at the same work",
+                fix="wait until it ends, or end it",
             ) from None
-        console.note(f"waiting for {holder}, which is at {what}")
-        lock.acquire()
     try:
         yield
     finally:
         lock.release()
+
+
+def patience() -> float:
+    """Seconds that a second invocation waits for the stage that the first one builds.
+
+    Raises:
+        ConfigError: TOOLCHAIN_LOCK_TIMEOUT is no number of seconds.
+    """
+    text = os.environ.get("TOOLCHAIN_LOCK_TIMEOUT", "86400")
+    if not re.fullmatch(r"\d+(\.\d+)?", text):
+        raise ConfigError(f"TOOLCHAIN_LOCK_TIMEOUT={text!r} is no number of seconds", fix="e.g. 3600; 0 does not wait")
+    return float(text)
 
 
 @contextlib.contextmanager
@@ -117,5 +136,12 @@ def _holder(path: Path) -> str:
             if "->" not in fields and fields[1] == "FLOCK" and int(fields[5].rsplit(":", 1)[1]) == inode:
                 pid = int(fields[4])
                 if pid > 0:
-                    return f"pid {pid}" if pid != os.getpid() else f"pid {pid} (this process)"
+                    return f"pid {pid}{_verb(pid)}" if pid != os.getpid() else f"pid {pid} (this process)"
     return "another process"
+
+
+def _verb(pid: int) -> str:
+    """What an invocation was asked, ` (build llvm)`; empty where that cannot be told."""
+    words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    at = next((number for number, word in enumerate(words) if Path(word).name == "toolchain"), len(words))
+    return f" ({one_line(' '.join(words[at + 1 : at + 4]).strip())})" if words[at + 1 :] else ""

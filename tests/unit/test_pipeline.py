@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import platform
 import time
 from collections.abc import Callable, Mapping
@@ -245,17 +246,37 @@ def test_who_holds_the_lock(run: Callable[..., list[Built]], tmp_path: Path, mon
     stage = Fake("base", lambda: planned("base", inputs=None))
     locks = Cache(tmp_path / "cache").locks
     locks.mkdir(parents=True)
-    (locks / "base-image-of-base.pid").write_text("pid 4711 (build all)")
     with FileLock(locks / "base-image-of-base.lock"):
         monkeypatch.setenv("TOOLCHAIN_LOCK_TIMEOUT", "0.1")
-        with pytest.raises(LockHeldError, match="pid 4711"):
+        with pytest.raises(LockHeldError, match=rf"image-of-base is held by pid {os.getpid()} \(this process\)"):
             run(stage)
         monkeypatch.setenv("TOOLCHAIN_LOCK_TIMEOUT", "soon")
         with pytest.raises(ConfigError, match="TOOLCHAIN_LOCK_TIMEOUT"):
             run(stage)
     assert stage.built == []
+    monkeypatch.delenv("TOOLCHAIN_LOCK_TIMEOUT")
     run(stage)
     assert len(stage.built) == 1
+
+
+def test_a_stage_is_planned_once_while_what_it_rests_on_stands(run: Callable[..., list[Built]]) -> None:
+    """A base that has no digest before it is made moves what lies on it, so that is planned again."""
+    counted: list[str] = []
+
+    def counting(name: str, resolved: Callable[[], bool] = lambda: True) -> Callable[[], Planned]:
+        def plan() -> Planned:
+            counted.append(name)
+            return planned(name) if resolved() else planned(name, inputs=None)
+
+        return plan
+
+    run(Fake("base", counting("base")), Fake("llvm", counting("llvm")), Fake("triton", counting("triton")))
+    assert counted == ["base", "llvm", "triton"]
+    counted.clear()
+    made: list[bool] = []
+    base_ = Fake("base", counting("base", lambda: bool(made)), lambda _: made.append(True))
+    run(base_, Fake("llvm", counting("llvm")))
+    assert counted.count("llvm") == 2
 
 
 def test_a_local_archive_is_looked_into_once_it_is_unpacked(tmp_path: Path) -> None:

@@ -205,12 +205,12 @@ def test_lock_names_its_holder(tmp_path: Path, said: list[str], monkeypatch: pyt
         assert other.stdout.readline() == "in\n"
         with (
             pytest.raises(LockHeldError, match=f"the work is held by pid {other.pid}"),
-            held(path, what="the work", wait=False),
+            held(path, what="the work", wait=0),
         ):
             pass
         threading.Timer(0.5, other.stdin.close).start()
         with held(path, what="the work"):
             pass
         assert said == [f"waiting for pid {other.pid}, which is at the work"]
-    with held(path, what="the work", wait=False):
+    with held(path, what="the work", wait=0):
         pass

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache as memoize
-from pathlib import Path
 
 from toolchain import console
 from toolchain.catalog.architectures import this_machine
+from toolchain.data import FOLDER, load
 from toolchain.digest import sha256_bytes, write_atomically
 from toolchain.errors import UnsupportedError
 from toolchain.recipe import Runner
@@ -21,7 +20,6 @@ from toolchain.stages.prebuilt import Known, known_files
 from toolchain.stages.stage import Planned
 
 DOCS = "docs/bases.md"
-_DATA = Path(__file__).resolve().parents[1] / "data"
 _TIMEOUT = 300.0
 _EL = {"rhel", "centos", "fedora", "almalinux", "rocky", "ol"}
 
@@ -71,7 +69,7 @@ class Need:
 @memoize
 def needs() -> tuple[Need, ...]:
     """The rows of data/needs.toml."""
-    rows = tomllib.loads((_DATA / "needs.toml").read_text(encoding="utf-8"))["need"]
+    rows = load("needs")["need"]
     return tuple(
         Need(
             name=row["name"],
@@ -155,7 +153,7 @@ def _python(version: str, what: str, tool: str) -> Need:
 def _found(request: Request) -> dict[str, str]:
     own = replace(request, arch=(this_machine(),))
     layout, image = local_manifest(own)
-    text = (_DATA / "probe-base.sh").read_text(encoding="utf-8")
+    text = (FOLDER / "probe-base.sh").read_text(encoding="utf-8")
     words = [*request.pythons, *(f"{row.name}.bc={row.replace}" for row in _replaced())]
     key = sha256_bytes("\n".join([text, *words]).encode()).removeprefix("sha256:")[:8]
     kept = request.cache.probed(image["digest"], key)

@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import os
-import re
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,8 +19,8 @@ from toolchain.build.targets import by_arch, request_of, stages_of
 from toolchain.build.workspace import BuildShop, within_lock
 from toolchain.cache import Cache
 from toolchain.catalog.architectures import emulator, this_machine
-from toolchain.errors import BuildError, ConfigError, LockHeldError, PolicyError, ToolchainError, UnreachableError
-from toolchain.locks import in_use
+from toolchain.errors import BuildError, PolicyError, ToolchainError, UnreachableError
+from toolchain.locks import held, in_use, patience
 from toolchain.oci.layout import Layout
 from toolchain.process import CommandError
 from toolchain.request import Request
@@ -105,13 +103,18 @@ def settled(request: Request, goal: str, *, ask: bool = False) -> list[PlanRow]:
         LockedError: a tag moved since it was locked.
     """
     rows = plan(request, goal)
+    return plan(request, goal) if _ask_tags(request, rows, ask=ask) else rows
+
+
+def _ask_tags(request: Request, rows: Sequence[PlanRow], *, ask: bool = False) -> bool:
+    """Ask for the commits of tags; see `settled`. Whether there is any tag, and so perhaps another plan."""
     tagged = [source for row in rows for source in row.planned.sources if source.tag]
     for source in tagged:
         if source.digest is None:
             resolved(source, cache=request.cache, offline=request.offline, mirrors=request.mirrors)
         elif ask and not request.offline:
             asked_again(source, cache=request.cache, locked=request.lock is not None, mirrors=request.mirrors)
-    return plan(request, goal) if tagged else rows
+    return bool(tagged)
 
 
 def find(cache: Cache, planned: Planned, *, proved: bool = False) -> Built | None:
@@ -166,7 +169,8 @@ def build(request: Request, goal: str, *, command: Sequence[str] = (), reuse: Re
     fetching = Prefetch(
         wanted, cache=request.cache, offline=request.offline, patches=request.patches, mirrors=request.mirrors
     )
-    run = _Run(prefetch=fetching, command=command, reuse=reuse, ready=ready)
+    first = {(row.arch or this_machine(), row.planned.name): row.planned for row in rows}
+    run = _Run(first=first, prefetch=fetching, command=command, reuse=reuse, ready=ready)
     results: dict[str, Built] = {}
     for one in by_arch(request):
         for built in _build_stages(one, goal, run):
@@ -184,17 +188,22 @@ def _looked_into(request: Request, goal: str, rows: list[PlanRow], *, fetch: boo
     trees = [source for planned in to_build for source in planned.sources if source.kind == "git"]
     if not trees:
         return rows
-    settled(request, goal)
+    tagged = _ask_tags(request, rows)
     for source in trees if fetch else ():
         LOG.info("%s: fetching %s, to hold its LLVM pin against the plan", source.name, source.ref)
         fetch_source(source, cache=request.cache, offline=request.offline, mirrors=request.mirrors)
-    return plan(request, goal, proved=request.contract)
+    return plan(request, goal, proved=request.contract) if tagged or fetch else rows
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Run:
-    """What is the same for all stages and architectures of one call."""
+    """What is the same for all stages and architectures of one call.
 
+    Args:
+        first: how each stage was planned before anything was built, by architecture and name.
+    """
+
+    first: Mapping[tuple[str, str], Planned]
     prefetch: Prefetch
     command: Sequence[str]
     reuse: Reuse | None
@@ -205,14 +214,18 @@ def _build_stages(request: Request, goal: str, run: _Run) -> list[Built]:
     stages = stages_of(goal, request)
     planned_below: dict[str, Planned] = {}
     built_below: dict[str, Built] = {}
+    # A plan stands while what it rests on stands: the stages below, and files that nobody but the tool writes.
+    stands = not request.patches and all(spec.path is None for spec in request.sources.values())
     for number, stage in enumerate(stages, 1):
         own = request_of(stage, request)
-        planned = _known(stage, own, planned_below, run.prefetch)
+        first = run.first[own.arch[0], stage.name]
+        planned = first if stands and first.input_digest else _known(stage, own, planned_below, run.prefetch)
         built = find(request.cache, planned, proved=own.contract)
         if built is None:
             with in_use(request.cache, make=True), _stage_lock(request.cache, planned):
                 # The one we waited for may have made it, and only then a base has a digest to be found by.
-                planned = stage.plan(own, planned_below)
+                if planned.input_digest is None or planned.online:
+                    planned = stage.plan(own, planned_below)
                 built = find(request.cache, planned, proved=own.contract)
                 if built is None and run.reuse is not None:
                     from toolchain.build.reuse import take  # noqa: PLC0415 - the registry client and cryptography
@@ -224,6 +237,7 @@ def _build_stages(request: Request, goal: str, run: _Run) -> list[Built]:
                     built = _build_stage(own, stage, planned, built_below, run, of=(number, len(stages)))
         # Only now it shows what is in a base that was not here when the build was planned, whoever made it since.
         within_lock(request, [built.planned])
+        stands = planned is first and built.planned == first
         planned_below[stage.name] = built.planned
         built_below[stage.name] = built
     return list(built_below.values())
@@ -329,40 +343,7 @@ def _build_stage(
     return built
 
 
-def _patience() -> float:
-    """Seconds that a second invocation waits for the first.
-
-    Raises:
-        ConfigError: TOOLCHAIN_LOCK_TIMEOUT is no number of seconds.
-    """
-    text = os.environ.get("TOOLCHAIN_LOCK_TIMEOUT", "86400")
-    if not re.fullmatch(r"\d+(\.\d+)?", text):
-        raise ConfigError(f"TOOLCHAIN_LOCK_TIMEOUT={text!r} is no number of seconds", fix="e.g. 3600; 0 does not wait")
-    return float(text)
-
-
-@contextlib.contextmanager
-def _stage_lock(cache: Cache, planned: Planned) -> Iterator[None]:
+def _stage_lock(cache: Cache, planned: Planned) -> AbstractContextManager[None]:
     """One builder for each work; a second one waits and says for whom."""
-    from filelock import FileLock, Timeout  # noqa: PLC0415 - a plan takes no lock
-
-    cache.locks.mkdir(parents=True, exist_ok=True)
     key = planned.input_digest.removeprefix("sha256:")[:16] if planned.input_digest else planned.image
-    lock, owner = FileLock(cache.locks / f"{planned.name}-{key}.lock"), cache.locks / f"{planned.name}-{key}.pid"
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        holder = "another process"
-        with contextlib.suppress(OSError):  # it may end just now
-            holder = owner.read_text(encoding="utf-8") or holder
-        console.note(f"{planned.name}: waiting for {holder}, which holds the lock for {planned.image}")
-        try:
-            lock.acquire(timeout=_patience())
-        except Timeout as error:
-            raise LockHeldError(f"{planned.image} is being built by {holder}", fix="wait for it, or end it") from error
-    try:
-        owner.write_text(f"pid {os.getpid()} ({' '.join(sys.argv[1:4])})")
-        yield
-    finally:
-        owner.unlink(missing_ok=True)
-        lock.release()
+    return held(cache.locks / f"{planned.name}-{key}.lock", what=planned.image, wait=patience())

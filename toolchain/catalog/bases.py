@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -12,6 +11,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
+from toolchain.data import read_toml
 from toolchain.errors import ConfigError, UnsupportedError
 from toolchain.recipe import digests, root
 
@@ -137,13 +137,7 @@ def load_bases(arch: str = "amd64", *, path: Path | None = None) -> dict[str, Ba
         ConfigError: the data cannot be read, has an unknown key or a value that does not fit.
     """
     source = path or root() / DATA
-    try:
-        content = tomllib.loads(source.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read {source}", why=str(error.strerror), fix="reinstall toolchain") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{source} is not TOML", why=str(error)) from error
-    return {name: _recipe(name, row, arch, source) for name, row in content.items()}
+    return {name: _recipe(name, row, arch, source) for name, row in read_toml(source).items()}
 
 
 def _recipe(name: str, content: Any, arch: str, source: Path) -> BaseRecipe:

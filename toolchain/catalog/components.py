@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import lru_cache
@@ -13,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from toolchain import recipe
-from toolchain.errors import ConfigError, ContractError, PinError, UnsupportedError
+from toolchain.data import read_toml
+from toolchain.errors import ContractError, PinError, UnsupportedError
 
 _LINE = re.compile(r"v?(\d{1,4})\.(\d{1,4})(?:\.\d{1,4})?(?:\+[A-Za-z0-9.]+)?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -202,8 +202,4 @@ def _line(version: str) -> tuple[int, int]:
 
 @lru_cache(maxsize=1)
 def _data() -> dict[str, Any]:
-    path = recipe.root() / "llvm-config" / "components.toml"
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"{path} is unusable", why=str(error), fix="reinstall toolchain") from error
+    return read_toml(recipe.root() / "llvm-config" / "components.toml")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from toolchain.data import read_toml
 from toolchain.errors import ConfigError, UnsupportedError
 from toolchain.recipe import root
 
@@ -63,12 +63,7 @@ def load_floors(path: Path | None = None) -> dict[str, Floor]:
     """
     source = path or root() / DATA
     try:
-        content = tomllib.loads(source.read_text(encoding="utf-8"))
-        return {name: _floor(name, row) for name, row in content.items()}
-    except OSError as error:
-        raise ConfigError(f"cannot read {source}", why=str(error.strerror), fix="reinstall toolchain") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{source} is not TOML", why=str(error)) from error
+        return {name: _floor(name, row) for name, row in read_toml(source).items()}
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
 from toolchain import recipe
+from toolchain.data import FOLDER, read_toml
 from toolchain.errors import PinError
 
 Certainty = Literal["verified", "inferred", "unknown"]
 CERTAINTIES: tuple[Certainty, ...] = ("verified", "inferred", "unknown")
 REPOSITORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*/[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
-_DATA = Path(__file__).resolve().parents[1] / "data"
+_DATA = FOLDER
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -192,13 +192,6 @@ def require(row: TritonRelease | AotritonRelease, *fields: str) -> None:
     )
 
 
-def _load(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise PinError(f"the data file {path.name} is unusable", why=str(error), fix="reinstall toolchain") from error
-
-
 def _checked(path: Path, raw: dict[str, Any], commits: tuple[str, ...]) -> dict[str, Any]:
     """A row with every absent commit and repository as the empty string; says what is wrong with a bad one."""
     row: dict[str, Any] = {
@@ -228,7 +221,7 @@ def numbers(version: str) -> tuple[int, ...]:
 def triton_data() -> tuple[tuple[TritonRelease, ...], tuple[int, ...], tuple[str, ...]]:
     """All rows in the order of versions, commits last; the first version that needs a second LLVM; releases of such."""
     path = _DATA / "triton.toml"
-    content = _load(path)
+    content = read_toml(path, error=PinError)
     rows = [_with_commit(path, _checked(path, raw, ("commit", "llvm"))) for raw in content["release"]]
     named = {"version": "", "commit_certainty": "verified", "commit_source": "asked for by its own name"}
     commits = [{**named, **_checked(path, raw, ("commit", "llvm"))} for raw in content["commit"]]
@@ -250,7 +243,7 @@ def _with_commit(path: Path, row: dict[str, Any]) -> dict[str, Any]:
 def aotriton_data() -> tuple[AotritonRelease, ...]:
     """All rows, oldest first."""
     path = recipe.root() / "aotriton" / "releases.toml"
-    rows = [_checked(path, raw, ("commit", "triton", "llvm")) for raw in _load(path)["release"]]
+    rows = [_checked(path, raw, ("commit", "triton", "llvm")) for raw in read_toml(path, error=PinError)["release"]]
     return tuple(AotritonRelease(**row) for row in rows)
 
 
@@ -258,5 +251,5 @@ def aotriton_data() -> tuple[AotritonRelease, ...]:
 def pytorch_data() -> tuple[PytorchRow, ...]:
     """All rows, oldest first."""
     path = _DATA / "pytorch.toml"
-    rows = [{"alternatives": (), **_checked(path, raw, ())} for raw in _load(path)["release"]]
+    rows = [{"alternatives": (), **_checked(path, raw, ())} for raw in read_toml(path, error=PinError)["release"]]
     return tuple(PytorchRow(**row) for row in rows)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import fnmatch
 import itertools
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,6 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from toolchain.catalog.gpus import check_gpu
+from toolchain.data import read_toml
 from toolchain.digest import canonical, sha256_json
 from toolchain.errors import ConfigError, SourceError
 
@@ -168,10 +168,10 @@ def load_rules(
     """
     for gpu in gpus:
         check_gpu(gpu)
+    content = read_toml(data)
     try:
-        content = tomllib.loads(data.read_text(encoding="utf-8"))
         root, kernels = content["source"]["root"], content["kernel"]
-    except (OSError, tomllib.TOMLDecodeError, KeyError) as error:
+    except KeyError as error:
         raise ConfigError(f"cannot use the kernel data file {data}", why=repr(error)) from error
     rules = [rule for kernel in kernels for rule in _kernel(data, source_root, root, kernel, sorted(set(gpus)))]
     for what in ("id", "out"):

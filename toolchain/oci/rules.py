@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
+from toolchain.data import FOLDER, read_toml
 from toolchain.errors import ConfigError, RegistryError
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
@@ -17,7 +16,7 @@ from toolchain.oci.descriptor import Descriptor
 Upload: TypeAlias = Literal["whole", "chunks"]
 Tried: TypeAlias = Literal["real", "imitation", "nothing"]
 CHUNK = 64 << 20
-_DATA = Path(__file__).resolve().parent.parent / "data" / "registries.toml"
+_DATA = FOLDER / "registries.toml"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,12 +87,12 @@ def known() -> tuple[Rules, ...]:
         RegistryError: the file is damaged.
     """
     try:
-        rows = tomllib.loads(_DATA.read_text(encoding="utf-8"))["registry"]
+        rows = read_toml(_DATA, error=RegistryError)["registry"]
         names = {field.name for field in fields(Rules)}
         if strange := {name for row in rows for name in row} - names:
             raise RegistryError(f"{_DATA} has {', '.join(sorted(strange))}", why="no rule has that name")
         return tuple(Rules(**{name: _frozen(value) for name, value in row.items()}) for row in rows)
-    except (OSError, tomllib.TOMLDecodeError, KeyError, TypeError) as error:
+    except (KeyError, TypeError) as error:
         raise RegistryError(f"{_DATA} cannot be read", why=str(error), fix="install the tool again") from error
 
 

@@ -15,13 +15,15 @@ from pathlib import Path
 
 from toolchain import process
 from toolchain.cache import Cache
+from toolchain.data import load
+from toolchain.deb822 import stanzas
 from toolchain.digest import write_atomically
 from toolchain.errors import DigestError, SourceError, ToolchainError, UnreachableError
 from toolchain.locks import held
 from toolchain.process import CommandError
 from toolchain.sources.archive import fetch_archive
 from toolchain.sources.elsewhere import Wanted, first_or_elsewhere
-from toolchain.sources.mirrors import Mirror, apt_mirrors, groups, stanzas
+from toolchain.sources.mirrors import Mirror, apt_mirrors, groups
 from toolchain.sources.network import network_environment, refuse_offline
 from toolchain.sources.spec import PACKAGE
 from toolchain.sources.store import Store
@@ -53,9 +55,8 @@ class Package:
 @memoize
 def known_packages() -> tuple[Package, ...]:
     """The rows of data/distro.toml; the first of a name is its default version."""
-    path = Path(__file__).resolve().parent.parent / "data" / "distro.toml"
-    rows = tomllib.loads(path.read_text(encoding="utf-8"))["package"]
     lists = ("suites", "mirrors")
+    rows = load("distro")["package"]
     return tuple(Package(**{**row, **{name: tuple(row.get(name, ())) for name in lists}}) for row in rows)
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from toolchain import process
+from toolchain.deb822 import stanzas
 from toolchain.errors import EngineError, SourceError
 from toolchain.process import CommandError
 
@@ -97,24 +98,6 @@ def _signed_by(entry: str, site: str, suite: str) -> str:
         if match and suite in line.split() and (option := re.search(r"signed-by=(\S+)", match.group(1))):
             return option.group(1)
     return ""
-
-
-def stanzas(text: str) -> Iterable[dict[str, str]]:
-    """Paragraphs of a control file, keys in lower case, continuation lines kept."""
-    for block in re.split(r"\n[ \t]*\n", text):
-        stanza: dict[str, str] = {}
-        key = ""
-        for line in block.splitlines():
-            if line.startswith("#"):
-                continue
-            if line[:1] in (" ", "\t") and key:
-                stanza[key] += "\n" + line
-            elif ":" in line:
-                key, _, value = line.partition(":")
-                key = key.strip().lower()
-                stanza[key] = value.strip()
-        if stanza:
-            yield stanza
 
 
 def groups(mirrors: Sequence[Mirror], hints: Sequence[str]) -> list[list[Mirror]]:

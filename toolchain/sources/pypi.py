@@ -6,13 +6,13 @@ import html
 import re
 import sys
 import tempfile
-import tomllib
 from dataclasses import dataclass
 from functools import cache as memoize
 from pathlib import Path
 from urllib.parse import unquote, urldefrag, urljoin
 
 from toolchain import process
+from toolchain.data import load
 from toolchain.errors import DigestError, SourceError, UnreachableError
 from toolchain.locks import held
 from toolchain.process import CommandError
@@ -43,9 +43,7 @@ class PypiFile:
 @memoize
 def known_files() -> tuple[PypiFile, ...]:
     """The rows of data/pypi.toml; the first of a project is its default version."""
-    path = Path(__file__).resolve().parent.parent / "data" / "pypi.toml"
-    rows = tomllib.loads(path.read_text(encoding="utf-8"))["file"]
-    return tuple(PypiFile(**{**row, "mirrors": tuple(row.get("mirrors", ()))}) for row in rows)
+    return tuple(PypiFile(**{**row, "mirrors": tuple(row.get("mirrors", ()))}) for row in load("pypi")["file"])
 
 
 def pypi_row(project: str, version: str) -> PypiFile:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache as memoize
@@ -14,6 +13,7 @@ from typing import assert_never
 
 from toolchain.cache import Cache
 from toolchain.console import one_line
+from toolchain.data import load
 from toolchain.digest import sha256_file, sha256_json
 from toolchain.errors import DigestError, SourceError
 from toolchain.locks import held, in_use
@@ -127,9 +127,7 @@ def _stat_cache(path: Path, cache: Cache) -> Path:
 @memoize
 def parts() -> dict[str, tuple[str, ...]]:
     """Of the large monorepos, the folders that are built from; the rest is never unpacked."""
-    data = Path(__file__).resolve().parent.parent / "data" / "trees.toml"
-    content = tomllib.loads(data.read_text(encoding="utf-8"))
-    return {name: tuple(row["only"]) for name, row in content.items()}
+    return {name: tuple(row["only"]) for name, row in load("trees").items()}
 
 
 def part_of(name: str) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 
 from toolchain import process
 from toolchain.catalog.bases import BaseRecipe, base_recipe
+from toolchain.deb822 import stanzas
 from toolchain.digest import EPOCH, sha256_bytes, sha256_json, write_atomically
 from toolchain.errors import BuildError, SourceError, UnreachableError, UnsupportedError
 from toolchain.oci import descriptor as media
@@ -128,16 +129,9 @@ def parse_packages(text: str) -> list[dict[str, str]]:
     Raises:
         BuildError: there is none.
     """
-    keys = {"Package": "name", "Version": "version", "Architecture": "architecture", "SHA256": "sha256"}
-    rows: list[dict[str, str]] = []
-    for block in text.split("\n\n"):
-        row = {}
-        for line in block.splitlines():
-            key, _, value = line.partition(": ")
-            if key in keys:
-                row[keys[key]] = value.strip()
-        if row:
-            rows.append(row)
+    keys = {"package": "name", "version": "version", "architecture": "architecture", "sha256": "sha256"}
+    named = ({keys[key]: value for key, value in stanza.items() if key in keys} for stanza in stanzas(text))
+    rows = [row for row in named if row]
     if not rows:
         raise BuildError("the base's package list is empty", why="apt-cache in the new root named no package")
     return sorted(rows, key=lambda row: (row["name"], row.get("architecture", "")))

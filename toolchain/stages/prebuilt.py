@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache as memoize
 from pathlib import Path
 from typing import Any
 
+from toolchain.data import load
 from toolchain.errors import PolicyError
 from toolchain.request import Request
 from toolchain.sources.scan import Finding, scan
@@ -70,8 +70,7 @@ def let_in_names(request: Request) -> tuple[str, ...]:
 @memoize
 def known_files() -> tuple[Known, ...]:
     """The rows of data/prebuilt.toml."""
-    path = Path(__file__).resolve().parent.parent / "data" / "prebuilt.toml"
-    return tuple(Known(**row) for row in tomllib.loads(path.read_text(encoding="utf-8"))["file"])
+    return tuple(Known(**row) for row in load("prebuilt")["file"])
 
 
 def names_allowed(source: str, request: Request) -> tuple[str, ...]:

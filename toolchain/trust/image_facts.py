@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 from urllib.parse import quote, urlsplit
 
+from toolchain.deb822 import stanzas
 from toolchain.digest import EPOCH
 from toolchain.record import Record, RecordedSource
 
@@ -199,12 +200,11 @@ def purl(kind: str, *path: str, version: str, **qualifiers: str) -> str:
 def parse_dpkg_status(text: str) -> tuple[Package, ...]:
     """The installed packages that a dpkg status file names, sorted."""
     found = []
-    for block in text.split("\n\n"):
-        fields = dict(re.findall(r"^(Package|Status|Version|Architecture|Source): (.+)$", block, re.MULTILINE))
-        if fields.get("Status", "").endswith(" installed") and fields.keys() >= {"Package", "Version", "Architecture"}:
-            name, version = fields["Package"], fields["Version"].strip()
-            source = _source(name, version, fields.get("Source", ""))
-            found.append(Package(name, version, fields["Architecture"].strip(), source=source))
+    for fields in stanzas(text):
+        if fields.get("status", "").endswith(" installed") and fields.keys() >= {"package", "version", "architecture"}:
+            name, version = fields["package"], fields["version"]
+            source = _source(name, version, fields.get("source", ""))
+            found.append(Package(name, version, fields["architecture"], source=source))
     return tuple(sorted(found))
 
 

@@ -1,0 +1,24 @@
+"""Control files as dpkg, apt and their archives write them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+
+def stanzas(text: str) -> Iterator[dict[str, str]]:
+    """Paragraphs of a control file, keys in lower case, continuation lines kept."""
+    for block in re.split(r"\n[ \t]*\n", text):
+        stanza: dict[str, str] = {}
+        key = ""
+        for line in block.splitlines():
+            if line.startswith("#"):
+                continue
+            if line[:1] in (" ", "\t") and key:
+                stanza[key] += "\n" + line
+            elif ":" in line:
+                key, _, value = line.partition(":")
+                key = key.strip().lower()
+                stanza[key] = value.strip()
+        if stanza:
+            yield stanza
