@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
 from toolchain import process
 from toolchain.digest import CHUNK, sha256_file
-from toolchain.errors import ToolchainError
+from toolchain.errors import ToolchainError, UntrustedError
 from toolchain.oci import descriptor as media
+from toolchain.oci.compressed import DAMAGED, PLAIN, unpacked
 from toolchain.oci.descriptor import Descriptor, Platform
 from toolchain.oci.image import diff_ids_of, platform_of
 from toolchain.oci.layout import Layout
 
-_GZIP = frozenset({media.LAYER_GZIP, media.DOCKER_LAYER_GZIP})
-_PLAIN = frozenset({media.LAYER, media.DOCKER_LAYER})
 # A layer is unpacked before anybody has asked who made it: a bomb may cost minutes, neither days nor disk.
 _MOST_UNPACKED = 256 << 30
-_TOO_MUCH = "nothing (it unpacks to more than any layer holds)"
 
 
 class _BombError(Exception):
@@ -112,64 +109,27 @@ class _Check:
     def _diff_id(self, layer: Descriptor) -> str:
         if layer.digest not in self._diff_ids:
             path = self._layout.blob(layer.digest)
-            if layer.media_type in _PLAIN:
-                found = layer.digest
-            elif layer.media_type in _GZIP:
-                found = _gunzipped(path)
-            elif layer.media_type == media.LAYER_ZSTD:
-                found = _unzstd(path)
-            else:
-                found = f"nothing known ({layer.media_type})"
+            found = layer.digest if layer.media_type in PLAIN else _unpacked_digest(path, layer.media_type)
             self._diff_ids[layer.digest] = found
         return self._diff_ids[layer.digest]
 
 
-class _Hasher:
-    """SHA-256 of what comes out of a decompressor, as long as that is not too much."""
-
-    def __init__(self) -> None:
-        self._sha256 = hashlib.sha256()
-        self._left = _MOST_UNPACKED
-
-    def update(self, piece: bytes) -> None:
-        """Take the next bytes."""
-        self._left -= len(piece)
-        if self._left < 0:
-            raise _BombError
-        self._sha256.update(piece)
-
-    def digest(self) -> str:
-        """`sha256:<hex>`."""
-        return f"sha256:{self._sha256.hexdigest()}"
-
-
-def _gunzipped(path: Path) -> str:
-    hasher = _Hasher()
-    unpacker = zlib.decompressobj(31)
+def _unpacked_digest(path: Path, media_type: str) -> str:
+    """`sha256:<hex>` of the tar in a layer, or words for why there is none."""
+    sha256, left = hashlib.sha256(), _MOST_UNPACKED
     try:
-        with path.open("rb", buffering=0) as stream:
+        with unpacked(path, media_type) as stream:
             while piece := stream.read(CHUNK):
-                while piece:
-                    hasher.update(unpacker.decompress(piece, 8 * CHUNK))
-                    piece = unpacker.unconsumed_tail or unpacker.unused_data
-                    if unpacker.eof and piece:  # another gzip member follows: compressors of others do that
-                        unpacker = zlib.decompressobj(31)
-            hasher.update(unpacker.flush())
-    except zlib.error as error:
-        return f"nothing (not gzip: {error})"
+                left -= len(piece)
+                if left < 0:
+                    raise _BombError
+                sha256.update(piece)
+    except UntrustedError:
+        return f"nothing known ({media_type})"
     except _BombError:
-        return _TOO_MUCH
-    return hasher.digest() if unpacker.eof else "nothing (it ends early)"
-
-
-def _unzstd(path: Path) -> str:
-    hasher = _Hasher()
-    try:
-        with process.output(["zstd", "-dcq", "--", path.absolute()]) as stream:
-            while piece := stream.read(CHUNK):
-                hasher.update(piece)
+        return "nothing (it unpacks to more than any layer holds)"
     except process.CommandError as error:
         return f"nothing (not zstd: {error.tail[-1] if error.tail else ''})"
-    except _BombError:
-        return _TOO_MUCH
-    return hasher.digest()
+    except DAMAGED as error:
+        return f"nothing ({error})"
+    return f"sha256:{sha256.hexdigest()}"

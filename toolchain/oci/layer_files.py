@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-import gzip
 import hashlib
 import tarfile
-import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache as memoize
 from pathlib import Path
-from typing import IO, Any, Literal, Self, cast
+from typing import Any, Literal, Self, cast
 
 from toolchain.digest import CHUNK
 from toolchain.errors import UntrustedError
-from toolchain.oci import descriptor as media
-from toolchain.process import CommandError, output
+from toolchain.oci.compressed import DAMAGED, PLAIN, Readable, unpacked
 
+_DAMAGED = (tarfile.TarError, OSError, ValueError, RecursionError, *DAMAGED)
 _HEADER_LIMIT = 1 << 20  # long names and attributes are read whole into memory
 _LONG = frozenset({tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK})
 # What every reader of tars takes for the same. Of the rest (global headers, sparse files, kinds that only some know)
@@ -26,8 +23,6 @@ _MEMBERS = frozenset({
     tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.LNKTYPE, tarfile.SYMTYPE,
     tarfile.DIRTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE,
 })  # fmt: skip
-_GZIP = frozenset({media.LAYER_GZIP, media.DOCKER_LAYER_GZIP})
-_PLAIN = frozenset({media.LAYER, media.DOCKER_LAYER})
 
 
 @dataclass(frozen=True, order=True)
@@ -72,7 +67,7 @@ class _Member(tarfile.TarInfo):
 class _Watched:
     """A stream that knows where the last byte that is not zero was: behind a tar's end mark there must be none."""
 
-    def __init__(self, stream: IO[bytes]) -> None:
+    def __init__(self, stream: Readable) -> None:
         self._stream = stream
         self._at = 0
         self.last = 0
@@ -96,7 +91,7 @@ def layer_files(path: Path, media_type: str) -> list[LayerFile]:
     """
     try:
         found = list(_walk(path, media_type, None))
-    except (tarfile.TarError, OSError, EOFError, ValueError, zlib.error, RecursionError, CommandError) as error:
+    except _DAMAGED as error:
         raise UntrustedError("a layer cannot be read", why=f"{path.name}: {error}", fix="fetch it again") from error
     return sorted(found, key=lambda one: one.path)
 
@@ -109,7 +104,7 @@ def layer_paths(path: Path, media_type: str) -> Iterator[str]:
     """
     try:
         yield from (one.path for one in _walk(path, media_type, ("", 0, [])))
-    except (tarfile.TarError, OSError, EOFError, ValueError, zlib.error, RecursionError, CommandError) as error:
+    except _DAMAGED as error:
         raise UntrustedError("a layer cannot be read", why=f"{path.name}: {error}", fix="fetch it again") from error
 
 
@@ -129,8 +124,11 @@ def glance(path: Path, media_type: str, name: str, *, limit: int = 64 << 20) -> 
     Args:
         path: of a blob, which never changes.
     """
-    how: Any = "r:" if media_type in _PLAIN else "r|"  # over what is not packed it can jump
-    with _plain(path, media_type) as plain, tarfile.open(fileobj=plain, mode=how, tarinfo=_Member) as tar:
+    how: Any = "r:" if media_type in PLAIN else "r|"  # over what is not packed it can jump
+    with (
+        unpacked(path, media_type) as plain,
+        tarfile.open(fileobj=cast("Any", plain), mode=how, tarinfo=_Member) as tar,
+    ):
         for member in tar:
             if member.isreg() and member.size <= limit and _name(member) == name:
                 content = tar.extractfile(member)
@@ -142,7 +140,7 @@ def _walk(path: Path, media_type: str, keep: tuple[str, int, list[bytes]] | None
     known: dict[str, LayerFile] = {}
     folders: dict[str, bool] = {}
     with (
-        _plain(path, media_type) as plain,
+        unpacked(path, media_type) as plain,
         tarfile.open(fileobj=cast("Any", stream := _Watched(plain)), mode="r|", tarinfo=_Member) as tar,
     ):
         for member in tar:
@@ -212,21 +210,6 @@ def _read(
         other.update(piece)
         left -= len(piece)
     return LayerFile(name, "file", member.size, one.hexdigest(), other.hexdigest())
-
-
-@contextlib.contextmanager
-def _plain(path: Path, media_type: str) -> Iterator[IO[bytes]]:
-    if media_type in _GZIP:
-        with gzip.open(path) as unpacked:
-            yield cast("IO[bytes]", unpacked)
-    elif media_type == media.LAYER_ZSTD:
-        with output(["zstd", "-dcq", "--", path.absolute()]) as stream:
-            yield stream
-    elif media_type in _PLAIN:
-        with path.open("rb") as stream:
-            yield stream
-    else:
-        raise UntrustedError(f"a layer of an unknown kind: {media_type}", why=path.name)
 
 
 def shown(name: str) -> str:

@@ -50,6 +50,7 @@ class RegistryRef:
     tag: str | None = None
     digest: str | None = None
     remote: ClassVar[bool] = True
+    path: ClassVar[None] = None  # it lies in no folder
 
     def __str__(self) -> str:
         return f"{self.host}/{self.repository}{_suffix(self.tag, self.digest)}"

@@ -15,7 +15,7 @@ from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.image import labels_of
 from toolchain.oci.layer_files import layer_paths, read_member
 from toolchain.oci.layout import Layout
-from toolchain.oci.reference import LayoutRef, Target
+from toolchain.oci.reference import Target
 
 Kind = Literal["llvm", "llvm-part", "aotriton", "triton", "kernels", "base", "unknown"]
 _NAME = re.compile(r"[a-z0-9]+(?:[._-]+[a-z0-9]+)*")
@@ -137,7 +137,7 @@ def _wheel(path: Path, media_type: str, file: str) -> str:
 
 def _source(where: Target, found: Descriptor, name: str) -> tuple[str, tuple[str, ...]]:
     """What stands behind `--from=`, and the lines that come before it."""
-    if not isinstance(where, LayoutRef):
+    if where.path is None:
         return str(where.at(digest=found.digest)), ()
     plain = name if _NAME.fullmatch(name) else "image"
     local, folder = f"localhost/{plain}:latest", where.path.absolute()

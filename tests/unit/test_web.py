@@ -1,0 +1,59 @@
+"""Attempts: what is waited for, what counts as progress, and when it is enough."""
+
+from __future__ import annotations
+
+import pytest
+
+from toolchain.errors import RegistryError
+from toolchain.web import LONGEST_ASKED, LONGEST_BACKOFF, Retries, TryAgainError, is_loopback
+
+PROBLEM = RegistryError("it fails")
+
+
+def test_waits_grow_and_what_the_server_asks_for_counts() -> None:
+    waits: list[float] = []
+    answers: list[str | None] = [None, None, "7", "999999", "Wed, 21 Oct 2026 07:28:00 GMT", None, None]
+    left = iter(answers)
+
+    def once() -> str:
+        for asked in left:
+            raise TryAgainError(PROBLEM, asked)
+        return "done"
+
+    assert Retries(len(answers), 2.0, pause=waits.append).run(once) == "done"
+    assert waits == [2.0, 4.0, 7.0, LONGEST_ASKED, LONGEST_BACKOFF, LONGEST_BACKOFF, LONGEST_BACKOFF]
+
+
+def test_it_ends_with_the_last_problem() -> None:
+    waits: list[float] = []
+
+    def once() -> None:
+        raise TryAgainError(RegistryError(f"failure {len(waits)}"))
+
+    with pytest.raises(RegistryError, match="failure 2") as caught:
+        Retries(2, 1.0, pause=waits.append).run(once)
+    assert waits == [1.0, 2.0]
+    assert caught.value.__suppress_context__, "what HTTP libraries raise holds tokens"
+
+
+def test_only_what_was_never_reached_is_progress() -> None:
+    waits: list[float] = []
+    positions = iter([1, 2, 3, 3, 2, 3])
+    retries = Retries(2, 1.0, pause=waits.append)
+
+    def once() -> None:
+        retries.reached(next(positions))
+        raise TryAgainError(PROBLEM)
+
+    with pytest.raises(RegistryError):
+        retries.run(once)
+    assert waits == [1.0, 1.0, 1.0, 2.0]
+    assert list(positions) == [3], "three failures in a row at the same place"
+
+
+@pytest.mark.parametrize(
+    ("host", "here"),
+    [("localhost", True), ("127.0.0.9", True), ("::1", True), ("10.0.0.1", False), ("x", False), (None, False)],
+)
+def test_which_host_is_this_machine(host: str | None, here: bool) -> None:
+    assert is_loopback(host) is here

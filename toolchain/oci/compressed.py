@@ -1,0 +1,77 @@
+"""Layers, unpacked while they are read."""
+
+from __future__ import annotations
+
+import contextlib
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Protocol
+
+from toolchain.digest import CHUNK
+from toolchain.errors import UntrustedError
+from toolchain.oci import descriptor as media
+from toolchain.process import CommandError, output
+
+PLAIN = frozenset({media.LAYER, media.DOCKER_LAYER})
+_GZIP = frozenset({media.LAYER_GZIP, media.DOCKER_LAYER_GZIP})
+# What reading one may raise that is damaged.
+DAMAGED = (EOFError, zlib.error, CommandError)
+
+
+class Readable(Protocol):
+    """What a layer is read from."""
+
+    def read(self, count: int, /) -> bytes:
+        """At most so many bytes; none at the end."""
+
+
+class _Gunzipped:
+    """What is in a gzip file, member after member. Behind one nothing else may stand, not even padding."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+        self._unpacker = zlib.decompressobj(31)
+        self._packed = b""
+
+    def read(self, count: int, /) -> bytes:
+        """The next bytes, at most `count`.
+
+        Raises:
+            EOFError: it ends early.
+            zlib.error: it is no gzip file.
+        """
+        while True:
+            self._packed = self._packed or self._stream.read(CHUNK)
+            if not self._packed and self._unpacker.eof:
+                return b""
+            if self._unpacker.eof:
+                self._unpacker = zlib.decompressobj(31)
+            ended = not self._packed
+            piece = self._unpacker.decompress(self._packed, count)
+            self._packed = self._unpacker.unconsumed_tail or self._unpacker.unused_data
+            if piece:
+                return piece
+            if ended and not self._unpacker.eof:
+                raise EOFError("it ends early")
+
+
+@contextlib.contextmanager
+def unpacked(path: Path, media_type: str) -> Iterator[Readable]:
+    """The tar in a layer's file.
+
+    Raises:
+        UntrustedError: a kind of layer that is not known here.
+        EngineError: a zstd layer, and the zstd program is missing.
+    """
+    if media_type in _GZIP:
+        with path.open("rb", buffering=0) as stream:
+            yield _Gunzipped(stream)
+    elif media_type == media.LAYER_ZSTD:
+        with output(["zstd", "-dcq", "--", path.absolute()]) as stream:
+            yield stream
+    elif media_type in PLAIN:
+        with path.open("rb") as stream:
+            yield stream
+    else:
+        raise UntrustedError(f"a layer of an unknown kind: {media_type}", why=path.name)
