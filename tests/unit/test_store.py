@@ -198,19 +198,25 @@ def test_lock_names_its_holder(tmp_path: Path, said: list[str], monkeypatch: pyt
     )
     path = tmp_path / "a lock"
     with subprocess.Popen(
-        [sys.executable, "-c", code, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", code, path, "toolchain", "build", "llvm"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as other:
         assert other.stdout is not None
         assert other.stdin is not None
         assert other.stdout.readline() == "in\n"
         with (
-            pytest.raises(LockHeldError, match=f"the work is held by pid {other.pid}"),
+            pytest.raises(LockHeldError, match=rf"the work is held by pid {other.pid} \(build llvm\)"),
             held(path, what="the work", wait=0),
         ):
             pass
+        with pytest.raises(LockHeldError), held(path, what="the work", wait=0.1):
+            pass
+        assert said == [], "nobody is told of what is over before two seconds"
         threading.Timer(0.5, other.stdin.close).start()
         with held(path, what="the work"):
             pass
-        assert said == [f"waiting for pid {other.pid}, which is at the work"]
+        assert said == [f"waiting for pid {other.pid} (build llvm), which is at the work"]
     with held(path, what="the work", wait=0):
         pass

@@ -1,0 +1,94 @@
+"""Sources and bases by their names: read once, the same words again where they are written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from toolchain.catalog.base_ref import BaseRef, parse_base
+from toolchain.cli.request import make_request
+from toolchain.errors import ConfigError, SourceError
+from toolchain.lock.file import LockedSource
+from toolchain.options import into, moved
+from toolchain.request import options
+from toolchain.sources.spec import SourceSpec, of_github, parse_source_spec
+
+SHA = "d8da7c998c75c88691e0ec157fcfd92b49d7060a"
+HEX = "a" * 64
+WORDS = [
+    f"https://example.test/r.git@{SHA}",
+    f"ssh://git@example.test/r@{SHA.upper()}",
+    f"https://example.test/a.tar.gz#sha256={HEX}",
+    f"https://example.test/a.tar.gz@sha256:{HEX}",
+    "distro:llvm-toolchain-22",
+    "distro:llvm-toolchain-22=22.1.8",
+    "pypi:triton",
+    "pypi:3.7.1",
+    "pypi:triton==3.7.1",
+    f"stored:it.is-mine@sha256:{HEX}",
+    "../it's a checkout",
+    "~/triton-3.7.1-cp313-cp313-linux_x86_64.whl",
+]
+
+
+@pytest.mark.parametrize("text", WORDS)
+def test_what_was_typed_is_what_is_written(text: str) -> None:
+    spec = parse_source_spec(text, project="triton")
+    assert str(spec) == text
+    bare = SourceSpec(kind=spec.kind, where=spec.where, version=spec.version)
+    assert bare == spec, "words play no part"
+    assert parse_source_spec(str(bare)) == spec, "and what the tool names by itself can be read again"
+
+
+def test_a_version_alone_is_that_of_the_project_it_stands_for(tmp_path: Path) -> None:
+    request = make_request(cache=tmp_path, source=["triton=pypi:3.7.1", "flash-attn=pypi:2.8.3"])
+    assert request.sources["triton"] == SourceSpec(kind="pypi", where="triton", version="3.7.1")
+    assert request.sources["flash-attn"] == SourceSpec(kind="pypi", where="flash-attn", version="2.8.3")
+
+
+@pytest.mark.parametrize("text", ["https://example.test/r@main", "stored:x@sha256:1", "distro:a b", "git@host:r"])
+def test_what_is_no_source_is_refused_before_a_verb_begins(text: str, tmp_path: Path) -> None:
+    """Also where the verb asks for another stage: hours later is too late."""
+    with pytest.raises(SourceError):
+        make_request(cache=tmp_path, source=[f"aotriton={text}"])
+
+
+@pytest.mark.parametrize("text", ["oci:", "oci:dir@sha256:12", "oci:dir:no tag"])
+def test_what_is_no_base_is_refused_before_a_verb_begins(text: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is not a reference"):
+        make_request(cache=tmp_path, base=text)
+
+
+def test_bases() -> None:
+    assert parse_base("debian13") == BaseRef(recipe="debian13")
+    local = parse_base("oci:/a:b/")
+    assert local.image is not None
+    assert (local.recipe, local.image.path, local.image.tag, str(local)) == ("", Path("/a:b"), None, "oci:/a:b/")
+
+
+@pytest.mark.parametrize(
+    ("text", "there"),
+    [
+        ("llvm=checkout", "llvm=sub/checkout"),
+        ("llvm=some@mirror/a:b", "llvm=sub/some@mirror/a:b"),
+        ("llvm=distro:checkout", "llvm=distro:checkout"),
+        ("llvm=https://example.test/r@main", "llvm=https://example.test/r@main"),
+        ("llvm=/checkout", "llvm=/checkout"),
+    ],
+)
+def test_a_path_in_a_file_is_what_the_reader_of_sources_takes_for_one(text: str, there: str) -> None:
+    source = next(one.option for one in options() if one.field == "sources")
+    assert moved(source, text, into(Path("sub"))) == there
+
+
+def test_a_locked_source_names_itself() -> None:
+    def locked(kind: str, ref: str, **more: str) -> LockedSource:
+        given = {"repository": kind, "digest": f"sha256:{HEX}", **more}
+        return LockedSource(name="triton", kind=kind, ref=ref, **given)  # type: ignore[arg-type]
+
+    where = "https://github.com/triton-lang/triton"
+    assert locked("git", SHA, repository=where).spec == of_github("triton-lang/triton", SHA)
+    assert str(locked("local", "local:mine").spec) == f"stored:mine@sha256:{HEX}"
+    for ref in ("distro:llvm-toolchain-22=22.1.8", "pypi:triton==3.7.1"):
+        assert str(locked(ref.partition(":")[0], ref).spec) == ref
