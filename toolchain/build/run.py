@@ -215,7 +215,8 @@ def _build_stages(request: Request, goal: str, run: _Run) -> list[Built]:
     planned_below: dict[str, Planned] = {}
     built_below: dict[str, Built] = {}
     # A plan stands while what it rests on stands: the stages below, and files that nobody but the tool writes.
-    stands = not request.patches and all(spec.path is None for spec in request.sources.values())
+    of_user = [*request.patches, *(name for name, spec in request.sources.items() if spec.path is not None)]
+    stands = not of_user and request.base.image is None
     for number, stage in enumerate(stages, 1):
         own = request_of(stage, request)
         first = run.first[own.arch[0], stage.name]
