@@ -51,6 +51,7 @@ def _expected(ref: str, scratch: Path, arch: str) -> dict[str, Any]:
     from toolchain.cli.image_cmd import images_at  # noqa: PLC0415 - the registry client
     from toolchain.oci import descriptor as media  # noqa: PLC0415
     from toolchain.oci.image import diff_ids_of, labels_of  # noqa: PLC0415
+    from toolchain.oci.labels import INPUT_DIGEST  # noqa: PLC0415
 
     layout, found = images_at(ref, scratch)
     if len(found) != 1:
@@ -68,7 +69,7 @@ def _expected(ref: str, scratch: Path, arch: str) -> dict[str, Any]:
         raise UnsupportedError(f"{ref} holds no image of this tool", why=f"{len(layers)} layers, {len(diff_ids)} named")
     return {
         "image": ref,
-        "input_digest": labels_of(content).get("toolchain.input-digest", ""),
+        "input_digest": labels_of(content).get(INPUT_DIGEST, ""),
         "diff_id": diff_ids[-1],
         "blob": layers[-1].digest,
         "index": descriptor.digest if descriptor.media_type == media.INDEX and len(images) == 1 else "",
