@@ -1,7 +1,7 @@
 """The record of a finished stage: one type, with one reader and one writer of its JSON form.
 
-Version 0 are records that say no version; all that later came may be missing there. A key more that everybody may pass
-over leaves the version as it is here; one without which a record is misread raises it.
+Records that name no version are version 0; all that later came may be missing there. Whoever adds a key raises VERSION:
+what only a newer version says, an older tool passes over, and a bundle with it is not refused.
 """
 
 from __future__ import annotations

@@ -462,3 +462,13 @@ def test_a_newer_tool_s_record_comes_without_what_only_that_knows(place: Place) 
     place.bring()
     (path,) = (place.root / "other" / "records").glob("*.json")
     assert json.loads(path.read_bytes()) == record
+
+
+def test_a_fact_of_a_base_alone_is_no_reason_to_refuse_it(place: Place) -> None:
+    """Bases that start from an image say which; nothing that is built on them does."""
+    place.export()
+    record = json.loads(place.content("record"))
+    place.swap("record", canonical({**record, "facts": {**record["facts"], "start": {"image": "x@sha256:1"}}}))
+    place.bring()
+    (path,) = (place.root / "other" / "records").glob("*.json")
+    assert json.loads(path.read_bytes()) == record

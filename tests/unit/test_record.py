@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,15 @@ def test_what_only_a_newer_version_says_is_passed_over() -> None:
     assert record == Record.parse(newer, exact=True)
     assert record.version == VERSION, "as it would be written now"
     assert "weather" not in record.as_json()
+
+
+def test_whoever_adds_a_key_raises_the_version() -> None:
+    """Otherwise an older tool refuses the bundles of a newer one. Records are added to this list, never taken out."""
+    keys = {
+        1: "arch binaries facts finished image input_digest inputs isolation layers manifest partial request sources"
+        " stage started taken_from tool version",
+    }
+    assert sorted(one.name for one in fields(Record)) == keys[VERSION].split()
 
 
 def test_a_further_key_of_a_known_version_is_read_but_not_believed() -> None:

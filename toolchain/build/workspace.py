@@ -17,6 +17,7 @@ from toolchain.cache import Cache
 from toolchain.catalog.architectures import this_machine
 from toolchain.digest import EPOCH
 from toolchain.oci.image import ImageSpec, LayerBlob, add_layer, read_layers, standard_annotations, write_image
+from toolchain.oci.labels import INPUT_DIGEST
 from toolchain.oci.layer import Compression, normalise_tar, write_layer
 from toolchain.oci.layer import compress as compress_layer
 from toolchain.oci.layout import Layout
@@ -184,7 +185,7 @@ class BuildShop:
             assert tree is not None  # noqa: S101 - one of the two
             layer = write_layer(tree, raw, epoch=EPOCH, normalise=normalise)
         lower = read_layers(layout, layout.resolve(under.manifest)) if under is not None else ()
-        labels = {**(labels or {}), "toolchain.input-digest": str(planned.input_digest)}
+        labels = {**(labels or {}), INPUT_DIGEST: str(planned.input_digest)}
         found: dict[str, Any] = {}
         if check is not None and check_on is not None:
             plain = add_layer(layout, compress_layer(layer, self.work() / "plain", "none"), created_by=planned.name)

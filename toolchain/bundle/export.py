@@ -22,6 +22,7 @@ from toolchain.errors import HostileInputError, SourceError
 from toolchain.lock import file as lockfile
 from toolchain.lock.file import Lock, LockedBase
 from toolchain.oci import descriptor as media
+from toolchain.oci import labels
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.image import timestamp
 from toolchain.oci.layer import compress, write_layer
@@ -38,7 +39,6 @@ from toolchain.stages.base import local_manifest
 TYPE = "application/vnd.toolchain.bundle.v1"
 Kind = Literal["lock", "file", "tree", "patch", "base", "record", "blob"]
 _KIND, _OWNER, _MEDIA = "toolchain.bundle.kind", "toolchain.bundle.name", "toolchain.bundle.media-type"
-_TITLE = "org.opencontainers.image.title"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+~!-]{0,254}")
 _MEDIA_TYPE = re.compile(r"[a-z]+/[A-Za-z0-9.+_-]{1,120}")
 
@@ -65,7 +65,7 @@ class Entry:
 
     def descriptor(self) -> Descriptor:
         """As the manifest of the artifact lists it."""
-        notes = {_KIND: self.kind, _OWNER: self.name, _TITLE: self.title, _MEDIA: self.of}
+        notes = {_KIND: self.kind, _OWNER: self.name, labels.TITLE: self.title, _MEDIA: self.of}
         kept = {key: text for key, text in notes.items() if text}
         return replace(self.blob, media_type=f"application/vnd.toolchain.bundle.{self.kind}.v1", annotations=kept)
 
@@ -76,7 +76,7 @@ class Entry:
         Raises:
             HostileInputError: it has no kind that is known, or a name that could become another path.
         """
-        kind, title = found.annotations.get(_KIND, ""), found.annotations.get(_TITLE, "")
+        kind, title = found.annotations.get(_KIND, ""), found.annotations.get(labels.TITLE, "")
         name, of = found.annotations.get(_OWNER, ""), found.annotations.get(_MEDIA, "")
         if kind not in get_args(Kind):
             raise HostileInputError(f"the bundle holds a thing of the kind {kind[:80]!r}", fix="do not use it")
@@ -242,8 +242,8 @@ class _Packer:
         """The artifact."""
         config = self.layout.put_bytes(b"{}", media.EMPTY)
         notes: Mapping[str, str] = {
-            "org.opencontainers.image.created": timestamp(EPOCH),
-            _TITLE: f"toolchain bundle: {goal}",
+            labels.CREATED: timestamp(EPOCH),
+            labels.TITLE: f"toolchain bundle: {goal}",
         }
         value = {
             "schemaVersion": 2,

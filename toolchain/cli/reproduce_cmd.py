@@ -50,6 +50,7 @@ def _expected(ref: str, scratch: Path, arch: str) -> dict[str, Any]:
     """The image to compare with, as `reproduce.reproduce` takes it; its blobs lie below `scratch` or in its layout."""
     from toolchain.oci import descriptor as media  # noqa: PLC0415
     from toolchain.oci.image import diff_ids_of, labels_of  # noqa: PLC0415
+    from toolchain.oci.labels import INPUT_DIGEST  # noqa: PLC0415
     from toolchain.oci.place import open_place  # noqa: PLC0415 - the registry client
     from toolchain.oci.reference import parse  # noqa: PLC0415
 
@@ -70,7 +71,7 @@ def _expected(ref: str, scratch: Path, arch: str) -> dict[str, Any]:
         raise UnsupportedError(f"{ref} holds no image of this tool", why=f"{len(layers)} layers, {len(diff_ids)} named")
     return {
         "image": ref,
-        "input_digest": labels_of(content).get("toolchain.input-digest", ""),
+        "input_digest": labels_of(content).get(INPUT_DIGEST, ""),
         "diff_id": diff_ids[-1],
         "blob": layers[-1].digest,
         "index": descriptor.digest if descriptor.media_type == media.INDEX and len(images) == 1 else "",

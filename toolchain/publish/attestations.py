@@ -18,6 +18,7 @@ from toolchain.digest import EPOCH, canonical, sha256_json
 from toolchain.errors import UnsupportedError, UntrustedError
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.image import diff_ids_of, timestamp
+from toolchain.oci.labels import CREATED
 from toolchain.oci.layer_files import glance, layer_files
 from toolchain.oci.layout import Layout
 from toolchain.oci.place import Place
@@ -39,7 +40,7 @@ from toolchain.trust.keys import PublicKey, Signer
 from toolchain.trust.verify import Evidence, gather
 
 PREDICATE_TYPE = "in-toto.io/predicate-type"
-_ANNOTATED = {"org.opencontainers.image.created": timestamp(EPOCH)}
+_ANNOTATED = {CREATED: timestamp(EPOCH)}
 
 
 @dataclass(frozen=True)

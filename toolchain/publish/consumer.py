@@ -13,6 +13,7 @@ from toolchain.errors import EngineError, UntrustedError
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.image import labels_of
+from toolchain.oci.labels import INPUT_DIGEST, PARTIAL, TITLE
 from toolchain.oci.layer_files import layer_paths, read_member
 from toolchain.oci.layout import Layout
 from toolchain.oci.reference import Target
@@ -29,7 +30,6 @@ _SIGNS: tuple[tuple[Kind, re.Pattern[str]], ...] = (
 )
 _PART = re.compile(r"(usr/lib64/llvm-triton-[A-Za-z0-9._-]+)/.*")
 _SYSTEM = re.compile(r"(usr/lib|etc)/os-release")
-_OWN = "toolchain.input-digest"
 _RELEASE = "ENV TRITON_APPEND_CMAKE_ARGS=-DCMAKE_BUILD_TYPE=Release"
 
 
@@ -88,10 +88,10 @@ def use_of(layout: Layout, found: Descriptor, where: Target, *, name: str = "") 
         return Use("unknown", str(where), "", (), ("what it is: it is no image, but some other artifact",))
     config, *layers = layout.children(images[0])
     labels = labels_of(layout.read_json(config))
-    own = _OWN in labels
+    own = INPUT_DIGEST in labels
     # Our own images hold what they are for in the topmost layer; of another one nobody knows.
     content = replace(_content(layout, layers[-1:] if own else layers[::-1], own=own), own=own)
-    by_name = name or labels.get("org.opencontainers.image.title", "") or where.tag or ""
+    by_name = name or labels.get(TITLE, "") or where.tag or ""
     source, before = _source(where, found, by_name)
     lines = {"llvm": _llvm, "aotriton": _aotriton, "triton": _triton, "base": _base}.get(content.kind, _copy)
     unknown = list(_unknown(content, labels))
@@ -196,7 +196,7 @@ def _unknown(content: _Content, labels: Mapping[str, str]) -> Iterator[str]:
         yield content.why
     if content.kind == "llvm-part":
         yield "where the rest of LLVM is: the image holds a part, and Triton cannot be built with that alone"
-    if labels.get("toolchain.partial"):
+    if labels.get(PARTIAL):
         yield "what was left out of it: it says that it is a part (`toolchain inspect` shows the label)"
     if not content.own:
         yield "how it was built: it has no label of this tool"

@@ -19,6 +19,7 @@ from toolchain.errors import ContractError
 from toolchain.kernels.campaign import CampaignResult
 from toolchain.kernels.ledger import DONE, Entry, reproducible
 from toolchain.locks import held
+from toolchain.oci import labels
 from toolchain.recipe import Mount, Runner, digests
 from toolchain.request import Request
 from toolchain.stages.aotriton_images import ENVIRONMENT, KernelImages, MadeImages
@@ -34,7 +35,7 @@ from toolchain.stages.aotriton_library import (
 )
 from toolchain.stages.base import base_label
 from toolchain.stages.prebuilt import choices, names_allowed, take_in
-from toolchain.stages.stage import Built, Planned, Shop, Stage, common_inputs, source_inputs
+from toolchain.stages.stage import Built, Planned, Shop, Stage, common_inputs, image_labels, source_inputs
 from toolchain.stages.wheels import AOTRITON, wheel_sources
 
 # Beside upstream's own `__signature__` in each pack: which kernels are in it, and where some are missing, that.
@@ -137,15 +138,12 @@ class AotritonStage:
                     "lacking": {name: list(lacks) for name, lacks in lacking(gpus).items()},
                     "against_upstream": dict(made.against),
                 },
-                labels={
-                    "org.opencontainers.image.title": planned.image,
-                    "org.opencontainers.image.revision": source.ref,
-                    "org.opencontainers.image.licenses": "MIT",
-                    "toolchain.binaries": ",".join(planned.binaries),
-                    "toolchain.gpus": ",".join(gpus),
-                    "toolchain.kernels": json.dumps(result.counts(), sort_keys=True),
-                    **({"toolchain.partial": planned.partial} if planned.partial else {}),
-                },
+                labels=image_labels(
+                    planned,
+                    revision=source.ref,
+                    binaries=planned.binaries,
+                    more={labels.GPUS: ",".join(gpus), labels.KERNELS: json.dumps(result.counts(), sort_keys=True)},
+                ),
                 check=_check(prefix, shop) if request.contract else None,
                 check_on=below["base"],
             )

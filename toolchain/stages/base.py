@@ -22,7 +22,7 @@ from toolchain.oci.layout import Layout
 from toolchain.process import CommandError
 from toolchain.recipe import Recipe
 from toolchain.request import Request
-from toolchain.stages.stage import Built, Planned, Shop, Stage, common_inputs
+from toolchain.stages.stage import Built, Planned, Shop, Stage, common_inputs, image_labels
 from toolchain.stages.start import pull_start
 
 # Runs inside the new root before its package lists go: name, version, architecture, SHA-256 of all that is installed.
@@ -87,7 +87,7 @@ class BaseStage:
             facts={"packages": len(lock["packages"])},
             normalise=False,
             compress=False,
-            labels={"org.opencontainers.image.title": f"base {recipe.name}"},
+            labels=image_labels(resolved, of=recipe.name),
         )
         write_packages(shop.cache.package_list("base", recipe.name, recipe.arch), lock)
         tar.unlink(missing_ok=True)

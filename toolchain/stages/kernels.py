@@ -11,6 +11,7 @@ from typing import Any
 
 from toolchain import recipe
 from toolchain.errors import PolicyError
+from toolchain.oci import labels
 from toolchain.recipe import Mount, digests
 from toolchain.request import Request
 from toolchain.sources.resolve import locate
@@ -18,7 +19,7 @@ from toolchain.sources.spec import SourceSpec
 from toolchain.sources.tree import Source, require
 from toolchain.stages.base import base_label
 from toolchain.stages.prebuilt import take_in
-from toolchain.stages.stage import Built, Planned, Shop, Stage, common_inputs, source_inputs
+from toolchain.stages.stage import Built, Planned, Shop, Stage, common_inputs, image_labels, source_inputs
 from toolchain.stages.triton_wheel import SITE
 
 DEFAULT_GPUS = ("gfx1100", "gfx942")
@@ -131,13 +132,11 @@ class KernelsStage:
                 "gpus": list(gpus),
                 "prefix": PREFIX,
             },
-            labels={
-                "org.opencontainers.image.title": planned.image,
-                "org.opencontainers.image.licenses": "BSD-3-Clause",
-                "toolchain.binaries": ",".join(planned.binaries),
-                "toolchain.kernels": json.dumps(result.counts(), sort_keys=True),
-                **({"toolchain.partial": planned.partial} if planned.partial else {}),
-            },
+            labels=image_labels(
+                planned,
+                binaries=planned.binaries,
+                more={labels.KERNELS: json.dumps(result.counts(), sort_keys=True)},
+            ),
         )
 
 

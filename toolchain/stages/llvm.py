@@ -15,6 +15,7 @@ from toolchain.catalog.release_data import require as require_known
 from toolchain.catalog.releases import LlvmPin, aotriton_release, read_pin, triton_release, triton_releases
 from toolchain.digest import sha256_json
 from toolchain.errors import PinError, PolicyError, UnsupportedError
+from toolchain.oci import labels
 from toolchain.recipe import Recipe, digests
 from toolchain.request import Request
 from toolchain.sources.resolve import locate, parts
@@ -23,7 +24,7 @@ from toolchain.sources.tree import Source, require
 from toolchain.stages.base import base_label
 from toolchain.stages.llvm_subset import TABLEGEN, Part, part_of
 from toolchain.stages.prebuilt import take_in
-from toolchain.stages.stage import Built, Planned, Shop, Stage, common_inputs, locked, source_inputs
+from toolchain.stages.stage import Built, Planned, Shop, Stage, common_inputs, image_labels, locked, source_inputs
 
 DEFAULT_TRITON = "3.7.1"
 # LLVM's headers give some types other members without NDEBUG, and Triton's own default build type has none.
@@ -146,13 +147,9 @@ class LlvmStage:
             planned,
             tree=tree,
             facts={"prefix": prefix, **found},
-            labels={
-                "org.opencontainers.image.title": planned.image,
-                "org.opencontainers.image.licenses": "Apache-2.0 WITH LLVM-exception",
-                "org.opencontainers.image.revision": source.ref,
-                **({"toolchain.partial": planned.partial} if planned.partial else {}),
-                **(_floor_labels(request.glibc) if request.glibc else {}),
-            },
+            labels=image_labels(
+                planned, revision=source.ref, more=_floor_labels(request.glibc) if request.glibc else None
+            ),
             check=check if proved else None,
             check_on=below["base"],
         )
@@ -172,10 +169,10 @@ def _floor_labels(glibc: str) -> dict[str, str]:
     """What tells a consumer how old its system may be, and how Triton is to be built on the layer."""
     floor = floor_of(glibc)
     return {
-        "toolchain.glibc": floor.glibc,
-        "toolchain.glibcxx": floor.glibcxx,
-        "toolchain.build-type": "Release",
-        "toolchain.triton-build": NDEBUG_ADVICE,
+        labels.GLIBC: floor.glibc,
+        labels.GLIBCXX: floor.glibcxx,
+        labels.BUILD_TYPE: "Release",
+        labels.TRITON_BUILD: NDEBUG_ADVICE,
     }
 
 

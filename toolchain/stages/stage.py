@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from toolchain.cache import Cache
+from toolchain.catalog.stages import row as stage_row
 from toolchain.digest import EPOCH, FORMAT, sha256_file, sha256_json
+from toolchain.oci import labels
 from toolchain.oci.layer import compressor_id
 from toolchain.recipe import Mount, Recipe, Runner
 from toolchain.request import Request
@@ -172,6 +174,37 @@ def common_inputs(name: str, request: Request) -> dict[str, Any]:
         "arch": request.arch[0],
         "compressor": compressor_id(request.compression),
     }
+
+
+def image_labels(
+    planned: Planned,
+    *,
+    of: str = "",
+    revision: str = "",
+    binaries: Sequence[str] | None = None,
+    licensed: bool = True,
+    more: Mapping[str, str] | None = None,
+) -> dict[str, str]:
+    """The labels of a stage's image.
+
+    Args:
+        of: the system, where the image is one; it says nothing but its title.
+        revision: commit or version of the source.
+        binaries: prebuilt things in it, by the names of `--allow-binary`; None where it does not say.
+        licensed: False where the licence stands in the layer alone.
+        more: what only this stage says.
+    """
+    row = stage_row(planned.name)
+    if row.title:
+        return {labels.TITLE: row.title.format(of)}
+    found = {
+        labels.TITLE: planned.image,
+        labels.REVISION: revision,
+        labels.LICENSES: row.license if licensed else "",
+        labels.PARTIAL: planned.partial,
+    }
+    named = {labels.BINARIES: ",".join(binaries)} if binaries is not None else {}
+    return {**{name: text for name, text in found.items() if text}, **named, **(more or {})}
 
 
 def locked(*digests: str | None) -> bool:

@@ -23,7 +23,7 @@ from toolchain.digest import sha256_json
 from toolchain.errors import UnsupportedError
 from toolchain.request import Request
 from toolchain.stages.base import parse_packages, read_packages, run_mmdebstrap, write_packages
-from toolchain.stages.stage import Built, Planned, Shop, Stage, common_inputs
+from toolchain.stages.stage import Built, Planned, Shop, Stage, common_inputs, image_labels
 
 # Runs before mmdebstrap takes the archives away: what dpkg would say of packages that it had installed.
 _LIST_ARCHIVES = (
@@ -97,12 +97,13 @@ class SysrootStage:
         process.run(["tar", "--extract", "--file", tar, "--directory", tree, *left_out], log=shop.log)
         if system.glibc:
             make_links_relative(tree)
+        resolved = _planned(request, lock)
         built = shop.finish(
-            _planned(request, lock),
+            resolved,
             tree=tree,
             facts={"packages": len(lock["packages"])},
             compress=False,
-            labels={"org.opencontainers.image.title": f"headers and libraries of {system.name}"},
+            labels=image_labels(resolved, of=system.name),
         )
         write_packages(shop.cache.package_list(self.name, system.name, arch), lock)
         return built

@@ -28,7 +28,7 @@ from toolchain.sources.tree import Source, require
 from toolchain.stages.base import base_label
 from toolchain.stages.llvm import DEFAULT_TRITON, llvm_needs
 from toolchain.stages.prebuilt import choices, names_allowed, take_in
-from toolchain.stages.stage import Built, Planned, Shop, common_inputs, source_inputs
+from toolchain.stages.stage import Built, Planned, Shop, common_inputs, image_labels, source_inputs
 from toolchain.stages.triton_tree import check_tree
 from toolchain.stages.triton_wheel import SITE, unzip
 from toolchain.stages.wheels import TRITON, wheel_folder, wheel_sources
@@ -146,12 +146,7 @@ class TritonSourceStage:
             under=below["base"],
             compress=False,
             facts=facts,
-            labels={
-                "org.opencontainers.image.title": planned.image,
-                "org.opencontainers.image.revision": source.ref,
-                "org.opencontainers.image.licenses": "MIT",
-                "toolchain.binaries": ",".join(planned.binaries),
-            },
+            labels=image_labels(planned, revision=source.ref, binaries=planned.binaries),
             check=(lambda image: {"contract": check_compiles(shop, image)}) if request.contract else None,
             check_on=below["base"],
         )

@@ -13,7 +13,7 @@ from toolchain.request import Request
 from toolchain.sources.resolve import locate
 from toolchain.sources.tree import Source
 from toolchain.stages.base import base_label
-from toolchain.stages.stage import Built, Planned, Shop, common_inputs, source_inputs
+from toolchain.stages.stage import Built, Planned, Shop, common_inputs, image_labels, source_inputs
 
 BINARY = "triton-wheel"
 # Apart from the distribution's own site-packages; in-image programs get it by PYTHONPATH.
@@ -62,7 +62,7 @@ class TritonWheelStage:
             under=below["base"],
             compress=False,
             facts={"wheel_bytes": wheel.path.stat().st_size},
-            labels={"org.opencontainers.image.title": planned.image, "toolchain.binaries": BINARY},
+            labels=image_labels(planned, binaries=[BINARY], licensed=False),
         )
 
 

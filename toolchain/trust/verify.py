@@ -14,6 +14,7 @@ from toolchain.oci import descriptor as media
 from toolchain.oci.check import verify_layout
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.image import diff_ids_of, labels_of
+from toolchain.oci.labels import GLIBC, INPUT_DIGEST
 from toolchain.oci.layer_files import LayerFile, layer_files
 from toolchain.oci.layout import Layout
 from toolchain.oci.manifest import children_of, parse_object
@@ -30,8 +31,6 @@ T = TypeVar("T")
 _MOST_ARTIFACTS = 200
 _MOST_BYTES = 512 << 20  # together; an SBOM of ours has a few
 _KINDS = frozenset({dsse.MEDIA_TYPE, sbom.MEDIA_TYPE, keyless.MEDIA_TYPE})
-INPUT_DIGEST = "toolchain.input-digest"
-GLIBC = "toolchain.glibc"  # of the oldest system that links the layer
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,79 @@
+"""A stage that the tool does not know: a text of its own source, copied into a layer above the base."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from toolchain.oci.layout import Layout
+from toolchain.recipe import Recipe
+from toolchain.request import Request
+from toolchain.sources.resolve import locate, parse_source_spec
+from toolchain.sources.unpack import unpack_tar
+from toolchain.stages.stage import Built, Planned, Shop, common_inputs, image_labels, source_inputs
+
+HERE = Path(__file__).parent
+FILE = "usr/share/report/report.txt"
+
+
+@dataclass(frozen=True)
+class ReportStage:
+    """See `Stage`.
+
+    Args:
+        contained: built by the container engine, from a Containerfile and a script.
+    """
+
+    contained: bool
+    name: str = "report"
+
+    def plan(self, request: Request, below: Mapping[str, Planned]) -> Planned:
+        """See `Stage.plan`."""
+        source = locate("notes", parse_source_spec(request.sources["notes"]), cache=request.cache)
+        sources, base = source_inputs([source], request.patches), below["base"].input_digest
+        inputs = None
+        if sources is not None and base is not None:
+            inputs = {**common_inputs(self.name, request), "base": base, "sources": sources, "how": self.contained}
+        image = f"report-{source.short_id}"
+        return Planned(name=self.name, image=image, inputs=inputs, sources=(source,), engine=self.contained)
+
+    def build(self, planned: Planned, below: Mapping[str, Built], shop: Shop) -> Built:
+        """See `Stage.build`."""
+        source = shop.fetch(planned.sources[0])
+        assert source.path is not None
+        if self.contained:
+            tree = shop.build(
+                Recipe(
+                    name="report",
+                    containerfile=str(HERE / "report" / "Containerfile"),
+                    base=shop.image(below["base"]),
+                    contexts={"notes": source.path, "report": HERE / "report"},
+                )
+            )
+        else:
+            tree = shop.work() / "tree"
+            (tree / FILE).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source.path / "report.txt", tree / FILE)
+        return shop.finish(planned, tree=tree, facts={}, labels=image_labels(planned, revision=source.ref))
+
+
+def copied(_: Request) -> ReportStage:
+    """Without the engine."""
+    return ReportStage(contained=False)
+
+
+def contained(_: Request) -> ReportStage:
+    """In a container."""
+    return ReportStage(contained=True)
+
+
+def text(request: Request, built: Built, folder: Path) -> list[Path]:
+    """Its plain form."""
+    layout, out = Layout(request.cache.images), folder / "report.txt"
+    layer = layout.children(layout.resolve(built.manifest))[-1]
+    unpack_tar(layout.blob(layer.digest), folder / "unpacked", strip=0)
+    shutil.move(folder / "unpacked" / FILE, out)
+    shutil.rmtree(folder / "unpacked")
+    return [out]

@@ -1,0 +1,136 @@
+"""A stage is a module and a row of the table: every verb, help text, lock, bundle, SBOM and publication then has it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.evidence_fixtures import finished_base
+from toolchain.cache import Cache
+from toolchain.catalog import stages
+from toolchain.catalog.stages import STAGES, StageRow, choice, involves, loaded, published, source_license, targets
+from toolchain.oci.labels import LICENSES
+from toolchain.oci.layout import Layout
+from toolchain.option_values import SOURCES
+
+TOP = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Tool:
+    """The tool with the stage, in a folder of its own."""
+
+    folder: Path
+    cache: Path
+
+    def call(self, *words: str, code: int = 0) -> str:
+        env = {name: value for name, value in os.environ.items() if not name.startswith("TOOLCHAIN_")}
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.with_report", "copied", *words],
+            cwd=self.folder, capture_output=True, text=True, check=False,
+            env={**env, "PYTHONPATH": str(TOP), "TOOLCHAIN_CACHE": str(self.cache), "COLUMNS": "200"},
+        )  # fmt: skip
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout if code == 0 else done.stderr
+
+    def helps(self, *verbs: str) -> dict[str, str]:
+        """The help of each verb, with single spaces."""
+        code = (
+            "import json, sys; from tests.with_report import register; register('copied');"
+            "from typer.testing import CliRunner; from toolchain.cli.app import app;"
+            "print(json.dumps({one: CliRunner().invoke(app, [*one.split(), '--help']).output for one in sys.argv[1:]}))"
+        )
+        env = {**os.environ, "PYTHONPATH": str(TOP), "COLUMNS": "300"}
+        done = subprocess.run(
+            [sys.executable, "-c", code, *verbs], capture_output=True, text=True, check=True, env=env, cwd=self.folder
+        )
+        return {verb: " ".join(text.split()) for verb, text in json.loads(done.stdout).items()}
+
+    def data(self, *words: str) -> Any:
+        return json.loads(self.call(*words, "--json"))
+
+
+@pytest.fixture
+def tool(tmp_path: Path) -> Tool:
+    cache = tmp_path / "a cache"
+    finished_base(Cache(cache), tmp_path / "work")
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "report.txt").write_text("all is well\n")
+    (tmp_path / "here").mkdir()
+    return Tool(tmp_path / "here", cache)
+
+
+ASKED = ("--base", "debian13", "--source", "notes=../notes")
+
+
+def test_a_stage_that_nobody_knew(tool: Tool) -> None:
+    for verb, said in tool.helps("plan", "fetch", "build", "lock", "publish", "bundle export", "reproduce").items():
+        assert "report or all." in said or (verb == "reproduce" and "aotriton or report." in said), verb
+    assert "one of aotriton, flash-attn, llvm, notes, triton" in tool.call("plan", "--source", "x=y", code=3)
+    base, report = tool.data("plan", "report", *ASKED)["stages"]
+    assert (base["name"], report["name"], report["reused"]) == ("base", "report", False)
+    assert report["sources"][0]["ref"] == "local:notes"
+
+    locked = tool.data("lock", "report", *ASKED)
+    assert (locked["complete"], locked["sources"]) == (True, ["notes"])
+    assert 'license = "CC0-1.0"' in (tool.folder / "toolchain.lock").read_text()
+    kinds = [one["kind"] for one in tool.data("bundle", "export", "oci:../bundle", "report", *ASKED)["entries"]]
+    assert kinds[:3] == ["lock", "base", "record"]
+    assert "tree" in kinds
+
+    # Without the notes, the network and the cache: from the bundle alone.
+    other = Tool(tool.folder.parent / "there", tool.folder.parent / "other cache")
+    other.folder.mkdir()
+    command = other.data("bundle", "import", "oci:../bundle")["command"]
+    (tool.folder.parent / "notes").rename(tool.folder.parent / "gone")
+    words = [word.strip("'") for word in command[1:]]
+    made = other.data(*words, "--archive", "files")["stages"][-1]
+    assert (made["name"], made["reused"]) == ("report", False)
+    assert (other.folder / "files" / "report.txt").read_text() == "all is well\n"
+
+    other.call("keygen", "a.key")
+    stored = [word for word in words[2:] if word not in {"--offline", "--locked"}]
+    published_ = other.data("publish", "oci:../out", "--stage", "report", "--key", "a.key", *stored)["published"]
+    assert [one["image"] for one in published_] == [made["image"]]
+    name = f"oci:../out:{made['image']}"
+    (judged,) = other.data("verify", name, "--key", "a.key.pub", "--policy", "source-only")["images"]
+    assert judged["verdict"] == "trusted"
+    layout = Layout(other.folder.parent / "out")
+    config = layout.read_json(layout.children(layout.children(layout.resolve(made["image"]))[0])[0])
+    assert config["config"]["Labels"][LICENSES] == "CC0-1.0"
+    assert "--archive is for llvm, triton, aotriton, report" in tool.call("build", "base", "--archive", "x", code=3)
+
+
+def test_the_table_is_whole() -> None:
+    """Each row names what is there; what it stands on comes before it."""
+    for number, row in enumerate(STAGES):
+        assert {*row.on} <= {one.name for one in STAGES[:number]}, row.name
+        for reference in filter(None, (row.make, row.on_for, row.archive)):
+            assert callable(loaded(reference)), reference
+    assert targets() == ("base", "sysroot", "llvm", "triton", "kernels", "aotriton", "all")
+    assert choice("base", "sysroot", "all") == "llvm, triton, kernels or aotriton."
+    assert SOURCES == ("aotriton", "flash-attn", "llvm", "triton")
+    assert (source_license("flash-attn"), source_license("x")) == ("BSD-3-Clause", "")
+
+
+def test_what_stands_on_what() -> None:
+    assert [one.name for one in STAGES if involves(one.name, "llvm")] == ["llvm", "triton", "kernels", "aotriton"]
+    assert involves("all", "triton")
+    assert not involves("", "base")
+    assert published("base") == ("base", "sysroot")
+    assert published("all") == ("llvm", "kernels", "aotriton")
+    assert published("triton") == ("triton",)
+
+
+def test_a_row_that_is_added_is_known_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stages, "STAGES", (*STAGES, StageRow(name="wheel", make="x:y", on=("triton",))))
+    assert targets()[-2:] == ("wheel", "all")
+    assert involves("wheel", "llvm")
+    assert published("wheel") == ("wheel",)
