@@ -10,7 +10,7 @@ from pathlib import Path
 from toolchain.oci.layout import Layout
 from toolchain.recipe import Recipe
 from toolchain.request import Request
-from toolchain.sources.resolve import locate, parse_source_spec
+from toolchain.sources.resolve import locate
 from toolchain.sources.unpack import unpack_tar
 from toolchain.stages.stage import Built, Planned, Shop, common_inputs, image_labels, source_inputs
 
@@ -31,7 +31,7 @@ class ReportStage:
 
     def plan(self, request: Request, below: Mapping[str, Planned]) -> Planned:
         """See `Stage.plan`."""
-        source = locate("notes", parse_source_spec(request.sources["notes"]), cache=request.cache)
+        source = locate("notes", request.sources["notes"], cache=request.cache)
         sources, base = source_inputs([source], request.patches), below["base"].input_digest
         inputs = None
         if sources is not None and base is not None:
@@ -42,7 +42,6 @@ class ReportStage:
     def build(self, planned: Planned, below: Mapping[str, Built], shop: Shop) -> Built:
         """See `Stage.build`."""
         source = shop.fetch(planned.sources[0])
-        assert source.path is not None
         if self.contained:
             tree = shop.build(
                 Recipe(
