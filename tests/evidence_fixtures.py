@@ -14,7 +14,7 @@ from rich.console import Console
 
 from tests.places import attach
 from toolchain.build.prefetch import Prefetch
-from toolchain.build.workspace import BuildShop
+from toolchain.build.workspace import BuildWorkspace
 from toolchain.cache import Cache
 from toolchain.catalog.bases import base_recipe
 from toolchain.digest import EPOCH, sha256_json
@@ -33,7 +33,7 @@ from toolchain.stages.llvm import LlvmStage
 from toolchain.stages.stage import Built, Stage
 from toolchain.stages.sysroot import SysrootStage, sysroot_digest, sysroot_system
 from toolchain.trust import attest, dsse
-from toolchain.trust.image_facts import Material, Package
+from toolchain.trust.image_facts import ImageFacts, Package
 from toolchain.trust.keys import Signer
 
 LLVM = "https://github.com/llvm/llvm-project"
@@ -102,9 +102,9 @@ BASE = Record(
 PACKAGES = (Package("apt", "3.0.3", "amd64", "deb", "5" * 64), Package("libc6", "2.41-12+deb13u1", "amd64"))
 
 
-def material(**changes: Any) -> Material:
+def image_facts(**changes: Any) -> ImageFacts:
     """The record with its base."""
-    return Material(record=record(**changes), below=(BASE,), packages=PACKAGES)
+    return ImageFacts(record=record(**changes), dependencies=(BASE,), packages=PACKAGES)
 
 
 def ed25519_signer() -> Signer:
@@ -151,13 +151,13 @@ class Stand:
 
     layout: Layout
     work: Path
-    material: Material = field(default_factory=material)
+    image_facts: ImageFacts = field(default_factory=image_facts)
     signer: Signer = field(default_factory=ed25519_signer)
 
     def __post_init__(self) -> None:
         self.work.mkdir(parents=True, exist_ok=True)
         self.layout.ensure()
-        self.manifest = small_image(self.layout, self.work, label=self.material.record.input_digest)
+        self.manifest = small_image(self.layout, self.work, label=self.image_facts.record.input_digest)
         self.index = write_index(self.layout, [self.manifest])
         self.layout.tag(self.index, "thing")
 
@@ -168,15 +168,15 @@ class Stand:
 
     def subjects(self) -> list[attest.Resource]:
         """What its statements are about."""
-        return attest.subjects(self.material.record.image, [self.manifest.digest, self.index.digest])
+        return attest.subjects(self.image_facts.record.image, [self.manifest.digest, self.index.digest])
 
     def sbom(self) -> dict[str, Any]:
         """A true bill of materials, to be changed at will."""
-        return copy.deepcopy(bill(self.material, self.layout, self.manifest))
+        return copy.deepcopy(bill(self.image_facts, self.layout, self.manifest))
 
     def provenance(self) -> dict[str, Any]:
         """A true provenance, to be changed at will."""
-        return copy.deepcopy(dict(attest.provenance(self.material, self.subjects())))
+        return copy.deepcopy(dict(attest.provenance(self.image_facts, self.subjects())))
 
     def attach(self, content: bytes, media_type: str = dsse.MEDIA_TYPE, *, to: Descriptor | None = None) -> Descriptor:
         """Attach some bytes to the image."""
@@ -225,8 +225,10 @@ def finished_llvm(request: Request, work: Path, files: Mapping[str, bytes]) -> B
         (tree / name).write_bytes(content)
     prefetch = Prefetch([], cache=request.cache, offline=True, patches={})
     with Progress("llvm", 1, 1, {}, Console(file=io.StringIO())) as progress:
-        shop = BuildShop(request=request, log=work / "log", progress=progress, stage="a-test", prefetch=prefetch)
-        return shop.finish(planned, tree=tree, facts={})
+        workspace = BuildWorkspace(
+            request=request, log=work / "log", progress=progress, stage="a-test", prefetch=prefetch
+        )
+        return workspace.finish(planned, tree=tree, facts={})
 
 
 def _finished(stage: Stage, request: Request, work: Path) -> Built:
@@ -236,5 +238,7 @@ def _finished(stage: Stage, request: Request, work: Path) -> Built:
     (tree / "etc" / "os-release").write_text(f"ID=debian for {request.arch[0]}\n")
     prefetch = Prefetch([], cache=request.cache, offline=True, patches={})
     with Progress(stage.name, 1, 1, {}, Console(file=io.StringIO())) as progress:
-        shop = BuildShop(request=request, log=work / "log", progress=progress, stage="a-test", prefetch=prefetch)
-        return shop.finish(planned, tree=tree, facts={"packages": 1}, compress=False)
+        workspace = BuildWorkspace(
+            request=request, log=work / "log", progress=progress, stage="a-test", prefetch=prefetch
+        )
+        return workspace.finish(planned, tree=tree, facts={"packages": 1}, compress=False)

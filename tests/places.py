@@ -72,12 +72,12 @@ def attach_layers(layout: Layout, said: Sequence[Tagged], ref: Target, *, regist
 
 
 def attach_evidence(
-    material: Any, layout: Layout, manifest: Descriptor, index: Descriptor, ref: Target,
+    image_facts: Any, layout: Layout, manifest: Descriptor, index: Descriptor, ref: Target,
     *, registry: Registry | None = None, **how: Any,
 ) -> AttachedEvidence:  # fmt: skip
     """`attestations.attach_evidence`."""
     with at(ref, registry) as place:
-        return attestations.attach_evidence(material, layout, manifest, index, place, **how)
+        return attestations.attach_evidence(image_facts, layout, manifest, index, place, **how)
 
 
 def gather(ref: Target, subjects: Sequence[str], scratch: Layout) -> list[trust.Evidence]:

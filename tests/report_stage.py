@@ -12,7 +12,7 @@ from toolchain.recipe import Recipe
 from toolchain.request import Request
 from toolchain.sources.resolve import locate
 from toolchain.sources.unpack import unpack_tar
-from toolchain.stages.stage import Built, Planned, Shop, common_inputs, image_labels, source_inputs
+from toolchain.stages.stage import Built, Planned, Workspace, common_inputs, image_labels, source_inputs
 
 HERE = Path(__file__).parent
 FILE = "usr/share/report/report.txt"
@@ -29,33 +29,33 @@ class ReportStage:
     contained: bool
     name: str = "report"
 
-    def plan(self, request: Request, below: Mapping[str, Planned]) -> Planned:
+    def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned:
         """See `Stage.plan`."""
         source = locate("notes", request.sources["notes"], cache=request.cache)
-        sources, base = source_inputs([source], request.patches), below["base"].input_digest
+        sources, base = source_inputs([source], request.patches), dependencies["base"].input_digest
         inputs = None
         if sources is not None and base is not None:
             inputs = {**common_inputs(self.name, request), "base": base, "sources": sources, "how": self.contained}
         image = f"report-{source.short_id}"
         return Planned(name=self.name, image=image, inputs=inputs, sources=(source,), engine=self.contained)
 
-    def build(self, planned: Planned, below: Mapping[str, Built], shop: Shop) -> Built:
+    def build(self, planned: Planned, dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
         """See `Stage.build`."""
-        source = shop.fetch(planned.sources[0])
+        source = workspace.fetch(planned.sources[0])
         if self.contained:
-            tree = shop.build(
+            tree = workspace.build(
                 Recipe(
                     name="report",
                     containerfile=str(HERE / "report" / "Containerfile"),
-                    base=shop.image(below["base"]),
+                    base=workspace.image(dependencies["base"]),
                     contexts={"notes": source.path, "report": HERE / "report"},
                 )
             )
         else:
-            tree = shop.work() / "tree"
+            tree = workspace.work() / "tree"
             (tree / FILE).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source.path / "report.txt", tree / FILE)
-        return shop.finish(planned, tree=tree, facts={}, labels=image_labels(planned, revision=source.ref))
+        return workspace.finish(planned, tree=tree, facts={}, labels=image_labels(planned, revision=source.ref))
 
 
 def copied(_: Request) -> ReportStage:

@@ -337,11 +337,11 @@ def run_workflow(
     while left:
         name = next(one for one, job in left.items() if set(_needed(job)) <= set(needs))
         job = left.pop(name)
-        below = {one: needs[one] for one in _needed(job)}
-        contexts = {"inputs": filled, "vars": event.variables, "needs": below}
+        dependencies = {one: needs[one] for one in _needed(job)}
+        contexts = {"inputs": filled, "vars": event.variables, "needs": dependencies}
         contexts["github"] = event.github(str(workflow["name"]), name)
         contexts["secrets"] = event.secrets.get(str(job.get("environment", "")), {})
-        status = _status(below, needs, workflow["jobs"])
+        status = _status(dependencies, needs, workflow["jobs"])
         if not holds(job.get("if"), Scope(contexts, status)):
             result: str = "skipped"
             outputs: dict[str, str] = {}
@@ -357,9 +357,9 @@ def _needed(job: Mapping[str, Any]) -> Sequence[str]:
     return [needs] if isinstance(needs, str) else needs
 
 
-def _status(below: Mapping[str, Any], needs: Mapping[str, Any], jobs: Mapping[str, Any]) -> str:
+def _status(dependencies: Mapping[str, Any], needs: Mapping[str, Any], jobs: Mapping[str, Any]) -> str:
     """What `success()` goes by: all jobs that this one needs, and those that they need."""
-    asked, seen = list(below), set()
+    asked, seen = list(dependencies), set()
     while asked:
         one = asked.pop()
         if one not in seen:

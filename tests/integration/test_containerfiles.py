@@ -244,12 +244,12 @@ def test_llvm_layer_on_a_stand_in_base(
         *("--build-arg", f"PREFIX={PREFIX}", "--build-arg", f"INPUT_DIGEST={tmp_path.name}"),
         *("--output", f"type=local,dest={out}"),
     )
-    below = PREFIX.lstrip("/")
+    dependencies = PREFIX.lstrip("/")
     assert files(out) == {
-        f"{below}/lib/asked",
-        *(f"{below}/share/licenses/{project}/LICENSE.TXT" for project in ("llvm", "mlir", "lld")),
+        f"{dependencies}/lib/asked",
+        *(f"{dependencies}/share/licenses/{project}/LICENSE.TXT" for project in ("llvm", "mlir", "lld")),
     }
-    words = set((out / below / "lib/asked").read_text().splitlines())
+    words = set((out / dependencies / "lib/asked").read_text().splitlines())
     assert asked <= words
     assert not_asked not in words
     assert f"-DCMAKE_INSTALL_PREFIX={PREFIX}" in words

@@ -15,7 +15,7 @@ import pytest
 
 from tests.dockerd_fixture import dockerd
 from toolchain.cache import Cache
-from toolchain.catalog.components import Needs, needs_for
+from toolchain.catalog.components import LlvmRequirements, needs_for
 from toolchain.engine.buildah import Buildah
 from toolchain.engine.docker import DockerRunner
 from toolchain.process import Result
@@ -108,13 +108,13 @@ class Prepared:
         return result
 
 
-def taken(needs: Needs) -> dict[str, str]:
+def taken(needs: LlvmRequirements) -> dict[str, str]:
     """The check that must fail, by the file that is taken away."""
     libraries = {f"lib/lib{name}.a": "libraries" for name in sorted({*needs.libtriton, *needs.bin_tools})}
     return libraries | {f"bin/{tool}": tool for tool in needs.tools}
 
 
-def show_each_missing_part_is_found(runner: Prepared, needs: Needs) -> None:
+def show_each_missing_part_is_found(runner: Prepared, needs: LlvmRequirements) -> None:
     assert runner.cases["untouched"][0] == 0, "without this the others prove nothing"
     assert runner.cases["restored"][0] == 0
     for file, check in taken(needs).items():
@@ -152,7 +152,7 @@ def test_the_distributions_llvm(base: tuple[Buildah, str], tmp_path: Path) -> No
         assert (code, last.split(" ")[:2]) == (1, [check, "fail"]), (name, last)
 
 
-def own_layer() -> tuple[Path, str, Needs]:
+def own_layer() -> tuple[Path, str, LlvmRequirements]:
     """The prefix of an unpacked layer of our own, where it lies in images, and what it was built for."""
     named = os.environ.get("TOOLCHAIN_TEST_LLVM_LAYER")
     if not named:

@@ -250,11 +250,11 @@ def test_kill_leaves_no_process_and_the_next_call_cleans_up(here: Here, tmp_path
     started = here.buildah.cache_dir("tiny", "killed") / "started"
     _wait_for(lambda: started.exists() or child.poll() is not None)
     assert child.poll() is None, (here.top / "slow log").read_text()
-    below = _descendants(child.pid)
-    assert len(below) >= 3, "unshare, buildah and the shell at least"
+    dependencies = _descendants(child.pid)
+    assert len(dependencies) >= 3, "unshare, buildah and the shell at least"
     os.kill(child.pid, signal.SIGKILL)
     child.wait()
-    _wait_for(lambda: not [pid for pid in below if _alive(pid)])
+    _wait_for(lambda: not [pid for pid in dependencies if _alive(pid)])
     assert here.buildah.call("containers", "--quiet", "--all").stdout.split(), "the kill left a container"
     # A new invocation finds and removes it, and the tree is still there to go on with.
     again = Buildah(here.buildah.cache)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.evidence_fixtures import Stand, finished_base, material
+from tests.evidence_fixtures import Stand, finished_base, image_facts
 from tests.fault_proxy import Fault, fault_proxy
 from tests.integration.conftest import Said, toolchain
 from tests.places import attach, publish, referrers
@@ -25,7 +25,7 @@ from toolchain.oci.reference import LayoutRef, RegistryRef
 from toolchain.oci.registry import Registry
 from toolchain.request import Request
 from toolchain.stages.base import BaseStage
-from toolchain.stages.stage import Built, Planned, Shop
+from toolchain.stages.stage import Built, Planned, Workspace
 from toolchain.trust.keys import load_public, new_key
 
 pytestmark = pytest.mark.registry
@@ -124,12 +124,12 @@ def test_what_does_not_verify_is_built(
 ) -> None:
     calls: list[str] = []
 
-    def by_hand(self: BaseStage, planned: Planned, below: object, shop: Shop) -> Built:
+    def by_hand(self: BaseStage, planned: Planned, dependencies: object, workspace: Workspace) -> Built:
         calls.append(planned.image)
-        tree = shop.work() / "tree"
+        tree = workspace.work() / "tree"
         (tree / "etc").mkdir(parents=True)
         (tree / "etc" / "os-release").write_text("ID=debian\n")
-        return shop.finish(planned, tree=tree, facts={"packages": 1}, compress=False)
+        return workspace.finish(planned, tree=tree, facts={"packages": 1}, compress=False)
 
     monkeypatch.setattr(BaseStage, "build", by_hand)
     request = Request(cache=two.other)
@@ -146,8 +146,8 @@ class Shelf:
 
     def __init__(self, folder: Path, place: RegistryRef) -> None:
         self.place = place
-        self.stand = Stand(Layout(folder / "lay out"), folder / "stand", material(facts=FACTS))
-        made = self.stand.material.record
+        self.stand = Stand(Layout(folder / "lay out"), folder / "stand", image_facts(facts=FACTS))
+        made = self.stand.image_facts.record
         self.planned = Planned(name=made.stage, image=made.image, inputs=made.inputs)
         self.request = Request(cache=Cache(folder / "cache"))
 

@@ -45,7 +45,7 @@ from toolchain.sources.scan import scan
 from toolchain.sources.store import Store
 from toolchain.stages import aotriton_images
 from toolchain.stages.aotriton_images import KernelImages
-from toolchain.stages.stage import Shop
+from toolchain.stages.stage import Workspace
 from toolchain.stages.triton_source import CONTRACT_GPUS
 from toolchain.stages.triton_wheel import unzip
 from toolchain.stages.wheels import AOTRITON, wheel_sources
@@ -120,7 +120,7 @@ def test_upstreams_lit_tests_ran_and_every_failure_has_its_reason(triton: Record
 
 @dataclass(frozen=True)
 class Place:
-    """As much of a `Shop` as kernels need: in the Triton image, or on this machine."""
+    """As much of a `Workspace` as kernels need: in the Triton image, or on this machine."""
 
     request: Request
     folder: Path
@@ -175,7 +175,7 @@ class Place:
     def worker(
         self, image: str, argv: Sequence[str], *, mounts: Sequence[Mount], env: Mapping[str, str]
     ) -> Iterator[subprocess.Popen[str]]:
-        """See `Shop.worker`."""
+        """See `Workspace.worker`."""
         if self.engine is not None:
             with self.engine.worker(image, argv, mounts=mounts, env=env) as child:
                 yield child
@@ -264,7 +264,7 @@ def test_aotriton_rules_compile_to_upstreams_bytes_and_pack(
     else:
         monkeypatch.setattr(aotriton_images, "PLAN", where)
         monkeypatch.setattr(aotriton_images, "SOURCE", str(source))
-    images = KernelImages(folder, source, place.image, cast("Shop", place))
+    images = KernelImages(folder, source, place.image, cast("Workspace", place))
     made = images.make(built, gpus=(gpu,), sha1="0" * 40)
     print(f"\n{made.result.rows()}\n{dict(made.against)} of {made.rules}; Triton {made.result.about.get('triton')}")
     assert made.result.bad == ()

@@ -94,7 +94,7 @@ def _publish_one(folder: Path, registry: Registry, stand: Stand, ref: RegistryRe
         publish(layout, index, ref, ["latest"], registry=registry)
     once, again = (
         attach_evidence(
-            stand.material, layout, stand.manifest, stand.index, ref,
+            stand.image_facts, layout, stand.manifest, stand.index, ref,
             signer=stand.signer, registry=registry, scratch=stand.work / "scratch",
         )
         for _ in range(2)
@@ -233,7 +233,7 @@ def test_a_folder_that_was_copied(shelf: Shelf, tmp_path: Path) -> None:
     """Tags of a layout folder, brought to a registry by hand: the signature names the image, not a place."""
     stand = Stand(Layout(tmp_path / "folder"), tmp_path / "work")
     done = attach_evidence(
-        stand.material,
+        stand.image_facts,
         stand.layout,
         stand.manifest,
         stand.index,
@@ -250,7 +250,7 @@ def test_a_folder_that_was_copied(shelf: Shelf, tmp_path: Path) -> None:
         copied = skopeo(*words, f"oci:{stand.layout.root}:{tag}", f"docker://{host}/ns/copied:{tag}")
         assert copied.returncode == 0, copied.stderr
     ref = RegistryRef(host, "ns/copied", digest=stand.index.digest)
-    exact = {"type": "exactRepository", "dockerRepository": stand.material.record.image}
+    exact = {"type": "exactRepository", "dockerRepository": stand.image_facts.record.image}
     assert skopeo.look("exact", ref, key, **exact).returncode == 0
     assert "is not accepted" in skopeo.look("place", ref, key).stderr
     program = unpacked("cosign-2.5.0") / "usr" / "bin" / "cosign"

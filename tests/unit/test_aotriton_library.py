@@ -23,7 +23,7 @@ SOURCE = FetchedSource(
 )  # fmt: skip
 
 
-def below(name: str, *, layer: str = "sha256:aa", inputs: str = "") -> Built:
+def dependencies(name: str, *, layer: str = "sha256:aa", inputs: str = "") -> Built:
     planned = Planned(name=name, image=name, inputs={"stage": name, "more": inputs})
     return Built(planned=planned, input_digest=str(planned.input_digest), manifest="m", layers=({"digest": layer},))
 
@@ -38,22 +38,22 @@ def request(tmp_path: Path, *gpus: str) -> Request:
 )
 def test_a_library_is_named_by_its_gpus(tmp_path: Path, gpus: tuple[str, ...], name: str) -> None:
     assert name_of(SOURCE, request(tmp_path, *gpus)) == name
-    under = {"base": below("base")}
+    under = {"base": dependencies("base")}
     planned = Planned(name="aotriton", image="a", inputs={}, sources=(SOURCE,))
     assert library_of(planned, under, request(tmp_path, *gpus), SOURCE, ()).prefix == f"/usr/lib64/aotriton-{name}"
 
 
 def test_the_objects_are_the_same_for_more_gpus_and_for_a_triton_that_was_built_otherwise(tmp_path: Path) -> None:
     planned = Planned(name="aotriton", image="a", inputs={}, sources=(SOURCE,))
-    under = {"base": below("base"), "triton": below("triton")}
+    under = {"base": dependencies("base"), "triton": dependencies("triton")}
     one, two = request(tmp_path, "gfx942"), request(tmp_path, "gfx942", "gfx950")
     library = library_of(planned, under, one, SOURCE, ())
     other = library_of(planned, under, two, SOURCE, ())
     assert library.key != other.key, "the library serves other GPUs"
     assert _objects(under, one, library) == _objects(under, two, other)
-    renamed = {**under, "triton": below("triton", inputs="another recipe")}
+    renamed = {**under, "triton": dependencies("triton", inputs="another recipe")}
     assert _objects(renamed, one, library) == _objects(under, one, library)
-    changed = {**under, "triton": below("triton", layer="sha256:bb")}
+    changed = {**under, "triton": dependencies("triton", layer="sha256:bb")}
     assert _objects(changed, one, library) != _objects(under, one, library)
     assert _objects(under, one, replace(library, dropped=("a.co",))) != _objects(under, one, library)
 

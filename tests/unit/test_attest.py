@@ -14,7 +14,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
-from tests.evidence_fixtures import BASE, COMMIT, FINISHED, LLVM, ed25519_signer, material, p256_signer
+from tests.evidence_fixtures import BASE, COMMIT, FINISHED, LLVM, ed25519_signer, image_facts, p256_signer
 from toolchain.digest import canonical, sha256_json
 from toolchain.errors import ConfigError, UntrustedError
 from toolchain.trust import attest, dsse
@@ -166,7 +166,7 @@ def test_openssl_agrees(tmp_path: Path) -> None:
 
 
 def test_a_provenance_says_it_all() -> None:
-    said = attest.provenance(material(), SUBJECT)
+    said = attest.provenance(image_facts(), SUBJECT)
     assert said["_type"] == "https://in-toto.io/Statement/v1"
     assert said["predicateType"] == "https://slsa.dev/provenance/v1"
     assert [one["digest"] for one in said["subject"]] == [{"sha256": "1" * 64}, {"sha256": "2" * 64}]
@@ -191,8 +191,10 @@ def test_a_provenance_says_it_all() -> None:
 
 
 def test_a_probe_from_later_is_told_as_such() -> None:
-    known = material(isolation=None)
-    later = type(known)(record=known.record, below=known.below, isolation={"mode": "chroot", "interfaces": 0})
+    known = image_facts(isolation=None)
+    later = type(known)(
+        record=known.record, dependencies=known.dependencies, isolation={"mode": "chroot", "interfaces": 0}
+    )
     assert attest.provenance(known, SUBJECT)["predicate"]["runDetails"]["byproducts"] == []
     (probe,) = attest.provenance(later, SUBJECT)["predicate"]["runDetails"]["byproducts"]
     assert probe["annotations"]["recorded"] == "on the machine that published, after the build"
@@ -200,7 +202,7 @@ def test_a_probe_from_later_is_told_as_such() -> None:
 
 def test_a_checkout_has_no_digest_of_a_file() -> None:
     row = {"name": "llvm", "ref": "local:x", "repository": "local", "digest": f"sha256:{'4' * 64}", "kind": "local"}
-    said = attest.provenance(material(sources=[row]), SUBJECT)
+    said = attest.provenance(image_facts(sources=[row]), SUBJECT)
     assert said["predicate"]["buildDefinition"]["resolvedDependencies"][0]["digest"] == {"toolchainTree": "4" * 64}
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from toolchain.catalog import releases as pins
-from toolchain.catalog.components import Needs, check_files, features_of, installed, missing_in, needs_for
+from toolchain.catalog.components import LlvmRequirements, check_files, features_of, installed, missing_in, needs_for
 from toolchain.errors import ContractError, PinError, UnsupportedError
 
 GSAN = "db82b800cd4b73e3fa586e1819b314f53bfbad4c"
@@ -135,7 +135,7 @@ def test_bad_arguments() -> None:
 # --- an installed prefix ---
 
 
-def install(prefix: Path, needs: Needs) -> None:
+def install(prefix: Path, needs: LlvmRequirements) -> None:
     """A prefix that has everything in `needs`, each file empty."""
     for low, name in (("llvm", "LLVM"), ("mlir", "MLIR"), ("lld", "LLD")):
         if low != "lld" or needs.lld:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from toolchain import process, recipe
-from toolchain.catalog.components import Needs, needs_for
+from toolchain.catalog.components import LlvmRequirements, needs_for
 from toolchain.errors import ContractError
 from toolchain.process import CommandError, Result
 from toolchain.recipe import Mount
@@ -68,7 +68,7 @@ class Script:
         return Result(self.returncode, "", tuple(self.lines))
 
 
-def said(needs: Needs, **failing: str) -> list[str]:
+def said(needs: LlvmRequirements, **failing: str) -> list[str]:
     lines = ["-- noise", "@contractual noise"]
     for name in check_names(needs):
         key = name.replace("-", "_")
@@ -76,7 +76,7 @@ def said(needs: Needs, **failing: str) -> list[str]:
     return lines
 
 
-def checked(runner: Script, needs: Needs = NEEDS) -> ContractReport:
+def checked(runner: Script, needs: LlvmRequirements = NEEDS) -> ContractReport:
     return check_layer(runner, "image", "/usr/lib64/llvm-triton-5f07f818", needs, log=Path("full.log"))
 
 

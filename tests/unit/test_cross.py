@@ -23,7 +23,7 @@ from toolchain.build.prefetch import Prefetch
 from toolchain.build.reuse import Reuse, take
 from toolchain.build.run import plan
 from toolchain.build.targets import by_arch, stages_of
-from toolchain.build.workspace import BuildShop
+from toolchain.build.workspace import BuildWorkspace
 from toolchain.cache import Cache
 from toolchain.catalog import stages as catalog
 from toolchain.catalog.architectures import MACHINES, emulator, machine_of, this_machine
@@ -39,8 +39,8 @@ from toolchain.publish.images import deliver
 from toolchain.recipe import Mount
 from toolchain.request import Request
 from toolchain.stages import base, contract, sysroot
-from toolchain.stages.contract import Elsewhere, check_part
-from toolchain.stages.llvm_subset import DISTRIBUTION, SUPPORT, TABLEGEN, part_of
+from toolchain.stages.contract import CrossTarget, check_part
+from toolchain.stages.llvm_subset import DISTRIBUTION, SUPPORT, TABLEGEN, subset_of
 from toolchain.stages.stage import Planned
 
 NEEDS = needs_for("3.7.1")
@@ -217,7 +217,7 @@ def test_an_image_s_base_names_no_packages_to_unpack(tmp_path: Path) -> None:
 
 
 def test_parts_are_as_they_say() -> None:
-    whole, tables, support = (part_of(name, NEEDS) for name in (DISTRIBUTION, TABLEGEN, SUPPORT))
+    whole, tables, support = (subset_of(name, NEEDS) for name in (DISTRIBUTION, TABLEGEN, SUPPORT))
     assert (whole.whole, tables.whole, support.whole) == (True, False, False)
     assert whole.told == ""
     assert {"llvm-tblgen", "mlir-tblgen", "mlir-linalg-ods-yaml-gen", "mlir-src-sharder", "mlir-pdll"} <= set(
@@ -227,7 +227,7 @@ def test_parts_are_as_they_say() -> None:
     assert set(support.components) == {"LLVMDemangle", "LLVMSupport", "cmake-exports"}
     assert len({whole.stem, tables.stem, support.stem}) == 3
     with pytest.raises(UnsupportedError, match="everything") as caught:
-        part_of("everything", NEEDS)
+        subset_of("everything", NEEDS)
     assert "support" in caught.value.fix
 
 
@@ -260,7 +260,7 @@ class Runner:
 def test_a_part_for_another_machine_is_run_by_its_emulator(tmp_path: Path, part: str) -> None:
     names = [name for name in contract._OF_PART[part] if name != "symbols"]
     runner = Runner(*(f"@contract {name} ok" for name in names))
-    where = Elsewhere("arm64", tmp_path / "qemu", tmp_path / "system")
+    where = CrossTarget("arm64", tmp_path / "qemu", tmp_path / "system")
     report = check_part(runner, "image", "/usr/lib64/x", part, ("LLVMSupport",), log=tmp_path / "log", on=where)
     assert [check.name for check in report.checks] == names
     settings = runner.called["env"]
@@ -318,8 +318,10 @@ def finish_stage(one: Request, planned: Planned, arch: str, work: Path, *, parti
     if planned.name == "base":
         one = replace(one, arch=("amd64",))
     with Progress("llvm", 1, 1, {}, Console(file=io.StringIO())) as progress:
-        shop = BuildShop(request=one, log=work / "log", progress=progress, stage=f"t-{arch}", prefetch=prefetch)
-        shop.finish(replace(planned, partial=partial or planned.partial), tree=tree, facts={"prefix": "/usr"})
+        workspace = BuildWorkspace(
+            request=one, log=work / "log", progress=progress, stage=f"t-{arch}", prefetch=prefetch
+        )
+        workspace.finish(replace(planned, partial=partial or planned.partial), tree=tree, facts={"prefix": "/usr"})
 
 
 def test_one_index_whatever_was_built_first(tmp_path: Path) -> None:
@@ -403,7 +405,7 @@ def test_no_emulator_no_beginning(request_: Request, tmp_path: Path, monkeypatch
     stage = stages_of("llvm", request)[-1]
     planned = plan(request, "llvm")[-1].planned
 
-    class Shop:
+    class Workspace:
         """Gets as far as the disk."""
 
         def __init__(self, request: Request) -> None:
@@ -413,6 +415,6 @@ def test_no_emulator_no_beginning(request_: Request, tmp_path: Path, monkeypatch
             raise SourceError("so far")
 
     with pytest.raises(EngineError, match="qemu-aarch64-static"):
-        stage.build(planned, {}, Shop(request))  # type: ignore[arg-type]
+        stage.build(planned, {}, Workspace(request))  # type: ignore[arg-type]
     with pytest.raises(SourceError, match="so far"):
-        stage.build(planned, {}, Shop(replace(request, contract=False)))  # type: ignore[arg-type]
+        stage.build(planned, {}, Workspace(replace(request, contract=False)))  # type: ignore[arg-type]

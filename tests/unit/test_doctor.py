@@ -18,7 +18,7 @@ from toolchain.catalog.components import needs_for
 from toolchain.cli.doctor_cmd import doctor as verb
 from toolchain.doctor import Check
 from toolchain.engine import resources
-from toolchain.stages.llvm_subset import DISTRIBUTION, FULL_DISK, part_of
+from toolchain.stages.llvm_subset import DISTRIBUTION, FULL_DISK, subset_of
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def test_too_little_disk_and_memory(bare: Cache, monkeypatch: pytest.MonkeyPatch
     assert (checks["disk"].status, checks["disk"].code) == ("fail", 9)
     assert "5.0 GB free" in checks["disk"].detail
     assert "14.0 GB" in checks["disk"].detail, "what `build llvm` asks for"
-    assert part_of(DISTRIBUTION, needs_for("3.7.1")).disk == FULL_DISK
+    assert subset_of(DISTRIBUTION, needs_for("3.7.1")).disk == FULL_DISK
     assert checks["memory"].status == "warn"
     assert "1 link" in checks["memory"].detail
 

@@ -63,7 +63,7 @@ def test_the_probes_answer_is_read() -> None:
 
 def test_a_build_that_ran_something_without_an_answer_is_not_believed() -> None:
     seen: list[str] = []
-    witness = isolation.Witness(seen.append)
+    witness = isolation.NetworkProbe(seen.append)
     witness.line("[1/2] STEP 3/4: RUN true")
     with pytest.raises(EngineError, match="not isolated"):
         witness.check(finished=True)
@@ -73,6 +73,6 @@ def test_a_build_that_ran_something_without_an_answer_is_not_believed() -> None:
     with pytest.raises(EngineError, match="2 network interfaces"):
         witness.check(finished=False)
     assert seen == ["[1/2] STEP 3/4: RUN true"]
-    copied_only = isolation.Witness(None)
+    copied_only = isolation.NetworkProbe(None)
     copied_only.line("STEP 2/2: COPY a b")
     copied_only.check(finished=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.evidence_fixtures import finished_sysroot, material, record
+from tests.evidence_fixtures import finished_sysroot, image_facts, record
 from tests.places import verify
 from tests.request_fixtures import specs
 from toolchain.build import locking
@@ -192,7 +192,7 @@ def test_an_old_system_s_packages_stand_beside_the_base_s_in_the_sbom(tmp_path: 
     assert (old.name, old.system) == ("libc6-dev", "debian11")
     inputs = {**record().inputs, "glibc": "2.31"}
     of_base = Package("libc6-dev", "2.41-12", "amd64")
-    found = replace(material(inputs=inputs), packages=(of_base, old))
+    found = replace(image_facts(inputs=inputs), packages=(of_base, old))
     document = sbom.sbom(found, manifest=f"sha256:{DIGEST}", diff_id="sha256:0", files=[])
     rows = [one for one in document["packages"] if one["name"] == "libc6-dev"]
     assert {row["externalRefs"][0]["referenceLocator"].partition("?")[2] for row in rows} == {

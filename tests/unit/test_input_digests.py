@@ -37,8 +37,8 @@ def asked(folder: Path) -> Request:
 
 
 def digest(stage: Stage, request: Request) -> str:
-    below = {name: Planned(name=name, image=name, inputs={"x": name}) for name in ("base", "llvm", "triton")}
-    found = stage.plan(request, below).input_digest
+    dependencies = {name: Planned(name=name, image=name, inputs={"x": name}) for name in ("base", "llvm", "triton")}
+    found = stage.plan(request, dependencies).input_digest
     assert found is not None
     return found
 

@@ -14,10 +14,13 @@ from toolchain.stages.stage import Planned
 
 def test_patience_counts_where_it_decides_which_kernels_are_known_bad(tmp_path: Path) -> None:
     request = Request(cache=Cache(tmp_path), allow_binary=("triton-wheel",))
-    below = {"triton": Planned(name="triton", image="t", inputs={"x": 1}), "base": plan(request, "base")[0].planned}
+    dependencies = {
+        "triton": Planned(name="triton", image="t", inputs={"x": 1}),
+        "base": plan(request, "base")[0].planned,
+    }
 
     def digest(**changes: object) -> str | None:
-        return KernelsStage().plan(replace(request, **changes), below).input_digest  # type: ignore[arg-type]
+        return KernelsStage().plan(replace(request, **changes), dependencies).input_digest  # type: ignore[arg-type]
 
     assert digest() == digest(kernel_timeout=60.0), "what takes too long fails the build then, and leaves nothing"
     assert digest(keep_going=True) != digest(keep_going=True, kernel_timeout=60.0)

@@ -47,7 +47,7 @@ class Place:
         stand = self.stand
         signer = Keyless(self.config)
         done = attach_evidence(
-            stand.material, stand.layout, stand.manifest, stand.index, stand.ref,
+            stand.image_facts, stand.layout, stand.manifest, stand.index, stand.ref,
             signer=signer, scratch=stand.work,
         )  # fmt: skip
         assert done.signed_by == f"{WHO} (vouched for by {ISSUER})"
@@ -92,9 +92,9 @@ def test_signed_and_verified(place: Place) -> None:
 
 def test_what_is_signed_is_not_signed_again(place: Place) -> None:
     assert (place.publish(), place.publish()) == (2, 2)
-    place.stand.material = replace(place.stand.material, finished=1.0)
-    changed = replace(place.stand.material.record, finished=1767229999.0)
-    place.stand.material = replace(place.stand.material, record=changed)
+    place.stand.image_facts = replace(place.stand.image_facts, finished=1.0)
+    changed = replace(place.stand.image_facts.record, finished=1767229999.0)
+    place.stand.image_facts = replace(place.stand.image_facts, record=changed)
     assert place.publish() == 3, "the provenance alone says something new"
 
 

@@ -23,7 +23,7 @@ from toolchain.build import locking
 from toolchain.build import run as pipeline
 from toolchain.build.prefetch import Prefetch
 from toolchain.build.run import plan
-from toolchain.build.workspace import BuildShop
+from toolchain.build.workspace import BuildWorkspace
 from toolchain.cache import Cache
 from toolchain.cli.app import app
 from toolchain.digest import sha256_bytes
@@ -36,7 +36,7 @@ from toolchain.sources.resolve import fetch_source
 from toolchain.sources.store import Store
 from toolchain.sources.tree import Source, scan_tree
 from toolchain.stages.base import BaseStage
-from toolchain.stages.stage import Built, Planned, Shop
+from toolchain.stages.stage import Built, Planned, Workspace
 
 TOP = Path(__file__).resolve().parents[2]
 
@@ -87,9 +87,9 @@ def test_a_base_made_anew_that_is_not_the_locked_one_stops_the_build(
     request = Request(cache=Cache(tmp_path / "one"))
     held = locking.resolve(request, [row.planned for row in plan(request, "base")], "base")
 
-    def moved(_: object, planned: Planned, below: object, shop: Shop) -> Built:
-        built = finished_base(shop.cache, tmp_path / "second")
-        (path,) = (shop.cache.root / "locked").iterdir()
+    def moved(_: object, planned: Planned, dependencies: object, workspace: Workspace) -> Built:
+        built = finished_base(workspace.cache, tmp_path / "second")
+        (path,) = (workspace.cache.root / "locked").iterdir()
         path.write_text(path.read_text().replace("3.0.3", "3.0.4"))
         return built
 
@@ -118,8 +118,8 @@ def test_what_a_stage_is_given_was_read_again_and_held_to_the_lock(
     fetching = Prefetch([], cache=cache, offline=True, patches={})
     with Progress("t", 1, 1, {}, Console(file=io.StringIO())) as progress:
         asked = Request(cache=cache, lock=lock())
-        shop = BuildShop(request=asked, log=tmp_path / "log", progress=progress, stage="t", prefetch=fetching)
-        assert shop.fetch(one) == one
+        workspace = BuildWorkspace(request=asked, log=tmp_path / "log", progress=progress, stage="t", prefetch=fetching)
+        assert workspace.fetch(one) == one
     assert how[0]["verify"] is True
     assert held == [one]
 

@@ -23,7 +23,7 @@ from toolchain import process
 from toolchain.build import prefetch
 from toolchain.build import run as pipeline
 from toolchain.build.prefetch import Prefetch
-from toolchain.build.workspace import BuildShop
+from toolchain.build.workspace import BuildWorkspace
 from toolchain.cache import Cache
 from toolchain.catalog.base_ref import parse_base
 from toolchain.cli.request import make_request
@@ -47,7 +47,7 @@ from toolchain.sources.mirrors import Mirror
 from toolchain.sources.tree import Source
 from toolchain.stages import base
 from toolchain.stages.llvm import LlvmStage
-from toolchain.stages.stage import Built, Planned, Shop, Stage
+from toolchain.stages.stage import Built, Planned, Stage, Workspace
 from toolchain.stages.sysroot import SysrootStage
 
 SOURCE = Source(
@@ -67,15 +67,15 @@ class Fake:
 
     name: str
     planned: Callable[[], Planned]
-    work: Callable[[Shop], object] = lambda _: None
+    work: Callable[[Workspace], object] = lambda _: None
     built: list[Planned] = field(default_factory=list)
 
-    def plan(self, request: Request, below: Mapping[str, Planned]) -> Planned:  # noqa: ARG002 - as stages have it
+    def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned:  # noqa: ARG002 - as stages have it
         return self.planned()
 
-    def build(self, planned: Planned, below: Mapping[str, Built], shop: Shop) -> Built:  # noqa: ARG002
+    def build(self, planned: Planned, dependencies: Mapping[str, Built], workspace: Workspace) -> Built:  # noqa: ARG002
         self.built.append(planned)
-        self.work(shop)
+        self.work(workspace)
         return Built(planned=planned, input_digest=str(planned.input_digest), manifest="", layers=())
 
 
@@ -98,12 +98,12 @@ def test_too_little_disk_for_a_later_stage_is_told_first(
     run: Callable[..., list[Built]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resources, "disk_free", lambda _: 6_000_000_000)
-    below = Fake("base", lambda: planned("base", disk=5_000_000_000))
+    dependencies = Fake("base", lambda: planned("base", disk=5_000_000_000))
     with pytest.raises(ResourceError, match="too little disk"):
-        run(below, Fake("llvm", lambda: planned("llvm", disk=14_000_000_000)))
-    assert below.built == []
-    run(below)
-    assert len(below.built) == 1
+        run(dependencies, Fake("llvm", lambda: planned("llvm", disk=14_000_000_000)))
+    assert dependencies.built == []
+    run(dependencies)
+    assert len(dependencies.built) == 1
 
 
 def test_no_engine_is_told_before_a_base_that_needs_none(
@@ -113,12 +113,12 @@ def test_no_engine_is_told_before_a_base_that_needs_none(
         raise EngineError("buildah is not installed")
 
     monkeypatch.setattr(isolation, "probe", probe)
-    below = Fake("base", lambda: planned("base"))
+    dependencies = Fake("base", lambda: planned("base"))
     with pytest.raises(EngineError):
-        run(below, Fake("llvm", lambda: planned("llvm", engine=True)))
-    assert below.built == []
-    run(below)
-    assert len(below.built) == 1
+        run(dependencies, Fake("llvm", lambda: planned("llvm", engine=True)))
+    assert dependencies.built == []
+    run(dependencies)
+    assert len(dependencies.built) == 1
 
 
 @pytest.mark.parametrize(("contract", "refused"), [(True, True), (False, False)])
@@ -143,10 +143,10 @@ def test_no_emulator_is_told_before_another_machine_s_hours(
 
 def test_the_stages_say_what_they_need(tmp_path: Path) -> None:
     request = make_request(cache=tmp_path / "cache", source=["llvm=distro:llvm-toolchain-22"])
-    below = base.BaseStage().plan(request, {})
-    assert not below.engine
-    llvm = LlvmStage().plan(request, {"base": below, "sysroot": SysrootStage().plan(request, {})})
-    assert (llvm.engine, llvm.disk > below.disk > 10**9) == (True, True)
+    dependencies = base.BaseStage().plan(request, {})
+    assert not dependencies.engine
+    llvm = LlvmStage().plan(request, {"base": dependencies, "sysroot": SysrootStage().plan(request, {})})
+    assert (llvm.engine, llvm.disk > dependencies.disk > 10**9) == (True, True)
     assert base.BaseStage().plan(replace(request, base=parse_base("ubi9")), {}).engine
 
 
@@ -194,16 +194,16 @@ def test_a_source_that_is_not_what_it_must_be_ends_the_stage_below(
     monkeypatch.setattr(prefetch, "fetch_source", refuse(DigestError("llvm.tar has the wrong digest")))
     source = replace(SOURCE, digest=f"sha256:{'a' * 64}")
 
-    def hours(shop: Shop) -> None:
+    def hours(workspace: Workspace) -> None:
         for _ in range(200):
-            shop.on_line("a package")
+            workspace.on_line("a package")
             time.sleep(0.1)
 
-    below = Fake("base", lambda: planned("base"), hours)
+    dependencies = Fake("base", lambda: planned("base"), hours)
     above = Fake("llvm", lambda: planned("llvm", sources=(source,)))
     begun = time.monotonic()
     with pytest.raises(DigestError, match="wrong digest"):
-        run(below, above)
+        run(dependencies, above)
     assert above.built == []
     assert time.monotonic() - begun < 15
 
@@ -212,7 +212,7 @@ def test_two_works_without_a_digest_do_not_meet(run: Callable[..., list[Built]])
     places = []
     for image in ("toolchain-base-debian12", "toolchain-base-debian13"):
         one = planned("base", image=image, inputs=None)
-        run(Fake("base", partial(replace, one), lambda shop: places.append(shop.work())))
+        run(Fake("base", partial(replace, one), lambda workspace: places.append(workspace.work())))
     assert len(set(places)) == 2
 
 
@@ -233,9 +233,11 @@ def test_what_mmdebstrap_unpacks_lies_in_the_stages_own_folder(
 
     monkeypatch.setattr(process, "run", called)
 
-    def work(shop: Shop) -> None:
-        base.run_mmdebstrap(shop, tmp_path / "tar", suite="s", variant="v", packages=("p",), what="a base", options=())
-        assert Path(said[-1]).parent == shop.work()
+    def work(workspace: Workspace) -> None:
+        base.run_mmdebstrap(
+            workspace, tmp_path / "tar", suite="s", variant="v", packages=("p",), what="a base", options=()
+        )
+        assert Path(said[-1]).parent == workspace.work()
         assert not any("secret" in word for word in commands[-1]), "it would stand in the log"
 
     run(Fake("base", lambda: planned("base", inputs=None), work))
@@ -283,8 +285,8 @@ def test_a_local_archive_is_looked_into_once_it_is_unpacked(tmp_path: Path) -> N
     archive = tmp_path / "llvm project.tar.xz"
     archive.write_bytes(b"not read by a plan")
     request = make_request(cache=tmp_path / "cache", source=[f"llvm={archive}"])
-    below = base.BaseStage().plan(request, {})
-    (source,) = LlvmStage().plan(request, {"base": below, "sysroot": SysrootStage().plan(request, {})}).sources
+    dependencies = base.BaseStage().plan(request, {})
+    (source,) = LlvmStage().plan(request, {"base": dependencies, "sysroot": SysrootStage().plan(request, {})}).sources
     assert source.path == archive
 
 
@@ -302,11 +304,13 @@ def recorded(cache: Cache, one: Planned, **more: Any) -> None:
 
 
 def test_what_nobody_has_tried_is_built_again_where_a_contract_is_asked_for(tmp_path: Path) -> None:
-    one, cache = planned("llvm", proves=True), Cache(tmp_path)
+    one, cache = planned("llvm", has_contract_check=True), Cache(tmp_path)
     recorded(cache, one, request={"contract": False})
     assert pipeline.find(cache, one) is not None, "it can be published"
     assert pipeline.find(cache, one, proved=True) is None
-    assert pipeline.find(cache, replace(one, proves=False), proved=True) is not None, "a base has no contract to prove"
+    assert pipeline.find(cache, replace(one, has_contract_check=False), proved=True) is not None, (
+        "a base has no contract to prove"
+    )
     recorded(cache, one, request={"contract": True})
     assert pipeline.find(cache, one, proved=True) is not None
 
@@ -328,7 +332,7 @@ def test_a_record_whose_image_is_gone_does_not_count(tmp_path: Path) -> None:
 
 def test_a_layer_that_breaks_its_contract_is_not_recorded(tmp_path: Path) -> None:
     cache = Cache(tmp_path / "cache")
-    below, one, tree = finished_base(cache, tmp_path / "work"), planned("llvm"), tmp_path / "tree"
+    dependencies, one, tree = finished_base(cache, tmp_path / "work"), planned("llvm"), tmp_path / "tree"
     tree.mkdir()
     (tree / "file").write_text("content")
     before = {path.name for path in (cache.images / "blobs" / "sha256").iterdir()}
@@ -340,12 +344,12 @@ def test_a_layer_that_breaks_its_contract_is_not_recorded(tmp_path: Path) -> Non
 
     fetching = Prefetch([], cache=cache, offline=True, patches={})
     with Progress("llvm", 1, 1, {}, Console(file=io.StringIO())) as progress:
-        shop = BuildShop(
+        workspace = BuildWorkspace(
             request=Request(cache=cache), log=tmp_path / "log", progress=progress, stage="t", prefetch=fetching,
             _engine=engine,
         )  # fmt: skip
         with pytest.raises(ContractError):
-            shop.finish(one, tree=tree, facts={}, check=broken, check_on=below)
+            workspace.finish(one, tree=tree, facts={}, check=broken, check_on=dependencies)
     assert pipeline.find(cache, one) is None
     assert not [name for name in Layout(cache.images).refs() if "llvm" in name]
     assert forgotten == ["candidate"]
@@ -386,7 +390,7 @@ def test_a_base_that_another_call_made_meanwhile_is_taken(tmp_path: Path, run: C
 
 
 def test_a_program_that_fails_is_a_build_that_failed(run: Callable[..., list[Built]]) -> None:
-    def work(_: Shop) -> None:
+    def work(_: Workspace) -> None:
         raise process.CommandError(["tar", "--extract"], 2, ["tar: no such file"])
 
     with pytest.raises(BuildError, match="tar exited with 2") as caught:

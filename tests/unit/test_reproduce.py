@@ -44,10 +44,10 @@ def test_an_image_that_claims_another_layer_is_not_compared(tmp_path: Path) -> N
 
 
 def test_one_that_was_cut_off_goes_on(cache: Cache, capsys: pytest.CaptureFixture[str]) -> None:
-    below = plan(Request(cache=cache), "base")
+    dependencies = plan(Request(cache=cache), "base")
 
     def cut_off() -> None:
-        with clean_cache(cache, below, DIGEST) as fresh:
+        with clean_cache(cache, dependencies, DIGEST) as fresh:
             assert not fresh.work.exists()
             assert plan(Request(cache=fresh), "base")[0].built is not None, "the base is there"
             fresh.work.mkdir()
@@ -57,10 +57,10 @@ def test_one_that_was_cut_off_goes_on(cache: Cache, capsys: pytest.CaptureFixtur
     with pytest.raises(KeyboardInterrupt):
         cut_off()
     assert "going on" not in capsys.readouterr().err
-    with clean_cache(cache, below, OTHER) as other:
+    with clean_cache(cache, dependencies, OTHER) as other:
         assert not other.work.exists(), "other inputs begin anew"
     assert "going on" not in capsys.readouterr().err
-    with clean_cache(cache, below, DIGEST) as again:
+    with clean_cache(cache, dependencies, DIGEST) as again:
         assert (again.work / "object").read_text() == "compiled"
         assert plan(Request(cache=again), "base")[0].built is not None
     said = capsys.readouterr().err.replace("\n", "")

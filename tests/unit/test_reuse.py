@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.evidence_fixtures import FILES, Stand, ed25519_signer, material, small_image
+from tests.evidence_fixtures import FILES, Stand, ed25519_signer, image_facts, small_image
 from toolchain.build.record import read_record
 from toolchain.build.reuse import Reuse, make_reuse, reference, take
 from toolchain.build.run import find
@@ -36,10 +36,10 @@ class Shelf:
 
     def __init__(self, folder: Path, *, speak: bool = True, **changes: Any) -> None:
         self.stand = Stand(
-            Layout(folder / "else where"), folder / "work", material(**{"facts": FACTS, **changes}), ed25519_signer()
+            Layout(folder / "else where"), folder / "work", image_facts(**{"facts": FACTS, **changes}), ed25519_signer()
         )
-        made = self.stand.material.record
-        self.planned = Planned(name=made.stage, image=made.image, inputs=made.inputs, proves=True)
+        made = self.stand.image_facts.record
+        self.planned = Planned(name=made.stage, image=made.image, inputs=made.inputs, has_contract_check=True)
         self.request = Request(cache=Cache(folder / "cache with 'quotes'"))
         self.put()
         if speak:
@@ -79,7 +79,7 @@ def test_taken_as_if_built(shelf: Shelf) -> None:
     assert found.layers == built.layers
     Layout(shelf.request.cache.images).verify(found.layers[-1]["digest"])
     record = read_record(shelf.request.cache, str(shelf.planned.input_digest))
-    told = shelf.stand.material.record
+    told = shelf.stand.image_facts.record
     assert record.tool == told.tool
     assert record.finished == told.finished
     assert told.isolation is not None
@@ -111,8 +111,8 @@ def test_a_binary_let_in_by_its_path(tmp_path: Path) -> None:
 def test_who_passes_it_on_says_the_same(shelf: Shelf) -> None:
     shelf.take()
     record = read_record(shelf.request.cache, str(shelf.planned.input_digest))
-    record = replace(record, sources=shelf.stand.material.record.sources)  # Planned names none here
-    again = attest.provenance(replace(shelf.stand.material, record=record), shelf.stand.subjects())
+    record = replace(record, sources=shelf.stand.image_facts.record.sources)  # Planned names none here
+    again = attest.provenance(replace(shelf.stand.image_facts, record=record), shelf.stand.subjects())
     assert again == shelf.stand.provenance()
 
 
@@ -128,8 +128,8 @@ def of_another_key(shelf: Shelf) -> None:
 
 def of_other_inputs(shelf: Shelf) -> None:
     """All true and well signed, but about another image, which somebody put under this name."""
-    other = material(facts=FACTS, inputs={**shelf.stand.material.record.inputs, "arch": "arm64"})
-    shelf.stand.material = other
+    other = image_facts(facts=FACTS, inputs={**shelf.stand.image_facts.record.inputs, "arch": "arm64"})
+    shelf.stand.image_facts = other
     shelf.stand.manifest = small_image(shelf.stand.layout, shelf.stand.work, label=other.record.input_digest)
     shelf.stand.index = write_index(shelf.stand.layout, [shelf.stand.manifest])
     shelf.put()
@@ -138,8 +138,10 @@ def of_other_inputs(shelf: Shelf) -> None:
 
 def with_a_lying_label(shelf: Shelf) -> None:
     """The label says what is wanted, the provenance says the truth."""
-    wanted = shelf.stand.material.record.input_digest
-    shelf.stand.material = material(facts=FACTS, inputs={**shelf.stand.material.record.inputs, "arch": "arm64"})
+    wanted = shelf.stand.image_facts.record.input_digest
+    shelf.stand.image_facts = image_facts(
+        facts=FACTS, inputs={**shelf.stand.image_facts.record.inputs, "arch": "arm64"}
+    )
     shelf.stand.manifest = small_image(shelf.stand.layout, shelf.stand.work, label=wanted)
     shelf.stand.index = write_index(shelf.stand.layout, [shelf.stand.manifest])
     shelf.put()
@@ -170,22 +172,22 @@ def with_files_unlisted(shelf: Shelf) -> None:
 
 
 def with_a_binary(shelf: Shelf) -> None:
-    shelf.stand.material = material(facts=FACTS, binaries=["ptxas"])
+    shelf.stand.image_facts = image_facts(facts=FACTS, binaries=["ptxas"])
     shelf.stand.say_all()
 
 
 def without_a_report(shelf: Shelf) -> None:
-    shelf.stand.material = material(facts={})
+    shelf.stand.image_facts = image_facts(facts={})
     shelf.stand.say_all()
 
 
 def unchecked(shelf: Shelf) -> None:
-    shelf.stand.material = material(facts=FACTS, request={"stage": "llvm", "contract": False})
+    shelf.stand.image_facts = image_facts(facts=FACTS, request={"stage": "llvm", "contract": False})
     shelf.stand.say_all()
 
 
 def of_another_name(shelf: Shelf) -> None:
-    shelf.stand.material = material(facts=FACTS, image="llvm-triton-00000000-debian13")
+    shelf.stand.image_facts = image_facts(facts=FACTS, image="llvm-triton-00000000-debian13")
     shelf.stand.say_all()
 
 
@@ -262,7 +264,7 @@ def test_a_compressor_that_is_missing_here_stops_no_build(shelf: Shelf, monkeypa
 def test_unchecked_where_there_is_no_check(tmp_path: Path) -> None:
     shelf = Shelf(tmp_path, speak=False)
     unchecked(shelf)
-    shelf.planned = replace(shelf.planned, proves=False)
+    shelf.planned = replace(shelf.planned, has_contract_check=False)
     assert shelf.take() is not None
 
 

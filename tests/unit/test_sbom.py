@@ -21,7 +21,7 @@ from spdx_tools.spdx.parser.error import SPDXParsingError
 from spdx_tools.spdx.parser.jsonlikedict.json_like_dict_parser import JsonLikeDictParser
 from spdx_tools.spdx.validation.document_validator import validate_full_spdx_document
 
-from tests.evidence_fixtures import BASE, COMMIT, FILES, PACKAGES, Stand, material, small_image
+from tests.evidence_fixtures import BASE, COMMIT, FILES, PACKAGES, Stand, image_facts, small_image
 from toolchain.build.record import new_record
 from toolchain.cache import Cache
 from toolchain.digest import canonical
@@ -36,7 +36,7 @@ from toolchain.sources.tree import Source
 from toolchain.stages.stage import Built, Planned
 from toolchain.trust import sbom
 from toolchain.trust.image_facts import (
-    Material,
+    ImageFacts,
     Package,
     origin,
     parse_dpkg_status,
@@ -173,9 +173,9 @@ def test_the_operating_system(stand: Stand) -> None:
         ("CONTAINS", "SPDXRef-Package-deb-apt-amd64"),
         ("CONTAINS", "SPDXRef-Package-deb-libc6-amd64"),
     }
-    base = bill(Material(record=BASE, packages=PACKAGES), stand.layout, stand.manifest)
+    base = bill(ImageFacts(record=BASE, packages=PACKAGES), stand.layout, stand.manifest)
     assert ("CONTAINS", sbom.IMAGE) in related(base, system["SPDXID"])
-    alma = Material(record=stand.material.record, packages=PACKAGES, system="almalinux8")
+    alma = ImageFacts(record=stand.image_facts.record, packages=PACKAGES, system="almalinux8")
     names = [one["name"] for one in bill(alma, stand.layout, stand.manifest)["packages"]]
     assert "alma" in names
 
@@ -183,7 +183,7 @@ def test_the_operating_system(stand: Stand) -> None:
 def test_source_packages_are_named(stand: Stand) -> None:
     """Debian's advisories are about source packages; Trivy reads the one field, Grype the other."""
     known = Package("libc6", "2.41-12+deb13u1", "amd64", source="glibc 2.41-12+deb13u1")
-    changed = replace(stand.material, packages=with_sources(PACKAGES, [known]))
+    changed = replace(stand.image_facts, packages=with_sources(PACKAGES, [known]))
     document = bill(changed, stand.layout, stand.manifest)
     check(document)
     libc = by_id(document, "SPDXRef-Package-deb-libc6-amd64")
@@ -194,10 +194,10 @@ def test_source_packages_are_named(stand: Stand) -> None:
 
 
 def test_licences_are_spdx_expressions(stand: Stand) -> None:
-    rows = [replace(stand.material.record.sources[0], name=name, license=said) for name, said in (
+    rows = [replace(stand.image_facts.record.sources[0], name=name, license=said) for name, said in (
         ("a", "apache-2.0 with llvm-exception"), ("b", "BSD-3-Clause AND 0BSD"), ("c", "MIT License, more or less"),
     )]  # fmt: skip
-    known = replace(stand.material, record=replace(stand.material.record, sources=tuple(rows)))
+    known = replace(stand.image_facts, record=replace(stand.image_facts.record, sources=tuple(rows)))
     document = bill(known, stand.layout, stand.manifest)
     check(document)
     own = document["hasExtractedLicensingInfos"][0]
@@ -209,7 +209,7 @@ def test_licences_are_spdx_expressions(stand: Stand) -> None:
 
 def test_what_syft_reads_and_so_grype(stand: Stand, tmp_path: Path) -> None:
     known = Package("libc6", "2.41-12+deb13u1", "amd64", source="glibc 2.41-12+deb13u1")
-    changed = replace(stand.material, packages=with_sources(PACKAGES, [known]))
+    changed = replace(stand.image_facts, packages=with_sources(PACKAGES, [known]))
     (tmp_path / "sbom.json").write_bytes(canonical(bill(changed, stand.layout, stand.manifest)))
     program = Path(sys.executable).with_name("syft")
     if not program.is_file():
@@ -245,8 +245,10 @@ def test_the_same_image_has_the_same_document(tmp_path: Path) -> None:
 
 def test_prebuilt_things_are_named_with_why(tmp_path: Path) -> None:
     inputs = {"stage": "kernels", "triton": TRITON.input_digest, "sources": []}
-    kernels = material(stage="kernels", image="kernels-debian13", inputs=inputs, binaries=["triton-wheel"])
-    stand = Stand(Layout(tmp_path / "l"), tmp_path / "w", type(kernels)(record=kernels.record, below=(BASE, TRITON)))
+    kernels = image_facts(stage="kernels", image="kernels-debian13", inputs=inputs, binaries=["triton-wheel"])
+    stand = Stand(
+        Layout(tmp_path / "l"), tmp_path / "w", type(kernels)(record=kernels.record, dependencies=(BASE, TRITON))
+    )
     document = stand.sbom()
     check(document)
     assert sbom.binaries_in(document) == ["triton-wheel"]
@@ -258,7 +260,7 @@ def test_prebuilt_things_are_named_with_why(tmp_path: Path) -> None:
 
 
 def test_a_wheel_in_the_image_is_contained(stand: Stand) -> None:
-    known = type(stand.material)(record=TRITON, below=(BASE,))
+    known = type(stand.image_facts)(record=TRITON, dependencies=(BASE,))
     document = bill(known, stand.layout, stand.manifest)
     check(document)
     assert related(document, "SPDXRef-Binary-triton-wheel") == {("CONTAINS", sbom.IMAGE)}
@@ -270,7 +272,7 @@ def test_files_let_in_from_a_source_tree(tmp_path: Path) -> None:
         {"path": "lib/b c.bc", "what": "LLVM bitcode", "sha256": f"sha256:{'2' * 64}", "size": 9,
          "fate": "let in by --allow-binary"},
     ]  # fmt: skip
-    known = material(facts={"found_binaries": found}, inputs={"binaries": {"allow": ["lib/b c.bc", "unused"]}})
+    known = image_facts(facts={"found_binaries": found}, inputs={"binaries": {"allow": ["lib/b c.bc", "unused"]}})
     document = Stand(Layout(tmp_path / "l"), tmp_path / "w", known).sbom()
     check(document)
     assert sbom.binaries_in(document) == ["lib/b c.bc"]

@@ -64,7 +64,7 @@ def test_what_lies_under_the_tags(stand: Stand) -> None:
         ref = RegistryRef(server.host, "ns/thing")
         done, again = (
             attach_evidence(
-                stand.material, stand.layout, stand.manifest, stand.index, ref,
+                stand.image_facts, stand.layout, stand.manifest, stand.index, ref,
                 signer=stand.signer, registry=registry, scratch=stand.work,
             )
             for _ in range(2)
@@ -186,7 +186,7 @@ def test_where_signing_again_gives_another_signature(stand: Stand, monkeypatch: 
     signer = Signer(key, bundles=True)
     once, again = (
         attach_evidence(
-            stand.material, stand.layout, stand.manifest, stand.index, stand.ref, signer=signer, scratch=stand.work
+            stand.image_facts, stand.layout, stand.manifest, stand.index, stand.ref, signer=signer, scratch=stand.work
         ).pushed_bytes
         for _ in range(2)
     )
@@ -196,7 +196,7 @@ def test_where_signing_again_gives_another_signature(stand: Stand, monkeypatch: 
 
 def test_in_a_layout_folder(stand: Stand, tmp_path: Path) -> None:
     attach_evidence(
-        stand.material, stand.layout, stand.manifest, stand.index, stand.ref, signer=stand.signer, scratch=stand.work
+        stand.image_facts, stand.layout, stand.manifest, stand.index, stand.ref, signer=stand.signer, scratch=stand.work
     )
     layout = stand.layout
     names = set(layout.refs())
@@ -206,12 +206,12 @@ def test_in_a_layout_folder(stand: Stand, tmp_path: Path) -> None:
     tag = about_tag(stand.index.digest, "sig")
     (layer,) = layout.children(layout.resolve(tag))[1:]
     named = json.loads(layout.blob(layer.digest).read_bytes())["critical"]["identity"]["docker-reference"]
-    assert named == stand.material.record.image, "a folder's path means nothing elsewhere"
+    assert named == stand.image_facts.record.image, "a folder's path means nothing elsewhere"
     # What decayed is written anew.
     layout.blob(layout.resolve(tag).digest).write_bytes(b"x")
     layout.blob(layer.digest).write_bytes(b"x")
     attach_evidence(
-        stand.material, layout, stand.manifest, stand.index, stand.ref, signer=stand.signer, scratch=stand.work
+        stand.image_facts, layout, stand.manifest, stand.index, stand.ref, signer=stand.signer, scratch=stand.work
     )
     layout.verify(layer.digest)
     assert layout.children(layout.resolve(tag))[1].digest == layer.digest
@@ -248,7 +248,7 @@ def test_a_provenance_never_lies_in_a_bundle_alone(stand: Stand, monkeypatch: py
         with fake_registry() as server, connection(server) as registry:
             with contextlib.suppress(RegistryError):
                 attach_evidence(
-                    stand.material, stand.layout, stand.manifest, stand.index, RegistryRef(server.host, "x"),
+                    stand.image_facts, stand.layout, stand.manifest, stand.index, RegistryRef(server.host, "x"),
                     signer=signer, registry=registry, scratch=stand.work,
                 )  # fmt: skip
             for subject in (stand.manifest, stand.index):

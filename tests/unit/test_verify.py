@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.evidence_fixtures import FILES, FINISHED, LLVM, Stand, ed25519_signer, material, small_image
+from tests.evidence_fixtures import FILES, FINISHED, LLVM, Stand, ed25519_signer, image_facts, small_image
 from tests.fake_registry import fake_registry
 from tests.places import attach, attach_layers, fetch_image, gather, publish, referrers, verify
 from toolchain.digest import canonical
@@ -104,8 +104,8 @@ def test_the_other_of_the_two_is_missing(stand: Stand) -> None:
 
 def test_evidence_of_another_image(stand: Stand, tmp_path: Path) -> None:
     """A true statement, truly signed, but about something else: attached here it proves nothing."""
-    other = Stand(Layout(tmp_path / "other"), tmp_path / "w", material(image="other", partial="x"), stand.signer)
-    changed = small_image(other.layout, other.work, files={TOOL: b"other"}, label=other.material.record.input_digest)
+    other = Stand(Layout(tmp_path / "other"), tmp_path / "w", image_facts(image="other", partial="x"), stand.signer)
+    changed = small_image(other.layout, other.work, files={TOOL: b"other"}, label=other.image_facts.record.input_digest)
     other.manifest, other.index = changed, write_index(other.layout, [changed])
     stand.say(other.provenance())
     stand.say(attest.sbom_statement(other.sbom(), other.subjects()))
@@ -221,7 +221,7 @@ def test_a_provenance_that_contradicts_itself(stand: Stand) -> None:
 
 
 def test_a_provenance_of_other_inputs(stand: Stand, tmp_path: Path) -> None:
-    other = Stand(Layout(tmp_path / "o"), tmp_path / "w", material(inputs={"stage": "llvm", "sources": []}))
+    other = Stand(Layout(tmp_path / "o"), tmp_path / "w", image_facts(inputs={"stage": "llvm", "sources": []}))
     said = other.provenance()["predicate"]["buildDefinition"]["internalParameters"]
     stand.say_all(provenance=inner(stand, inputs=said["inputs"], inputDigest=said["inputDigest"]))
     assert wrong(look(stand)).startswith("provenance: it is about the inputs sha256:")
@@ -253,7 +253,7 @@ def test_age(stand: Stand) -> None:
 
 
 def test_prebuilt_things_need_a_name(tmp_path: Path) -> None:
-    stand = Stand(Layout(tmp_path / "l"), tmp_path / "w", material(binaries=["triton-wheel"]))
+    stand = Stand(Layout(tmp_path / "l"), tmp_path / "w", image_facts(binaries=["triton-wheel"]))
     stand.say_all()
     assert look(stand).verdict == "trusted"
     assert look(stand, source_only=True, allow=("triton-wheel",)).verdict == "trusted"
@@ -262,7 +262,7 @@ def test_prebuilt_things_need_a_name(tmp_path: Path) -> None:
 
 
 def test_prebuilt_things_cannot_be_hidden_in_one_place(tmp_path: Path) -> None:
-    stand = Stand(Layout(tmp_path / "l"), tmp_path / "w", material(binaries=["triton-wheel"]))
+    stand = Stand(Layout(tmp_path / "l"), tmp_path / "w", image_facts(binaries=["triton-wheel"]))
     stand.say_all(provenance=inner(stand, binaries=[]))
     assert "disagree about prebuilt things" in wrong(look(stand, source_only=True))
 
@@ -370,11 +370,11 @@ def test_an_image_without_layers(stand: Stand) -> None:
 def test_another_image_under_this_name(stand: Stand) -> None:
     """Whoever may push can move a name; what is trusted says what it is, and can be demanded."""
     stand.say_all()
-    name = stand.material.record.image
+    name = stand.image_facts.record.image
     said = look(stand, image=name).as_json()["provenance"]
     assert said == {
         "image": name, "stage": "llvm", "partial": "", "contract": True,
-        "input_digest": stand.material.record.input_digest,
+        "input_digest": stand.image_facts.record.input_digest,
     }  # fmt: skip
     other = stand.provenance()
     del other["predicate"]["buildDefinition"]["externalParameters"]  # another tool's, say
@@ -435,7 +435,7 @@ def test_a_config_that_is_none(stand: Stand, value: Any) -> None:
 
 
 def test_both_images_of_an_index_must_be_signed(stand: Stand) -> None:
-    other = small_image(stand.layout, stand.work, arch="arm64", label=stand.material.record.input_digest)
+    other = small_image(stand.layout, stand.work, arch="arm64", label=stand.image_facts.record.input_digest)
     stand.index = write_index(stand.layout, [stand.manifest, other])
     stand.say_all()
     said = wrong(look(stand))
@@ -503,8 +503,10 @@ def _truths(stand: Stand, signer: Signer) -> list[dsse.Envelope]:
 
 def _elsewhere(stand: Stand, tmp_path: Path) -> list[dsse.Envelope]:
     """What our key truly said, about another image."""
-    other = Stand(Layout(tmp_path / "other"), tmp_path / "w", material(image="other", partial="x"), stand.signer)
-    other.manifest = small_image(other.layout, other.work, files={TOOL: b"x"}, label=other.material.record.input_digest)
+    other = Stand(Layout(tmp_path / "other"), tmp_path / "w", image_facts(image="other", partial="x"), stand.signer)
+    other.manifest = small_image(
+        other.layout, other.work, files={TOOL: b"x"}, label=other.image_facts.record.input_digest
+    )
     other.index = write_index(other.layout, [other.manifest])
     return _truths(other, stand.signer)
 

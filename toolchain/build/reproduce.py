@@ -168,7 +168,7 @@ def _compare(first: Mapping[str, Any], again: Built, cache: Cache) -> Reproduced
 
 
 @contextmanager
-def clean_cache(cache: Cache, below: Sequence[PlanRow], digest: str) -> Iterator[Cache]:
+def clean_cache(cache: Cache, dependencies: Sequence[PlanRow], digest: str) -> Iterator[Cache]:
     """A cache folder with the sources and the finished stages below, and nothing else.
 
     It is gone once the bytes are compared. A reproduction that was cut off leaves it, and the next one of the same
@@ -188,7 +188,7 @@ def clean_cache(cache: Cache, below: Sequence[PlanRow], digest: str) -> Iterator
             fresh.store.symlink_to(cache.store, target_is_directory=True)
         if (cache.root / "locked").is_dir():
             shutil.copytree(cache.root / "locked", root / "locked", dirs_exist_ok=True)
-        for row in below:
+        for row in dependencies:
             assert row.built is not None  # noqa: S101 - the caller looked
             _take(cache, fresh, row.built)
         yield fresh

@@ -210,7 +210,7 @@ def _told(statement: Mapping[str, Any], planned: Planned, request: Request) -> _
         raise UntrustedError(f"provenance: it is about {named[0]} {named[1]}, not {planned.name} {planned.image}")
     if not told.facts:
         raise UntrustedError("provenance: it holds no build report", fix="publish it again with this version")
-    if planned.proves and request.contract and told.request.get("contract") is False:
+    if planned.has_contract_check and request.contract and told.request.get("contract") is False:
         raise UntrustedError("provenance: it was built without the contract check", fix="--no-contract takes it")
     return told
 

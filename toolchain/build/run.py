@@ -16,7 +16,7 @@ from toolchain import console
 from toolchain.build.prefetch import Prefetch
 from toolchain.build.record import known_record, used_mark
 from toolchain.build.targets import by_arch, request_of, stages_of
-from toolchain.build.workspace import BuildShop, within_lock
+from toolchain.build.workspace import BuildWorkspace, within_lock
 from toolchain.cache import Cache
 from toolchain.catalog.architectures import emulator, this_machine
 from toolchain.errors import BuildError, PolicyError, ToolchainError, UnreachableError
@@ -79,11 +79,11 @@ def plan(request: Request, goal: str, *, proved: bool = False) -> list[PlanRow]:
     rows: list[PlanRow] = []
     # An architecture that is refused is told before anything that another one lacks.
     for one, stages in [(one, stages_of(goal, one)) for one in by_arch(request)]:
-        below: dict[str, Planned] = {}
+        dependencies: dict[str, Planned] = {}
         for stage in stages:
             own = request_of(stage, one)
-            planned = stage.plan(own, below)
-            below[stage.name] = planned
+            planned = stage.plan(own, dependencies)
+            dependencies[stage.name] = planned
             elsewhere = request.arch != (this_machine(),)
             built = find(request.cache, planned, proved=proved)
             row = PlanRow(planned, built, own.arch[0] if elsewhere else "", own.patches)
@@ -125,7 +125,7 @@ def find(cache: Cache, planned: Planned, *, proved: bool = False) -> Built | Non
     """
     digest = planned.input_digest
     record = known_record(cache, digest)
-    if digest is None or record is None or (proved and planned.proves and not record.contract):
+    if digest is None or record is None or (proved and planned.has_contract_check and not record.contract):
         return None
     layout = Layout(cache.images)
     if not all(layout.has(part) for part in (record.manifest, *record.layer_digests)):
@@ -244,16 +244,16 @@ def _build_stages(request: Request, goal: str, run: _Run) -> list[Built]:
     return list(built_below.values())
 
 
-def _known(stage: Stage, request: Request, below: Mapping[str, Planned], prefetch: Prefetch) -> Planned:
+def _known(stage: Stage, request: Request, dependencies: Mapping[str, Planned], prefetch: Prefetch) -> Planned:
     """The plan of a stage that is about to be built. A source that only a fetch can tell the digest of is fetched for
     it: without an input digest nothing could be recorded after hours."""
-    planned = stage.plan(request, below)
+    planned = stage.plan(request, dependencies)
     unknown = [source for source in planned.sources if source.digest is None]
     for source in unknown:
         console.note(f"{planned.name}: fetching {source.ref}, whose digest is not known yet")
         prefetch.wait(source.name)
         fetch_source(source, cache=request.cache, offline=request.offline, mirrors=request.mirrors)
-    return stage.plan(request, below) if unknown else planned
+    return stage.plan(request, dependencies) if unknown else planned
 
 
 def _ready(request: Request, rows: Sequence[PlanRow]) -> None:
@@ -312,7 +312,7 @@ def _build_stage(
     request: Request,
     stage: Stage,
     planned: Planned,
-    below: Mapping[str, Built],
+    dependencies: Mapping[str, Built],
     run: _Run,
     *,
     of: tuple[int, int],
@@ -327,10 +327,10 @@ def _build_stage(
     started = time.monotonic()
     try:
         with Progress(stage.name, *of, {}, console.err()) as progress:
-            shop = BuildShop(
+            workspace = BuildWorkspace(
                 request=request, log=log, progress=progress, stage=f"{stage.name}-{name}", prefetch=run.prefetch
             )
-            built = stage.build(planned, below, shop)
+            built = stage.build(planned, dependencies, workspace)
     except ToolchainError as error:
         # What ran in a container that is gone is no advice.
         advice = "" if isinstance(error, CommandError) else error.fix

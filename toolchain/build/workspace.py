@@ -54,8 +54,8 @@ def within_lock(request: Request, planned: Sequence[Planned], *, fetched: Source
 
 
 @dataclass
-class BuildShop:
-    """The pipeline's side of `stages.stage.Shop`, for one stage."""
+class BuildWorkspace:
+    """The pipeline's side of `stages.stage.Workspace`, for one stage."""
 
     request: Request
     log: Path
@@ -81,17 +81,17 @@ class BuildShop:
 
     @property
     def runner(self) -> Buildah:
-        """See `Shop`."""
+        """See `Workspace`."""
         return self.engine
 
     def work(self) -> Path:
-        """See `Shop`."""
+        """See `Workspace`."""
         folder = self.cache.work / self.stage
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
     def fetch(self, source: Source) -> FetchedSource:
-        """See `Shop`."""
+        """See `Workspace`."""
         self.prefetch.wait(source.name)
         patches = self.request.patches.get(source.name, ())
         # What is built from is read once more: neither a disk that decays nor a hand in the store shall be built in.
@@ -107,7 +107,7 @@ class BuildShop:
         return got
 
     def build(self, recipe_: Recipe) -> Path:
-        """See `Shop`."""
+        """See `Workspace`."""
         out = self.work() / "out"
         self.progress.weigh(recipe_.steps)
         if out.exists():
@@ -117,17 +117,17 @@ class BuildShop:
         return out
 
     def drop_tree(self, recipe_: Recipe) -> None:
-        """See `Shop`."""
+        """See `Workspace`."""
         self.engine.drop_cache(recipe_.name, recipe_.cache_key)
 
     def worker(
         self, image: str, argv: Sequence[str], *, mounts: Sequence[Mount], env: Mapping[str, str]
     ) -> AbstractContextManager[subprocess.Popen[str]]:
-        """See `Shop`."""
+        """See `Workspace`."""
         return self.engine.worker(image, argv, mounts=mounts, env=env)
 
     def unpack(self, built: Built) -> Path:
-        """See `Shop`."""
+        """See `Workspace`."""
         folder = self.work() / f"unpacked-{built.planned.name}"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
@@ -137,27 +137,27 @@ class BuildShop:
         return folder
 
     def image(self, built: Built) -> str:
-        """See `Shop`."""
+        """See `Workspace`."""
         return self.engine.ensure_image(built.planned.image, self.cache.images, built.manifest)
 
     def jobs(self, kind: Literal["compile", "link", "kernel"]) -> int:
-        """See `Shop`."""
+        """See `Workspace`."""
         from toolchain.engine.resources import jobs_for  # noqa: PLC0415
 
         return jobs_for(kind, self.request.jobs)
 
     def require_disk(self, count: int) -> None:
-        """See `Shop`."""
+        """See `Workspace`."""
         from toolchain.engine.resources import require_disk  # noqa: PLC0415
 
         require_disk(self.cache.root, count)
 
     def step(self, name: str) -> None:
-        """See `Shop`."""
+        """See `Workspace`."""
         self.progress.line(f"@step {name}")
 
     def on_line(self, line: str) -> None:
-        """See `Shop`. Also where a build learns that a source of a later stage can never be had."""
+        """See `Workspace`. Also where a build learns that a source of a later stage can never be had."""
         self.prefetch.check()
         self.progress.line(line)
 
@@ -175,7 +175,7 @@ class BuildShop:
         check: Callable[[str], Mapping[str, Any]] | None = None,
         check_on: Built | None = None,
     ) -> Built:
-        """See `Shop`."""
+        """See `Workspace`."""
         layout = Layout(self.cache.images).ensure()
         self.step("layer")
         raw = self.work() / "layer.tar"

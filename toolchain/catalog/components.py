@@ -28,7 +28,7 @@ _ASKS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Needs:
+class LlvmRequirements:
     """What a Triton wants from its LLVM.
 
     Args:
@@ -58,7 +58,7 @@ class Needs:
         return tuple(sorted({*self.libtriton, *self.bin_tools}))
 
 
-def needs_for(version: str | None, arch: str = "amd64", *, features: Collection[str] = ()) -> Needs:
+def needs_for(version: str | None, arch: str = "amd64", *, features: Collection[str] = ()) -> LlvmRequirements:
     """The needs of a Triton version (`3.7.1`, `v3.7`), of a full Triton commit, or of no Triton in particular (None).
 
     None is for a release of LLVM: mlir, lld and FileCheck, no clang.
@@ -116,7 +116,7 @@ def installed(prefix: Path) -> frozenset[str]:
     )
 
 
-def missing_in(files: Collection[str], needs: Needs) -> list[str]:
+def missing_in(files: Collection[str], needs: LlvmRequirements) -> list[str]:
     """What an LLVM lacks, as paths below its prefix, sorted; empty when nothing.
 
     Looks for the tools, the CMake packages, the headers and every library that Triton names. That the libraries
@@ -138,7 +138,7 @@ def missing_in(files: Collection[str], needs: Needs) -> list[str]:
     return sorted(missing)
 
 
-def check_files(files: Collection[str], needs: Needs, *, where: str, consumer: str) -> None:
+def check_files(files: Collection[str], needs: LlvmRequirements, *, where: str, consumer: str) -> None:
     """Refuse to build `consumer` (`Triton 3.8.0`) on an LLVM that lacks what it needs, before any long work.
 
     Args:
@@ -161,7 +161,7 @@ def check_files(files: Collection[str], needs: Needs, *, where: str, consumer: s
     )
 
 
-def _assemble(data: dict[str, Any], rows: list[dict[str, Any]], arch: str) -> Needs:
+def _assemble(data: dict[str, Any], rows: list[dict[str, Any]], arch: str) -> LlvmRequirements:
     libtriton: set[str] = set()
     bin_tools: set[str] = set()
     features: set[str] = set()
@@ -178,7 +178,7 @@ def _assemble(data: dict[str, Any], rows: list[dict[str, Any]], arch: str) -> Ne
     def joined(key: str) -> tuple[str, ...]:
         return tuple(entry for part in parts for entry in part.get(key, ()))
 
-    return Needs(
+    return LlvmRequirements(
         projects=joined("projects"),
         components=joined("components"),
         tools=joined("tools"),

@@ -135,7 +135,7 @@ class Buildah(Storage):
             text = render(recipe, source.read_text(encoding="utf-8"), relayed=mode == "chroot")
         except OSError as error:
             raise EngineError(f"cannot read {source}", why=str(error.strerror), fix="reinstall toolchain") from error
-        witness = isolating.Witness(on_line)
+        witness = isolating.NetworkProbe(on_line)
         out.parent.mkdir(parents=True, exist_ok=True)
         with self.invocation("build") as folder:
             partial = out.with_name(f".{out.name}.{folder.name}.partial")

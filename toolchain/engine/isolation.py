@@ -203,7 +203,7 @@ def run_command(
     return storage.command(*words, network=network, pipes=pipes)
 
 
-class Witness:
+class NetworkProbe:
     """Reads a build's output for the probe's answer.
 
     Args:

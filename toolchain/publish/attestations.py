@@ -28,7 +28,7 @@ from toolchain.record import Record
 from toolchain.stages.stage import Planned
 from toolchain.trust import attest, cosign, dsse, keyless, sbom
 from toolchain.trust.image_facts import (
-    Material,
+    ImageFacts,
     Package,
     parse_dpkg_status,
     parse_lock,
@@ -67,7 +67,7 @@ class AttachedEvidence:
 # When it is published
 
 
-def collect(cache: Cache, record: Record, plan: Sequence[Planned]) -> Material:
+def collect(cache: Cache, record: Record, plan: Sequence[Planned]) -> ImageFacts:
     """What is known of a finished image.
 
     Args:
@@ -75,24 +75,24 @@ def collect(cache: Cache, record: Record, plan: Sequence[Planned]) -> Material:
         plan: the stages that it was planned with, lowest first; those it rests on are found by their digests.
     """
     wanted = _digests_in(record)
-    below: list[Record] = []
+    dependencies: list[Record] = []
     for planned in reversed(plan):
         digest = planned.input_digest
         if digest is not None and digest in wanted and digest != record.input_digest:
             found = _record(cache, planned, digest)
-            below.insert(0, found)
+            dependencies.insert(0, found)
             wanted |= _digests_in(found)
-    base = next((one for one in (record, *below) if one.stage == "base"), None)
+    base = next((one for one in (record, *dependencies) if one.stage == "base"), None)
     installed = parse_dpkg_status(_in_base(cache, base, "var/lib/dpkg/status"))
     # The resolved list if that is still the one of this base: it has digests, and rpms too.
     packages = (_resolved(cache, "base", base) or installed) if base else ()
-    for one in (record, *below):
+    for one in (record, *dependencies):
         if one.stage == "sysroot":  # headers of these packages were compiled in
             packages = tuple(sorted({*packages, *_compiled_against(cache, one)}))
     named = base is not None and base.inputs.get("base")
-    return Material(
+    return ImageFacts(
         record=record,
-        below=tuple(below),
+        dependencies=tuple(dependencies),
         packages=with_sources(packages, installed),
         system="" if named else parse_os_release(_in_base(cache, base, "usr/lib/os-release")),
         isolation=isolation_facts(cache),
@@ -144,12 +144,12 @@ def _in_base(cache: Cache, base: Record | None, path: str) -> str:
     return ""
 
 
-def bill(material: Material, layout: Layout, manifest: Descriptor) -> dict[str, Any]:
+def bill(image_facts: ImageFacts, layout: Layout, manifest: Descriptor) -> dict[str, Any]:
     """The SBOM of an image in a layout."""
     config, *layers = layout.children(manifest)
     files = layer_files(layout.blob(layers[-1].digest), layers[-1].media_type)
     diff_id = diff_ids_of(layout.read_json(config))[-1]
-    return sbom.sbom(material, manifest=manifest.digest, diff_id=diff_id, files=files)
+    return sbom.sbom(image_facts, manifest=manifest.digest, diff_id=diff_id, files=files)
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ class _Said:
 
 
 def attach_evidence(
-    material: Material,
+    image_facts: ImageFacts,
     layout: Layout,
     manifest: Descriptor,
     index: Descriptor,
@@ -188,9 +188,9 @@ def attach_evidence(
         RegistryError, DigestError, UnreachableError: as `Place.attach` and `Place.attach_layers`.
     """
     scratch.mkdir(parents=True, exist_ok=True)
-    document = bill(material, layout, manifest)
-    about = attest.subjects(material.record.image, [manifest.digest, index.digest])
-    statements = [attest.sbom_statement(document, about), attest.provenance(material, about)]
+    document = bill(image_facts, layout, manifest)
+    about = attest.subjects(image_facts.record.image, [manifest.digest, index.digest])
+    statements = [attest.sbom_statement(document, about), attest.provenance(image_facts, about)]
     pushed, how = 0, "none"
     tagged: list[Tagged] = []
     with tempfile.TemporaryDirectory(dir=scratch, prefix="evidence-") as folder:
@@ -221,7 +221,7 @@ def attach_evidence(
             pushed += done.pushed_bytes
             how = done.how if done.how != "none" else how
             if isinstance(signer, Signer):
-                tagged += _tagged(own, signer, place.name_of(material.record.image), envelopes[:2], subject.digest)
+                tagged += _tagged(own, signer, place.name_of(image_facts.record.image), envelopes[:2], subject.digest)
         pushed += place.attach_layers(own, tagged)
     kinds = ("sbom",) if signer is None else ("sbom", "provenance")
     who = signer.public.id if isinstance(signer, Signer) else signer.identity.id if signer is not None else ""

@@ -126,9 +126,9 @@ def _deliver(
         for one, manifest in zip(images, manifests, strict=True):
             record = read_record(cache, one.built.input_digest)
             partial.add(record.partial or planned.partial)
-            material = collect(cache, record, one.plan)
+            image_facts = collect(cache, record, one.plan)
             attached.append(
-                attach_evidence(material, layout, manifest, index, place, signer=signer, scratch=cache.work)
+                attach_evidence(image_facts, layout, manifest, index, place, signer=signer, scratch=cache.work)
             )
     sent = sum(part.pushed_bytes for part in attached)
     about = tuple(sorted({tag for one in attached for tag in one.tags}))

@@ -35,7 +35,7 @@ from toolchain.stages.aotriton_library import (
 )
 from toolchain.stages.base import base_label
 from toolchain.stages.prebuilt import choices, names_allowed, take_in
-from toolchain.stages.stage import Built, Planned, Shop, Stage, common_inputs, image_labels, source_inputs
+from toolchain.stages.stage import Built, Planned, Stage, Workspace, common_inputs, image_labels, source_inputs
 from toolchain.stages.wheels import AOTRITON, wheel_sources
 
 # Beside upstream's own `__signature__` in each pack: which kernels are in it, and where some are missing, that.
@@ -49,14 +49,14 @@ class AotritonStage:
 
     name: str = "aotriton"
 
-    def plan(self, request: Request, below: Mapping[str, Planned]) -> Planned:
+    def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned:
         """See `Stage.plan`."""
         source = aotriton_source(request)
         if source.path is not None:
             require_aotriton(source.path)
         wheels = wheel_sources(AOTRITON)
         sources = source_inputs([source, *wheels], request.patches)
-        base, triton = below["base"].input_digest, below["triton"].input_digest
+        base, triton = dependencies["base"].input_digest, dependencies["triton"].input_digest
         gpus = request.gpus or DEFAULT_GPUS
         part = [f"select {request.select}"] if request.select else []
         part += [f"limit {request.limit}"] if request.limit is not None else []
@@ -83,38 +83,38 @@ class AotritonStage:
             image=f"{stem}-{name_of(source, request)}-{base_label(request)}",
             inputs=inputs,
             sources=(source, *wheels),
-            binaries=tuple(sorted({*below["triton"].binaries, *names_allowed("aotriton", request)})),
+            binaries=tuple(sorted({*dependencies["triton"].binaries, *names_allowed("aotriton", request)})),
             partial=", ".join(part),
             disk=_DISK,
             engine=True,
-            proves=True,
+            has_contract_check=True,
         )
 
-    def build(self, planned: Planned, below: Mapping[str, Built], shop: Shop) -> Built:
+    def build(self, planned: Planned, dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
         """See `Stage.build`."""
-        request = shop.request
+        request = workspace.request
         gpus = request.gpus or DEFAULT_GPUS
-        shop.require_disk(_DISK)
-        shop.step("source")
-        source = shop.fetch(planned.sources[0])
+        workspace.require_disk(_DISK)
+        workspace.step("source")
+        source = workspace.fetch(planned.sources[0])
         require_aotriton(source.path)
         intake, findings = take_in("aotriton", source.path, request)
-        library = library_of(planned, below, request, source, intake.dropped)
+        library = library_of(planned, dependencies, request, source, intake.dropped)
         prefix = library.prefix
-        tree_of = shop.cache.locks / f"aotriton-tree-{library.key.removeprefix('sha256:')[:12]}.lock"
-        making = library_recipe(planned, below, shop, library)
+        tree_of = workspace.cache.locks / f"aotriton-tree-{library.key.removeprefix('sha256:')[:12]}.lock"
+        making = library_recipe(planned, dependencies, workspace, library)
         # Builds of several parts share this tree.
         with held(tree_of, what="the same library"):
-            built = shop.build(making)
-        with campaign_folder(shop.cache, sha256_json(_objects(below, request, library))) as folder:
-            images = KernelImages(folder / "plan", source.path, shop.image(below["triton"]), shop)
+            built = workspace.build(making)
+        with campaign_folder(workspace.cache, sha256_json(_objects(dependencies, request, library))) as folder:
+            images = KernelImages(folder / "plan", source.path, workspace.image(dependencies["triton"]), workspace)
             made = images.make(built, gpus=gpus, sha1=library.sha1)
             result = made.result
-            tree = shop.work() / "tree"
+            tree = workspace.work() / "tree"
             assemble(tree, prefix, built / "prefix", made, gpus=gpus)
             told = partial_text(made, asked=planned.partial, gpus=gpus)
             planned = replace(planned, partial=told, binaries=intake.binaries(planned.binaries))
-            done = shop.finish(
+            done = workspace.finish(
                 planned,
                 tree=tree,
                 facts={
@@ -144,8 +144,8 @@ class AotritonStage:
                     binaries=planned.binaries,
                     more={labels.GPUS: ",".join(gpus), labels.KERNELS: json.dumps(result.counts(), sort_keys=True)},
                 ),
-                check=_check(prefix, shop) if request.contract else None,
-                check_on=below["base"],
+                check=_check(prefix, workspace) if request.contract else None,
+                check_on=dependencies["base"],
             )
             whole = not made.partial and not result.bad
             if whole and not lacking(gpus):
@@ -153,7 +153,7 @@ class AotritonStage:
                 shutil.rmtree(folder, ignore_errors=True)
         if whole:
             with held(tree_of, what="the same library"):
-                shop.drop_tree(making)
+                workspace.drop_tree(making)
         return done
 
 
@@ -162,14 +162,14 @@ def of_request(_: Request) -> Stage:
     return AotritonStage()
 
 
-def _objects(below: Mapping[str, Built], request: Request, library: Library) -> dict[str, Any]:
+def _objects(dependencies: Mapping[str, Built], request: Request, library: Library) -> dict[str, Any]:
     """All that decides the objects beside their rules. Which GPUs, and how the library is built, is not among it."""
     return {
         "sources": source_inputs([library.source], request.patches),
         "dropped": list(library.dropped),
         # By content: the same Triton is the same compiler, whatever its build was called.
-        "triton": below["triton"].layers[-1]["digest"],
-        "base": below["base"].input_digest,
+        "triton": dependencies["triton"].layers[-1]["digest"],
+        "base": dependencies["base"].input_digest,
         "recipe": digests("aotriton/worker.py"),
         "environment": ENVIRONMENT,
     }
@@ -259,10 +259,10 @@ def _bitcode(result: CampaignResult) -> dict[str, int]:
     return dict(sorted(counts.items()))
 
 
-def _check(prefix: str, shop: Shop) -> Callable[[str], Mapping[str, Any]]:
+def _check(prefix: str, workspace: Workspace) -> Callable[[str], Mapping[str, Any]]:
     def check(image: str) -> Mapping[str, Any]:
-        shop.step("contract")
-        return {"contract": {"version": consumed(shop.runner, image, prefix, log=shop.log)}}
+        workspace.step("contract")
+        return {"contract": {"version": consumed(workspace.runner, image, prefix, log=workspace.log)}}
 
     return check
 

@@ -25,7 +25,7 @@ from toolchain.kernels.executors import LocalExecutor
 from toolchain.kernels.ledger import TIMEOUT, Entry, Ledger
 from toolchain.kernels.rules import Rule, RuleSet
 from toolchain.recipe import Mount
-from toolchain.stages.stage import Shop
+from toolchain.stages.stage import Workspace
 from toolchain.stages.triton_wheel import SITE
 
 # Where the recipe's build keeps these; the generator writes the paths into its plan.
@@ -72,7 +72,7 @@ class KernelImages:
     build: Path
     source: Path
     image: str
-    shop: Shop
+    workspace: Workspace
 
     def make(self, built: Path, *, gpus: Sequence[str], sha1: str) -> MadeImages:
         """Compile what the request asks for, compare a sample, pack and read back.
@@ -85,20 +85,20 @@ class KernelImages:
         """
         from toolchain.kernels.aotriton_plan import read_plan  # noqa: PLC0415 - nineteen thousand rules a GPU
 
-        request = self.shop.request
+        request = self.workspace.request
         # Laid into the folder that also holds the objects of earlier runs.
         self.build.mkdir(parents=True, exist_ok=True)
         shutil.copytree(built / "plan", self.build, dirs_exist_ok=True)
         plan = read_plan(self.build, self.source, build=PLAN, source=SOURCE)
         require_gpus(gpus, {rule.target for rule in plan.rules})
         rules, clusters = plan.part(select=request.select, limit=request.limit)
-        self.shop.step("kernels")
+        self.workspace.step("kernels")
         result = self.compile(rules)
         against: Mapping[str, Any] = {}
         if request.contract:
-            self.shop.step("compare")
+            self.workspace.step("compare")
             against = self.against_upstream(rules, result)
-        self.shop.step("pack")
+        self.workspace.step("pack")
         packs = self.pack(plan, clusters, python=built / "python", sha1=sha1, gpus=gpus)
         archives = packed(plan, clusters)
         check_images(self.build, clusters, archives, result.objects)
@@ -118,7 +118,7 @@ class KernelImages:
         Raises:
             KernelError: rules failed, and the request does not say to keep going.
         """
-        request, top = self.shop.request, recipe.root()
+        request, top = self.workspace.request, recipe.root()
         mounts = [
             Mount(self.source, SOURCE, read_only=True),
             Mount(top / "aotriton", "/recipe/aotriton", read_only=True),
@@ -127,9 +127,9 @@ class KernelImages:
         env = {"PYTHONPATH": SITE, "HOME": "/tmp", **ENVIRONMENT}  # noqa: S108 - in the container
 
         def start() -> AbstractContextManager[Popen[str]]:
-            return self.shop.worker(self.image, ["python3", "/recipe/aotriton/worker.py"], mounts=mounts, env=env)
+            return self.workspace.worker(self.image, ["python3", "/recipe/aotriton/worker.py"], mounts=mounts, env=env)
 
-        executor = LocalExecutor(start, workers=self.shop.jobs("kernel"), timeout=request.kernel_timeout)
+        executor = LocalExecutor(start, workers=self.workspace.jobs("kernel"), timeout=request.kernel_timeout)
         about, known = self.build.with_name("about.json"), self.build.with_name("ledger.sqlite")
         if not about.is_file():
             # Killed before it could be told what compiles here: a ledger without that is worth nothing.
@@ -138,7 +138,7 @@ class KernelImages:
         def count(done: int, total: int, label: str) -> None:
             if not about.is_file() and (told := executor.about()):
                 write_atomically(about, json.dumps(told, sort_keys=True).encode())
-            self.shop.on_line(f"@count {done}/{total} {label}")
+            self.workspace.on_line(f"@count {done}/{total} {label}")
 
         with Ledger(known) as ledger:
             result = run_campaign(
@@ -173,9 +173,9 @@ class KernelImages:
             "sha1": sha1,
             "tree_sha1": sha1,
         }
-        path = self.shop.work() / "pack.json"
+        path = self.workspace.work() / "pack.json"
         path.write_text(json.dumps(job), encoding="utf-8")
-        self.shop.runner.run(
+        self.workspace.runner.run(
             self.image,
             ["python3", "/recipe/aotriton/pack.py", PLAN, SOURCE, "/job.json"],
             mounts=[
@@ -186,8 +186,8 @@ class KernelImages:
                 Mount(path, "/job.json", read_only=True),
             ],
             env={"PYTHONPATH": f"/python:{SITE}", "PYTHONDONTWRITEBYTECODE": "1", "HOME": "/tmp"},  # noqa: S108
-            log=self.shop.log,
-            on_line=self.shop.on_line,
+            log=self.workspace.log,
+            on_line=self.workspace.on_line,
         )
         return tuple(sorted({one.path.split("/")[1] for one in archives}))
 
@@ -204,10 +204,10 @@ class KernelImages:
         # Chosen by the content of the campaign, so that the same campaign is checked the same way again.
         chosen = random.Random(rules.digest).sample(result.done, min(sample, len(result.done)))  # noqa: S311
         bad = (*result.failed, *result.timed_out)
-        minutes = (self.shop.request.kernel_timeout or 0) / 60
+        minutes = (self.workspace.request.kernel_timeout or 0) / 60
         job = {
             "script": f"{SOURCE}/python/compile.py",
-            "jobs": self.shop.jobs("kernel"),
+            "jobs": self.workspace.jobs("kernel"),
             "rules": [
                 {
                     "id": entry.id,
@@ -217,9 +217,9 @@ class KernelImages:
                 for entry in (*chosen, *bad)
             ],
         }
-        path = self.shop.work() / "upstream.json"
+        path = self.workspace.work() / "upstream.json"
         path.write_text(json.dumps(job), encoding="utf-8")
-        done = self.shop.runner.run(
+        done = self.workspace.runner.run(
             self.image,
             ["python3", "/recipe/aotriton/upstream.py", "/job.json"],
             mounts=[
@@ -228,7 +228,7 @@ class KernelImages:
                 Mount(path, "/job.json", read_only=True),
             ],
             env={"PYTHONPATH": SITE, "PYTHONDONTWRITEBYTECODE": "1", "HOME": "/tmp"},  # noqa: S108
-            log=self.shop.log,
+            log=self.workspace.log,
             capture=True,
         )
         answers = {row["id"]: row for row in map(json.loads, done.stdout.strip().splitlines())}

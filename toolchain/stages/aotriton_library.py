@@ -17,7 +17,7 @@ from toolchain.request import Request
 from toolchain.sources.resolve import locate
 from toolchain.sources.spec import SourceSpec
 from toolchain.sources.tree import FetchedSource, Source, require
-from toolchain.stages.stage import Built, Planned, Shop, source_inputs
+from toolchain.stages.stage import Built, Planned, Workspace, source_inputs
 from toolchain.stages.wheels import wheel_folder
 
 UPSTREAM = "https://github.com/ROCm/aotriton"
@@ -45,13 +45,17 @@ class Library:
 
 
 def library_of(
-    planned: Planned, below: Mapping[str, Built], request: Request, source: FetchedSource, dropped: tuple[str, ...]
+    planned: Planned,
+    dependencies: Mapping[str, Built],
+    request: Request,
+    source: FetchedSource,
+    dropped: tuple[str, ...],
 ) -> Library:
     """What to tell upstream's build."""
     gpus = request.gpus or DEFAULT_GPUS
     key = sha256_json(
         {
-            "base": below["base"].input_digest,
+            "base": dependencies["base"].input_digest,
             "sources": source_inputs(planned.sources, request.patches),
             "recipe": digests("containerfiles/aotriton"),
             "gpus": list(gpus),
@@ -61,22 +65,22 @@ def library_of(
     return Library(source, f"/usr/lib64/aotriton-{name_of(source, request)}", commit_of(source), dropped, key)
 
 
-def library_recipe(planned: Planned, below: Mapping[str, Built], shop: Shop, what: Library) -> Recipe:
+def library_recipe(planned: Planned, dependencies: Mapping[str, Built], workspace: Workspace, what: Library) -> Recipe:
     """The build of library and plan."""
     return Recipe(
         name="aotriton",
         containerfile="containerfiles/aotriton/Containerfile",
-        base=shop.image(below["base"]),
+        base=workspace.image(dependencies["base"]),
         args={
             "PREFIX": what.prefix,
-            "GPUS": " ".join(shop.request.gpus or DEFAULT_GPUS),
+            "GPUS": " ".join(workspace.request.gpus or DEFAULT_GPUS),
             "SHA1": what.sha1,
             "TREE_SHA1": what.sha1,
             "DROP": ";".join(what.dropped),
-            "JOBS": str(shop.jobs("compile")),
+            "JOBS": str(workspace.jobs("compile")),
             "INPUT_DIGEST": what.key,
         },
-        contexts={"aotriton": what.source.path, "wheels": wheel_folder(planned.sources[1:], shop)},
+        contexts={"aotriton": what.source.path, "wheels": wheel_folder(planned.sources[1:], workspace)},
         cache_key=what.key.removeprefix("sha256:")[:12],
         steps=_WEIGHTS,
     )

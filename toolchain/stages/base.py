@@ -22,7 +22,7 @@ from toolchain.oci.layout import Layout
 from toolchain.process import CommandError
 from toolchain.recipe import Recipe
 from toolchain.request import Request
-from toolchain.stages.stage import Built, Planned, Shop, Stage, common_inputs, image_labels
+from toolchain.stages.stage import Built, Planned, Stage, Workspace, common_inputs, image_labels
 from toolchain.stages.start import pull_start
 
 # Runs inside the new root before its package lists go: name, version, architecture, SHA-256 of all that is installed.
@@ -43,7 +43,7 @@ class BaseStage:
 
     name: str = "base"
 
-    def plan(self, request: Request, below: Mapping[str, Planned]) -> Planned:
+    def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned:
         """See `Stage.plan`."""
         if request.base.image is not None:
             return _plan_local(request)
@@ -61,27 +61,27 @@ class BaseStage:
             online=True,
         )
 
-    def build(self, planned: Planned, below: Mapping[str, Built], shop: Shop) -> Built:
+    def build(self, planned: Planned, dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
         """See `Stage.build`."""
-        request = shop.request
+        request = workspace.request
         if request.base.image is not None:
-            return _take_local(planned, shop)
+            return _take_local(planned, workspace)
         recipe = base_recipe(request.base.recipe, request.arch[0])
         if recipe.kind == "containerfile":
-            return _from_containerfile(self, planned, recipe, shop)
-        work = shop.work()
+            return _from_containerfile(self, planned, recipe, workspace)
+        work = workspace.work()
         tar, packages = work / "rootfs.tar", work / "packages"
-        shop.step("packages")
-        _mmdebstrap(recipe, tar, packages, shop)
+        workspace.step("packages")
+        _mmdebstrap(recipe, tar, packages, workspace)
         lock = {"recipe": recipe_digest(recipe), "packages": parse_packages(packages.read_text())}
-        shop.step("layer")
+        workspace.step("layer")
         # From here on the base has a digest, and the stages above it too.
         resolved = Planned(
             name=planned.name,
             image=planned.image,
             inputs={**common_inputs(self.name, request), "base": recipe.name, "packages": sha256_json(lock)},
         )
-        built = shop.finish(
+        built = workspace.finish(
             resolved,
             tar=tar,
             facts={"packages": len(lock["packages"])},
@@ -89,7 +89,7 @@ class BaseStage:
             compress=False,
             labels=image_labels(resolved, of=recipe.name),
         )
-        write_packages(shop.cache.package_list("base", recipe.name, recipe.arch), lock)
+        write_packages(workspace.cache.package_list("base", recipe.name, recipe.arch), lock)
         tar.unlink(missing_ok=True)
         return built
 
@@ -137,7 +137,7 @@ def parse_packages(text: str) -> list[dict[str, str]]:
     return sorted(rows, key=lambda row: (row["name"], row.get("architecture", "")))
 
 
-def _mmdebstrap(recipe: BaseRecipe, tar: Path, packages: Path, shop: Shop) -> None:
+def _mmdebstrap(recipe: BaseRecipe, tar: Path, packages: Path, workspace: Workspace) -> None:
     hooks = [f'chroot "$1" sh -c {shlex.quote(_LIST_PACKAGES)} > {shlex.quote(str(packages))}']
     for link, target in recipe.links.items():
         where = f'"$1"{shlex.quote(link)}'
@@ -149,7 +149,7 @@ def _mmdebstrap(recipe: BaseRecipe, tar: Path, packages: Path, shop: Shop) -> No
     )
     hooks.append(': > "$1"/etc/machine-id')
     run_mmdebstrap(
-        shop,
+        workspace,
         tar,
         suite=recipe.suite,
         variant=recipe.variant,
@@ -160,7 +160,14 @@ def _mmdebstrap(recipe: BaseRecipe, tar: Path, packages: Path, shop: Shop) -> No
 
 
 def run_mmdebstrap(
-    shop: Shop, tar: Path, *, suite: str, variant: str, packages: Sequence[str], what: str, options: Sequence[str]
+    workspace: Workspace,
+    tar: Path,
+    *,
+    suite: str,
+    variant: str,
+    packages: Sequence[str],
+    what: str,
+    options: Sequence[str],
 ) -> None:
     """Make a root file system from the mirrors that this machine's apt is configured for.
 
@@ -176,7 +183,7 @@ def run_mmdebstrap(
     """
     from toolchain.sources.mirrors import apt_mirrors  # noqa: PLC0415 - asks apt, which plan must not
 
-    if shop.request.offline:
+    if workspace.request.offline:
         raise UnreachableError(
             f"{what} is not in the cache and --offline forbids to make it",
             fix="run this once with a network, or import a bundle",
@@ -189,8 +196,8 @@ def run_mmdebstrap(
     signed = f"[signed-by={main.keyring}] " if main.keyring else ""
     process.which("mmdebstrap")
     # Its apt cannot handle a root whose path has quotes; the tar goes where we say all the same.
-    plain = re.fullmatch(r"[A-Za-z0-9_./+-]+", str(shop.cache.work)) is not None
-    place = shop.work() / "mmdebstrap" if plain else Path(tempfile.mkdtemp(prefix="toolchain-"))
+    plain = re.fullmatch(r"[A-Za-z0-9_./+-]+", str(workspace.cache.work)) is not None
+    place = workspace.work() / "mmdebstrap" if plain else Path(tempfile.mkdtemp(prefix="toolchain-"))
     # A killed run leaves a whole root file system behind; the stage's lock says that nobody is in it, and the folder is
     # this stage's own: another base may be made at the same time.
     shutil.rmtree(place, ignore_errors=True)
@@ -209,8 +216,8 @@ def run_mmdebstrap(
         process.run(
             process.contained(argv, network=True),
             env={"SOURCE_DATE_EPOCH": str(EPOCH), "TMPDIR": str(place)},
-            log=shop.log,
-            on_line=shop.on_line,
+            log=workspace.log,
+            on_line=workspace.on_line,
         )
     except CommandError as error:
         raise BuildError(
@@ -222,17 +229,19 @@ def run_mmdebstrap(
         shutil.rmtree(place, ignore_errors=True)
 
 
-def _from_containerfile(stage: BaseStage, planned: Planned, recipe: BaseRecipe, shop: Shop) -> Built:
+def _from_containerfile(stage: BaseStage, planned: Planned, recipe: BaseRecipe, workspace: Workspace) -> Built:
     """A base whose distribution brings its own image: it is pulled by digest, then packages come by the network."""
-    if shop.request.offline:
+    if workspace.request.offline:
         raise UnreachableError(
             f"base {recipe.name} is not in the cache and --offline forbids to make it",
             why=f"it starts from {recipe.image} and installs packages",
             fix="run this once with a network, or import a bundle",
         )
-    start = pull_start(recipe, shop)
-    tree = shop.build(
-        Recipe(name=f"base-{recipe.name}", containerfile=recipe.containerfile, base=shop.image(start), network=True)
+    start = pull_start(recipe, workspace)
+    tree = workspace.build(
+        Recipe(
+            name=f"base-{recipe.name}", containerfile=recipe.containerfile, base=workspace.image(start), network=True
+        )
     )
     listing = tree / "toolchain-packages"
     lock = {"recipe": recipe_digest(recipe), "packages": sorted(listing.read_text().split())}
@@ -240,11 +249,11 @@ def _from_containerfile(stage: BaseStage, planned: Planned, recipe: BaseRecipe, 
     resolved = Planned(
         name=planned.name,
         image=planned.image,
-        inputs={**common_inputs(stage.name, shop.request), "base": recipe.name, "packages": sha256_json(lock)},
+        inputs={**common_inputs(stage.name, workspace.request), "base": recipe.name, "packages": sha256_json(lock)},
     )
     facts = {"packages": len(lock["packages"]), "start": {"image": recipe.image, "manifest": start.manifest}}
-    built = shop.finish(resolved, tree=tree, facts=facts, normalise=False, compress=False)
-    write_packages(shop.cache.package_list("base", recipe.name, recipe.arch), lock)
+    built = workspace.finish(resolved, tree=tree, facts=facts, normalise=False, compress=False)
+    write_packages(workspace.cache.package_list("base", recipe.name, recipe.arch), lock)
     return built
 
 
@@ -288,10 +297,10 @@ def _plan_local(request: Request) -> Planned:
     )
 
 
-def _take_local(planned: Planned, shop: Shop) -> Built:
+def _take_local(planned: Planned, workspace: Workspace) -> Built:
     """Copy a user's image into the local layout; its blobs keep their digests."""
-    layout, found = local_manifest(shop.request)
-    own = Layout(shop.cache.images)
+    layout, found = local_manifest(workspace.request)
+    own = Layout(workspace.cache.images)
     own.ensure()
     manifest = found["manifest"]
     for part in (manifest["config"], *manifest["layers"]):
@@ -300,7 +309,7 @@ def _take_local(planned: Planned, shop: Shop) -> Built:
             own.put_file(layout.blob(part["digest"]), digest=part["digest"])
     content = layout.blob(found["digest"]).read_bytes()
     if sha256_bytes(content) != found["digest"]:
-        raise SourceError(f"{shop.request.base} is damaged", why=f"its manifest is not {found['digest']}")
+        raise SourceError(f"{workspace.request.base} is damaged", why=f"its manifest is not {found['digest']}")
     own.put_bytes(content, media_type=found["type"])
     digest = planned.input_digest
     assert digest is not None  # noqa: S101 - a local image is always locked

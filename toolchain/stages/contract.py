@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from toolchain import recipe
-from toolchain.catalog.components import Needs
+from toolchain.catalog.components import LlvmRequirements
 from toolchain.errors import ContractError
 from toolchain.process import CommandError
 from toolchain.recipe import Mount, Runner
@@ -94,7 +94,7 @@ _PARTS_ONLY = {"llvm-tblgen", "headers", "support"}
 
 
 @dataclass(frozen=True)
-class Elsewhere:
+class CrossTarget:
     """A layer for another machine than this one: programs are built against its system and run by an emulator.
 
     Args:
@@ -121,7 +121,7 @@ class Elsewhere:
         return {"CROSS": self.arch, "EMULATOR": "/emulator -L /sysroot"}
 
 
-def check_names(needs: Needs, *, portable: bool = False) -> tuple[str, ...]:
+def check_names(needs: LlvmRequirements, *, portable: bool = False) -> tuple[str, ...]:
     """The checks that a layer for these needs must pass, in order."""
     asked = {"FileCheck": needs.filecheck, "clang++": needs.clang, "lld": needs.lld, "symbols": portable}
     return tuple(name for name in _FIXES if name not in _PARTS_ONLY and asked.get(name, True))
@@ -131,12 +131,12 @@ def check_layer(
     runner: Runner,
     image: str,
     prefix: str,
-    needs: Needs,
+    needs: LlvmRequirements,
     *,
     log: Path,
     jobs: int = 0,
     env: Mapping[str, str] | None = None,
-    on: Elsewhere | None = None,
+    on: CrossTarget | None = None,
     floor: Path | None = None,
 ) -> ContractReport:
     """Check the LLVM at `prefix` in `image`, without network.
@@ -176,7 +176,7 @@ def check_part(
     libraries: Sequence[str],
     *,
     log: Path,
-    on: Elsewhere | None = None,
+    on: CrossTarget | None = None,
     floor: Path | None = None,
 ) -> ContractReport:
     """Check a part of LLVM (`tablegen`, `support`) at `prefix` in `image`; otherwise as `check_layer`."""
@@ -193,7 +193,7 @@ def _check(
     expected: Sequence[str],
     *,
     log: Path,
-    on: Elsewhere | None,
+    on: CrossTarget | None,
     floor: Path | None,
 ) -> ContractReport:
     checks: list[Check] = []

@@ -19,7 +19,7 @@ from toolchain.sources.spec import SourceSpec
 from toolchain.sources.tree import Source, require
 from toolchain.stages.base import base_label
 from toolchain.stages.prebuilt import take_in
-from toolchain.stages.stage import Built, Planned, Shop, Stage, common_inputs, image_labels, source_inputs
+from toolchain.stages.stage import Built, Planned, Stage, Workspace, common_inputs, image_labels, source_inputs
 from toolchain.stages.triton_wheel import SITE
 
 DEFAULT_GPUS = ("gfx1100", "gfx942")
@@ -34,11 +34,11 @@ class KernelsStage:
 
     name: str = "kernels"
 
-    def plan(self, request: Request, below: Mapping[str, Planned]) -> Planned:
+    def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned:
         """See `Stage.plan`."""
         source = sdist_source(request)
         sources = source_inputs([source], request.patches)
-        under = below["triton"].input_digest
+        under = dependencies["triton"].input_digest
         gpus = request.gpus or DEFAULT_GPUS
         part = [f"select {request.select}"] if request.select else []
         part += [f"limit {request.limit}"] if request.limit is not None else []
@@ -62,21 +62,21 @@ class KernelsStage:
             image=f"{stem}-{source.short_id}-{base_label(request)}",
             inputs=inputs,
             sources=(source,),
-            binaries=below["triton"].binaries,
+            binaries=dependencies["triton"].binaries,
             partial=", ".join(part),
             engine=True,
         )
 
-    def build(self, planned: Planned, below: Mapping[str, Built], shop: Shop) -> Built:
+    def build(self, planned: Planned, dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
         """See `Stage.build`."""
         from toolchain.kernels.campaign import run_campaign  # noqa: PLC0415 - a plan compiles nothing
         from toolchain.kernels.executors import LocalExecutor  # noqa: PLC0415
         from toolchain.kernels.ledger import Ledger  # noqa: PLC0415
         from toolchain.kernels.rules import load_rules  # noqa: PLC0415
 
-        request = shop.request
-        shop.step("source")
-        source = shop.fetch(planned.sources[0])
+        request = workspace.request
+        workspace.step("source")
+        source = workspace.fetch(planned.sources[0])
         require(source.path, "flash_attn/flash_attn_triton_amd")
         intake, findings = take_in("flash-attn", source.path, request)
         if intake.dropped:
@@ -85,11 +85,11 @@ class KernelsStage:
         gpus = request.gpus or DEFAULT_GPUS
         top = recipe.root()
         rules = load_rules(top / _RULES, source.path, gpus, select=request.select, limit=request.limit)
-        work = shop.work()
+        work = workspace.work()
         tree = work / "tree"
         out = tree / PREFIX.lstrip("/")
         out.mkdir(parents=True, exist_ok=True)
-        image = shop.image(below["triton"])
+        image = workspace.image(dependencies["triton"])
         mounts = [
             Mount(source.path, "/src/kernels", read_only=True),
             Mount(top / "aotriton", "/recipe/aotriton", read_only=True),
@@ -98,19 +98,19 @@ class KernelsStage:
         env = {"PYTHONPATH": f"{SITE}:/recipe/aotriton/standin:/src/kernels", "HOME": "/tmp"}  # noqa: S108 - in the container
 
         def start() -> AbstractContextManager[Popen[str]]:
-            return shop.worker(image, ["python3", "/recipe/aotriton/worker.py"], mounts=mounts, env=env)
+            return workspace.worker(image, ["python3", "/recipe/aotriton/worker.py"], mounts=mounts, env=env)
 
-        shop.step("compile")
+        workspace.step("compile")
         with Ledger(work / "ledger.sqlite") as ledger:
             result = run_campaign(
                 rules,
-                LocalExecutor(start, workers=shop.jobs("kernel"), timeout=request.kernel_timeout),
+                LocalExecutor(start, workers=workspace.jobs("kernel"), timeout=request.kernel_timeout),
                 ledger,
                 out,
                 worker_tree="/src/kernels",
                 worker_out="/out",
                 keep_going=request.keep_going,
-                on_count=lambda done, total, label: shop.on_line(f"@count {done}/{total} {label}"),
+                on_count=lambda done, total, label: workspace.on_line(f"@count {done}/{total} {label}"),
             )
         if result.bad:
             told = [planned.partial] if planned.partial else []
@@ -118,8 +118,8 @@ class KernelsStage:
         licence = next((p for p in (source.path / "LICENSE", source.path / "LICENSE.txt") if p.is_file()), None)
         if licence is not None:
             (out / "LICENSE").write_bytes(licence.read_bytes())
-        shop.step("layer")
-        return shop.finish(
+        workspace.step("layer")
+        return workspace.finish(
             planned,
             tree=tree,
             facts={

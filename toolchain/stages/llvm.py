@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from toolchain.catalog.architectures import emulator, this_machine
-from toolchain.catalog.components import Needs, features_of, needs_for
+from toolchain.catalog.components import LlvmRequirements, features_of, needs_for
 from toolchain.catalog.floors import floor_of
 from toolchain.catalog.release_data import require as require_known
 from toolchain.catalog.releases import LlvmPin, aotriton_release, read_pin, triton_release, triton_releases
@@ -22,9 +22,9 @@ from toolchain.sources.resolve import locate, parts
 from toolchain.sources.spec import of_github
 from toolchain.sources.tree import Source, require
 from toolchain.stages.base import base_label
-from toolchain.stages.llvm_subset import TABLEGEN, Part, part_of
+from toolchain.stages.llvm_subset import TABLEGEN, LlvmSubset, subset_of
 from toolchain.stages.prebuilt import take_in
-from toolchain.stages.stage import Built, Planned, Shop, Stage, common_inputs, image_labels, locked, source_inputs
+from toolchain.stages.stage import Built, Planned, Stage, Workspace, common_inputs, image_labels, locked, source_inputs
 
 DEFAULT_TRITON = "3.7.1"
 # LLVM's headers give some types other members without NDEBUG, and Triton's own default build type has none.
@@ -54,15 +54,15 @@ class LlvmStage:
 
     name: str = "llvm"
 
-    def plan(self, request: Request, below: Mapping[str, Planned]) -> Planned:
+    def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned:
         """See `Stage.plan`."""
         arch, source, needs = request.arch[0], llvm_source(request), llvm_needs(request)
-        part, cross = part_of(request.only, needs), arch != this_machine()
+        part, cross = subset_of(request.only, needs), arch != this_machine()
         if source.path is not None and source.path.is_dir():  # a checkout: look before the base is made
             _require(source.path, needs)
         sources = source_inputs([source], request.patches)
         against = ("sysroot",) if cross or request.glibc else ()
-        under = {name: below[name].input_digest for name in ("base", *against)}
+        under = {name: dependencies[name].input_digest for name in ("base", *against)}
         inputs: dict[str, Any] | None = None
         if sources is not None and locked(*under.values()):
             inputs = {
@@ -88,28 +88,28 @@ class LlvmStage:
             partial=part.told,
             disk=part.disk,
             engine=True,
-            proves=_proves(part, cross),
+            has_contract_check=_proves(part, cross),
         )
 
-    def build(self, planned: Planned, below: Mapping[str, Built], shop: Shop) -> Built:
+    def build(self, planned: Planned, dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
         """See `Stage.build`."""
-        request, needs = shop.request, llvm_needs(shop.request)
-        arch, part = request.arch[0], part_of(request.only, needs)
+        request, needs = workspace.request, llvm_needs(workspace.request)
+        arch, part = request.arch[0], subset_of(request.only, needs)
         cross = arch != this_machine()
         proved = request.contract and _proves(part, cross)
         emulate = emulator(arch) if cross and proved else None
-        shop.require_disk(part.disk)
-        shop.step("source")
-        source = shop.fetch(planned.sources[0])
+        workspace.require_disk(part.disk)
+        workspace.step("source")
+        source = workspace.fetch(planned.sources[0])
         _require(source.path, needs)
         planned, found = _take_in(source.path, request, planned)
         prefix = prefix_of(source)
-        system = shop.unpack(below["sysroot"]) if "sysroot" in below else None
-        tree = shop.build(
+        system = workspace.unpack(dependencies["sysroot"]) if "sysroot" in dependencies else None
+        tree = workspace.build(
             Recipe(
                 name="llvm",
                 containerfile=f"containerfiles/{'llvm-portable' if request.glibc else 'llvm'}/Containerfile",
-                base=shop.image(below["base"]),
+                base=workspace.image(dependencies["base"]),
                 args={
                     "PREFIX": prefix,
                     "ARCH": arch,
@@ -120,8 +120,8 @@ class LlvmStage:
                     **({"NATIVE": " ".join(part.native)} if cross else {}),
                     **({"GLIBC": request.glibc} if request.glibc else {}),
                     "GOAL": part.goal,
-                    "JOBS": str(shop.jobs("compile")),
-                    "LINK_JOBS": str(shop.jobs("link")),
+                    "JOBS": str(workspace.jobs("compile")),
+                    "LINK_JOBS": str(workspace.jobs("link")),
                     "INPUT_DIGEST": str(planned.input_digest),
                 },
                 contexts={"llvm": source.path, **({"sysroot": system} if system else {})},
@@ -131,19 +131,19 @@ class LlvmStage:
         )
 
         def check(image: str) -> Mapping[str, Any]:
-            from toolchain.stages.contract import Elsewhere, check_layer, check_part  # noqa: PLC0415 - only after hours
+            from toolchain.stages.contract import CrossTarget, check_layer, check_part  # noqa: PLC0415 - only after hours
 
-            shop.step("contract")
-            where = Elsewhere(arch, emulate, system) if emulate and system else None
+            workspace.step("contract")
+            where = CrossTarget(arch, emulate, system) if emulate and system else None
             floor = system if request.glibc else None
-            log, runner = shop.log, shop.runner
+            log, runner = workspace.log, workspace.runner
             if part.whole:
                 report = check_layer(runner, image, prefix, needs, log=log, on=where, floor=floor)
             else:
                 report = check_part(runner, image, prefix, part.name, part.libraries, log=log, on=where, floor=floor)
             return {"contract": report.as_json()}
 
-        return shop.finish(
+        return workspace.finish(
             planned,
             tree=tree,
             facts={"prefix": prefix, **found},
@@ -151,7 +151,7 @@ class LlvmStage:
                 planned, revision=source.ref, more=_floor_labels(request.glibc) if request.glibc else None
             ),
             check=check if proved else None,
-            check_on=below["base"],
+            check_on=dependencies["base"],
         )
 
 
@@ -191,12 +191,12 @@ def _take_in(tree: Path, request: Request, planned: Planned) -> tuple[Planned, d
     return replace(planned, binaries=intake.binaries(planned.binaries)), facts
 
 
-def _proves(part: Part, cross: bool) -> bool:
+def _proves(part: LlvmSubset, cross: bool) -> bool:
     """The table generators alone were always proved by being used; of another machine nothing here uses them."""
     return part.name != TABLEGEN or cross
 
 
-def _libraries(needs: Needs) -> dict[str, str]:
+def _libraries(needs: LlvmRequirements) -> dict[str, str]:
     return {
         "ROOTS": ";".join(needs.roots),
         "KEEP_LIBRARIES": ",".join(needs.keep),
@@ -204,7 +204,7 @@ def _libraries(needs: Needs) -> dict[str, str]:
     }
 
 
-def _require(tree: Path, needs: Needs) -> None:
+def _require(tree: Path, needs: LlvmRequirements) -> None:
     require(tree, "llvm/CMakeLists.txt", *(f"{project}/CMakeLists.txt" for project in needs.projects))
 
 
@@ -259,7 +259,7 @@ def llvm_pin(request: Request) -> LlvmPin:
     )
 
 
-def llvm_needs(request: Request) -> Needs:
+def llvm_needs(request: Request) -> LlvmRequirements:
     """Projects and components: by version, and what a checkout of Triton asks for beyond it."""
     checkout = local_triton(request)
     features = features_of(checkout) if checkout is not None else ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from toolchain.catalog.components import Needs
+from toolchain.catalog.components import LlvmRequirements
 from toolchain.errors import UnsupportedError
 
 DISTRIBUTION = "distribution"
@@ -33,7 +33,7 @@ _HEADERS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class LlvmSubset:
     """One choice of `--only`.
 
     Args:
@@ -66,19 +66,19 @@ class Part:
         return self.name == DISTRIBUTION
 
 
-def part_of(only: str, needs: Needs) -> Part:
+def subset_of(only: str, needs: LlvmRequirements) -> LlvmSubset:
     """The part that `--only` names.
 
     Raises:
         UnsupportedError: there is none of this name.
     """
     if only == DISTRIBUTION:
-        return Part(
+        return LlvmSubset(
             name=only, told="", stem="llvm-triton", projects=needs.projects, components=needs.components,
             goal="distribution", native=_GENERATORS, disk=FULL_DISK,
         )  # fmt: skip
     if only == TABLEGEN:
-        return Part(
+        return LlvmSubset(
             name=only, told="table generators only", stem="llvm-triton-tablegen", projects=needs.projects,
             components=needs.components, goal="llvm-tblgen mlir-tblgen", native=("llvm-min-tblgen",),
             disk=5_000_000_000,
@@ -87,7 +87,7 @@ def part_of(only: str, needs: Needs) -> Part:
         libraries = ("LLVMDemangle", "LLVMSupport")
         # Nothing of lld is built; but LLVM compiles with other options where no project is named, and ccache would know
         # none of these objects from the other parts.
-        return Part(
+        return LlvmSubset(
             name=only, told="LLVMDemangle and LLVMSupport only", stem="llvm-triton-support", projects=("lld",),
             components=(*libraries, "cmake-exports"), goal="distribution", libraries=libraries, headers=_HEADERS,
             native=(), disk=3_000_000_000,

@@ -1,4 +1,4 @@
-"""What a stage is: inputs with one digest, one build, one image. It knows no engine: a `Shop` works for it."""
+"""What a stage is: inputs with one digest, one build, one image. It knows no engine: a `Workspace` works for it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Planned:
         disk: bytes that must be free before it is begun.
         engine: whether it is built by the container engine; what a stage does with files alone needs none.
         online: whether making it reaches out for more than its sources.
-        proves: whether building it tries what it made, unless --no-contract says not to.
+        has_contract_check: whether building it tries what it made, unless --no-contract says not to.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Planned:
     disk: int = 0
     engine: bool = False
     online: bool = False
-    proves: bool = False
+    has_contract_check: bool = False
 
     @property
     def input_digest(self) -> str | None:
@@ -72,7 +72,7 @@ class Built:
     binaries: tuple[str, ...] = ()
 
 
-class Shop(Protocol):
+class Workspace(Protocol):
     """What the pipeline offers a stage while it builds."""
 
     @property
@@ -158,10 +158,10 @@ class Stage(Protocol):
     def name(self) -> str:
         """As in `plan`."""
 
-    def plan(self, request: Request, below: Mapping[str, Planned]) -> Planned:
+    def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned:
         """What would be built. Reads files only; no network, no engine."""
 
-    def build(self, planned: Planned, below: Mapping[str, Built], shop: Shop) -> Built:
+    def build(self, planned: Planned, dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
         """Build it."""
 
 

@@ -10,10 +10,10 @@ from toolchain.oci.image import platform_of
 from toolchain.oci.layout import Layout
 from toolchain.oci.manifest import children_of, parse_object
 from toolchain.oci.reference import Target, parse
-from toolchain.stages.stage import Built, Planned, Shop
+from toolchain.stages.stage import Built, Planned, Workspace
 
 
-def pull_start(recipe: BaseRecipe, shop: Shop) -> Built:
+def pull_start(recipe: BaseRecipe, workspace: Workspace) -> Built:
     """The image that `recipe` starts from, for its architecture; asks no registry when it is in the cache.
 
     Raises:
@@ -24,11 +24,11 @@ def pull_start(recipe: BaseRecipe, shop: Shop) -> Built:
     """
     ref = parse(recipe.image)
     assert ref.digest is not None  # noqa: S101 - bases.py lets in no other form
-    layout = Layout(shop.cache.images).ensure()
+    layout = Layout(workspace.cache.images).ensure()
     tag = f"start-{recipe.name}-{recipe.arch}.{ref.digest.removeprefix('sha256:')[:12]}"
     manifest = layout.refs().get(tag)
     if manifest is None or not _whole(layout, manifest):
-        shop.step("pull")
+        workspace.step("pull")
         manifest = _pull(recipe, ref, layout)
         layout.tag(manifest, tag)
     image = Planned(name="base", image=f"start-{recipe.name}", inputs={"image": recipe.image})

@@ -23,7 +23,7 @@ from toolchain.digest import sha256_json
 from toolchain.errors import UnsupportedError
 from toolchain.request import Request
 from toolchain.stages.base import parse_packages, read_packages, run_mmdebstrap, write_packages
-from toolchain.stages.stage import Built, Planned, Shop, Stage, common_inputs, image_labels
+from toolchain.stages.stage import Built, Planned, Stage, Workspace, common_inputs, image_labels
 
 # Runs before mmdebstrap takes the archives away: what dpkg would say of packages that it had installed.
 _LIST_ARCHIVES = (
@@ -64,22 +64,22 @@ class SysrootStage:
 
     name: str = "sysroot"
 
-    def plan(self, request: Request, below: Mapping[str, Planned]) -> Planned:
+    def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned:
         """See `Stage.plan`."""
         system = sysroot_system(request)
         path = request.cache.package_list(self.name, system.name, system.arch)
         return _planned(request, read_packages(path, sysroot_digest(system)))
 
-    def build(self, planned: Planned, below: Mapping[str, Built], shop: Shop) -> Built:
+    def build(self, planned: Planned, dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
         """See `Stage.build`."""
-        request = shop.request
+        request = workspace.request
         system = sysroot_system(request)
         arch = system.arch
-        work = shop.work()
+        work = workspace.work()
         tar, listing, tree = work / "rootfs.tar", work / "packages", work / "tree"
-        shop.step("packages")
+        workspace.step("packages")
         run_mmdebstrap(
-            shop,
+            workspace,
             tar,
             suite=system.suite,
             variant="extract",
@@ -94,18 +94,18 @@ class SysrootStage:
         shutil.rmtree(tree, ignore_errors=True)
         tree.mkdir()
         left_out = [f"--exclude=./{name}" for name in _NOT_WANTED]
-        process.run(["tar", "--extract", "--file", tar, "--directory", tree, *left_out], log=shop.log)
+        process.run(["tar", "--extract", "--file", tar, "--directory", tree, *left_out], log=workspace.log)
         if system.glibc:
             make_links_relative(tree)
         resolved = _planned(request, lock)
-        built = shop.finish(
+        built = workspace.finish(
             resolved,
             tree=tree,
             facts={"packages": len(lock["packages"])},
             compress=False,
             labels=image_labels(resolved, of=system.name),
         )
-        write_packages(shop.cache.package_list(self.name, system.name, arch), lock)
+        write_packages(workspace.cache.package_list(self.name, system.name, arch), lock)
         return built
 
 

@@ -28,7 +28,7 @@ from toolchain.sources.tree import Source, require
 from toolchain.stages.base import base_label
 from toolchain.stages.llvm import DEFAULT_TRITON, llvm_needs
 from toolchain.stages.prebuilt import choices, names_allowed, take_in
-from toolchain.stages.stage import Built, Planned, Shop, common_inputs, image_labels, source_inputs
+from toolchain.stages.stage import Built, Planned, Workspace, common_inputs, image_labels, source_inputs
 from toolchain.stages.triton_tree import check_tree
 from toolchain.stages.triton_wheel import SITE, unzip
 from toolchain.stages.wheels import TRITON, wheel_folder, wheel_sources
@@ -49,7 +49,7 @@ class TritonSourceStage:
 
     name: str = "triton"
 
-    def plan(self, request: Request, below: Mapping[str, Planned]) -> Planned:
+    def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned:
         """See `Stage.plan`."""
         for version in request.pythons:
             if not _PYTHON.fullmatch(version):
@@ -58,18 +58,18 @@ class TritonSourceStage:
         if source.path is not None:
             _require(source.path, source)
         # What is here already is looked at now, before hours of LLVM.
-        if (tree := _in_store(source, request)) is not None and below["llvm"].sources:
+        if (tree := _in_store(source, request)) is not None and dependencies["llvm"].sources:
             _require(tree, source)
-            check_tree(tree, request, below["llvm"].sources[0])
-        if below["llvm"].partial:
+            check_tree(tree, request, dependencies["llvm"].sources[0])
+        if dependencies["llvm"].partial:
             raise ContractError(
-                f"Triton cannot be built on {below['llvm'].image}",
-                why=f"that layer holds {below['llvm'].partial}",
+                f"Triton cannot be built on {dependencies['llvm'].image}",
+                why=f"that layer holds {dependencies['llvm'].partial}",
                 fix="leave out --only, or take a wheel of the index: --source triton=pypi:VERSION",
             )
         wheels = wheel_sources(TRITON)
         sources = source_inputs([source, *wheels], request.patches)
-        base, llvm = below["base"].input_digest, below["llvm"].input_digest
+        base, llvm = dependencies["base"].input_digest, dependencies["llvm"].input_digest
         inputs: dict[str, Any] | None = None
         if sources is not None and base is not None and llvm is not None:
             inputs = {
@@ -90,26 +90,26 @@ class TritonSourceStage:
             binaries=names_allowed("triton", request),
             disk=_DISK,
             engine=True,
-            proves=True,
+            has_contract_check=True,
         )
 
-    def build(self, planned: Planned, below: Mapping[str, Built], shop: Shop) -> Built:
+    def build(self, planned: Planned, dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
         """See `Stage.build`."""
-        request, prefix = shop.request, str(below["llvm"].facts["prefix"])
-        shop.require_disk(_DISK)
-        shop.step("source")
-        source = shop.fetch(planned.sources[0])
+        request, prefix = workspace.request, str(dependencies["llvm"].facts["prefix"])
+        workspace.require_disk(_DISK)
+        workspace.step("source")
+        source = workspace.fetch(planned.sources[0])
         _require(source.path, source)
-        check_tree(source.path, request, below["llvm"].planned.sources[0])
-        check_llvm(shop, below["llvm"])
+        check_tree(source.path, request, dependencies["llvm"].planned.sources[0])
+        check_llvm(workspace, dependencies["llvm"])
         intake, findings = take_in("triton", source.path, request)
         planned = replace(planned, binaries=intake.binaries(planned.binaries))
-        llvm = shop.image(below["llvm"])
-        out = shop.build(
+        llvm = workspace.image(dependencies["llvm"])
+        out = workspace.build(
             Recipe(
                 name="triton",
                 containerfile="containerfiles/triton/Containerfile",
-                base=shop.image(below["base"]),
+                base=workspace.image(dependencies["base"]),
                 images={"LLVM": llvm},
                 args={
                     "PREFIX": prefix,
@@ -117,11 +117,11 @@ class TritonSourceStage:
                     "DROP": ";".join(intake.dropped),
                     "REPLACE": ";".join(f"{path}={glob}" for path, glob in sorted(intake.replaced.items())),
                     "LIT": "ON" if request.contract else "OFF",
-                    "JOBS": str(shop.jobs("compile")),
-                    "LINK_JOBS": str(shop.jobs("link")),
+                    "JOBS": str(workspace.jobs("compile")),
+                    "LINK_JOBS": str(workspace.jobs("link")),
                     "INPUT_DIGEST": str(planned.input_digest),
                 },
-                contexts={"triton": source.path, "wheels": wheel_folder(planned.sources[1:], shop)},
+                contexts={"triton": source.path, "wheels": wheel_folder(planned.sources[1:], workspace)},
                 cache_key=str(planned.input_digest).removeprefix("sha256:")[:12],
                 steps=_WEIGHTS,
             )
@@ -130,41 +130,41 @@ class TritonSourceStage:
         if not wheels:
             raise BuildError("Triton's build left no wheel", fix="see the log")
         facts = {
-            "wheels": [_keep(wheel, shop) for wheel in wheels],
+            "wheels": [_keep(wheel, workspace) for wheel in wheels],
             "auditwheel": (out / "auditwheel.txt").read_text(encoding="utf-8"),
             "lit": lit(out, asked=request.contract),
             "found_binaries": intake.rows(findings),
             "seconds_by_kind": {path.stem: ninja_seconds(path) for path in sorted(out.glob("ninja-*.log"))},
         }
-        shop.step("layer")
-        tree = shop.work() / "tree"
+        workspace.step("layer")
+        tree = workspace.work() / "tree"
         shutil.rmtree(tree, ignore_errors=True)
         unzip(for_python(wheels, (out / "python").read_text(encoding="utf-8").strip()), tree / SITE.lstrip("/"))
-        return shop.finish(
+        return workspace.finish(
             planned,
             tree=tree,
-            under=below["base"],
+            under=dependencies["base"],
             compress=False,
             facts=facts,
             labels=image_labels(planned, revision=source.ref, binaries=planned.binaries),
-            check=(lambda image: {"contract": check_compiles(shop, image)}) if request.contract else None,
-            check_on=below["base"],
+            check=(lambda image: {"contract": check_compiles(workspace, image)}) if request.contract else None,
+            check_on=dependencies["base"],
         )
 
 
-def check_compiles(shop: Shop, image: str) -> dict[str, Any]:
+def check_compiles(workspace: Workspace, image: str) -> dict[str, Any]:
     """Compile a kernel for every GPU in a fresh container of the image, without a GPU.
 
     Raises:
         ContractError: a GPU has no code object, or sm_90 no PTX although libdevice is there.
     """
-    shop.step("contract")
-    done = shop.runner.run(
+    workspace.step("contract")
+    done = workspace.runner.run(
         image,
         ["python3", "/recipe/aotriton/triton_contract.py", *CONTRACT_GPUS],
         mounts=[Mount(recipe.root() / "aotriton", "/recipe/aotriton", read_only=True)],
         env={"PYTHONPATH": SITE, "HOME": "/tmp"},  # noqa: S108 - in the container
-        log=shop.log,
+        log=workspace.log,
         capture=True,
         check=False,
     )
@@ -252,16 +252,16 @@ def for_python(wheels: Sequence[Path], version: str) -> Path:
     )
 
 
-def check_llvm(shop: Shop, llvm: Built) -> None:
+def check_llvm(workspace: Workspace, llvm: Built) -> None:
     """Refuse an LLVM layer that lacks what this Triton needs.
 
     Raises:
         ContractError: with what is missing.
     """
-    layout, prefix = Layout(shop.cache.images), str(llvm.facts["prefix"]).strip("/") + "/"
+    layout, prefix = Layout(workspace.cache.images), str(llvm.facts["prefix"]).strip("/") + "/"
     top = read_layers(layout, layout.resolve(llvm.manifest))[-1].descriptor
     files = {one.path.removeprefix(prefix) for one in layer_files(layout.blob(top.digest), top.media_type)}
-    check_files(files, llvm_needs(shop.request), where=llvm.planned.image, consumer="this Triton")
+    check_files(files, llvm_needs(workspace.request), where=llvm.planned.image, consumer="this Triton")
 
 
 def _require(tree: Path, source: Source) -> None:
@@ -270,10 +270,10 @@ def _require(tree: Path, source: Source) -> None:
     require(tree, "setup.py", "CMakeLists.txt", "third_party/amd", "third_party/nvidia")
 
 
-def _keep(wheel: Path, shop: Shop) -> dict[str, Any]:
+def _keep(wheel: Path, workspace: Workspace) -> dict[str, Any]:
     """Put a wheel into the store, where `--archive` and later stages find it."""
     digest, size = sha256_file(wheel), wheel.stat().st_size
-    store = Store(shop.cache.store)
+    store = Store(workspace.cache.store)
     if store.file(digest, verify=True) is None:
         copy = wheel.with_name(f".{wheel.name}.kept")
         shutil.copyfile(wheel, copy)

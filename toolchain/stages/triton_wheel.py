@@ -13,7 +13,7 @@ from toolchain.request import Request
 from toolchain.sources.resolve import locate
 from toolchain.sources.tree import Source
 from toolchain.stages.base import base_label
-from toolchain.stages.stage import Built, Planned, Shop, common_inputs, image_labels, source_inputs
+from toolchain.stages.stage import Built, Planned, Workspace, common_inputs, image_labels, source_inputs
 
 BINARY = "triton-wheel"
 # Apart from the distribution's own site-packages; in-image programs get it by PYTHONPATH.
@@ -27,7 +27,7 @@ class TritonWheelStage:
 
     name: str = "triton"
 
-    def plan(self, request: Request, below: Mapping[str, Planned]) -> Planned:
+    def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned:
         """See `Stage.plan`."""
         source = wheel_source(request)
         if patches := request.patches.get("triton"):
@@ -36,7 +36,7 @@ class TritonWheelStage:
                 why="Triton comes as the wheel of the index; only its source can be patched",
                 fix="name a source too: --source triton=PATH or URL@COMMIT",
             )
-        under = below["base"].input_digest
+        under = dependencies["base"].input_digest
         sources = source_inputs([source], {})
         inputs: dict[str, Any] | None = None
         if sources is not None and under is not None:
@@ -49,17 +49,17 @@ class TritonWheelStage:
             binaries=(BINARY,),
         )
 
-    def build(self, planned: Planned, below: Mapping[str, Built], shop: Shop) -> Built:
+    def build(self, planned: Planned, dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
         """See `Stage.build`."""
-        shop.step("source")
-        wheel = shop.fetch(planned.sources[0])
-        tree = shop.work() / "tree"
+        workspace.step("source")
+        wheel = workspace.fetch(planned.sources[0])
+        tree = workspace.work() / "tree"
         unzip(wheel.path, tree / SITE.lstrip("/"))
-        shop.step("layer")
-        return shop.finish(
+        workspace.step("layer")
+        return workspace.finish(
             planned,
             tree=tree,
-            under=below["base"],
+            under=dependencies["base"],
             compress=False,
             facts={"wheel_bytes": wheel.path.stat().st_size},
             labels=image_labels(planned, binaries=[BINARY], licensed=False),

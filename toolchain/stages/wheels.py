@@ -10,7 +10,7 @@ from pathlib import Path
 from toolchain.cache import Cache
 from toolchain.sources.pypi import known_pypi, pypi_row
 from toolchain.sources.tree import Source
-from toolchain.stages.stage import Shop
+from toolchain.stages.stage import Workspace
 
 # Triton's build, and what names and tests its result.
 TRITON = ("auditwheel", "lit", "packaging", "pybind11", "pyelftools", "setuptools", "wheel")
@@ -26,13 +26,13 @@ def wheel_sources(projects: Sequence[str]) -> tuple[Source, ...]:
     return tuple(known_pypi(f"wheel-{project}", project, "") for project in projects)
 
 
-def wheel_folder(sources: Sequence[Source], shop: Shop) -> Path:
+def wheel_folder(sources: Sequence[Source], workspace: Workspace) -> Path:
     """A folder with the fetched wheels under their own names; made anew each time."""
-    folder = shop.work() / "wheels"
+    folder = workspace.work() / "wheels"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     for source in sources:
-        fetched = shop.fetch(source)
+        fetched = workspace.fetch(source)
         place(fetched.path, folder / pypi_row(source.where, source.version).file)
     return folder
 

@@ -12,7 +12,7 @@ from toolchain import __version__
 from toolchain.digest import canonical, sha256_json
 from toolchain.record import LOCAL_BUILDER, Record, RecordedSource
 from toolchain.trust import sbom
-from toolchain.trust.image_facts import Material, is_tool, origin, patches_of, purl
+from toolchain.trust.image_facts import ImageFacts, is_tool, origin, patches_of, purl
 
 STATEMENT = "https://in-toto.io/Statement/v1"
 PREDICATE = "https://slsa.dev/provenance/v1"
@@ -57,11 +57,11 @@ def sbom_statement(document: Mapping[str, Any], subject: Sequence[Resource]) -> 
     }
 
 
-def provenance(material: Material, subject: Sequence[Resource]) -> Statement:
+def provenance(image_facts: ImageFacts, subject: Sequence[Resource]) -> Statement:
     """The statement of how an image was made."""
-    record = material.record
+    record = image_facts.record
     inputs = dict(record.inputs)
-    finished = record.finished or material.finished
+    finished = record.finished or image_facts.finished
     started = record.started or finished - float(record.facts.get("total_seconds") or 0)
     metadata = {"startedOn": _time(started), "finishedOn": _time(finished)}
     if run := record.tool.get("run"):
@@ -82,9 +82,9 @@ def provenance(material: Material, subject: Sequence[Resource]) -> Statement:
                     "inputs": inputs,
                     "inputDigest": record.input_digest,
                     "recipeDigest": sha256_json(inputs.get("recipe") or {}),
-                    "binaries": sorted(name for name, _ in material.binaries()),
+                    "binaries": sorted(name for name, _ in image_facts.binaries()),
                 },
-                "resolvedDependencies": _dependencies(material),
+                "resolvedDependencies": _dependencies(image_facts),
             },
             "runDetails": {
                 "builder": {
@@ -92,19 +92,19 @@ def provenance(material: Material, subject: Sequence[Resource]) -> Statement:
                     "version": {"toolchain": record.tool.get("version") or __version__},
                 },
                 "metadata": metadata,
-                "byproducts": _byproducts(material),
+                "byproducts": _byproducts(image_facts),
             },
         },
     }
 
 
-def _dependencies(material: Material) -> list[Resource]:
+def _dependencies(image_facts: ImageFacts) -> list[Resource]:
     found = [
         _source(record, row)
-        for record in (material.record, *reversed(material.below))
+        for record in (image_facts.record, *reversed(image_facts.dependencies))
         for row in sorted(record.sources, key=lambda one: one.name)
     ]
-    return found + [_stage(record) for record in reversed(material.below)]
+    return found + [_stage(record) for record in reversed(image_facts.dependencies)]
 
 
 def _source(record: Record, row: RecordedSource) -> Resource:
@@ -163,8 +163,8 @@ def byproduct(statement: Mapping[str, Any], name: str, *, recorded: str | None =
     return None
 
 
-def _byproducts(material: Material) -> list[Resource]:
-    return [*_probe(material), *_report(material.record)]
+def _byproducts(image_facts: ImageFacts) -> list[Resource]:
+    return [*_probe(image_facts), *_report(image_facts.record)]
 
 
 def _report(record: Record) -> list[Resource]:
@@ -175,9 +175,9 @@ def _report(record: Record) -> list[Resource]:
     return [{"name": REPORT, "mediaType": "application/json", "content": base64.b64encode(canonical(facts)).decode()}]
 
 
-def _probe(material: Material) -> list[Resource]:
-    recorded = material.record.isolation
-    found = recorded or material.isolation
+def _probe(image_facts: ImageFacts) -> list[Resource]:
+    recorded = image_facts.record.isolation
+    found = recorded or image_facts.isolation
     if not found:
         return []
     # Which modes were refused counts; why is text of engines, with paths of the machine in it.

@@ -53,12 +53,12 @@ class Package:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Material:
+class ImageFacts:
     """All that an SBOM and a provenance are made of.
 
     Args:
         record: of the image, as the pipeline wrote it.
-        below: records of the stages it was built on, lowest first.
+        dependencies: records of the stages it was built on, lowest first.
         packages: of the base.
         isolation: what the engine's probe found; empty if it left nothing.
         finished: seconds since 1970, for records that do not say.
@@ -66,7 +66,7 @@ class Material:
     """
 
     record: Record
-    below: tuple[Record, ...] = ()
+    dependencies: tuple[Record, ...] = ()
     packages: tuple[Package, ...] = ()
     isolation: Mapping[str, Any] | None = None
     finished: float = float(EPOCH)
@@ -75,7 +75,7 @@ class Material:
     @property
     def base(self) -> Record | None:
         """The record of the base, which may be the image itself."""
-        return next((one for one in (*self.below, self.record) if one.stage == "base"), None)
+        return next((one for one in (*self.dependencies, self.record) if one.stage == "base"), None)
 
     @property
     def base_name(self) -> str:
@@ -86,14 +86,14 @@ class Material:
     def binaries(self) -> Iterator[tuple[str, Record]]:
         """Each prebuilt thing that was let in, by the name it was let in by, with the lowest stage that did."""
         seen: set[str] = set()
-        for record in (*self.below, self.record):
+        for record in (*self.dependencies, self.record):
             for name in sorted(_names_let_in(record) - seen):
                 seen.add(name)
                 yield name, record
 
     def prebuilt_files(self) -> Iterator[tuple[Mapping[str, Any], Record]]:
         """Each file that a scan of the sources found and that was let in."""
-        for record in (*self.below, self.record):
+        for record in (*self.dependencies, self.record):
             for row in _found(record):
                 yield row, record
 

@@ -16,7 +16,7 @@ from toolchain.digest import EPOCH, sha256_bytes
 from toolchain.errors import UntrustedError
 from toolchain.oci.image import timestamp
 from toolchain.oci.layer_files import LayerFile
-from toolchain.trust.image_facts import Material, Origin, binary_row, distribution, is_tool, origin, patches_of, purl
+from toolchain.trust.image_facts import ImageFacts, Origin, binary_row, distribution, is_tool, origin, patches_of, purl
 
 MEDIA_TYPE = "application/spdx+json"
 # in-toto names both; cosign and those who read as it does ask for the first. Earlier versions wrote the other.
@@ -33,19 +33,19 @@ _OS = "OPERATING_SYSTEM"
 _SYSTEMS = {"almalinux": "alma"}
 
 
-def sbom(material: Material, *, manifest: str, diff_id: str, files: Sequence[LayerFile]) -> dict[str, Any]:
+def sbom(image_facts: ImageFacts, *, manifest: str, diff_id: str, files: Sequence[LayerFile]) -> dict[str, Any]:
     """The document for one image.
 
     Args:
-        material: what is known of it.
+        image_facts: what is known of it.
         manifest: digest of its manifest.
         diff_id: of its own top layer.
         files: of that layer (see `files.layer_files`).
     """
-    record = material.record
-    packages = [_image(material, manifest, diff_id, files)]
+    record = image_facts.record
+    packages = [_image(image_facts, manifest, diff_id, files)]
     relations = [("SPDXRef-DOCUMENT", "DESCRIBES", IMAGE)]
-    for package, related in (*_sources(material), *_binaries(material), *_base(material)):
+    for package, related in (*_sources(image_facts), *_binaries(image_facts), *_base(image_facts)):
         packages.append(package)
         relations += related
     packages = _once(packages)
@@ -70,8 +70,8 @@ def sbom(material: Material, *, manifest: str, diff_id: str, files: Sequence[Lay
     }
 
 
-def _image(material: Material, manifest: str, diff_id: str, files: Sequence[LayerFile]) -> dict[str, Any]:
-    record = material.record
+def _image(image_facts: ImageFacts, manifest: str, diff_id: str, files: Sequence[LayerFile]) -> dict[str, Any]:
+    record = image_facts.record
     # As SPDX defines it: the SHA-1 of the sorted SHA-1s of all files.
     code = hashlib.sha1("".join(sorted(one.sha1 for one in files)).encode(), usedforsecurity=False).hexdigest()
     comment = f"input digest {record.input_digest}"
@@ -134,9 +134,9 @@ def _package(spdx_id: str, name: str, version: str, purpose: str, url: str, **mo
 _Related = tuple[dict[str, Any], list[tuple[str, str, str]]]
 
 
-def _sources(material: Material) -> Iterator[_Related]:
-    prebuilt = [binary_row(name, record) for name, record in material.binaries()]
-    for record in (material.record, *reversed(material.below)):
+def _sources(image_facts: ImageFacts) -> Iterator[_Related]:
+    prebuilt = [binary_row(name, record) for name, record in image_facts.binaries()]
+    for record in (image_facts.record, *reversed(image_facts.dependencies)):
         for row in sorted(record.sources, key=lambda one: one.name):
             if any(row is one for one in prebuilt):
                 continue  # it is listed as the prebuilt thing that it is
@@ -151,7 +151,7 @@ def _sources(material: Material) -> Iterator[_Related]:
             if is_tool(row):
                 yield package, [(spdx_id, "BUILD_TOOL_OF", IMAGE)]
             else:
-                yield package, [(IMAGE, "GENERATED_FROM" if record is material.record else "DEPENDS_ON", spdx_id)]
+                yield package, [(IMAGE, "GENERATED_FROM" if record is image_facts.record else "DEPENDS_ON", spdx_id)]
             for number, (name, digest) in enumerate(patches_of(record, row), 1):
                 patch_id = f"{spdx_id}-Patch-{number}"
                 url = purl("generic", name, version="", checksum=digest)
@@ -159,9 +159,9 @@ def _sources(material: Material) -> Iterator[_Related]:
                 yield _package(patch_id, name, "", "SOURCE", url, checksums=sums), [(patch_id, "PATCH_FOR", spdx_id)]
 
 
-def _binaries(material: Material) -> Iterator[_Related]:
-    inside = _inside(material)
-    for name, record in material.binaries():
+def _binaries(image_facts: ImageFacts) -> Iterator[_Related]:
+    inside = _inside(image_facts)
+    for name, record in image_facts.binaries():
         row = binary_row(name, record)
         found = origin(row) if row else Origin(purl("generic", *name.split("/"), version=""), "", _NOTHING)
         spdx_id = f"{_BINARY}{_id(name)}"
@@ -171,9 +171,9 @@ def _binaries(material: Material) -> Iterator[_Related]:
             comment=f"prebuilt, not built here; let in by name: --allow-binary {name}",
             licenseDeclared=row.license if row else None,
         )  # fmt: skip
-        contained = record is material.record or record.stage in inside
+        contained = record is image_facts.record or record.stage in inside
         yield package, [(IMAGE, "CONTAINS", spdx_id) if contained else (spdx_id, "BUILD_DEPENDENCY_OF", IMAGE)]
-    for one, record in material.prebuilt_files():
+    for one, record in image_facts.prebuilt_files():
         path = str(one["path"])
         spdx_id = f"SPDXRef-Prebuilt-{_id(record.stage)}-{_id(path)}"
         sums = [{"algorithm": "SHA256", "checksumValue": _hex(one["sha256"])}]
@@ -185,25 +185,25 @@ def _binaries(material: Material) -> Iterator[_Related]:
         )
 
 
-def _inside(material: Material) -> set[str]:
+def _inside(image_facts: ImageFacts) -> set[str]:
     """The stages below whose layers are part of the image; the others were only there while it was built."""
-    own = {*material.record.layer_digests}
-    return {one.stage for one in material.below if one.layers and {*one.layer_digests} <= own}
+    own = {*image_facts.record.layer_digests}
+    return {one.stage for one in image_facts.dependencies if one.layers and {*one.layer_digests} <= own}
 
 
-def _base(material: Material) -> Iterator[_Related]:
-    if not material.packages:
+def _base(image_facts: ImageFacts) -> Iterator[_Related]:
+    if not image_facts.packages:
         return
-    contained = material.record.stage == "base" or "base" in _inside(material)
-    family, release = distribution(material.base_name)
+    contained = image_facts.record.stage == "base" or "base" in _inside(image_facts)
+    family, release = distribution(image_facts.base_name)
     # Scanners look for advisories of the system that they find like this; by its id, or by what it is for.
     system = f"SPDXRef-OperatingSystem-{_id(family)}-{_id(release)}".rstrip("-")
     package = _package(system, _SYSTEMS.get(family, family), release, _OS, "")
     yield package, [_part(system, contained=contained)]
-    for one in material.packages:
+    for one in image_facts.packages:
         spdx_id = f"SPDXRef-Package-{one.kind}-{_id(one.name)}-{_id(one.arch)}" + (one.system and f"-{_id(one.system)}")
         package = _package(
-            spdx_id, one.name, one.version, "LIBRARY", one.purl(material.base_name),
+            spdx_id, one.name, one.version, "LIBRARY", one.purl(image_facts.base_name),
             checksums=[{"algorithm": "SHA256", "checksumValue": one.sha256}] if one.sha256 else [],
             comment="prebuilt by the distribution",
             sourceInfo=f"{_BUILT_FROM}{one.source}" if one.source else "",
