@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import itertools
 import json
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -125,8 +126,7 @@ def test_with_the_referrers_api(home: Home) -> None:
     with fake_registry(page=1) as server:
         done = home.publish(f"{server.host}/ns", "--key", home.key)
         assert done.json["published"][0]["evidence"]["how"] == "api"
-        tags = [name for name in server.manifests if name.startswith("sha256-")]
-        assert {name.rpartition(".")[2] for name in tags} == {"sig", "att"}, "cosign's tags, and no list of referrers"
+        assert not [name for name in server.manifests if re.fullmatch("sha256-[0-9a-f]{64}", name)]
         assert home.verify(f"{server.host}/ns/{IMAGE}", "--key", f"{home.key}.pub").code == 0
 
 
