@@ -81,17 +81,14 @@ class BuildWorkspace:
 
     @property
     def runner(self) -> Buildah:
-        """See `Workspace`."""
         return self.engine
 
     def work(self) -> Path:
-        """See `Workspace`."""
         folder = self.cache.work / self.stage
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
     def fetch(self, source: Source) -> FetchedSource:
-        """See `Workspace`."""
         self.prefetch.wait(source.name)
         patches = self.request.patches.get(source.name, ())
         # What is built from is read once more: neither a disk that decays nor a hand in the store shall be built in.
@@ -107,7 +104,6 @@ class BuildWorkspace:
         return got
 
     def build(self, recipe_: Recipe) -> Path:
-        """See `Workspace`."""
         out = self.work() / "out"
         self.progress.weigh(recipe_.steps)
         if out.exists():
@@ -117,17 +113,14 @@ class BuildWorkspace:
         return out
 
     def drop_tree(self, recipe_: Recipe) -> None:
-        """See `Workspace`."""
         self.engine.drop_cache(recipe_.name, recipe_.cache_key)
 
     def worker(
         self, image: str, argv: Sequence[str], *, mounts: Sequence[Mount], env: Mapping[str, str]
     ) -> AbstractContextManager[subprocess.Popen[str]]:
-        """See `Workspace`."""
         return self.engine.worker(image, argv, mounts=mounts, env=env)
 
     def unpack(self, built: Built) -> Path:
-        """See `Workspace`."""
         folder = self.work() / f"unpacked-{built.planned.name}"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
@@ -137,23 +130,19 @@ class BuildWorkspace:
         return folder
 
     def image(self, built: Built) -> str:
-        """See `Workspace`."""
         return self.engine.ensure_image(built.planned.image, self.cache.images, built.manifest)
 
     def jobs(self, kind: Literal["compile", "link", "kernel"]) -> int:
-        """See `Workspace`."""
         from toolchain.engine.resources import jobs_for  # noqa: PLC0415
 
         return jobs_for(kind, self.request.jobs)
 
     def require_disk(self, count: int) -> None:
-        """See `Workspace`."""
         from toolchain.engine.resources import require_disk  # noqa: PLC0415
 
         require_disk(self.cache.root, count)
 
     def step(self, name: str) -> None:
-        """See `Workspace`."""
         self.progress.line(f"@step {name}")
 
     def on_line(self, line: str) -> None:
@@ -175,7 +164,6 @@ class BuildWorkspace:
         check: Callable[[str], Mapping[str, Any]] | None = None,
         check_on: Built | None = None,
     ) -> Built:
-        """See `Workspace`."""
         layout = Layout(self.cache.images).ensure()
         self.step("layer")
         raw = self.work() / "layer.tar"

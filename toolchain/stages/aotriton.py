@@ -45,12 +45,9 @@ _DISK = 8_000_000_000
 
 @dataclass(frozen=True)
 class AotritonStage:
-    """See `Stage`."""
-
     name: str = "aotriton"
 
     def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned:
-        """See `Stage.plan`."""
         source = aotriton_source(request)
         if source.path is not None:
             require_aotriton(source.path)
@@ -91,7 +88,6 @@ class AotritonStage:
         )
 
     def build(self, planned: Planned, dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
-        """See `Stage.build`."""
         request = workspace.request
         gpus = request.gpus or DEFAULT_GPUS
         workspace.require_disk(_DISK)

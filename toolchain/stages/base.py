@@ -44,7 +44,6 @@ class BaseStage:
     name: str = "base"
 
     def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned:
-        """See `Stage.plan`."""
         if request.base.image is not None:
             return _plan_local(request)
         recipe = base_recipe(request.base.recipe, request.arch[0])
@@ -62,7 +61,6 @@ class BaseStage:
         )
 
     def build(self, planned: Planned, dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
-        """See `Stage.build`."""
         request = workspace.request
         if request.base.image is not None:
             return _take_local(planned, workspace)

@@ -35,7 +35,6 @@ class KernelsStage:
     name: str = "kernels"
 
     def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned:
-        """See `Stage.plan`."""
         source = sdist_source(request)
         sources = source_inputs([source], request.patches)
         under = dependencies["triton"].input_digest
@@ -68,7 +67,6 @@ class KernelsStage:
         )
 
     def build(self, planned: Planned, dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
-        """See `Stage.build`."""
         from toolchain.kernels.campaign import run_campaign  # noqa: PLC0415 - a plan compiles nothing
         from toolchain.kernels.executors import LocalExecutor  # noqa: PLC0415
         from toolchain.kernels.ledger import Ledger  # noqa: PLC0415

@@ -50,12 +50,9 @@ _CROSS_WEIGHTS = {**_WEIGHTS, "configure": 840.0}
 
 @dataclass(frozen=True)
 class LlvmStage:
-    """See `Stage`."""
-
     name: str = "llvm"
 
     def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned:
-        """See `Stage.plan`."""
         arch, source, needs = request.arch[0], llvm_source(request), llvm_needs(request)
         part, cross = subset_of(request.only, needs), arch != this_machine()
         if source.path is not None and source.path.is_dir():  # a checkout: look before the base is made
@@ -92,7 +89,6 @@ class LlvmStage:
         )
 
     def build(self, planned: Planned, dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
-        """See `Stage.build`."""
         request, needs = workspace.request, llvm_needs(workspace.request)
         arch, part = request.arch[0], subset_of(request.only, needs)
         cross = arch != this_machine()

@@ -65,13 +65,11 @@ class SysrootStage:
     name: str = "sysroot"
 
     def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned:
-        """See `Stage.plan`."""
         system = sysroot_system(request)
         path = request.cache.package_list(self.name, system.name, system.arch)
         return _planned(request, read_packages(path, sysroot_digest(system)))
 
     def build(self, planned: Planned, dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
-        """See `Stage.build`."""
         request = workspace.request
         system = sysroot_system(request)
         arch = system.arch

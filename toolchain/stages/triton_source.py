@@ -45,12 +45,9 @@ _PYTHON = re.compile(r"3\.\d{1,2}")
 
 @dataclass(frozen=True)
 class TritonSourceStage:
-    """See `Stage`."""
-
     name: str = "triton"
 
     def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned:
-        """See `Stage.plan`."""
         for version in request.pythons:
             if not _PYTHON.fullmatch(version):
                 raise PinError(f"{version!r} is no Python version", fix="give e.g. --python 3.13")
@@ -94,7 +91,6 @@ class TritonSourceStage:
         )
 
     def build(self, planned: Planned, dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
-        """See `Stage.build`."""
         request, prefix = workspace.request, str(dependencies["llvm"].facts["prefix"])
         workspace.require_disk(_DISK)
         workspace.step("source")

@@ -28,7 +28,6 @@ class TritonWheelStage:
     name: str = "triton"
 
     def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned:
-        """See `Stage.plan`."""
         source = wheel_source(request)
         if patches := request.patches.get("triton"):
             raise ConfigError(
@@ -50,7 +49,6 @@ class TritonWheelStage:
         )
 
     def build(self, planned: Planned, dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
-        """See `Stage.build`."""
         workspace.step("source")
         wheel = workspace.fetch(planned.sources[0])
         tree = workspace.work() / "tree"
