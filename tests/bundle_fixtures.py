@@ -15,7 +15,7 @@ import pytest
 from tests.evidence_fixtures import finished_base
 from tests.request_fixtures import specs
 from toolchain.bundle.export import TYPE, Exported, export
-from toolchain.bundle.importer import Imported, bring
+from toolchain.bundle.importer import Imported, import_bundle
 from toolchain.cache import Cache
 from toolchain.digest import sha256_bytes
 from toolchain.oci import descriptor as media
@@ -33,28 +33,28 @@ class Place:
 
     root: Path
     request: Request
-    goal: str = "triton"
+    target: str = "triton"
     out: LayoutRef = field(init=False)
 
     def __post_init__(self) -> None:
         self.out = LayoutRef(self.root / "a 'bundle'")
 
     def export(self) -> Exported:
-        return export(self.request, self.goal, self.out)
+        return export(self.request, self.target, self.out)
 
-    def bring(self, name: str = "other", ref: LayoutRef | RegistryRef | None = None) -> Imported:
-        return bring(ref or self.out, Cache(self.root / name), self.root / name / "toolchain.lock")
+    def import_bundle(self, name: str = "other", ref: LayoutRef | RegistryRef | None = None) -> Imported:
+        return import_bundle(ref or self.out, Cache(self.root / name), self.root / name / "toolchain.lock")
 
     # What an enemy does
 
     def change(self, edit: Callable[[dict[str, Any], Layout], None]) -> None:
         """Another manifest under the same name."""
         layout = Layout(self.out.path)
-        found = layout.resolve(f"bundle-{self.goal}")
+        found = layout.resolve(f"bundle-{self.target}")
         value = layout.read_json(found)
         edit(value, layout)
         made = dataclasses.replace(layout.put_json(value, media.MANIFEST), artifact_type=TYPE)
-        layout.tag(made, f"bundle-{self.goal}")
+        layout.tag(made, f"bundle-{self.target}")
 
     def swap(self, kind: str, content: bytes) -> None:
         """Other content for the first thing of a kind, its digest put right."""
@@ -68,7 +68,9 @@ class Place:
 
     def content(self, kind: str) -> bytes:
         layout = Layout(self.out.path)
-        return layout.blob(entry(layout.read_json(layout.resolve(f"bundle-{self.goal}")), kind)["digest"]).read_bytes()
+        return layout.blob(
+            entry(layout.read_json(layout.resolve(f"bundle-{self.target}")), kind)["digest"]
+        ).read_bytes()
 
 
 def entry(value: dict[str, Any], kind: str) -> dict[str, Any]:

@@ -89,8 +89,8 @@ def test_from_a_folder(cache: Cache, tmp_path: Path, storage: tuple[str, str]) -
     if shutil.which("skopeo") is None:
         pytest.skip("SKOPEO IS NOT INSTALLED: the printed command is not tried (apt-get install skopeo)")
     # As it is printed, but into the test's own storage.
-    bring = next(line for line in said.splitlines() if "containers-storage:" in line).removeprefix("#").strip()
-    bring = bring.replace("containers-storage:", f"containers-storage:[vfs@{storage[0]}+{storage[1]}]")
-    brought = subprocess.run(shlex.split(bring), capture_output=True, text=True, check=False)
+    import_bundle = next(line for line in said.splitlines() if "containers-storage:" in line).removeprefix("#").strip()
+    import_bundle = import_bundle.replace("containers-storage:", f"containers-storage:[vfs@{storage[0]}+{storage[1]}]")
+    brought = subprocess.run(shlex.split(import_bundle), capture_output=True, text=True, check=False)
     assert brought.returncode == 0, brought.stderr
     build(said, tmp_path / "consumer", storage)

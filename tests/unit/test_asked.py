@@ -45,8 +45,8 @@ class Here:
         (source,) = found["stages"][-1]["sources"]
         return source["ref"], source["repository"].removeprefix("https://github.com/"), said
 
-    def triton(self, *words: str, goal: str = "triton", env: dict[str, str] | None = None) -> str:
-        code, found, said = self.call("plan", goal, *words, env=env)
+    def triton(self, *words: str, target: str = "triton", env: dict[str, str] | None = None) -> str:
+        code, found, said = self.call("plan", target, *words, env=env)
         assert code == 0, said
         rows = {row["name"]: row for row in found["stages"]}
         return str(rows["triton"]["sources"][0]["ref"])
@@ -123,8 +123,8 @@ def test_two_pins_in_one_folder_that_disagree_are_refused(here: Here) -> None:
 
 def test_a_checkout_is_what_is_built_in_it(here: Here) -> None:
     here.checkout()
-    for goal in ("triton", "kernels", "all"):
-        assert here.triton(goal=goal).startswith("local:a 'folder'")
+    for target in ("triton", "kernels", "all"):
+        assert here.triton(target=target).startswith("local:a 'folder'")
     assert here.llvm()[:2] == (V36.llvm, V36.repository)
     code, found, said = here.call("plan", "triton")
     assert code == 0
@@ -201,7 +201,7 @@ def test_a_lock_from_before_the_wheel_had_a_name_still_means_the_wheel(here: Her
     lockfile.write(replace(now, request=request), old)
     for also in (("--source", "llvm=distro:llvm-toolchain-22"), ()):
         words = (*also, "--only", "tablegen", "--lock-file", str(old))
-        assert here.triton(*words, goal="all") == "pypi:triton==3.7.1"
+        assert here.triton(*words, target="all") == "pypi:triton==3.7.1"
     assert here.call("plan", "kernels", "--triton", "3.6.0", "--lock-file", str(old))[0] == 21
 
 

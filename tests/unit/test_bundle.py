@@ -37,7 +37,7 @@ def test_what_goes_in_comes_out(place: Place) -> None:
     done = place.export()
     kinds = [one.kind for one in done.entries]
     assert kinds == ["lock", "base", "record", "patch", *["file"] * 8, "tree", *["blob"] * 3]
-    brought = place.bring()
+    brought = place.import_bundle()
     assert [one.new for one in brought.taken] == [True] * len(kinds)
     there = Cache(place.root / "other")
     lock = lockfile.read(there.root / "toolchain.lock")
@@ -78,7 +78,7 @@ def test_what_goes_in_comes_out(place: Place) -> None:
 def test_the_command_builds_the_same_kernels(place: Place) -> None:
     place.request = dataclasses.replace(place.request, gpus=("gfx1100", "gfx942"), select="attn fwd*", limit=3)
     place.export()
-    words = [shlex.split(word)[0] for word in place.bring().command]
+    words = [shlex.split(word)[0] for word in place.import_bundle().command]
     given = [tuple(words[at : at + 2]) for at in range(len(words) - 1)]
     assert {("--gpu", "gfx1100,gfx942"), ("--select", "attn fwd*"), ("--limit", "3")} <= set(given)
     assert ("--lock-file", str(place.root / "other" / "toolchain.lock")) in given
@@ -90,7 +90,7 @@ def test_the_stages_have_the_same_inputs_there(place: Place) -> None:
     before = [row.planned.input_digest for row in plan(place.request, "triton")]
     images = [row.planned.image for row in plan(place.request, "triton")]
     place.export()
-    place.bring()
+    place.import_bundle()
     there = Cache(place.root / "other")
     lock = lockfile.read(there.root / "toolchain.lock")
     triton = lock.source("triton")
@@ -109,8 +109,8 @@ def test_nothing_goes_twice_and_the_bytes_are_the_same(place: Place) -> None:
     assert again.published.pushed_bytes == 0
     elsewhere = export(place.request, "triton", LayoutRef(place.root / "elsewhere", "x"))
     assert first.published.digest == again.published.digest == elsewhere.published.digest
-    place.bring()
-    second = place.bring()
+    place.import_bundle()
+    second = place.import_bundle()
     assert [one.entry.kind for one in second.taken if one.new] == ["lock"]
     assert not list(place.request.cache.work.glob("bundle*"))
     assert not list((place.root / "other" / "work").glob("bundle*"))
@@ -137,7 +137,7 @@ def test_through_a_registry(place: Place, monkeypatch: pytest.MonkeyPatch) -> No
         done = export(place.request, "triton", ref)
         assert done.published.pushed_bytes > 0
         assert export(place.request, "triton", ref).published.pushed_bytes == 0
-        brought = place.bring(ref=ref)
+        brought = place.import_bundle(ref=ref)
         assert brought.digest == done.published.digest
         assert all(one.new for one in brought.taken)
 
@@ -176,7 +176,7 @@ def test_a_lock_that_is_here_decides(place: Place) -> None:
         lockfile.write(dataclasses.replace(done.lock, sources=sources), own)
         before = own.read_bytes()
         with pytest.raises(LockedError) as caught:
-            place.bring()
+            place.import_bundle()
         assert says in str(caught.value)
         assert own.read_bytes() == before
         assert not (there / "store" / "files").exists()
@@ -185,20 +185,20 @@ def test_a_lock_that_is_here_decides(place: Place) -> None:
     more = (*done.lock.sources, dataclasses.replace(wheel, name="more"))
     lockfile.write(dataclasses.replace(done.lock, sources=more, bases=bases), own)
     before = own.read_bytes()
-    place.bring()
+    place.import_bundle()
     assert own.read_bytes() == before
 
 
 def test_what_is_here_and_damaged_is_brought_again(place: Place) -> None:
     place.export()
-    place.bring()
+    place.import_bundle()
     there = place.root / "other"
     harmed = [next((there / "store" / "files").rglob("*.whl")), next((there / "store" / "trees").rglob("setup.py"))]
     harmed.append(max((there / "images" / "blobs" / "sha256").iterdir(), key=lambda path: path.stat().st_size))
     before = [path.read_bytes() for path in harmed]
     for path in harmed:
         path.write_bytes(b"harmed")
-    again = place.bring()
+    again = place.import_bundle()
     assert sorted(one.entry.kind for one in again.taken if one.new) == ["blob", "file", "lock", "tree"]
     assert [path.read_bytes() for path in harmed] == before
 
@@ -206,7 +206,7 @@ def test_what_is_here_and_damaged_is_brought_again(place: Place) -> None:
 def test_a_tree_that_came_counts_no_longer_than_its_source_is_out_of_reach(place: Place) -> None:
     """The checkout itself is at hand again: it is read, whatever a bundle said of it."""
     place.export()
-    place.bring()
+    place.import_bundle()
     there = Cache(place.root / "other")
     checkout = place.request.sources["triton"]
     source = locate("triton", checkout, cache=there)
@@ -226,4 +226,4 @@ def test_a_tree_that_came_counts_no_longer_than_its_source_is_out_of_reach(place
 
 def test_two_import_at_once(place: Place) -> None:
     place.export()
-    assert failures(place.bring) == []
+    assert failures(place.import_bundle) == []

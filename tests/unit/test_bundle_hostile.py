@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.bundle_fixtures import Place, entry, full_place
-from toolchain.bundle.importer import bring
+from toolchain.bundle.importer import import_bundle
 from toolchain.cache import Cache
 from toolchain.digest import canonical, sha256_json
 from toolchain.errors import ConfigError, DigestError, HostileInputError, LockedError, RegistryError, ToolchainError
@@ -131,7 +131,7 @@ def test_what_does_not_belong_is_refused(
     place.export()
     place.change(edit)
     with pytest.raises(error) as caught:
-        place.bring()
+        place.import_bundle()
     assert says in str(caught.value)
     _nothing_counts(place)
 
@@ -161,12 +161,12 @@ def test_a_blob_that_is_not_what_it_must_be(place: Place, kind: str, harm: str) 
         case _:
             path.unlink()
     with pytest.raises(RegistryError if harm == "gone" else DigestError):
-        place.bring()
+        place.import_bundle()
     _nothing_counts(place)
     # Whole again, it comes in.
     shutil.rmtree(place.out.path)
     place.export()
-    assert place.bring().lock.complete
+    assert place.import_bundle().lock.complete
 
 
 def _other_tree() -> bytes:
@@ -189,7 +189,7 @@ def test_a_tree_with_other_content(place: Place) -> None:
     place.export()
     place.swap("tree", _other_tree())
     with pytest.raises(DigestError, match="tree of triton in the bundle is another one"):
-        place.bring()
+        place.import_bundle()
     _nothing_counts(place)
 
 
@@ -197,7 +197,7 @@ def test_a_tree_that_climbs_out(place: Place) -> None:
     place.export()
     place.swap("tree", _climbing_tree())
     with pytest.raises(HostileInputError):
-        place.bring()
+        place.import_bundle()
     _nothing_counts(place)
 
 
@@ -230,7 +230,7 @@ def test_a_record_of_something_else(place: Place, change: dict[str, Any]) -> Non
         record["input_digest"] = sha256_json(record["inputs"])
     place.swap("record", canonical(record))
     with pytest.raises(HostileInputError):
-        place.bring()
+        place.import_bundle()
     _nothing_counts(place)
 
 
@@ -246,26 +246,26 @@ def test_two_of_one(place: Place, kind: str) -> None:
 
     place.change(edit)
     with pytest.raises(HostileInputError, match="holds two of the"):
-        place.bring()
+        place.import_bundle()
     _nothing_counts(place)
 
 
 def test_what_is_known_of_a_base_stays(place: Place) -> None:
     """Who made it, and how: what is signed later repeats it."""
     place.export()
-    place.bring()
+    place.import_bundle()
     (path,) = (place.root / "other" / "records").glob("*.json")
     before = path.read_bytes()
     record = json.loads(place.content("record"))
     place.swap("record", canonical(record | {"tool": {"version": "6", "builder": "https://evil.test/"}}))
     (place.root / "other" / "toolchain.lock").unlink()
-    place.bring()
+    place.import_bundle()
     assert path.read_bytes() == before
     path.write_bytes(canonical(record | {"manifest": "sha256:" + "0" * 64}))
     with pytest.raises(LockedError, match="another base"):
-        place.bring()
+        place.import_bundle()
     path.write_bytes(b"{")
-    place.bring()
+    place.import_bundle()
     assert json.loads(path.read_bytes())["tool"]["version"] == "6", "a damaged one says nothing"
 
 
@@ -276,7 +276,7 @@ def test_packages_that_are_others_than_in_the_lock(place: Place) -> None:
     assert content != place.content("lock")
     place.swap("lock", content)
     with pytest.raises(HostileInputError, match="list of packages"):
-        place.bring()
+        place.import_bundle()
     _nothing_counts(place)
 
 
@@ -291,7 +291,7 @@ def test_a_list_that_holds_no_packages(place: Place, rows: Any) -> None:
     place.swap("base", canonical(value))
     place.swap("record", canonical(record))
     with pytest.raises(HostileInputError, match="list of packages"):
-        place.bring()
+        place.import_bundle()
     _nothing_counts(place)
 
 
@@ -305,19 +305,19 @@ def test_a_request_that_nobody_can_make(place: Place, request_: dict[str, Any]) 
     place.export()
     _relock(place, request=request_)
     with pytest.raises(ConfigError, match="the request"):
-        place.bring()
+        place.import_bundle()
     _nothing_counts(place)
 
 
 def test_what_the_command_tells_is_one_line_and_lets_nothing_more_in(place: Place) -> None:
     place.export()
     _relock(place, request={"select": "x\n\x1b[2Jnow: evil", "allow-binary": ["triton-wheel"]})
-    told = place.bring()
+    told = place.import_bundle()
     assert not any(set(word) & set("\n\x1b") for word in told.command)
     own = place.root / "another" / "toolchain.lock"
     lockfile.write(dataclasses.replace(told.lock, request={"select": "x"}), own)
     with pytest.raises(LockedError) as caught:
-        place.bring("another")
+        place.import_bundle("another")
     assert "--allow-binary triton-wheel is not in the lock" in caught.value.why
     words = shlex.split(" ".join(told.command))
     assert words[words.index("--cache") + 1] == str(place.root / "other")
@@ -329,7 +329,7 @@ def test_other_packages(place: Place) -> None:
     value["packages"][0]["version"] = "6.6.6"
     place.swap("base", canonical(value))
     with pytest.raises(HostileInputError, match="list of packages"):
-        place.bring()
+        place.import_bundle()
     _nothing_counts(place)
 
 
@@ -337,7 +337,7 @@ def test_a_file_in_the_place_of_another(place: Place) -> None:
     place.export()
     place.swap("file", b"evil")
     with pytest.raises(HostileInputError, match="does not name"):
-        place.bring()
+        place.import_bundle()
     _nothing_counts(place)
 
 
@@ -347,7 +347,7 @@ def test_a_cache_with_another_base_is_left_alone(place: Place) -> None:
     there.mkdir(parents=True)
     (there / "base-debian13-amd64.json").write_text('{"recipe": "x", "packages": []}')
     with pytest.raises(LockedError, match="another base"):
-        place.bring()
+        place.import_bundle()
     assert json.loads((there / "base-debian13-amd64.json").read_text())["recipe"] == "x"
 
 
@@ -387,7 +387,7 @@ def test_a_lock_of_other_things(place: Place, changes: dict[str, Any], error: ty
     place.export()
     _locked(place, **changes)
     with pytest.raises(error, match=says):
-        place.bring()
+        place.import_bundle()
     _nothing_counts(place)
 
 
@@ -402,9 +402,9 @@ def test_a_checkout_s_digest_with_another_tree(place: Place) -> None:
     place.swap("tree", _other_tree())
     _locked(place, tree=_digest_of(_other_tree(), place.root / "x"))
     with pytest.raises(LockedError, match=r"source triton: the tree sha256:.* is locked"):
-        bring(place.out, Cache(place.root / "other"), place.root / "own.lock")
+        import_bundle(place.out, Cache(place.root / "other"), place.root / "own.lock")
     with pytest.raises(HostileInputError, match="one tree of triton by two digests"):
-        place.bring()
+        place.import_bundle()
     _nothing_counts(place)
 
 
@@ -425,7 +425,7 @@ def test_a_lock_of_one_s_own_that_names_no_tree(place: Place) -> None:
     )
     lockfile.write(dataclasses.replace(own, sources=sources), place.root / "own.lock")
     with pytest.raises(LockedError, match="does not say which tree triton"):
-        bring(place.out, Cache(place.root / "other"), place.root / "own.lock")
+        import_bundle(place.out, Cache(place.root / "other"), place.root / "own.lock")
     _nothing_counts(place)
 
 
@@ -438,7 +438,7 @@ def test_a_file_under_another_name(place: Place) -> None:
 
     place.change(rename)
     with pytest.raises(HostileInputError, match=r"otherwise than its lock: readme\.txt"):
-        place.bring()
+        place.import_bundle()
     _nothing_counts(place)
 
 
@@ -448,7 +448,7 @@ def test_a_record_that_is_none(place: Place, harm: dict[str, Any]) -> None:
     record = {**json.loads(place.content("record")), **harm}
     place.swap("record", json.dumps(record).encode())
     with pytest.raises(HostileInputError):
-        place.bring()
+        place.import_bundle()
     _nothing_counts(place)
 
 
@@ -459,7 +459,7 @@ def test_a_newer_tool_s_record_comes_without_what_only_that_knows(place: Place) 
     newer = {**record, "version": record["version"] + 1, "weather": "fine"}
     newer["facts"] = {**record["facts"], "weather": "fine"}
     place.swap("record", canonical(newer))
-    place.bring()
+    place.import_bundle()
     (path,) = (place.root / "other" / "records").glob("*.json")
     assert json.loads(path.read_bytes()) == record
 
@@ -469,6 +469,6 @@ def test_a_fact_of_a_base_alone_is_no_reason_to_refuse_it(place: Place) -> None:
     place.export()
     record = json.loads(place.content("record"))
     place.swap("record", canonical({**record, "facts": {**record["facts"], "start": {"image": "x@sha256:1"}}}))
-    place.bring()
+    place.import_bundle()
     (path,) = (place.root / "other" / "records").glob("*.json")
     assert json.loads(path.read_bytes()) == record

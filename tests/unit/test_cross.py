@@ -178,11 +178,11 @@ def test_other_packages_make_another_layer(request_: Request) -> None:
     assert plan(request, "llvm")[-1].planned.input_digest is None, "a list of another recipe counts"
 
 
-@pytest.mark.parametrize("goal", ["triton", "kernels", "aotriton", "all"])
+@pytest.mark.parametrize("target", ["triton", "kernels", "aotriton", "all"])
 @pytest.mark.parametrize("arch", OTHERS)
-def test_what_is_above_llvm_is_refused_for_other_machines(request_: Request, goal: str, arch: str) -> None:
-    with pytest.raises(UnsupportedError, match=f"{goal} is not built for {arch}") as caught:
-        plan(replace(request_, arch=("amd64", arch)), goal)
+def test_what_is_above_llvm_is_refused_for_other_machines(request_: Request, target: str, arch: str) -> None:
+    with pytest.raises(UnsupportedError, match=f"{target} is not built for {arch}") as caught:
+        plan(replace(request_, arch=("amd64", arch)), target)
     assert "built for amd64 alone" in caught.value.why
     assert f"toolchain build llvm --arch {arch}" in caught.value.fix
 

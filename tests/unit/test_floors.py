@@ -19,7 +19,7 @@ from toolchain.build.record import read_record
 from toolchain.build.run import plan
 from toolchain.build.targets import stages_of
 from toolchain.bundle.export import export
-from toolchain.bundle.importer import bring
+from toolchain.bundle.importer import import_bundle
 from toolchain.cache import Cache
 from toolchain.catalog.bases import base_recipe
 from toolchain.catalog.floors import floor_of, load_floors
@@ -148,7 +148,8 @@ def test_another_machine_has_the_same_floor(request_: Request) -> None:
 
 def test_what_rests_on_llvm_rests_on_the_portable_one(request_: Request) -> None:
     names = {
-        goal: [stage.name for stage in stages_of(goal, request_)] for goal in ("base", "sysroot", "kernels", "all")
+        target: [stage.name for stage in stages_of(target, request_)]
+        for target in ("base", "sysroot", "kernels", "all")
     }
     assert names == {
         "base": ["base"],
@@ -271,7 +272,7 @@ def test_a_bundle_brings_the_floor_and_the_command_that_asks_for_it(tmp_path: Pa
     finished_sysroot(here, tmp_path / "work", "amd64", glibc="2.31")
     request = Request(cache=here, glibc="2.31")
     export(request, "sysroot", LayoutRef(tmp_path / "bundle"))
-    brought = bring(LayoutRef(tmp_path / "bundle"), there, tmp_path / "a lock")
+    brought = import_bundle(LayoutRef(tmp_path / "bundle"), there, tmp_path / "a lock")
     before, after = (plan(replace(request, cache=cache), "sysroot")[-1].planned for cache in (here, there))
     assert after.input_digest == before.input_digest is not None
     assert pipeline.find(there, after) is not None
@@ -293,5 +294,5 @@ def test_a_bundle_s_floor_with_other_packages_than_the_lock_names_is_refused(tmp
     )
     lockfile.write(own, tmp_path / "a lock")
     with pytest.raises(LockedError) as caught:
-        bring(LayoutRef(tmp_path / "bundle"), there, tmp_path / "a lock")
+        import_bundle(LayoutRef(tmp_path / "bundle"), there, tmp_path / "a lock")
     assert "sysroot glibc-2.31 (amd64): libc6-dev 2.30" in caught.value.why

@@ -62,9 +62,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cache:
     return found
 
 
-def held(request: Request, goal: str) -> Lock:
+def held(request: Request, target: str) -> Lock:
     """What a request takes in now."""
-    return locking.resolve(request, [row.planned for row in plan(request, goal)], goal)
+    return locking.resolve(request, [row.planned for row in plan(request, target)], target)
 
 
 def named(found: Lock) -> list[str]:
@@ -76,7 +76,7 @@ def named(found: Lock) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("goal", "arch", "systems"),
+    ("target", "arch", "systems"),
     [
         ("llvm", ("arm64",), ["base debian13 (amd64)", "sysroot debian13 (arm64)"]),
         ("llvm", ("amd64", "arm64"), ["base debian13 (amd64)", "sysroot debian13 (arm64)"]),
@@ -86,17 +86,17 @@ def named(found: Lock) -> list[str]:
     ],
 )
 def test_all_that_is_compiled_in_and_against(
-    cache: Cache, goal: str, arch: tuple[str, ...], systems: list[str]
+    cache: Cache, target: str, arch: tuple[str, ...], systems: list[str]
 ) -> None:
-    sources = specs({"llvm": "distro:llvm-toolchain-22"} if goal == "llvm" else {})
+    sources = specs({"llvm": "distro:llvm-toolchain-22"} if target == "llvm" else {})
     request = Request(cache=cache, arch=arch, sources=sources)
-    found = held(request, goal)
+    found = held(request, target)
     assert named(found) == [f"{one} resolved" for one in systems]
     assert found.complete
     assert all(one.image for one in found.bases)
     for one in found.bases:
         assert one.packages[0].name == ("apt" if one.stage == "base" else "libc6-dev")
-    opened = locking.resolve(request, [row.planned for row in plan(request, goal)], goal, open_base=True)
+    opened = locking.resolve(request, [row.planned for row in plan(request, target)], target, open_base=True)
     assert named(opened) == [f"{one} open" for one in systems]
     assert not opened.complete
 
@@ -215,7 +215,7 @@ def test_an_image_that_is_forgotten_is_not_locked(cache: Cache, tmp_path: Path) 
 @pytest.fixture
 def place(cache: Cache, tmp_path: Path) -> Place:
     """A bundle of the base and both sysroots."""
-    return Place(tmp_path, Request(cache=cache, arch=("amd64", "arm64", "s390x"), offline=True), goal="base")
+    return Place(tmp_path, Request(cache=cache, arch=("amd64", "arm64", "s390x"), offline=True), target="base")
 
 
 def test_a_bundle_brings_every_system(place: Place) -> None:
@@ -223,7 +223,7 @@ def test_a_bundle_brings_every_system(place: Place) -> None:
     owners = [f"toolchain-{one}" for one in ("base-debian13-amd64", "sysroot-debian13-arm64", "sysroot-debian13-s390x")]
     for kind in ("base", "record"):
         assert [one.name for one in done.entries if one.kind == kind] == owners
-    brought = place.bring()
+    brought = place.import_bundle()
     assert all(one.new for one in brought.taken)
     assert brought.command[-2:] == ("--base", "debian13")
     assert ("--arch", "amd64,arm64,s390x") in set(zip(brought.command, brought.command[1:], strict=False))
@@ -237,7 +237,7 @@ def test_a_bundle_brings_every_system(place: Place) -> None:
     assert all(row.built is not None for row in rows)
     assert named(held(there, "base")) == named(done.lock)
     assert [one.image for one in held(there, "base").bases] == [one.image for one in done.lock.bases]
-    assert [one.entry.kind for one in place.bring().taken if one.new] == ["lock"]
+    assert [one.entry.kind for one in place.import_bundle().taken if one.new] == ["lock"]
     assert export(there, "base", LayoutRef(place.root / "again")).published.digest == done.published.digest
 
 
@@ -260,7 +260,7 @@ def test_one_system_in_the_place_of_another(place: Place, kind: str) -> None:
 
     place.change(swap)
     with pytest.raises(HostileInputError):
-        place.bring()
+        place.import_bundle()
     assert not (place.root / "other" / "locked").exists()
 
 
@@ -268,7 +268,7 @@ def test_a_bundle_for_a_machine_of_another_kind(place: Place, monkeypatch: pytes
     place.export()
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     with pytest.raises(UnsupportedError, match=r"holds the base debian13 \(amd64\), and this machine is arm64"):
-        place.bring()
+        place.import_bundle()
     assert not (place.root / "other" / "records").exists()
 
 
@@ -287,7 +287,7 @@ def test_a_sysroot_in_the_place_of_the_base(place: Place) -> None:
 
     place.change(edit)
     with pytest.raises(UnsupportedError, match=r"holds the sysroot debian13 \(amd64\)"):
-        place.bring()
+        place.import_bundle()
     assert not (place.root / "other" / "records").exists()
 
 
@@ -317,5 +317,5 @@ def test_a_record_that_says_another_part(place: Place, partial: str) -> None:
 
     place.change(edit)
     with pytest.raises(HostileInputError, match="not that of the sysroot"):
-        place.bring()
+        place.import_bundle()
     assert not (place.root / "other" / "records").exists()

@@ -88,7 +88,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[B
     """Build some stages as the one goal there is."""
 
     def build(*stages: Stage) -> list[Built]:
-        monkeypatch.setattr(pipeline, "stages_of", lambda goal, request: stages)
+        monkeypatch.setattr(pipeline, "stages_of", lambda target, request: stages)
         return pipeline.build(Request(cache=Cache(tmp_path / "cache")), "all")
 
     return build
@@ -129,7 +129,7 @@ def test_no_emulator_is_told_before_another_machine_s_hours(
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     monkeypatch.setenv("PATH", str(tmp_path))
     both = {arch: Fake("llvm", partial(planned, "llvm", inputs={"arch": arch})) for arch in ("amd64", "arm64")}
-    monkeypatch.setattr(pipeline, "stages_of", lambda goal, request: (both[request.arch[0]],))
+    monkeypatch.setattr(pipeline, "stages_of", lambda target, request: (both[request.arch[0]],))
     request = Request(cache=Cache(tmp_path / "cache"), arch=("amd64", "arm64"), contract=contract)
     if refused:
         with pytest.raises(EngineError, match="qemu-aarch64-static is not installed"):
@@ -360,7 +360,7 @@ def test_a_layer_that_breaks_its_contract_is_not_recorded(tmp_path: Path) -> Non
 def test_what_another_call_let_in_is_asked_for_by_name_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A plan does not know what a scan found, and the image is the same with and without the permission."""
     stage = Fake("llvm", lambda: planned("llvm"))
-    monkeypatch.setattr(pipeline, "stages_of", lambda goal, request: (stage,))
+    monkeypatch.setattr(pipeline, "stages_of", lambda target, request: (stage,))
     request = Request(cache=Cache(tmp_path))
     recorded(request.cache, planned("llvm"), binaries=["lib/x.o"])
     with pytest.raises(PolicyError, match=r"needs the prebuilt lib/x\.o"):

@@ -86,8 +86,8 @@ def test_names_of_images_take_any_version(request_: Request) -> None:
 
 
 def test_the_stages_follow_from_where_triton_comes(request_: Request) -> None:
-    def names(goal: str, request: Request) -> list[str]:
-        return [stage.name for stage in stages_of(goal, request)]
+    def names(target: str, request: Request) -> list[str]:
+        return [stage.name for stage in stages_of(target, request)]
 
     built = replace(request_, sources=specs({"triton": "/a/checkout"}))
     assert names("triton", request_) == ["base", "llvm", "triton"]

@@ -49,17 +49,17 @@ class Run:
     folder: Path
     requests: list[tuple[Request, str]] = field(default_factory=list)
 
-    def call(self, verb: str, goal: str, *options: str, env: dict[str, str] | None = None) -> tuple[int, str]:
+    def call(self, verb: str, target: str, *options: str, env: dict[str, str] | None = None) -> tuple[int, str]:
         self.requests.clear()
-        words = [goal if word == "GOAL" else word for word in VERBS[verb][0]]
+        words = [target if word == "GOAL" else word for word in VERBS[verb][0]]
         done = CliRunner().invoke(app, [*words, *options], env=env)
         assert done.exit_code != 1 or isinstance(done.exception, SeenError), done.exception
         return (0 if self.requests else done.exit_code), done.stderr
 
     def source(self, name: str = "triton") -> Source:
         """What the request plans as the source of Triton, or of another stage."""
-        ((request, goal),) = self.requests
-        rows: list[PlanRow] = plan(request, goal)
+        ((request, target),) = self.requests
+        rows: list[PlanRow] = plan(request, target)
         return next(source for row in rows for source in row.planned.sources if source.name == name)
 
 
@@ -77,8 +77,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     triton_repository(tmp_path / "checkout", version="3.6.0", llvm=NEWEST.llvm, tag="v3.6.0")
     made = Run(folder)
 
-    def seen(request: Request, goal: str = "kernels", *_: Any, **__: Any) -> None:
-        made.requests.append((request, goal))
+    def seen(request: Request, target: str = "kernels", *_: Any, **__: Any) -> None:
+        made.requests.append((request, target))
         raise SeenError
 
     for _, where in VERBS.values():
@@ -130,18 +130,18 @@ def test_what_is_asked_for_is_what_comes(
     run: Run, value: str, wanted: Callable[[Source], bool] | int, says: str
 ) -> None:
     for verb in VERBS:
-        for goal in GOALS if verb == "plan" else ("triton",):
-            also = ("--source", f"aotriton={UPSTREAM}@{NOWHERE}") if goal == "aotriton" else ()
-            code, said = run.call(verb, goal, "--triton", value, *also)
+        for target in GOALS if verb == "plan" else ("triton",):
+            also = ("--source", f"aotriton={UPSTREAM}@{NOWHERE}") if target == "aotriton" else ()
+            code, said = run.call(verb, target, "--triton", value, *also)
             if isinstance(wanted, int) and code == 0:
                 # What the data alone can refuse is refused by the plan.
                 with pytest.raises(Exception, match="not on record"):
                     run.source()
                 continue
-            assert code == (wanted if isinstance(wanted, int) else 0), (verb, goal, said)
-            assert says in said, (verb, goal, said)
+            assert code == (wanted if isinstance(wanted, int) else 0), (verb, target, said)
+            assert says in said, (verb, target, said)
             if not isinstance(wanted, int):
-                assert wanted(run.source()), (verb, goal, run.source())
+                assert wanted(run.source()), (verb, target, run.source())
 
 
 @pytest.mark.parametrize("way", ["environment", "file"])

@@ -35,13 +35,13 @@ from toolchain.stages.sysroot import SysrootStage, sysroot_digest, sysroot_syste
 _LISTED = 30
 
 
-def resolve(request: Request, planned: Sequence[Planned], goal: str, *, open_base: bool = False) -> Lock:
+def resolve(request: Request, planned: Sequence[Planned], target: str, *, open_base: bool = False) -> Lock:
     """What a plan takes in, as far as it is known here. Reads files only: no network.
 
     A source whose digest only a fetch can tell has an empty one; a tree that is not in the store has none.
 
     Args:
-        planned: the stages of `goal`, lowest first.
+        planned: the stages of `target`, lowest first.
         open_base: leave the packages of the base, and of the other machines' side of it, to the mirrors.
     """
     sources = {source.name: source for one in planned for source in one.sources}
@@ -50,7 +50,7 @@ def resolve(request: Request, planned: Sequence[Planned], goal: str, *, open_bas
         epoch=EPOCH,
         format=FORMAT,
         compressor="" if open_base else compressor_id(request.compression),
-        request=_request(request, goal, sources),
+        request=_request(request, target, sources),
         bases=tuple(_bases(request, {one.name for one in planned}, open_base=open_base)),
         sources=tuple(locked_source(request, sources[name]) for name in sorted(sources)),
     )
@@ -74,7 +74,7 @@ def fetch_all(request: Request, planned: Sequence[Planned]) -> None:
             console.note(f"{source.name}: not in the store, so its tree digest is left out ({error.what})")
 
 
-def make(request: Request, planned: Sequence[Planned], goal: str, path: Path, *, open_base: bool = False) -> Lock:
+def make(request: Request, planned: Sequence[Planned], target: str, path: Path, *, open_base: bool = False) -> Lock:
     """Fetch what is not here, then write the lock.
 
     Raises:
@@ -83,7 +83,7 @@ def make(request: Request, planned: Sequence[Planned], goal: str, path: Path, *,
     if path.is_dir() or not path.absolute().parent.is_dir():
         raise ConfigError(f"cannot write {path}", why="it is a folder, or in none", fix="name another file: -o FILE")
     fetch_all(request, planned)
-    found = _made(resolve(request, planned, goal, open_base=open_base))
+    found = _made(resolve(request, planned, target, open_base=open_base))
     loose = [one.ref for one in found.sources if not one.digest]
     if loose:
         raise SourceError(
@@ -95,14 +95,14 @@ def make(request: Request, planned: Sequence[Planned], goal: str, path: Path, *,
     return found
 
 
-def check_file(request: Request, planned: Sequence[Planned], goal: str, path: Path) -> Lock:
+def check_file(request: Request, planned: Sequence[Planned], target: str, path: Path) -> Lock:
     """Compare a lock file with what a plan takes in now; reads files only.
 
     Raises:
         LockedError: with every difference.
     """
     locked = read(path)
-    found = differences(locked, resolve(request, planned, goal), whole=True)
+    found = differences(locked, resolve(request, planned, target), whole=True)
     if found:
         raise refused(found, f"{path} is not what is here now")
     return locked
@@ -300,7 +300,7 @@ def _asked_source(spec: SourceSpec, source: Source | None) -> str:
     return source.ref if source is not None and source.kind != "local" else "PATH"
 
 
-def _request(request: Request, goal: str, sources: Mapping[str, Source]) -> dict[str, Any]:
+def _request(request: Request, target: str, sources: Mapping[str, Source]) -> dict[str, Any]:
     """What was asked for, by the names of the options; paths of this machine stay out of it."""
     instead = {
         # A base that is named makes LLVM for that base, so a portable one's is not.
@@ -308,7 +308,7 @@ def _request(request: Request, goal: str, sources: Mapping[str, Source]) -> dict
         "source": {name: _asked_source(spec, sources.get(name)) for name, spec in sorted(request.sources.items())},
         "patch": {name: [path.name for path in paths] for name, paths in sorted(request.patches.items())},
     }
-    asked = {"stage": goal}
+    asked = {"stage": target}
     for one in declared(request):
         name, value = one.option.name, getattr(request, one.field)
         if one.option.lock == "always" or (one.option.lock == "changed" and value != one.default):

@@ -70,9 +70,9 @@ class Reproduced:
 
 
 def reproduce(
-    request: Request, goal: str, expected: Mapping[str, Any] | None = None, *, command: Sequence[str] = ()
+    request: Request, target: str, expected: Mapping[str, Any] | None = None, *, command: Sequence[str] = ()
 ) -> Reproduced:
-    """Build the topmost stage of `goal` once more, in a cache folder of its own, and compare it with the first time.
+    """Build the topmost stage of `target` once more, in a cache folder of its own, and compare it with the first time.
 
     Sources and the stages below are taken as they are: each of them is reproduced by itself. Trees, the compiler
     cache and everything else that an earlier build left are not there.
@@ -90,7 +90,7 @@ def reproduce(
         raise UnsupportedError(
             f"{len(request.arch)} architectures at once are not reproduced", fix="name one: --arch amd64"
         )
-    rows = plan(request, goal)
+    rows = plan(request, target)
     top = rows[-1]
     missing = [row.planned.image for row in rows[:-1] if row.built is None]
     if missing:
@@ -108,7 +108,7 @@ def reproduce(
             fix="give the options, sources and version of the tool that it was built with",
         )
     with clean_cache(request.cache, rows[:-1], str(digest)) as cache:
-        again = build(replace(request, cache=cache), goal, command=command)[-1]
+        again = build(replace(request, cache=cache), target, command=command)[-1]
         return _compare(first, again, cache)
 
 

@@ -67,7 +67,7 @@ class PlanRow:
         return {**source.as_plan(), **({"patches": patches} if patches else {})}
 
 
-def plan(request: Request, goal: str, *, proved: bool = False) -> list[PlanRow]:
+def plan(request: Request, target: str, *, proved: bool = False) -> list[PlanRow]:
     """What `build` would do, architecture by architecture. Reads files only: no network, no engine.
 
     Args:
@@ -78,7 +78,7 @@ def plan(request: Request, goal: str, *, proved: bool = False) -> list[PlanRow]:
     """
     rows: list[PlanRow] = []
     # An architecture that is refused is told before anything that another one lacks.
-    for one, stages in [(one, stages_of(goal, one)) for one in by_arch(request)]:
+    for one, stages in [(one, stages_of(target, one)) for one in by_arch(request)]:
         dependencies: dict[str, Planned] = {}
         for stage in stages:
             own = request_of(stage, one)
@@ -93,7 +93,7 @@ def plan(request: Request, goal: str, *, proved: bool = False) -> list[PlanRow]:
     return rows
 
 
-def settled(request: Request, goal: str, *, ask: bool = False) -> list[PlanRow]:
+def settled(request: Request, target: str, *, ask: bool = False) -> list[PlanRow]:
     """The plan once every tag in it is at a commit: what nobody asked for yet is asked.
 
     Args:
@@ -102,8 +102,8 @@ def settled(request: Request, goal: str, *, ask: bool = False) -> list[PlanRow]:
     Raises:
         LockedError: a tag moved since it was locked.
     """
-    rows = plan(request, goal)
-    return plan(request, goal) if _ask_tags(request, rows, ask=ask) else rows
+    rows = plan(request, target)
+    return plan(request, target) if _ask_tags(request, rows, ask=ask) else rows
 
 
 def _ask_tags(request: Request, rows: Sequence[PlanRow], *, ask: bool = False) -> bool:
@@ -143,8 +143,8 @@ def find(cache: Cache, planned: Planned, *, proved: bool = False) -> Built | Non
     )
 
 
-def build(request: Request, goal: str, *, command: Sequence[str] = (), reuse: Reuse | None = None) -> list[Built]:
-    """Build every stage of `goal` that is not here yet.
+def build(request: Request, target: str, *, command: Sequence[str] = (), reuse: Reuse | None = None) -> list[Built]:
+    """Build every stage of `target` that is not here yet.
 
     Args:
         command: how to run this again, for messages.
@@ -154,16 +154,16 @@ def build(request: Request, goal: str, *, command: Sequence[str] = (), reuse: Re
         ToolchainError: a stage failed; what is finished stays.
     """
     # What is wrong with the request must show before the first long step, not behind it.
-    rows = plan(request, goal, proved=request.contract)
+    rows = plan(request, target, proved=request.contract)
     for row in rows:
         _allowed(request, row.planned, row.built)
     # With `reuse` all of it may come from elsewhere; then this waits for the first stage that does not.
     ready = functools.cache(
-        lambda: _ready(request, rows if reuse is None else plan(request, goal, proved=request.contract))
+        lambda: _ready(request, rows if reuse is None else plan(request, target, proved=request.contract))
     )
     if reuse is None:
         ready()
-    rows = _looked_into(request, goal, rows, fetch=reuse is None)
+    rows = _looked_into(request, target, rows, fetch=reuse is None)
     # What may come finished from elsewhere needs no sources.
     wanted = [source for row in rows if row.built is None and reuse is None for source in row.planned.sources]
     fetching = Prefetch(
@@ -173,12 +173,12 @@ def build(request: Request, goal: str, *, command: Sequence[str] = (), reuse: Re
     run = _Run(first=first, prefetch=fetching, command=command, reuse=reuse, ready=ready)
     results: dict[str, Built] = {}
     for one in by_arch(request):
-        for built in _build_stages(one, goal, run):
+        for built in _build_stages(one, target, run):
             results.setdefault(built.input_digest, built)
     return list(results.values())
 
 
-def _looked_into(request: Request, goal: str, rows: list[PlanRow], *, fetch: bool) -> list[PlanRow]:
+def _looked_into(request: Request, target: str, rows: list[PlanRow], *, fetch: bool) -> list[PlanRow]:
     """The plan once Triton's tree is here: what it says against the LLVM below it must show before that is built.
 
     Args:
@@ -192,7 +192,7 @@ def _looked_into(request: Request, goal: str, rows: list[PlanRow], *, fetch: boo
     for source in trees if fetch else ():
         LOG.info("%s: fetching %s, to hold its LLVM pin against the plan", source.name, source.ref)
         fetch_source(source, cache=request.cache, offline=request.offline, mirrors=request.mirrors)
-    return plan(request, goal, proved=request.contract) if tagged or fetch else rows
+    return plan(request, target, proved=request.contract) if tagged or fetch else rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,8 +210,8 @@ class _Run:
     ready: Callable[[], None]
 
 
-def _build_stages(request: Request, goal: str, run: _Run) -> list[Built]:
-    stages = stages_of(goal, request)
+def _build_stages(request: Request, target: str, run: _Run) -> list[Built]:
+    stages = stages_of(target, request)
     planned_below: dict[str, Planned] = {}
     built_below: dict[str, Built] = {}
     # A plan stands while what it rests on stands: the stages below, and files that nobody but the tool writes.

@@ -12,8 +12,8 @@ from toolchain.request import Request
 from toolchain.stages.stage import Stage
 
 
-def stages_of(goal: str, request: Request) -> tuple[Stage, ...]:
-    """The stages that `goal` needs for the request's one architecture, lowest first.
+def stages_of(target: str, request: Request) -> tuple[Stage, ...]:
+    """The stages that `target` needs for the request's one architecture, lowest first.
 
     LLVM for another machine than this one is built in this one's base, against the other's system; a portable one
     against an old system. Triton from source rests on the LLVM layer, a wheel from the index does not. `all` is
@@ -23,20 +23,20 @@ def stages_of(goal: str, request: Request) -> tuple[Stage, ...]:
     Raises:
         UnsupportedError: no such stage, or not for this architecture.
     """
-    if goal not in catalog.targets():
-        raise UnsupportedError(f"no such stage: {goal!r}", fix=f"one of {', '.join(catalog.targets())}")
+    if target not in catalog.targets():
+        raise UnsupportedError(f"no such stage: {target!r}", fix=f"one of {', '.join(catalog.targets())}")
     (arch,) = request.arch
     foreign = arch != this_machine()
     # The base is for this machine; of another one there is the system that LLVM is compiled against.
-    named = "sysroot" if goal == "base" and foreign else goal
-    rows = [one for one in catalog.STAGES if (_in_all(one, request) if goal == ALL else one.name == named)]
+    named = "sysroot" if target == "base" and foreign else target
+    rows = [one for one in catalog.STAGES if (_in_all(one, request) if target == ALL else one.name == named)]
     for one in rows:
         if one.machines and (foreign or arch not in one.machines):
             raise UnsupportedError(
-                f"{goal} is not built for {arch}",
+                f"{target} is not built for {arch}",
                 why="Triton and AOTriton, and the kernels they compile, are built for amd64 alone, on amd64;"
                 " other architectures get their LLVM layer",
-                fix=f"toolchain build llvm --arch {arch}, and {goal} with --arch {','.join(one.machines)}",
+                fix=f"toolchain build llvm --arch {arch}, and {target} with --arch {','.join(one.machines)}",
             )
     made: dict[str, Stage] = {}
     for one in rows:

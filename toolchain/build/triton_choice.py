@@ -42,14 +42,14 @@ class Asked:
     """What the options say of Triton and LLVM.
 
     Args:
-        goal: the stage that is asked for; empty where none is.
+        target: the stage that is asked for; empty where none is.
         triton: a version, a commit, a folder or a pin file; after `settle` a version or a commit.
         sources: overrides by source name.
         ranks: how strong `triton`, `aotriton`, `source` and `lock` are, as far as they are given.
         notes: what was decided for the user, a line each.
     """
 
-    goal: str
+    target: str
     triton: str | None = None
     aotriton: str | None = None
     sources: Mapping[str, SourceSpec] = field(default_factory=dict)
@@ -97,7 +97,12 @@ def settle(asked: Asked, *, lock: Lock | None, folder: Path, cache: Cache) -> As
 
 def wheel_hint(asked: Asked, allow_binary: tuple[str, ...]) -> str:
     """The line for a command line from when the wheel came without being named; empty where it is not needed."""
-    if BINARY not in allow_binary or "triton" in asked.sources or asked.aotriton or not involves(asked.goal, "triton"):
+    if (
+        BINARY not in allow_binary
+        or "triton" in asked.sources
+        or asked.aotriton
+        or not involves(asked.target, "triton")
+    ):
         return ""
     return f"Triton is built from source; for the wheel that --allow-binary {BINARY} lets in, name it: {WHEEL}"
 
@@ -118,7 +123,7 @@ def _strongest(asked: Asked) -> Asked:
         rest = {name: spec for name, spec in asked.sources.items() if name != "triton"}
         asked = asked.told(f"--triton {asked.triton} overrules triton={asked.sources['triton']}", sources=rest)
     weaker = "aotriton" in others and asked.rank("aotriton") > asked.rank("triton")
-    if weaker and asked.goal in {"llvm", "triton", "kernels"}:
+    if weaker and asked.target in {"llvm", "triton", "kernels"}:
         asked = asked.told(f"--triton {asked.triton} overrules AOTriton {asked.aotriton}", aotriton=None)
     return asked
 
@@ -146,19 +151,19 @@ def _as_locked(asked: Asked, lock: Lock) -> Asked:
 
 def _as_found(asked: Asked, folder: Path, lock: Lock | None) -> Asked:
     """With the pin or the checkout in the folder, where nothing names a Triton. It names versions and nothing else."""
-    named = {"triton", "llvm"} if asked.goal == "llvm" else {"triton"}
-    if not involves(asked.goal, "llvm") or asked.aotriton or asked.sources.keys() & named or not pin_files(folder):
+    named = {"triton", "llvm"} if asked.target == "llvm" else {"triton"}
+    if not involves(asked.target, "llvm") or asked.aotriton or asked.sources.keys() & named or not pin_files(folder):
         return asked
     checkout = _is_checkout(folder)
     if lock is not None and not (checkout and dict(lock.request.get("source", {})).get("triton") == "PATH"):
         return asked
-    if not checkout and asked.goal != "llvm":
+    if not checkout and asked.target != "llvm":
         return asked.told(f"{pin_files(folder)[0].name} in this folder names an LLVM and no Triton; not used")
     pin = read_pin(folder)
     where = Path(pin.origin).relative_to(folder)
     notes = (*asked.notes, *pin.warnings)
     if checkout:
-        what = "" if asked.goal == "llvm" else "Triton is the checkout in this folder; "
+        what = "" if asked.target == "llvm" else "Triton is the checkout in this folder; "
         line = f"{what}LLVM {pin.commit} of {pin.repository}, the pin in ./{where}"
         sources = {**asked.sources, "triton": of_folder(folder)}
         return replace(
@@ -188,7 +193,7 @@ def _by_pin(asked: Asked, pin: LlvmPin) -> Asked:
 
 def _as_version(asked: Asked, wanted: str) -> Asked:
     row = newest_patch(wanted)
-    if involves(asked.goal, "llvm") and "llvm" not in asked.sources:
+    if involves(asked.target, "llvm") and "llvm" not in asked.sources:
         triton_release(row.version)  # an LLVM that nobody knows is refused before all else
     if row.version != wanted.removeprefix("v"):
         return asked.told(f"Triton {wanted} is {row.version}, the newest patch release on record", triton=row.version)
@@ -199,7 +204,7 @@ def _as_path(asked: Asked, path: Path, cache: Cache) -> Asked:
     """A folder is a checkout, to be built as `--source triton=FOLDER`; a file is a pin, and names an LLVM alone."""
     if path.is_dir():
         return _as_folder(asked, path, cache)
-    if asked.goal not in {"llvm", "base"}:
+    if asked.target not in {"llvm", "base"}:
         raise PinError(
             f"--triton {path} names no Triton",
             why="a file is the pin of an LLVM, and of that no Triton can be told",

@@ -113,8 +113,8 @@ class Exported:
         }
 
 
-def export(request: Request, goal: str, dest: Target) -> Exported:
-    """Write all that building `goal` takes in to `dest`: sources, wheels, patches, the finished base, and their lock.
+def export(request: Request, target: str, dest: Target) -> Exported:
+    """Write all that building `target` takes in to `dest`: sources, wheels, patches, the finished base, and their lock.
 
     The same cache and request give the same bytes. What `dest` has already is not sent again.
 
@@ -122,9 +122,9 @@ def export(request: Request, goal: str, dest: Target) -> Exported:
         SourceError: the base is not built yet, or a source cannot be had.
         RegistryError, UnreachableError: it could not be written or sent.
     """
-    rows = settled(request, goal)
+    rows = settled(request, target)
     planned = [row.planned for row in rows]
-    bases = [(base, _row_of(base, rows)) for base in resolve(request, planned, goal).bases]
+    bases = [(base, _row_of(base, rows)) for base in resolve(request, planned, target).bases]
     for base, row in bases:
         _require_built(base, row)
     request.cache.work.mkdir(parents=True, exist_ok=True)
@@ -134,12 +134,12 @@ def export(request: Request, goal: str, dest: Target) -> Exported:
             packer.source(source)
         for base, row in bases:
             packer.base(base, row)
-        lock = resolve(request, planned, goal)  # by now every tree is in the store
+        lock = resolve(request, planned, target)  # by now every tree is in the store
         if lock.bases != tuple(base for base, _ in bases):
             raise SourceError("a base was made anew while it was packed", fix="run the command again")
         packer.content("lock", "toolchain", lockfile.DEFAULT, lockfile.render(lock))
-        manifest = packer.manifest(goal)
-        tag = dest.tag or dest.default_tag(f"bundle-{goal}")
+        manifest = packer.manifest(target)
+        tag = dest.tag or dest.default_tag(f"bundle-{target}")
         with open_place(dest) as place:
             done = place.put(packer.layout, manifest, (tag,))
     return Exported(done, lock, tuple(packer.sorted()))
@@ -238,12 +238,12 @@ class _Packer:
         blob = Descriptor(media.LAYER, digest, target.stat().st_size)
         self.entries.append(Entry(kind=kind, name=name, title=title, blob=blob, of=of))
 
-    def manifest(self, goal: str) -> Descriptor:
+    def manifest(self, target: str) -> Descriptor:
         """The artifact."""
         config = self.layout.put_bytes(b"{}", media.EMPTY)
         notes: Mapping[str, str] = {
             labels.CREATED: timestamp(EPOCH),
-            labels.TITLE: f"toolchain bundle: {goal}",
+            labels.TITLE: f"toolchain bundle: {target}",
         }
         value = {
             "schemaVersion": 2,

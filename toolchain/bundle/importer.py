@@ -44,7 +44,7 @@ from toolchain.sources.unpack import unpack_tar
 
 
 @dataclass(frozen=True)
-class Taken:
+class ImportedEntry:
     """An entry, and whether it came now or was here already."""
 
     entry: Entry
@@ -62,7 +62,7 @@ class Imported:
 
     digest: str
     lock: Lock
-    taken: tuple[Taken, ...]
+    taken: tuple[ImportedEntry, ...]
     command: tuple[str, ...]
 
     def as_json(self) -> dict[str, Any]:
@@ -74,7 +74,7 @@ class Imported:
         }
 
 
-def bring(ref: Target, cache: Cache, lock_path: Path) -> Imported:
+def import_bundle(ref: Target, cache: Cache, lock_path: Path) -> Imported:
     """Fill a cache from a bundle. What is here already and whole is not brought again.
 
     Args:
@@ -152,28 +152,30 @@ class _Taker:
             raise HostileInputError(f"the bundle holds {len(locks)} locks", fix=DO_NOT)
         return lockfile.parse(self._small(locks[0]), "the bundle's lock")
 
-    def take(self, lock: Lock) -> list[Taken]:
+    def take(self, lock: Lock) -> list[ImportedEntry]:
         """Everything; whatever has a say in what is believed is looked at before the first thing is taken.
 
         Raises:
-            HostileInputError, DigestError: see `bring`.
+            HostileInputError, DigestError: see `import_bundle`.
         """
         require_fitting(lock)
         require_whole(lock, self._entries)
         self._named_parts(lock)
         records, bases = self._records(lock), self._bases(lock)
-        done = [Taken(self._of("lock")[0], True)]
-        done += [Taken(entry, self._source(entry, lock)) for entry in self._of("file", "tree", "patch")]
+        done = [ImportedEntry(self._of("lock")[0], True)]
+        done += [ImportedEntry(entry, self._source(entry, lock)) for entry in self._of("file", "tree", "patch")]
         self._images.ensure()
         # Whose content names the others comes last.
-        done += [Taken(entry, self._blob(entry)) for entry in self._of("blob") if entry.of not in media.MANIFESTS]
-        done += [Taken(entry, self._blob(entry)) for entry in self._of("blob") if entry.of in media.MANIFESTS]
+        done += [
+            ImportedEntry(entry, self._blob(entry)) for entry in self._of("blob") if entry.of not in media.MANIFESTS
+        ]
+        done += [ImportedEntry(entry, self._blob(entry)) for entry in self._of("blob") if entry.of in media.MANIFESTS]
         for base in lock.bases:
             self._tag(base, records)
         for entry, record in records.items():
-            done.append(Taken(entry, self._record(record)))
+            done.append(ImportedEntry(entry, self._record(record)))
         for entry, (path, value) in bases.items():
-            done.append(Taken(entry, _write(path, value)))
+            done.append(ImportedEntry(entry, _write(path, value)))
         return done
 
     # What the lock says about the base, and about sysroots

@@ -48,11 +48,11 @@ def bundle_import(
     json_: o.JsonOpt = False,
 ) -> None:
     """Fill the cache from a bundle, every digest checked; then `build STAGE --offline --locked` needs no network."""
-    from toolchain.bundle.importer import bring  # noqa: PLC0415 - brings the registry client in
+    from toolchain.bundle.importer import import_bundle  # noqa: PLC0415 - brings the registry client in
 
     where = make_request(cache=cache).cache
     with in_use(where, make=True):
-        done = bring(parse(ref), where, lock_file)
+        done = import_bundle(parse(ref), where, lock_file)
     if json_:
         console.data(done.as_json())
         return

@@ -40,8 +40,10 @@ def with_request(*without: str) -> Callable[[Callable[..., None]], Callable[...,
 
         @functools.wraps(verb)
         def command(ctx: typer.Context, **given: Any) -> None:
-            goal = str(given.get("stage", "kernels"))  # `kernels run` names no stage
-            request = make_request(**{one.name: given.pop(one.name) for one in offered}, goal=goal, ranks=_ranks(ctx))
+            target = str(given.get("stage", "kernels"))  # `kernels run` names no stage
+            request = make_request(
+                **{one.name: given.pop(one.name) for one in offered}, target=target, ranks=_ranks(ctx)
+            )
             with in_use(request.cache):
                 verb(request=request, **given)
 
@@ -109,7 +111,7 @@ def _floor(base: str | None, glibc: str | None) -> str:
 
 def _settled(asked: Asked, lock: Lock | None, request: Request) -> Asked:
     """Which Triton is meant; what was decided for the user is told, a line each."""
-    if not asked.goal and asked.triton is None:
+    if not asked.target and asked.triton is None:
         return asked
     found = settle(asked, lock=lock, folder=Path.cwd(), cache=request.cache)
     hint = wheel_hint(found, request.allow_binary)
@@ -118,11 +120,11 @@ def _settled(asked: Asked, lock: Lock | None, request: Request) -> Asked:
     return found
 
 
-def make_request(*, goal: str = "", ranks: Mapping[str, int] | None = None, **given: Any) -> Request:
+def make_request(*, target: str = "", ranks: Mapping[str, int] | None = None, **given: Any) -> Request:
     """Check and combine option values.
 
     Args:
-        goal: the stage that is asked for; empty where none is, and then nothing is looked for in the folder.
+        target: the stage that is asked for; empty where none is, and then nothing is looked for in the folder.
         ranks: see `toolchain.build.triton_choice.Asked`.
         given: by parameter, as the command line gives them; the default holds for what is missing or None.
 
@@ -143,7 +145,11 @@ def make_request(*, goal: str = "", ranks: Mapping[str, int] | None = None, **gi
 
         lock = read(request.lock_file or Path(DEFAULT))
     asked = Asked(
-        goal=goal, triton=request.triton, aotriton=request.aotriton, sources=request.sources, ranks=dict(ranks or {})
+        target=target,
+        triton=request.triton,
+        aotriton=request.aotriton,
+        sources=request.sources,
+        ranks=dict(ranks or {}),
     )
     asked = _settled(asked, lock, request)
     return replace(request, triton=asked.triton, aotriton=asked.aotriton, sources=dict(asked.sources), lock=lock)

@@ -36,13 +36,13 @@ _Write = Callable[[Request, Built, Path], list[Path]]
 _ARCH = {"amd64": "x64"}
 
 
-def check_folder(goal: str, folder: Path) -> None:
+def check_folder(target: str, folder: Path) -> None:
     """See before the build that archives can be written after it; makes the folder.
 
     Raises:
-        ConfigError: `goal` has no plain form, or the folder cannot be made or written to.
+        ConfigError: `target` has no plain form, or the folder cannot be made or written to.
     """
-    if not any(row.archive and involves(goal, row.name) for row in STAGES):
+    if not any(row.archive and involves(target, row.name) for row in STAGES):
         raise _no_plain_form()
     try:
         folder.mkdir(parents=True, exist_ok=True)

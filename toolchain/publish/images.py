@@ -55,8 +55,8 @@ class Delivered:
         }
 
 
-def deliver(request: Request, goal: str, dest: Target, *, signer: Signer | Keyless | None = None) -> list[Delivered]:
-    """Publish the finished images of `goal` (its topmost stage, or all but the base for `all`), each as an index.
+def deliver(request: Request, target: str, dest: Target, *, signer: Signer | Keyless | None = None) -> list[Delivered]:
+    """Publish the finished images of `target` (its topmost stage, or all but the base for `all`), each as an index.
 
     Images of one name for several architectures go into one index, whose bytes do not tell which was built first.
 
@@ -70,16 +70,18 @@ def deliver(request: Request, goal: str, dest: Target, *, signer: Signer | Keyle
     wanted: dict[str, list[_One]] = {}
     missing = []
     for one in by_arch(request):
-        rows = plan(one, goal)
+        rows = plan(one, target)
         planned = [row.planned for row in rows]
         for row in rows:
-            if row.planned.name not in published(goal):
+            if row.planned.name not in published(target):
                 continue
             wanted.setdefault(row.planned.image, []).append(_One(row, planned))
             if row.built is None:
                 missing.append(row.planned.image + (f" for {row.arch}" if len(request.arch) > 1 else ""))
     if missing:
-        raise SourceError(f"not built yet: {', '.join(missing)}", fix=f"toolchain build {goal}, with the same options")
+        raise SourceError(
+            f"not built yet: {', '.join(missing)}", fix=f"toolchain build {target}, with the same options"
+        )
     return [_deliver(request, image, images, dest, signer) for image, images in wanted.items()]
 
 

@@ -40,7 +40,7 @@ class Wanted:
         return f"wanted: {self.file}, {self.size} bytes, SHA-256 {self.sha256.removeprefix('sha256:')}"
 
     @property
-    def bring(self) -> str:
+    def how_to_bring_it(self) -> str:
         """How a person brings the file: by path, if a source can be named, or in a bundle."""
         bundle = "on a machine that has it: toolchain bundle export, then here: toolchain bundle import REF"
         if self.source.startswith("wheel-"):  # no option names what a build only imports
@@ -64,7 +64,7 @@ def first_or_elsewhere(fetch: Callable[[], Path], wanted: Wanted, store: Store, 
         return fetch()
     except (SourceError, UnreachableError) as error:
         if offline:
-            fix = "\n".join(filter(None, (error.fix, wanted.bring)))
+            fix = "\n".join(filter(None, (error.fix, wanted.how_to_bring_it)))
             raise UnreachableError(error.what, why=wanted.promised, fix=fix) from error
         failed: list[tuple[str, ToolchainError]] = [(wanted.first, error)]
     for url in wanted.mirrors:
@@ -88,7 +88,7 @@ def _gone(wanted: Wanted, failed: Sequence[tuple[str, ToolchainError]]) -> Toolc
     return kind(
         f"{wanted.file} can be had nowhere",
         why="\n".join([wanted.promised, *told]),
-        fix="\n".join([wanted.bring, *later]),
+        fix="\n".join([wanted.how_to_bring_it, *later]),
     )
 
 

@@ -42,7 +42,7 @@ class LlvmSubset:
         stem: of the image's name.
         projects: LLVM_ENABLE_PROJECTS.
         components: LLVM_DISTRIBUTION_COMPONENTS.
-        goal: `distribution`, or the programs that are all of the layer.
+        target: `distribution`, or the programs that are all of the layer.
         libraries: that the layer holds whatever Triton wants, as its contract check looks for them.
         headers: below include/, besides those that a component brings.
         native: programs that building it for another machine runs.
@@ -54,7 +54,7 @@ class LlvmSubset:
     stem: str
     projects: tuple[str, ...]
     components: tuple[str, ...]
-    goal: str
+    target: str
     libraries: tuple[str, ...] = ()
     headers: tuple[str, ...] = ()
     native: tuple[str, ...]
@@ -75,12 +75,12 @@ def subset_of(only: str, needs: LlvmRequirements) -> LlvmSubset:
     if only == DISTRIBUTION:
         return LlvmSubset(
             name=only, told="", stem="llvm-triton", projects=needs.projects, components=needs.components,
-            goal="distribution", native=_GENERATORS, disk=FULL_DISK,
+            target="distribution", native=_GENERATORS, disk=FULL_DISK,
         )  # fmt: skip
     if only == TABLEGEN:
         return LlvmSubset(
             name=only, told="table generators only", stem="llvm-triton-tablegen", projects=needs.projects,
-            components=needs.components, goal="llvm-tblgen mlir-tblgen", native=("llvm-min-tblgen",),
+            components=needs.components, target="llvm-tblgen mlir-tblgen", native=("llvm-min-tblgen",),
             disk=5_000_000_000,
         )  # fmt: skip
     if only == SUPPORT:
@@ -89,7 +89,7 @@ def subset_of(only: str, needs: LlvmRequirements) -> LlvmSubset:
         # none of these objects from the other parts.
         return LlvmSubset(
             name=only, told="LLVMDemangle and LLVMSupport only", stem="llvm-triton-support", projects=("lld",),
-            components=(*libraries, "cmake-exports"), goal="distribution", libraries=libraries, headers=_HEADERS,
+            components=(*libraries, "cmake-exports"), target="distribution", libraries=libraries, headers=_HEADERS,
             native=(), disk=3_000_000_000,
         )  # fmt: skip
     known = ", ".join((TABLEGEN, SUPPORT))
