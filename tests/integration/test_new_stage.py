@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from toolchain.cache import Cache, default_cache
 from toolchain.oci.layer_files import read_member
 from toolchain.oci.layout import Layout
 
@@ -34,7 +35,8 @@ def test_it_is_built_in_the_base_and_published(tmp_path: Path) -> None:
         return json.loads(done.stdout)
 
     asked = ("--base", "debian13", "--source", "notes=notes")
-    image = tool("build", "report", *asked)["stages"][-1]["image"]
+    stage = tool("build", "report", *asked)["stages"][-1]
+    image = stage["image"]
     tool("publish", "oci:out", "--stage", "report", *asked)
     layout = Layout(tmp_path / "out")
     manifest = layout.children(layout.resolve(image))[0]
@@ -44,3 +46,4 @@ def test_it_is_built_in_the_base_and_published(tmp_path: Path) -> None:
     assert text == b"one\ntwo\n2\n"
     again = tool("reproduce", "--stage", "report", *asked)
     assert (again["image"], again["equal"]) == (image, True)
+    Cache(default_cache()).record(stage["input_digest"]).unlink()

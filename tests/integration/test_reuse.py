@@ -78,8 +78,8 @@ def test_taken_from_a_registry(two: Two) -> None:
     assert said.code == 0, said.err
     (row,) = said.json["stages"]
     assert row["reused"] is True
-    assert row.taken_from.startswith(f"{two.place}/{two.built.planned.image}@sha256:")
-    assert row.facts == json.loads(json.dumps(dict(two.built.facts)))
+    assert row["taken_from"].startswith(f"{two.place}/{two.built.planned.image}@sha256:")
+    assert row["facts"] == json.loads(json.dumps(dict(two.built.facts)))
     assert two.planned_as_reused()
     # From now on it is simply there: nobody is asked.
     dead = f"127.0.0.1:{free_port()}/ns"
