@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from toolchain.build.record import used_mark
+from toolchain.build.workspace import image_tag
 from toolchain.cache import Cache, default_cache
 from toolchain.oci.layer_files import read_member
 from toolchain.oci.layout import Layout
@@ -46,4 +48,8 @@ def test_it_is_built_in_the_base_and_published(tmp_path: Path) -> None:
     assert text == b"one\ntwo\n2\n"
     again = tool("reproduce", "--stage", "report", *asked)
     assert (again["image"], again["equal"]) == (image, True)
-    Cache(default_cache()).record(stage["input_digest"]).unlink()
+    cache = Cache(default_cache())
+    record = cache.record(stage["input_digest"])
+    record.unlink()
+    used_mark(record).unlink(missing_ok=True)
+    Layout(cache.images).untag(image_tag(image, stage["input_digest"]))
