@@ -26,7 +26,7 @@ def err() -> Console:
     """Standard error, for people. Rich is loaded for the first line that is said."""
     from rich.console import Console  # noqa: PLC0415 - a third of the time that `toolchain --version` may take
 
-    return Console(stderr=True, highlight=False, soft_wrap=True)
+    return Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
 
 def plain(text: str) -> str:
@@ -66,9 +66,9 @@ def show(*pictures: RenderableType) -> None:
     """Print tables on standard output; where nobody watches they are wide, since what is cut off is lost."""
     from rich.console import Console  # noqa: PLC0415 - see `err`
 
-    out = Console(file=sys.stdout, highlight=False)
+    out = Console(file=sys.stdout, highlight=False, emoji=False)
     if not out.is_terminal:
-        out = Console(file=sys.stdout, highlight=False, width=_WIDE)
+        out = Console(file=sys.stdout, highlight=False, width=_WIDE, emoji=False)
     for picture in pictures:
         out.print(picture)
 

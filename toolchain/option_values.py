@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -15,6 +16,11 @@ if TYPE_CHECKING:
     from toolchain.sources.spec import SourceSpec
 
 SOURCES = source_names()
+
+
+def is_triton_path(text: str) -> bool:
+    """Whether `--triton` names a file or folder: what is neither a version nor a commit."""
+    return re.fullmatch(r"[vV]?\d[\w.+]*|[0-9a-fA-F]{40}", text.strip()) is None
 
 
 def arches(text: str) -> tuple[str, ...]:

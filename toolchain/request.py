@@ -110,7 +110,8 @@ class Request:
     triton: str | None = field(
         default=None,
         metadata=option(
-            "triton", metavar="VERSION|COMMIT|FOLDER", example="3.7.1", counts=True, lock="changed",
+            "triton", metavar="VERSION|COMMIT|FOLDER", example="3.7.1", counts=True, lock="changed", place="path",
+            is_path=reading.is_triton_path,
             help="Triton from source, and its LLVM: a version, a commit, or a checkout. For llvm a pin file too.",
         ),
     )  # fmt: skip

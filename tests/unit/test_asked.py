@@ -275,3 +275,41 @@ def test_the_lock_of_a_checkout_holds_no_path_of_this_machine(here: Here, tmp_pa
     request = Request(cache=Cache(tmp_path / "cache"), sources=specs({"triton": str(here.folder)}))
     made = locking.resolve(request, [row.planned for row in plan(request, "llvm")], "llvm")
     assert made.request["source"] == {"triton": "PATH"}
+
+
+def test_a_file_names_what_lies_beside_it(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another pin of the same name in the current folder must not come in its place."""
+    beside = here.folder.parent / "conf"
+    pin(beside, V36.llvm)
+    (beside / "toolchain.toml").write_text('triton = "llvm-hash.txt"\n')
+    pin(here.folder, V37.llvm)
+    done = CliRunner().invoke(app, ["--config", "../conf/toolchain.toml", "plan", "llvm", "--json"])
+    assert json.loads(done.stdout)["stages"][-1]["sources"][0]["ref"] == V36.llvm, done.stderr
+    (beside / "toolchain.toml").write_text('triton = "3.6.0"\n')
+    done = CliRunner().invoke(app, ["--config", "../conf/toolchain.toml", "plan", "llvm", "--json"])
+    assert json.loads(done.stdout)["stages"][-1]["sources"][0]["ref"] == V36.llvm, done.stderr
+
+
+def test_sources_that_do_not_count_are_told(here: Here) -> None:
+    (here.folder / "toolchain.toml").write_text(f'source = ["llvm=https://github.com/{V36.repository}@{V36.llvm}"]\n')
+    assert here.llvm() == (V36.llvm, V36.repository, "")
+    code, _, said = here.call("plan", "triton", "--source", "triton=pypi:3.7.1")
+    assert code == 0
+    assert f"not used: llvm=https://github.com/{V36.repository}@{V36.llvm}" in said
+
+
+def test_a_file_that_cannot_be_read_is_no_reason_for_the_default(here: Here) -> None:
+    (here.folder / "toolchain.toml").symlink_to("nowhere")
+    code, _, said = here.call("plan", "llvm")
+    assert code == 3
+    assert "cannot read toolchain.toml" in said
+
+
+def test_a_folder_that_is_gone(here: Here) -> None:
+    gone = here.folder / "gone"
+    gone.mkdir()
+    os.chdir(gone)
+    gone.rmdir()
+    code, found, _ = here.call("plan", "llvm")
+    os.chdir(here.folder)
+    assert (code, found["what"]) == (3, "there is no current folder")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,7 +29,7 @@ class Server(ThreadingHTTPServer):
     def __init__(self, name: str) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.address = f"{name}:{self.server_address[1]}"
-        self.elsewhere = self.realm = ""
+        self.elsewhere = self.realm = self.token = self.words = ""
         self.seen: list[tuple[str, str]] = []
 
 
@@ -42,6 +43,12 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.server.seen.append((self.path, self.headers.get("Authorization", "")))
+        if self.server.token and self.path.startswith("/token"):
+            self._say(200, f'{{"token": "{self.server.token}"}}')
+            return
+        if self.server.words and "Bearer" in self.headers.get("Authorization", ""):
+            self._say(403, self.server.words)
+            return
         self.send_response(307 if self.server.elsewhere else 401)
         if self.server.elsewhere:
             self.send_header("Location", self.server.elsewhere)
@@ -49,6 +56,12 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header("WWW-Authenticate", f'Bearer realm="{self.server.realm}"')
         self.send_header("Content-Length", "0")
         self.end_headers()
+
+    def _say(self, status: int, text: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text.encode())
 
 
 @contextmanager
@@ -75,3 +88,22 @@ def test_a_store_elsewhere_cannot_ask_for_the_login(tmp_path: Path) -> None:
             connection.pull_blob("ns/name", blob, Layout(tmp_path / "layout").ensure())
     assert [path for path, _ in store.seen] == ["/blob"]
     assert not any(login for _, login in store.seen)
+
+
+@pytest.mark.parametrize("form", ["denied: {}", '{{"errors": [{{"code": "DENIED", "message": "denied: {}"}}]}}'])
+def test_what_a_registry_says_back_shows_no_secret(tmp_path: Path, form: str) -> None:
+    """Neither the password of the login nor a token that is longer than what is shown."""
+    token = "Tabc" + "abc123" * 200
+    with serving(Server("127.0.0.1")) as registry:
+        registry.realm, registry.token = f"http://{registry.address}/token", token
+        registry.words = form.format(f"hunter2-very-secret {token}")
+        login = base64.b64encode(b"alice:hunter2-very-secret").decode()
+        with (
+            Registry(registry.address, login=login, attempts=1) as connection,
+            pytest.raises(RegistryError) as caught,
+        ):
+            connection.pull_blob(
+                "ns/name", Descriptor(media.LAYER_GZIP, DIGEST, 3), Layout(tmp_path / "layout").ensure()
+            )
+    assert "denied: [secret] [secret]" in caught.value.why
+    assert "abc123" not in f"{caught.value.what}{caught.value.why}{caught.value.fix}"

@@ -15,7 +15,7 @@ from tests.evidence_fixtures import FILES, FINISHED, LLVM, Stand, ed25519_signer
 from tests.fake_registry import fake_registry
 from tests.places import attach, attach_layers, fetch_image, gather, publish, referrers, verify
 from toolchain.digest import canonical
-from toolchain.errors import ConfigError, RegistryError
+from toolchain.errors import ConfigError, RegistryError, UntrustedError
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.image import write_index
@@ -573,3 +573,29 @@ def test_the_older_name_of_the_predicate(stand: Stand) -> None:
     stand.say(stand.provenance())
     assert look(stand).verdict == "trusted"
     assert "sbom" in look(stand, None).checks
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"_type": "https://in-toto.io/Statement/v0.1"},
+        {"predicate": []},
+        {"predicate": None},
+        {"subject": 7},
+    ],
+)
+def test_a_further_statement_of_the_same_key_spoils_nothing(stand: Stand, change: dict[str, Any]) -> None:
+    """Whoever may push can attach what this key once signed for something else."""
+    stand.say_all()
+    stand.say({**stand.provenance(), **change})
+    assert look(stand).verdict == "trusted"
+
+
+def test_an_envelope_of_very_many_signatures_is_not_looked_at(stand: Stand) -> None:
+    stand.say_all()
+    signed = json.loads(dsse.sign(stand.provenance(), stand.signer).as_bytes())
+    signed["signatures"] *= dsse.MOST_SIGNATURES + 1
+    with pytest.raises(UntrustedError, match="more than 16 signatures"):
+        dsse.read(canonical(signed))
+    stand.attach(canonical(signed))
+    assert look(stand).verdict == "trusted"

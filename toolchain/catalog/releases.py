@@ -233,8 +233,17 @@ def read_pin(path: Path) -> LlvmPin:
 
 
 def pin_files(folder: Path) -> list[Path]:
-    """The files in a folder, or in the `cmake/` of a checkout, that say which LLVM Triton is built with."""
-    return [place / name for place in (folder, folder / "cmake") for name in _NAMES if (place / name).is_file()]
+    """The files in a folder, or in the `cmake/` of a checkout, that say which LLVM Triton is built with.
+
+    Raises:
+        PinError: one of the two may not be looked into.
+    """
+    try:
+        return [place / name for place in (folder, folder / "cmake") for name in _NAMES if (place / name).is_file()]
+    except OSError as error:
+        raise PinError(
+            f"cannot look for pins in {folder}", why=error.strerror or str(error), fix="check its rights"
+        ) from error
 
 
 def _text_of(file: Path) -> str:

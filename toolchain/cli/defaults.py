@@ -21,7 +21,8 @@ def defaults(config: Path | None) -> dict[str, Any] | None:
     Raises:
         ConfigError: the file cannot be used.
     """
-    chosen = config or (Path(DEFAULT) if Path(DEFAULT).is_file() else None)
+    # Whatever is there is read, and refused where it cannot be: a dangling link is no reason to build the default.
+    chosen = config or (Path(DEFAULT) if os.path.lexists(DEFAULT) else None)
     values: dict[str, Any] = {}
     if chosen is not None:
         from toolchain.cli.config_file import read_file  # noqa: PLC0415 - most calls have no file

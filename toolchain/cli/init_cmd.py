@@ -47,7 +47,8 @@ def _typed(ctx: typer.Context, name: str) -> bool:
 @_with_file_options
 def init(ctx: typer.Context, given: dict[str, Any]) -> None:
     """Write toolchain.toml with the options that are given, and all others as comments. After it `plan`, `build`,
-    `publish` and `lock` need none. A file that is there is left as it is. `--config FILE` names another file."""
+    `publish` and `lock` need no options; with `--stage` here `build` needs no stage either. A file that is there is
+    left as it is. `--config FILE` names another file."""
     config = ctx.parent.params.get("config") if ctx.parent is not None else None
     path = Path(config or DEFAULT)
     _check(given)

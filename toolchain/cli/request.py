@@ -41,6 +41,7 @@ def with_request(*without: str) -> Callable[[Callable[..., None]], Callable[...,
         @functools.wraps(verb)
         def command(ctx: typer.Context, **given: Any) -> None:
             target = str(given.get("stage", "kernels"))  # `kernels run` names no stage
+            _tell_unused(ctx, given)
             request = make_request(
                 **{one.name: given.pop(one.name) for one in offered}, target=target, ranks=_ranks(ctx)
             )
@@ -109,11 +110,38 @@ def _floor(base: str | None, glibc: str | None) -> str:
     return floor_of(glibc).glibc
 
 
+def _here() -> Path:
+    """The current folder.
+
+    Raises:
+        ConfigError: it is gone.
+    """
+    try:
+        return Path.cwd()
+    except OSError as error:
+        raise ConfigError(
+            "there is no current folder", why=error.strerror or str(error), fix="cd to one that is there"
+        ) from error
+
+
+def _tell_unused(context: typer.Context, given: Mapping[str, Any]) -> None:
+    """Sources and patches of the command line take the place of all that a weaker place names: say which that are."""
+    for name in ("source", "patch"):
+        found = context.get_parameter_source(name)
+        if found is None or found.name != "COMMANDLINE":
+            continue
+        named = {text.partition("=")[0] for text in given[name]}
+        weaker = context.lookup_default(name) or ()
+        unused = [text for text in weaker if text.partition("=")[0] not in named]
+        if unused:
+            console.note(f"--{name} of the command line counts alone; not used: {', '.join(unused)}")
+
+
 def _settled(asked: Asked, lock: Lock | None, request: Request) -> Asked:
     """Which Triton is meant; what was decided for the user is told, a line each."""
     if not asked.target and asked.triton is None:
         return asked
-    found = settle(asked, lock=lock, folder=Path.cwd(), cache=request.cache)
+    found = settle(asked, lock=lock, folder=_here(), cache=request.cache)
     hint = wheel_hint(found, request.allow_binary)
     for line in (*found.notes, *([hint] if hint else [])):
         console.note(line)

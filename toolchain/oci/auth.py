@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import os
 import re
 import time
@@ -62,11 +61,17 @@ def _identity_token(backend: object, key: str) -> str:
 
 def identity_of(login: str | None) -> str:
     """The identity token in a login, as credential helpers write it: its user is `<token>`. Empty without one."""
+    user, word = _word_of(login)
+    return word if user == IDENTITY else ""
+
+
+def _word_of(login: str | None) -> tuple[str, str]:
+    """User and password of a login; both empty where it is none."""
     try:
         user, _, word = base64.b64decode(login or "", validate=True).decode().partition(":")
-    except (binascii.Error, UnicodeDecodeError):
-        return ""
-    return word if user == IDENTITY else ""
+    except ValueError:  # no base64, no ASCII, no UTF-8
+        return "", ""
+    return user, word
 
 
 class NoNetrc(requests.auth.AuthBase):
@@ -105,7 +110,7 @@ class Authorizer:
         self._basic = ""
         self._service: tuple[str, str] | None = None  # realm and name of who gives tokens
         self._tokens: dict[tuple[str, ...], _Token] = {}
-        self._secrets: set[str] = {login or "", self._identity}
+        self._secrets: set[str] = {login or "", self._identity, _word_of(login)[1]}
 
     def header(self, scopes: Sequence[str]) -> dict[str, str]:
         """The header for a request that needs `scopes` (`repository:NAME:ACTIONS`); empty until the registry has asked.

@@ -23,6 +23,7 @@ from toolchain.oci.rules import for_host
 from toolchain.oci.ways import Habits
 
 LOG = logging.getLogger(__name__)
+_WORDS = 16 << 10  # bytes of an answer that nobody expected
 # To a manifest that is right these may pass too: docker-registry answers 400 DIGEST_INVALID, and others that a blob is
 # unknown, while another publisher writes the same blob's link. A registry that means it is asked a few times only.
 _UNSETTLED = frozenset({400, 404})
@@ -212,7 +213,8 @@ class Transport:
         """What an answer that nobody expected says: its code (empty without one), and its words without any secret."""
         code = ""
         try:
-            said = next(response.iter_content(600), b"").decode("utf-8", "replace")
+            # Enough for a whole token: a part of one could not be told from other text.
+            said = next(response.iter_content(_WORDS), b"").decode("utf-8", "replace")
         except requests.RequestException:
             said = ""
         with contextlib.suppress(ToolchainError, KeyError, IndexError, TypeError, AttributeError):

@@ -14,6 +14,7 @@ from toolchain.oci import descriptor as media
 from toolchain.trust.keys import PublicKey, Signer
 
 MEDIA_TYPE = media.DSSE
+MOST_SIGNATURES = 16
 IN_TOTO = "application/vnd.in-toto+json"
 
 
@@ -91,6 +92,9 @@ def read(content: bytes) -> Envelope:
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, binascii.Error) as error:
         raise UntrustedError("what is attached is not a signed envelope", why=f"{type(error).__name__}") from error
+    if len(found.signatures) > MOST_SIGNATURES:
+        # Each costs a look at the whole payload, and anybody may attach an envelope.
+        raise UntrustedError(f"an attached envelope has more than {MOST_SIGNATURES} signatures")
     if not found.signatures:
         raise UntrustedError("an attached envelope has no signature")
     return found

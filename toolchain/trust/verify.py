@@ -287,11 +287,17 @@ class _Image:
                 why=broken,
                 fix="publish it with --key or --keyless, or ask who published it",
             )
-        statements = [_statement(one) for one in good if one.payload_type == dsse.IN_TOTO]
+        statements = []
+        for envelope in (one for one in good if one.payload_type == dsse.IN_TOTO):
+            try:
+                statements.append(_statement(envelope))
+            except UntrustedError as error:  # one good one is enough, whoever attached the others
+                LOG.warning("%s is passed over: %s", error.what, error.why)
+                broken = f"{error.what}: {error.why}"
         if not statements:
             raise UntrustedError(
                 f"signature: none of {len(contents)} envelopes is signed by {who}",
-                why=f"they name {', '.join(sorted(names)[:3])}" if names else broken,
+                why=broken if good or not names else f"they name {', '.join(sorted(names)[:3])}",
             )
         self._checks["signature"] = f"by {who}"
         return statements
