@@ -1,3 +1,4 @@
+#!/bin/sh
 # Runs in the base: the notes, and how many lines they have.
 set -eu
 mkdir -p /out/usr/share/report
