@@ -21,7 +21,7 @@ from toolchain.oci.layer_files import layer_files
 from toolchain.oci.layout import Layout
 from toolchain.request import Request
 
-WORDS = ("--stage", "llvm", "--source", "llvm=distro:llvm-toolchain-22")
+WORDS = ("--stage", "llvm", "--source", "llvm=distro:llvm-toolchain-22", "--base", "debian13")
 PREFIX = "usr/lib64/llvm-triton-22.1.8"
 LLVM = {f"{PREFIX}/bin/mlir-tblgen": b"x", f"{PREFIX}/lib/cmake/mlir/MLIRConfig.cmake": b"x"}
 
