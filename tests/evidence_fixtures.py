@@ -27,9 +27,10 @@ from toolchain.oci.reference import LayoutRef
 from toolchain.oci.referrers import write_artifact
 from toolchain.publish.attestations import bill
 from toolchain.record import LOCAL_BUILDER, Record
-from toolchain.request import Request
+from toolchain.request import DEFAULT_GLIBC, Request
 from toolchain.stages.base import BaseStage, recipe_digest, write_packages
 from toolchain.stages.llvm import LlvmStage
+from toolchain.stages.python import PythonStage, pythons
 from toolchain.stages.stage import Built, Stage
 from toolchain.stages.sysroot import SysrootStage, sysroot_digest, sysroot_system
 from toolchain.trust import attest, dsse
@@ -214,6 +215,18 @@ def finished_sysroot(cache: Cache, work: Path, arch: str, version: str = "2.41",
         cache.package_list("sysroot", system.name, arch), {"recipe": sysroot_digest(system), "packages": rows}
     )
     return _finished(SysrootStage(), request, work)
+
+
+def finished_python(cache: Cache, work: Path) -> Built:
+    """The CPython that the base has, likewise."""
+    request = Request(cache=cache, glibc=DEFAULT_GLIBC)
+    asked = pythons(request)
+    rows = [
+        {"name": name, "version": "3", "architecture": "amd64", "sha256": "7" * 64}
+        for name in ("libpython3.13-dev", "python3.13-minimal")
+    ]
+    write_packages(cache.package_list("python", asked.name, "amd64"), {"recipe": asked.digest, "packages": rows})
+    return _finished(PythonStage(), request, work)
 
 
 def finished_llvm(request: Request, work: Path, files: Mapping[str, bytes]) -> Built:

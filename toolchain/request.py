@@ -172,7 +172,7 @@ class Request:
     pythons: tuple[str, ...] = field(
         default=(),
         metadata=option(
-            "python", kind="commas", help="Python versions of Triton's wheels, as 3.13,3.12.", example="3.13,3.12",
+            "python", kind="commas", help="Python versions of Triton's wheels, as 3.11,3.13.", example="3.11,3.13",
             counts=True, lock="changed",
         ),
     )  # fmt: skip

@@ -68,6 +68,12 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Here:
     return Here(folder)
 
 
+def stage(found: Any, name: str) -> Any:
+    """A stage of a plan, by its name."""
+    (row,) = [row for row in found["stages"] if row["name"] == name]
+    return row
+
+
 def pin(folder: Path, commit: str, name: str = "llvm-hash.txt", repository: str = "") -> None:
     folder.mkdir(exist_ok=True)
     text = json.dumps({"llvm_hash": commit, "build_number": 1}) if name.endswith("json") else f"{commit}\n"
@@ -130,7 +136,7 @@ def test_a_checkout_is_what_is_built_in_it(here: Here) -> None:
     assert code == 0
     assert said.count("\n") == 1
     assert "the checkout in this folder" in said
-    assert found["stages"][2]["image"] == f"llvm-triton-{V36.llvm[:8]}"
+    assert stage(found, "llvm")["image"] == f"llvm-triton-{V36.llvm[:8]}"
     # The LLVM is one's own, the Triton the folder's.
     llvm = f"llvm=https://github.com/llvm/llvm-project@{UNKNOWN}"
     assert here.triton("--source", llvm).startswith("local:")
@@ -146,7 +152,7 @@ def test_a_pin_alone_is_no_triton(here: Here) -> None:
     assert here.triton() == V37.commit
     _, found, said = here.call("plan", "triton")
     assert "names an LLVM and no Triton" in said
-    assert found["stages"][2]["sources"][0]["ref"] == V37.llvm
+    assert stage(found, "llvm")["sources"][0]["ref"] == V37.llvm
 
 
 def test_the_order_of_the_places(here: Here) -> None:

@@ -154,11 +154,13 @@ def test_what_rests_on_llvm_rests_on_the_portable_one(request_: Request) -> None
     assert names == {
         "base": ["base"],
         "sysroot": ["sysroot"],
-        "kernels": ["base", "sysroot", "llvm", "triton", "kernels"],
-        "all": ["base", "sysroot", "llvm", "triton", "kernels"],
+        "kernels": ["base", "sysroot", "python", "llvm", "triton", "kernels"],
+        "all": ["base", "sysroot", "llvm", "python", "triton", "kernels"],
     }
     with pytest.raises(UnsupportedError, match="compiled against that base itself"):
         stages_of("sysroot", replace(request_, glibc=""))
+    with pytest.raises(UnsupportedError, match="compiled against that base itself"):
+        stages_of("python", replace(request_, glibc=""))
 
 
 def test_links_stay_inside_of_the_floor(tmp_path: Path) -> None:

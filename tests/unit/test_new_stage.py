@@ -15,7 +15,17 @@ import pytest
 from tests.evidence_fixtures import finished_base
 from toolchain.cache import Cache
 from toolchain.catalog import stages
-from toolchain.catalog.stages import STAGES, StageRow, choice, involves, loaded, published, source_license, targets
+from toolchain.catalog.stages import (
+    STAGES,
+    StageRow,
+    choice,
+    involves,
+    loaded,
+    of_packages,
+    published,
+    source_license,
+    targets,
+)
 from toolchain.oci.labels import LICENSES
 from toolchain.oci.layout import Layout
 from toolchain.option_values import SOURCES
@@ -112,10 +122,10 @@ def test_the_table_is_whole() -> None:
     """Each row names what is there; what it stands on comes before it."""
     for number, row in enumerate(STAGES):
         assert {*row.on} <= {one.name for one in STAGES[:number]}, row.name
-        for reference in filter(None, (row.make, row.on_for, row.archive)):
+        for reference in filter(None, (row.make, row.on_for, row.cross, row.archive)):
             assert callable(loaded(reference)), reference
-    assert targets() == ("base", "sysroot", "llvm", "triton", "kernels", "aotriton", "all")
-    assert choice("base", "sysroot", "all") == "llvm, triton, kernels or aotriton."
+    assert targets() == ("base", "sysroot", "python", "llvm", "triton", "kernels", "aotriton", "all")
+    assert choice(*of_packages(), "all") == "llvm, triton, kernels or aotriton."
     assert SOURCES == ("aotriton", "flash-attn", "llvm", "triton")
     assert (source_license("flash-attn"), source_license("x")) == ("BSD-3-Clause", "")
 

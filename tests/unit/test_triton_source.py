@@ -17,7 +17,9 @@ from toolchain.errors import BuildError, PinError, SourceError, UnsupportedError
 from toolchain.request import Request
 from toolchain.stages.aotriton_library import aotriton_source, commit_of
 from toolchain.stages.llvm import llvm_needs, llvm_pin, llvm_source
-from toolchain.stages.triton_source import for_python, from_source, lit, lit_totals, ninja_seconds, triton_source
+from toolchain.stages.triton_origin import from_source, triton_source
+from toolchain.stages.triton_report import lit, lit_totals, ninja_seconds
+from toolchain.stages.triton_source import for_python
 
 PIN = "0729a74e66aeeb7a9839d80bfd64fc49b2e69f52"
 COMMIT = "d8da7c998c75c88691e0ec157fcfd92b49d7060a"

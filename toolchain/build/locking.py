@@ -10,10 +10,12 @@ from typing import Any
 
 from toolchain import __version__, console
 from toolchain.build.record import known_record
+from toolchain.build.targets import by_arch
 from toolchain.cache import Cache
 from toolchain.catalog.architectures import this_machine
 from toolchain.catalog.bases import base_recipe
-from toolchain.catalog.stages import source_license
+from toolchain.catalog.stages import loaded, source_license
+from toolchain.catalog.stages import row as stage_row
 from toolchain.digest import EPOCH, FORMAT, sha256_file, sha256_json
 from toolchain.errors import ConfigError, LockedError, SourceError, UnreachableError
 from toolchain.lock.diff import differences
@@ -29,6 +31,7 @@ from toolchain.sources.spec import SourceSpec
 from toolchain.sources.store import Store
 from toolchain.sources.tree import Source
 from toolchain.stages.base import BaseStage, base_label, read_packages, recipe_digest
+from toolchain.stages.python import PythonStage, pythons
 from toolchain.stages.stage import Planned
 from toolchain.stages.sysroot import SysrootStage, sysroot_digest, sysroot_system
 
@@ -213,10 +216,11 @@ def _bases(request: Request, stages: Collection[str], *, open_base: bool) -> Ite
     here = this_machine()
     if "base" in stages:
         yield _base(replace(request, arch=(here,)), open_base=open_base)
-    if "sysroot" in stages:
-        for arch in request.arch:
-            if arch != here or request.glibc:
-                yield _sysroot(replace(request, arch=(arch,)), open_base=open_base)
+    for name, of_stage in _SYSTEMS.items():
+        if name in stages:
+            for one in by_arch(request):
+                if loaded(stage_row(name).make)(one) is not None:
+                    yield of_stage(one, open_base=open_base)
 
 
 def _base(request: Request, *, open_base: bool) -> LockedBase:
@@ -247,6 +251,23 @@ def _sysroot(request: Request, *, open_base: bool) -> LockedBase:
         suite=system.suite,
     )
     return base if open_base else _resolved(base, request.cache, planned)
+
+
+def _python(request: Request, *, open_base: bool) -> LockedBase:
+    planned, asked = PythonStage().plan(request, {}), pythons(request)
+    base = LockedBase(
+        name=asked.name,
+        arch=asked.arch,
+        state="open" if open_base else "unresolved",
+        stage="python",
+        recipe=asked.digest,
+        suite=asked.suite,
+    )
+    return base if open_base else _resolved(base, request.cache, planned)
+
+
+# What a base's builds compile against, by stage.
+_SYSTEMS = {"sysroot": _sysroot, "python": _python}
 
 
 def _resolved(base: LockedBase, cache: Cache, planned: Planned) -> LockedBase:

@@ -122,7 +122,8 @@ def wanted(request: Request, users: Collection[str]) -> list[Need]:
     """The needs of what is built, with those of the Pythons that `--python` names."""
     found = [need for need in needs() if set(need.users) & set(users)]
     if "triton" in users:
-        for version in request.pythons:
+        # A portable wheel is compiled against unpacked CPythons, not the base's.
+        for version in () if request.glibc else request.pythons:
             found += [_python(version, "", f"python{version}"), _python(version, " headers", f"python{version}.h")]
         found += [_bitcode(row) for row in _replaced() if not {row.name, row.path} & _decided(request)]
     return found

@@ -31,11 +31,12 @@ def stages_of(target: str, request: Request) -> tuple[Stage, ...]:
     named = "sysroot" if target == "base" and foreign else target
     rows = [one for one in catalog.STAGES if (_in_all(one, request) if target == ALL else one.name == named)]
     for one in rows:
-        if one.machines and (foreign or arch not in one.machines):
+        cross = catalog.loaded(one.cross)(request) if one.cross else ()
+        if one.machines and (arch not in cross if foreign else arch not in one.machines):
             raise UnsupportedError(
                 f"{target} is not built for {arch}",
-                why="Triton and AOTriton, and the kernels they compile, are built for amd64 alone, on amd64;"
-                " other architectures get their LLVM layer",
+                why="kernels and AOTriton are built for amd64 alone, on amd64; Triton from source, on a portable LLVM,"
+                " for arm64 too; other architectures get their LLVM layer",
                 fix=f"toolchain build llvm --arch {arch}, and {target} with --arch {','.join(one.machines)}",
             )
     made: dict[str, Stage] = {}
@@ -43,7 +44,7 @@ def stages_of(target: str, request: Request) -> tuple[Stage, ...]:
         _add(one, request, made)
     if not made:
         raise UnsupportedError(
-            f"LLVM for {arch} on base {request.base} is compiled against that base itself",
+            f"{target}: what is built for {arch} on base {request.base} is compiled against that base itself",
             fix="leave --base out for a portable LLVM, which is compiled against an old system",
         )
     return tuple(made.values())

@@ -49,8 +49,9 @@ def require_fitting(lock: Lock) -> None:
     """
     here = this_machine()
     for base in lock.bases:
-        # An old system is compiled against for this machine too.
-        if not base.old and (base.stage == "base") != (base.arch == here):
+        # An old system is compiled against for this machine too, and so are CPythons.
+        of_here = base.arch == here
+        if (base.stage == "base" and not of_here) or (base.stage == "sysroot" and of_here and not base.old):
             raise UnsupportedError(
                 f"the bundle holds the {base}, and this machine is {here}",
                 why="what is in a bundle is built on a machine of the kind that it was made on",
@@ -82,7 +83,7 @@ def require_record(value: Any, base: LockedBase, layers: Sequence[Mapping[str, A
              inputs.get("packages"), record.manifest, record.input_digest, record.partial)  # fmt: skip
     wanted = (base.stage, base.stage, base.image_name, base.arch, base.arch, base.name,
               base.packages_digest, base.image, sha256_json(dict(inputs)),
-              PARTIAL if base.stage == "sysroot" else "")  # fmt: skip
+              "" if base.stage == "base" else PARTIAL)  # fmt: skip
     more = record.sources or record.binaries or record.taken_from is not None
     if given != wanted or more or type(packages) is not int:
         raise HostileInputError(f"the bundle's record is not that of the {base.stage} in its lock", fix=DO_NOT)

@@ -27,6 +27,8 @@ class StageRow:
         license: SPDX expression of what is in its layer; empty where the layer holds packages of many.
         title: of its image; empty where the image's own name is its title.
         machines: the OCI architectures that it is built for, on a machine of the same; empty for any, on any.
+        cross: `module:function`; of a request the architectures that it is built for on other machines; empty for none.
+        packages: whether it is a distribution's packages, resolved when it is made, which locks and bundles list.
         in_all: whether `all` goes up to it.
         all_with, all_without: only where this option or source is given, or is not.
         published_with: the targets besides itself with which `publish` takes it along.
@@ -41,6 +43,8 @@ class StageRow:
     license: str = ""
     title: str = ""
     machines: tuple[str, ...] = ()
+    cross: str = ""
+    packages: bool = False
     in_all: bool = False
     all_with: str = ""
     all_without: str = ""
@@ -49,12 +53,19 @@ class StageRow:
 
 
 STAGES: tuple[StageRow, ...] = (
-    StageRow(name="base", make="toolchain.stages.base:of_request", title="base {}"),
+    StageRow(name="base", make="toolchain.stages.base:of_request", title="base {}", packages=True),
     StageRow(
         name="sysroot",
         make="toolchain.stages.sysroot:of_request",
         title="headers and libraries of {}",
+        packages=True,
         published_with=("base",),
+    ),
+    StageRow(
+        name="python",
+        make="toolchain.stages.python:of_request",
+        title="CPython {}",
+        packages=True,
     ),
     StageRow(
         name="llvm",
@@ -69,11 +80,12 @@ STAGES: tuple[StageRow, ...] = (
     StageRow(
         name="triton",
         make="toolchain.stages.triton:of_request",
-        on=("base", "llvm"),
+        on=("base", "sysroot", "python", "llvm"),
         on_for="toolchain.stages.triton:stands_on",
         sources={"triton": "MIT"},
         license="MIT",
         machines=("amd64",),
+        cross="toolchain.stages.triton:cross_machines",
         in_all=True,
         archive="toolchain.publish.files:wheels",
     ),
@@ -142,6 +154,11 @@ def involves(target: str, name: str) -> bool:
         return True
     known = {one.name: one for one in STAGES}
     return target == name or (target in known and any(involves(other, name) for other in known[target].on))
+
+
+def of_packages() -> tuple[str, ...]:
+    """The stages that are a distribution's packages, the base first."""
+    return tuple(one.name for one in STAGES if one.packages)
 
 
 def published(target: str) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ RefArg = Annotated[
     str | None,
     typer.Argument(help="oci:DIR:TAG or REGISTRY/NS/NAME[:TAG]; the one built here otherwise.", show_default=False),
 ]
-StageOpt = Annotated[str, typer.Option("--stage", help=stages.choice("base", "sysroot", stages.ALL))]
+StageOpt = Annotated[str, typer.Option("--stage", help=stages.choice(*stages.of_packages(), stages.ALL))]
 _LISTED = 20
 
 

@@ -15,6 +15,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from toolchain import request as request_module
 from toolchain import toml_text
+from toolchain.catalog.stages import of_packages
 from toolchain.console import one_line
 from toolchain.digest import write_atomically
 from toolchain.errors import ConfigError
@@ -108,8 +109,8 @@ class LockedBase:
     """A base, or a system that is compiled against in one.
 
     Args:
-        stage: `base`, what builds run in; or `sysroot`, what is compiled against in it: an old system, or another
-            machine's side.
+        stage: `base`, what builds run in; `sysroot`, what is compiled against in it: an old system, or another
+            machine's side; `python`, the CPythons that wheels are compiled against.
         state: `resolved` by its package list; `image`, a local one by its digest; `unresolved`, nobody has made it yet;
             `open`, left to the mirrors on purpose.
         recipe: digest of what the base is asked to hold; empty for a local image.
@@ -123,7 +124,7 @@ class LockedBase:
     name: str
     arch: str
     state: State
-    stage: Literal["base", "sysroot"] = "base"
+    stage: Literal["base", "sysroot", "python"] = "base"
     recipe: str = ""
     suite: str = ""
     start: str = ""
@@ -318,7 +319,7 @@ def parse(content: bytes, name: str) -> Lock:
             f"{name} is a lock of schema {schema!r}", why=f"this version reads {SCHEMA}", fix="make it again"
         )
     value.pop("complete", None)
-    systems = [(stage, row) for stage in ("base", "sysroot") for row in _rows(value.pop(stage, []))]
+    systems = [(stage, row) for stage in of_packages() for row in _rows(value.pop(stage, []))]
     if any(isinstance(row, dict) and "stage" in row for _, row in systems):
         raise ConfigError(f"{name}: unknown key 'stage' of a base", why="its table says it", fix="make it again")
     value["bases"] = [row | {"stage": stage} if isinstance(row, dict) else row for stage, row in systems]
@@ -357,7 +358,7 @@ def _malformed(lock: Lock) -> Iterator[str]:
         for digest in (base.recipe, base.image, base.packages_digest):
             if digest and not _SHA256.fullmatch(digest):
                 yield f"{base} has a malformed digest: {digest!r}"
-        if base.stage == "sysroot" and base.state == "image":
+        if base.stage != "base" and base.state == "image":
             yield f"{base} is called a local image, and only a base can be one"
         if base.state == "resolved" and not (base.packages_digest and base.image):
             yield f"{base} is called resolved and has no {'packages' if base.image else 'image'}"

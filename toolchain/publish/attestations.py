@@ -14,6 +14,7 @@ from toolchain.build.record import isolation_facts, known_record
 from toolchain.cache import Cache
 from toolchain.catalog.bases import base_recipe
 from toolchain.catalog.floors import load_floors
+from toolchain.catalog.pythons import load_pythons
 from toolchain.digest import EPOCH, canonical, sha256_json
 from toolchain.errors import UnsupportedError, UntrustedError
 from toolchain.oci.descriptor import Descriptor
@@ -87,8 +88,8 @@ def collect(cache: Cache, record: Record, plan: Sequence[Planned]) -> ImageFacts
     # The resolved list if that is still the one of this base: it has digests, and rpms too.
     packages = (_resolved(cache, "base", base) or installed) if base else ()
     for one in (record, *dependencies):
-        if one.stage == "sysroot":  # headers of these packages were compiled in
-            packages = tuple(sorted({*packages, *_compiled_against(cache, one)}))
+        if one.stage in _COMPILED_IN:
+            packages = tuple(sorted({*packages, *_COMPILED_IN[one.stage](cache, one)}))
     named = base is not None and base.inputs.get("base")
     return ImageFacts(
         record=record,
@@ -130,6 +131,20 @@ def _compiled_against(cache: Cache, record: Record) -> tuple[Package, ...]:
     glibc = str(record.inputs.get("base", "")).removeprefix("glibc-")
     floor = load_floors().get(glibc)
     return tuple(replace(one, system=floor.distro) for one in found) if floor else found
+
+
+def _headers_of_python(cache: Cache, record: Record) -> tuple[Package, ...]:
+    """The packages whose headers wheels were compiled with; all else of an interpreter's root only runs it."""
+    found = _resolved(cache, "python", record)
+    rows = {row.headers: row.distro for row in load_pythons().values()}
+    return tuple(replace(one, system=rows[one.name]) for one in found if one.name in rows)
+
+
+# What came into the objects besides sources, by stage.
+_COMPILED_IN: Mapping[str, Callable[[Cache, Record], tuple[Package, ...]]] = {
+    "sysroot": _compiled_against,
+    "python": _headers_of_python,
+}
 
 
 def _in_base(cache: Cache, base: Record | None, path: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,38 +72,21 @@ class SysrootStage:
     def build(self, planned: Planned, dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
         request = workspace.request
         system = sysroot_system(request)
-        arch = system.arch
-        work = workspace.work()
-        tar, listing, tree = work / "rootfs.tar", work / "packages", work / "tree"
+        tree = workspace.work() / "tree"
         workspace.step("packages")
-        run_mmdebstrap(
-            workspace,
-            tar,
-            suite=system.suite,
-            variant="extract",
-            packages=system.packages,
-            what=f"the headers and libraries of {system.name} for {arch}",
-            options=[
-                f"--architectures={machine_of(arch).debian}",
-                f"--extract-hook={{ {_LIST_ARCHIVES}; }} >{shlex.quote(str(listing))}",
-            ],
-        )
-        lock = {"recipe": sysroot_digest(system), "packages": parse_packages(listing.read_text(encoding="utf-8"))}
-        shutil.rmtree(tree, ignore_errors=True)
-        tree.mkdir()
-        left_out = [f"--exclude=./{name}" for name in _NOT_WANTED]
-        process.run(["tar", "--extract", "--file", tar, "--directory", tree, *left_out], log=workspace.log)
+        packages = unpack_system(system, tree, workspace)
         if system.glibc:
             make_links_relative(tree)
+        lock = {"recipe": sysroot_digest(system), "packages": packages}
         resolved = _planned(request, lock)
         built = workspace.finish(
             resolved,
             tree=tree,
-            facts={"packages": len(lock["packages"])},
+            facts={"packages": len(packages)},
             compress=False,
             labels=image_labels(resolved, of=system.name),
         )
-        write_packages(workspace.cache.package_list(self.name, system.name, arch), lock)
+        write_packages(workspace.cache.package_list(self.name, system.name, system.arch), lock)
         return built
 
 
@@ -147,6 +130,39 @@ def _of_base(base: BaseRef, arch: str) -> System:
 def sysroot_digest(system: System) -> str:
     """Of all that decides what is asked for; what it then holds is in its package list."""
     return sha256_json(system.as_inputs())
+
+
+def unpack_system(
+    system: System, tree: Path, workspace: Workspace, *, leave_out: Sequence[str] = ()
+) -> list[dict[str, str]]:
+    """Unpack a system's packages and all that they depend on into a new folder; none of their programs is run.
+
+    Args:
+        leave_out: patterns of paths, as tar takes them, besides what no build reads.
+
+    Returns:
+        What was unpacked, with the SHA-256 of each package's file (`stages.base.parse_packages`).
+    """
+    work = workspace.work()
+    tar, listing = work / "rootfs.tar", work / "packages"
+    run_mmdebstrap(
+        workspace,
+        tar,
+        suite=system.suite,
+        variant="extract",
+        packages=system.packages,
+        what=f"the headers and libraries of {system.name} for {system.arch}",
+        options=[
+            f"--architectures={machine_of(system.arch).debian}",
+            f"--extract-hook={{ {_LIST_ARCHIVES}; }} >{shlex.quote(str(listing))}",
+        ],
+    )
+    shutil.rmtree(tree, ignore_errors=True)
+    tree.mkdir(parents=True)
+    left_out = [f"--exclude={pattern}" for pattern in (*(f"./{name}" for name in _NOT_WANTED), *leave_out)]
+    process.run(["tar", "--extract", "--file", tar, "--directory", tree, *left_out], log=workspace.log)
+    tar.unlink()
+    return parse_packages(listing.read_text(encoding="utf-8"))
 
 
 def make_links_relative(tree: Path) -> None:

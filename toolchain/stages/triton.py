@@ -1,18 +1,32 @@
-"""Triton, as a request names it: from source, or a wheel of the index."""
+"""Triton, as a request names it: from source, for every later distribution or one base, or a wheel of the index."""
 
 from __future__ import annotations
 
 from toolchain.request import Request
 from toolchain.stages.stage import Stage
-from toolchain.stages.triton_source import TritonSourceStage, from_source
+from toolchain.stages.triton_origin import from_source
+from toolchain.stages.triton_portable import TritonPortableStage
+from toolchain.stages.triton_source import TritonSourceStage
 from toolchain.stages.triton_wheel import TritonWheelStage
+
+# The machines whose wheels have been cross-compiled and tried.
+_CROSS = ("arm64",)
 
 
 def of_request(request: Request) -> Stage:
-    """The one of the two stages that the request means."""
-    return TritonSourceStage() if from_source(request) else TritonWheelStage()
+    """The one of the three stages that the request means."""
+    if not from_source(request):
+        return TritonWheelStage()
+    return TritonPortableStage() if request.glibc else TritonSourceStage()
 
 
 def stands_on(request: Request) -> tuple[str, ...]:
-    """From source it stands on the LLVM layer; a wheel does not."""
-    return ("base", "llvm") if from_source(request) else ("base",)
+    """From source it stands on the LLVM layer, and on a portable one on what that stands on; a wheel does not."""
+    if not from_source(request):
+        return ("base",)
+    return ("base", "sysroot", "python", "llvm") if request.glibc else ("base", "llvm")
+
+
+def cross_machines(request: Request) -> tuple[str, ...]:
+    """The machines that it is built for on one of another kind: on a portable LLVM alone, whose system is unpacked."""
+    return _CROSS if request.glibc and from_source(request) else ()

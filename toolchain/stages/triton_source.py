@@ -3,149 +3,255 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
-import xml.etree.ElementTree as ET
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from toolchain import recipe
 from toolchain.catalog.components import check_files
-from toolchain.catalog.releases import aotriton_release, is_commit, newest_patch
+from toolchain.catalog.pythons import check_version
 from toolchain.digest import sha256_file
-from toolchain.errors import BuildError, ContractError, PinError, SourceError
+from toolchain.errors import BuildError, ContractError, SourceError
 from toolchain.oci.image import read_layers
 from toolchain.oci.layer_files import layer_files
 from toolchain.oci.layout import Layout
 from toolchain.recipe import Mount, Recipe, digests
 from toolchain.request import Request
-from toolchain.sources.resolve import locate
-from toolchain.sources.spec import SourceSpec
+from toolchain.sources.scan import Finding
 from toolchain.sources.store import Store
-from toolchain.sources.tree import Source, require
+from toolchain.sources.tree import FetchedSource, Source, require
 from toolchain.stages.base import base_label
-from toolchain.stages.llvm import DEFAULT_TRITON, llvm_needs
-from toolchain.stages.prebuilt import choices, names_allowed, take_in
-from toolchain.stages.stage import Built, Planned, Workspace, common_inputs, image_labels, source_inputs
+from toolchain.stages.llvm import llvm_needs
+from toolchain.stages.prebuilt import Intake, choices, names_allowed, take_in
+from toolchain.stages.stage import Built, Planned, Workspace, common_inputs, image_labels, locked, source_inputs
+from toolchain.stages.triton_origin import triton_source
+from toolchain.stages.triton_report import lit, ninja_seconds
 from toolchain.stages.triton_tree import check_tree
 from toolchain.stages.triton_wheel import SITE, unzip
 from toolchain.stages.wheels import TRITON, wheel_folder, wheel_sources
 
-UPSTREAM = "https://github.com/triton-lang/triton"
-AMD_FORK = "https://github.com/ROCm/triton"
 # Of each family of AMD's one; a Triton that compiles for these compiles for their siblings.
 CONTRACT_GPUS = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1151")
 # The copy of the source, its build tree and the wheel unpacked, measured.
 _DISK = 6_000_000_000
 _WEIGHTS = {"configure": 30.0, "compile": 1800.0, "lit": 200.0}
-_PYTHON = re.compile(r"3\.\d{1,2}")
 
 
 @dataclass(frozen=True)
 class TritonSourceStage:
+    """Bound to the base: compiled against its C library, for its own Pythons."""
+
     name: str = "triton"
 
     def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned:
         for version in request.pythons:
-            if not _PYTHON.fullmatch(version):
-                raise PinError(f"{version!r} is no Python version", fix="give e.g. --python 3.13")
-        source = triton_source(request)
-        if source.path is not None:
-            _require(source.path, source)
-        # What is here already is looked at now, before hours of LLVM.
-        if (tree := _in_store(source, request)) is not None and dependencies["llvm"].sources:
-            _require(tree, source)
-            check_tree(tree, request, dependencies["llvm"].sources[0])
-        if dependencies["llvm"].partial:
-            raise ContractError(
-                f"Triton cannot be built on {dependencies['llvm'].image}",
-                why=f"that layer holds {dependencies['llvm'].partial}",
-                fix="leave out --only, or take a wheel of the index: --source triton=pypi:VERSION",
-            )
-        wheels = wheel_sources(TRITON)
-        sources = source_inputs([source, *wheels], request.patches)
-        base, llvm = dependencies["base"].input_digest, dependencies["llvm"].input_digest
-        inputs: dict[str, Any] | None = None
-        if sources is not None and base is not None and llvm is not None:
-            inputs = {
-                **common_inputs(self.name, request),
-                "base": base,
-                "llvm": llvm,
-                "sources": sources,
-                "recipe": digests("containerfiles/triton"),
-                "pythons": list(request.pythons),
-                "binaries": choices("triton", request),
-                "site": SITE,
-            }
-        return Planned(
-            name=self.name,
-            image=f"triton-{source.short_id}-{base_label(request)}",
-            inputs=inputs,
-            sources=(source, *wheels),
-            binaries=names_allowed("triton", request),
-            disk=_DISK,
-            engine=True,
-            has_contract_check=True,
+            check_version(version)
+        return plan_from_source(
+            request, dependencies, recipe=digests("containerfiles/triton"), more={"pythons": list(request.pythons)}
         )
 
     def build(self, planned: Planned, dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
-        request, prefix = workspace.request, str(dependencies["llvm"].facts["prefix"])
-        workspace.require_disk(_DISK)
-        workspace.step("source")
-        source = workspace.fetch(planned.sources[0])
+        taken = take_source(planned, dependencies, workspace)
+        args = {"PYTHONS": " ".join(workspace.request.pythons)}
+        out = build_wheels("triton", taken, dependencies, workspace, args=args, contexts={})
+        own = (out / "python").read_text(encoding="utf-8").strip()
+        return finish(
+            taken,
+            out,
+            for_python(wheels_in(out), own),
+            dependencies,
+            workspace,
+            check=lambda image: {"contract": check_compiles(workspace, image)},
+        )
+
+
+def plan_from_source(
+    request: Request, dependencies: Mapping[str, Planned], *, recipe: Mapping[str, str], more: Mapping[str, Any]
+) -> Planned:
+    """What building Triton's source would make.
+
+    Args:
+        recipe: digests of the files that shape it.
+        more: further inputs.
+
+    Raises:
+        SourceError: the tree that lies here is none of Triton's.
+        ContractError: the LLVM below is a part.
+        PinError: the tree is not the Triton that was asked for.
+    """
+    source = triton_source(request)
+    if source.path is not None:
         _require(source.path, source)
-        check_tree(source.path, request, dependencies["llvm"].planned.sources[0])
-        check_llvm(workspace, dependencies["llvm"])
-        intake, findings = take_in("triton", source.path, request)
-        planned = replace(planned, binaries=intake.binaries(planned.binaries))
-        llvm = workspace.image(dependencies["llvm"])
-        out = workspace.build(
-            Recipe(
-                name="triton",
-                containerfile="containerfiles/triton/Containerfile",
-                base=workspace.image(dependencies["base"]),
-                images={"LLVM": llvm},
-                args={
-                    "PREFIX": prefix,
-                    "PYTHONS": " ".join(request.pythons),
-                    "DROP": ";".join(intake.dropped),
-                    "REPLACE": ";".join(f"{path}={glob}" for path, glob in sorted(intake.replaced.items())),
-                    "LIT": "ON" if request.contract else "OFF",
-                    "JOBS": str(workspace.jobs("compile")),
-                    "LINK_JOBS": str(workspace.jobs("link")),
-                    "INPUT_DIGEST": str(planned.input_digest),
-                },
-                contexts={"triton": source.path, "wheels": wheel_folder(planned.sources[1:], workspace)},
-                cache_key=str(planned.input_digest).removeprefix("sha256:")[:12],
-                steps=_WEIGHTS,
-            )
+    # What is here already is looked at now, before hours of LLVM.
+    if (tree := tree_here(source, request)) is not None and dependencies["llvm"].sources:
+        _require(tree, source)
+        check_tree(tree, request, dependencies["llvm"].sources[0])
+    if dependencies["llvm"].partial:
+        raise ContractError(
+            f"Triton cannot be built on {dependencies['llvm'].image}",
+            why=f"that layer holds {dependencies['llvm'].partial}",
+            fix="leave out --only, or take a wheel of the index: --source triton=pypi:VERSION",
         )
-        wheels = sorted((out / "wheel").glob("*.whl"))
-        if not wheels:
-            raise BuildError("Triton's build left no wheel", fix="see the log")
-        facts = {
-            "wheels": [_keep(wheel, workspace) for wheel in wheels],
-            "auditwheel": (out / "auditwheel.txt").read_text(encoding="utf-8"),
-            "lit": lit(out, asked=request.contract),
-            "found_binaries": intake.rows(findings),
-            "seconds_by_kind": {path.stem: ninja_seconds(path) for path in sorted(out.glob("ninja-*.log"))},
+    wheels = wheel_sources(TRITON)
+    sources = source_inputs([source, *wheels], request.patches)
+    under = {name: planned.input_digest for name, planned in dependencies.items()}
+    inputs: dict[str, Any] | None = None
+    if sources is not None and locked(*under.values()):
+        inputs = {
+            **common_inputs("triton", request),
+            **under,
+            "sources": sources,
+            "recipe": dict(recipe),
+            **more,
+            "binaries": choices("triton", request),
+            "site": SITE,
         }
-        workspace.step("layer")
-        tree = workspace.work() / "tree"
-        shutil.rmtree(tree, ignore_errors=True)
-        unzip(for_python(wheels, (out / "python").read_text(encoding="utf-8").strip()), tree / SITE.lstrip("/"))
-        return workspace.finish(
-            planned,
-            tree=tree,
-            under=dependencies["base"],
-            compress=False,
-            facts=facts,
-            labels=image_labels(planned, revision=source.ref, binaries=planned.binaries),
-            check=(lambda image: {"contract": check_compiles(workspace, image)}) if request.contract else None,
-            check_on=dependencies["base"],
+    return Planned(
+        name="triton",
+        image=f"triton-{source.short_id}-{base_label(request)}",
+        inputs=inputs,
+        sources=(source, *wheels),
+        binaries=names_allowed("triton", request),
+        disk=_DISK,
+        engine=True,
+        has_contract_check=True,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Taken:
+    """A source that is here and was looked at.
+
+    Args:
+        planned: the stage, with the binaries that were really let in.
+        source: its tree.
+        intake, findings: prebuilt files in it, and what becomes of each (`stages.prebuilt`).
+    """
+
+    planned: Planned
+    source: FetchedSource
+    intake: Intake
+    findings: Sequence[Finding]
+
+
+def take_source(planned: Planned, dependencies: Mapping[str, Built], workspace: Workspace) -> Taken:
+    """Fetch Triton's source, and hold it and the LLVM below against what was asked for.
+
+    Raises:
+        ToolchainError: it cannot be had, is another Triton, or holds binaries that are not let in; or LLVM lacks
+            something.
+    """
+    workspace.require_disk(_DISK)
+    workspace.step("source")
+    source = workspace.fetch(planned.sources[0])
+    _require(source.path, source)
+    check_tree(source.path, workspace.request, dependencies["llvm"].planned.sources[0])
+    check_llvm(workspace, dependencies["llvm"])
+    intake, findings = take_in("triton", source.path, workspace.request)
+    planned = replace(planned, binaries=intake.binaries(planned.binaries))
+    return Taken(planned=planned, source=source, intake=intake, findings=findings)
+
+
+def build_wheels(
+    recipe_name: str,
+    taken: Taken,
+    dependencies: Mapping[str, Built],
+    workspace: Workspace,
+    *,
+    args: Mapping[str, str],
+    contexts: Mapping[str, Path],
+) -> Path:
+    """Run the recipe `containerfiles/<recipe_name>`; its `/out` as a folder.
+
+    Args:
+        args, contexts: of that recipe, besides those that every one has.
+    """
+    request, planned, intake = workspace.request, taken.planned, taken.intake
+    return workspace.build(
+        Recipe(
+            name="triton",
+            containerfile=f"containerfiles/{recipe_name}/Containerfile",
+            base=workspace.image(dependencies["base"]),
+            images={"LLVM": workspace.image(dependencies["llvm"])},
+            args={
+                "PREFIX": str(dependencies["llvm"].facts["prefix"]),
+                **args,
+                "DROP": ";".join(intake.dropped),
+                "REPLACE": ";".join(f"{path}={glob}" for path, glob in sorted(intake.replaced.items())),
+                "LIT": "ON" if request.contract else "OFF",
+                "JOBS": str(workspace.jobs("compile")),
+                "LINK_JOBS": str(workspace.jobs("link")),
+                "INPUT_DIGEST": str(planned.input_digest),
+            },
+            contexts={
+                "triton": taken.source.path,
+                "wheels": wheel_folder(planned.sources[1:], workspace),
+                **contexts,
+            },
+            cache_key=str(planned.input_digest).removeprefix("sha256:")[:12],
+            steps=_WEIGHTS,
         )
+    )
+
+
+def wheels_in(out: Path) -> list[Path]:
+    """The wheels that a recipe left.
+
+    Raises:
+        BuildError: none.
+    """
+    wheels = sorted((out / "wheel").glob("*.whl"))
+    if not wheels:
+        raise BuildError("Triton's build left no wheel", fix="see the log")
+    return wheels
+
+
+def finish(
+    taken: Taken,
+    out: Path,
+    wheel: Path,
+    dependencies: Mapping[str, Built],
+    workspace: Workspace,
+    *,
+    check: Callable[[str], Mapping[str, Any]],
+    facts: Mapping[str, Any] | None = None,
+    with_base: bool = True,
+    tested: bool = True,
+) -> Built:
+    """Keep every wheel, and make the image of the one that runs in it.
+
+    Args:
+        wheel: what the image holds, unpacked below `SITE`.
+        check: of the image in a container, when a contract check is asked for.
+        facts: further ones.
+        with_base: whether the base's layers lie below; its programs are this machine's.
+        tested: whether the recipe runs upstream's tests.
+    """
+    request = workspace.request
+    known = {
+        "wheels": [_keep(one, workspace) for one in wheels_in(out)],
+        "auditwheel": (out / "auditwheel.txt").read_text(encoding="utf-8"),
+        "lit": lit(out, asked=request.contract and tested),
+        "found_binaries": taken.intake.rows(taken.findings),
+        "seconds_by_kind": {path.stem: ninja_seconds(path) for path in sorted(out.glob("ninja-*.log"))},
+        **(facts or {}),
+    }
+    workspace.step("layer")
+    tree = workspace.work() / "tree"
+    shutil.rmtree(tree, ignore_errors=True)
+    unzip(wheel, tree / SITE.lstrip("/"))
+    return workspace.finish(
+        taken.planned,
+        tree=tree,
+        under=dependencies["base"] if with_base else None,
+        compress=False,
+        facts=known,
+        labels=image_labels(taken.planned, revision=taken.source.ref, binaries=taken.planned.binaries),
+        check=check if request.contract else None,
+        check_on=dependencies["base"],
+    )
 
 
 def check_compiles(workspace: Workspace, image: str) -> dict[str, Any]:
@@ -178,54 +284,7 @@ def check_compiles(workspace: Workspace, image: str) -> dict[str, Any]:
     return found
 
 
-def from_source(request: Request) -> bool:
-    """Whether Triton is built from source: always, but where a wheel of the index is named."""
-    spec = request.sources.get("triton")
-    return spec is None or not spec.wheel
-
-
-def triton_source(request: Request) -> Source:
-    """Where Triton's source comes from, without any network.
-
-    Raises:
-        PinError: nobody knows where the version that was asked for lies.
-        UnsupportedError: nobody knows that version.
-    """
-    return locate("triton", _spec(request), cache=request.cache, offline=request.offline)
-
-
-def _spec(request: Request) -> SourceSpec:
-    """The source that is named, AOTriton's Triton, or upstream's at the commit or tag of a version."""
-    if (spec := request.sources.get("triton")) is not None:
-        return spec
-    if request.aotriton:
-        commit = aotriton_release(request.aotriton, allow_unknown=True).triton
-        if not commit:
-            raise PinError(
-                f"which Triton AOTriton {request.aotriton} carries is not known", fix="give --source triton="
-            )
-        return SourceSpec(kind="git", where=AMD_FORK, version=commit)
-    named = (request.triton or DEFAULT_TRITON).strip()
-    if is_commit(named.lower()):
-        return SourceSpec(kind="git", where=UPSTREAM, version=named.lower())
-    row = newest_patch(named)
-    if not row.commit and not row.tag:
-        raise PinError(
-            f"where the source of Triton {row.version} lies is not known",
-            why="upstream has no such release; only its LLVM is on record",
-            fix="give --source triton=PATH or URL@COMMIT",
-        )
-    tag = "" if row.commit else row.tag
-    return SourceSpec(kind="git", where=UPSTREAM, version=row.commit or _locked_commit(request, tag), tag=tag)
-
-
-def _locked_commit(request: Request, tag: str) -> str:
-    """The commit that the lock has for a tag of upstream; empty where it has none."""
-    held = request.lock.source("triton") if request.lock is not None else None
-    return held.ref if held is not None and (held.tag, held.repository) == (tag, UPSTREAM) else ""
-
-
-def _in_store(source: Source, request: Request) -> Path | None:
+def tree_here(source: Source, request: Request) -> Path | None:
     """The tree of a commit that is here already, not looked into."""
     known = source.kind == "git" and source.digest is not None
     return Store(request.cache.store).stored_tree(str(source.digest)) if known else None
@@ -276,67 +335,3 @@ def _keep(wheel: Path, workspace: Workspace) -> dict[str, Any]:
         store.partial.mkdir(parents=True, exist_ok=True)
         store.add_file(copy, digest, name=wheel.name)
     return {"file": wheel.name, "digest": digest, "bytes": size}
-
-
-def lit_totals(path: Path) -> dict[str, Any]:
-    """What a lit run's JUnit file says: `{"tests", "passed", "failed", "skipped", "failures": {name: why}, "skips"}`.
-
-    Raises:
-        BuildError: it is no such file, or has no test in it.
-    """
-    try:
-        cases = list(ET.parse(path).getroot().iter("testcase"))  # noqa: S314 - written by our own build
-    except ET.ParseError as error:
-        raise BuildError(f"{path.name} is no JUnit file", why=str(error)) from error
-    if not cases:
-        raise BuildError(f"{path.name} has no test: lit ran none", fix="see the log; --no-contract leaves them out")
-    failures, skipped = {}, {}
-    for case in cases:
-        name = f"{case.get('classname', '')}/{case.get('name', '')}"
-        failure = next((found for found in map(case.find, ("failure", "error")) if found is not None), None)
-        left = case.find("skipped")
-        if failure is not None:
-            failures[name] = _why(failure.text or failure.get("message") or "")
-        elif left is not None:
-            skipped[name] = (left.get("message") or left.text or "").strip()
-    return {
-        "tests": len(cases),
-        "passed": len(cases) - len(failures) - len(skipped),
-        "failed": len(failures),
-        "skipped": len(skipped),
-        "failures": dict(sorted(failures.items())),
-        "skips": dict(sorted(skipped.items())),
-    }
-
-
-def _why(said: str) -> str:
-    """Of what a failed lit test said, the lines that name an error; its last ones where none does."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
-    named = [line for line in lines if re.search(r"\b(?:error|Assertion|command not found|No such file)\b", line)]
-    return "\n".join(named[:3] or lines[-3:])[:1000]
-
-
-def lit(out: Path, *, asked: bool) -> dict[str, Any]:
-    """Totals by Python version.
-
-    Raises:
-        BuildError: they were asked for and did not run. That nothing failed would say nothing.
-    """
-    found = {path.stem.removeprefix("lit-"): lit_totals(path) for path in sorted(out.glob("lit-*.xml"))}
-    if asked and not found:
-        raise BuildError("upstream's lit tests left no report", fix="see the log; --no-contract leaves them out")
-    return found
-
-
-def ninja_seconds(path: Path) -> dict[str, float]:
-    """Seconds of ninja's own log by kind of output: objects, libraries and programs, the rest; summed over jobs."""
-    sums = {"compile": 0.0, "link": 0.0, "other": 0.0}
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        fields = line.split("\t")
-        if len(fields) < 4 or not fields[0].isdigit():
-            continue
-        name = fields[3]
-        linked = name.startswith("bin/") or name.endswith((".so", ".a"))
-        kind = "compile" if name.endswith(".o") else "link" if linked else "other"
-        sums[kind] += (int(fields[1]) - int(fields[0])) / 1000
-    return {kind: round(value, 1) for kind, value in sums.items()}

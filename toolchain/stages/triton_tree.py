@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from toolchain import process
 from toolchain.catalog.releases import is_commit, newest_patch, pin_files, read_pin
@@ -25,6 +28,44 @@ def version_in(tree: Path) -> str:
     except OSError:
         return ""
     return found[1] if found else ""
+
+
+def python_requires(tree: Path) -> str:
+    """What a tree's setup.py gives as `python_requires`, of which nothing is run; empty where nothing can be read."""
+    try:
+        module = ast.parse((tree / "setup.py").read_text(encoding="utf-8", errors="replace"))
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return ""
+    values: dict[str, Any] = {}
+    for statement in module.body:
+        if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
+            values[statement.targets[0].id] = _value(statement.value, values)
+    calls = (node for node in ast.walk(module) if isinstance(node, ast.Call))
+    words = (word for call in calls for word in call.keywords if word.arg == "python_requires")
+    asked = next((_value(word.value, values) for word in words), None)
+    return asked if isinstance(asked, str) else ""
+
+
+def _value(node: ast.expr, values: Mapping[str, Any]) -> Any:
+    """A literal, a name of one, `MIN[0]`, `MAX[1] + 1`, or a text with such in it; None for all else."""
+    result: Any = None
+    match node:
+        case ast.Constant(value=result):
+            pass
+        case ast.Name(id=name):
+            result = values.get(name)
+        case ast.Tuple(elts=parts):
+            result = tuple(_value(part, values) for part in parts)
+        case ast.Subscript(value=of, slice=ast.Constant(value=int(index))):
+            row = _value(of, values)
+            result = row[index] if isinstance(row, tuple) and index < len(row) else None
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            terms = _value(left, values), _value(right, values)
+            result = terms[0] + terms[1] if all(isinstance(term, int) for term in terms) else None
+        case ast.JoinedStr(values=parts):
+            texts = [_value(part.value if isinstance(part, ast.FormattedValue) else part, values) for part in parts]
+            result = None if None in texts else "".join(str(text) for text in texts)
+    return result
 
 
 def head_of(tree: Path) -> str:

@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+from toolchain.catalog.stages import of_packages
 from toolchain.digest import sha256_json
 from toolchain.errors import ConfigError, UntrustedError
 from toolchain.trust import attest, sbom
@@ -120,7 +121,7 @@ def check_provenance(statement: Mapping[str, Any], demands: Policy, *, label: st
     if demands.image is not None and inner["image"] != demands.image:
         yield f"it is about {inner['image']}, not about {demands.image}"
     if not any(row["annotations"]["role"] == "source" for row in definition["resolvedDependencies"]) and (
-        inner["stage"] not in {"base", "sysroot"}  # they are packages, which the SBOM lists
+        inner["stage"] not in of_packages()  # they are packages, which the SBOM lists
     ):
         yield "it names no source"
 

@@ -1,0 +1,158 @@
+"""The recipe of portable wheels on a real portable LLVM: a Triton in the small, for two Pythons and two machines."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.integration.conftest import toolchain
+from tests.own_engine import destroy
+from tests.small_triton import small_triton
+from toolchain import process
+from toolchain.build.record import known_record
+from toolchain.cache import Cache, default_cache
+from toolchain.catalog.architectures import emulator
+from toolchain.engine.buildah import Buildah
+from toolchain.errors import BuildError, ContractError
+from toolchain.oci.layout import Layout
+from toolchain.recipe import Mount, Recipe, root
+from toolchain.sources.pypi import pypi_row
+from toolchain.sources.resolve import fetch_source
+from toolchain.stages.triton_source import for_python
+from toolchain.stages.wheel_check import check_wheel
+from toolchain.stages.wheels import TRITON, place, wheel_sources
+
+pytestmark = pytest.mark.engine
+OPTIONS = ("--source", "llvm=distro:llvm-toolchain-22", "--only", "support", "--python", "3.11,3.13")
+PREFIX = "/usr/lib64/llvm-triton-22.1.8"
+ASK = "import triton; print(triton.made_for, triton.asserts, triton.demangle('_ZN4llvm5APIntD1Ev'))"
+
+
+@dataclass(frozen=True)
+class Made:
+    """What one machine's wheels came out as."""
+
+    arch: str
+    out: Path
+    pythons: Path
+    emulator: Path | None
+    base: str
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Buildah]:
+    """One with a storage of the tests' own."""
+    found = Buildah(Cache(tmp_path_factory.mktemp("engine") / "cache"))
+    yield found
+    destroy(found)
+
+
+def unpacked(cache: Cache, manifest: str, folder: Path) -> Path:
+    """A stage's own layer as a folder."""
+    layout = Layout(cache.images)
+    folder.mkdir(parents=True)
+    top = layout.children(layout.resolve(manifest))[-1]
+    process.run(["tar", "--extract", "--no-same-owner", "--file", layout.blob(top.digest), "--directory", folder])
+    return folder
+
+
+def recipe_of(engine: Buildah, folder: Path, arch: str) -> Recipe:
+    """The recipe with all that the stage gives it, but this Triton and this part of LLVM."""
+    cache, manifests = Cache(default_cache()), {}
+    for stage in ("python", "llvm"):
+        built = toolchain("build", stage, *OPTIONS, "--arch", arch)
+        assert built.code == 0, built.err
+        rows = toolchain("plan", stage, *OPTIONS, "--arch", arch, "--json").json
+        for row in rows["stages"]:
+            record = known_record(cache, row["input_digest"])
+            assert record is not None, row
+            manifests[row["name"]] = record.manifest
+    wheels = folder / "wheels"
+    wheels.mkdir()
+    for source in wheel_sources(TRITON):
+        place(
+            fetch_source(source, cache=cache, offline=False).path, wheels / pypi_row(source.where, source.version).file
+        )
+    contexts = {
+        "triton": small_triton(folder / "small triton"),
+        "wheels": wheels,
+        "sysroot": unpacked(cache, manifests["sysroot"], folder / "sysroot"),
+        "pythons": unpacked(cache, manifests["python"], folder / "pythons"),
+    }
+    if arch == "arm64":
+        (folder / "emulator").mkdir()
+        shutil.copy(emulator(arch), folder / "emulator/emulator")
+        contexts["emulator"] = folder / "emulator"
+    return Recipe(
+        name="triton",
+        containerfile="containerfiles/triton-portable/Containerfile",
+        base=engine.ensure_image("base", cache.images, manifests["base"]),
+        images={"LLVM": engine.ensure_image(f"llvm-{arch}", cache.images, manifests["llvm"])},
+        args={"PREFIX": PREFIX, "ARCH": arch, "PYTHONS": "3.11 3.13", "LIT": "OFF", "INPUT_DIGEST": str(folder)},
+        contexts=contexts,
+        cache_key=f"small-{arch}",
+    )
+
+
+@pytest.fixture(scope="module", params=["amd64", "arm64"])
+def made(request: pytest.FixtureRequest, engine: Buildah, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """Both wheels for a machine."""
+    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        pytest.skip("NO DEBIAN MACHINE AS ROOT: the base is made from apt's mirrors")
+    folder = tmp_path_factory.mktemp(request.param)
+    recipe = recipe_of(engine, folder, request.param)
+    try:
+        engine.build(recipe, root=root(), out=folder / "out", log=folder / "log")
+    except BuildError:
+        print((folder / "log").read_text()[-8000:])  # noqa: T201
+        raise
+    return Made(request.param, folder / "out", recipe.contexts["pythons"], recipe.contexts.get("emulator"), recipe.base)
+
+
+@pytest.mark.parametrize("python", ["3.11", "3.13"])
+def test_a_wheel_is_for_its_python_its_machine_and_an_old_glibc(made: Made, python: str) -> None:
+    wheel = for_python(sorted((made.out / "wheel").iterdir()), python)
+    found = check_wheel(wheel, python=python, arch=made.arch, glibc="2.31")
+    assert found["tag"].startswith("manylinux_2_")
+    assert "libz.so.1" not in found["libraries"], "what is named and not used came in"
+    assert {"libc.so.6", "libstdc++.so.6"} <= set(found["libraries"])
+    other = "3.13" if python == "3.11" else "3.11"
+    with pytest.raises(ContractError, match="is not the wheel"):
+        check_wheel(wheel, python=other, arch=made.arch, glibc="2.31")
+    with pytest.raises(ContractError, match="is not the wheel") as refused:
+        check_wheel(wheel, python=python, arch="arm64" if made.arch == "amd64" else "amd64", glibc="2.2")
+    assert "asks for glibc" in refused.value.why
+
+
+@pytest.mark.parametrize("python", ["3.11", "3.13"])
+def test_its_own_interpreter_imports_it(made: Made, engine: Buildah, python: str, tmp_path: Path) -> None:
+    shutil.unpack_archive(for_python(sorted((made.out / "wheel").iterdir()), python), tmp_path / "wheel", "zip")
+    mounts = [
+        Mount(root() / "containerfiles/triton-portable", "/recipe/python"),
+        Mount(made.pythons, "/pythons"),
+        Mount(tmp_path / "wheel", "/wheel"),
+        *([Mount(made.emulator, "/emulator")] if made.emulator else []),
+    ]
+    env = {"PYTHONPATH": "/wheel", "LD_BIND_NOW": "1", **({"EMULATOR": "/emulator/emulator"} if made.emulator else {})}
+    words = ["sh", "/recipe/python/python.sh", python, "-c", ASK]
+    done = engine.run(made.base, words, mounts=mounts, env=env, capture=True)
+    version, asserts, name = done.stdout.split(" ", 2)
+    assert version.startswith(f"{python}.")
+    assert asserts == "False"
+    assert name.strip() == "llvm::APInt::~APInt()"
+
+
+def test_what_no_header_of_python_reaches_is_compiled_once(made: Made) -> None:
+    steps = {
+        python: [line.split("\t")[3] for line in (made.out / f"ninja-{python}.log").read_text().splitlines()
+                 if line.count("\t") >= 4]
+        for python in ("3.11", "3.13")
+    }  # fmt: skip
+    assert any(step.endswith("plain.cpp.o") for step in steps["3.11"])
+    assert any(step.endswith("module.cpp.o") for step in steps["3.13"])
+    assert not any(step.endswith("plain.cpp.o") for step in steps["3.13"]), steps["3.13"]

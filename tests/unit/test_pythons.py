@@ -1,0 +1,276 @@
+"""The CPythons of portable wheels: data, what a tree supports, plans, locks, bundles, and what a wheel promises."""
+
+from __future__ import annotations
+
+import platform
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.evidence_fixtures import finished_python
+from tests.request_fixtures import specs
+from tests.small_triton import small_triton
+from toolchain.build import locking
+from toolchain.build.record import read_record
+from toolchain.build.run import find, plan
+from toolchain.build.targets import stages_of
+from toolchain.bundle.export import export
+from toolchain.bundle.importer import import_bundle
+from toolchain.cache import Cache
+from toolchain.catalog.base_ref import parse_base
+from toolchain.catalog.bases import base_recipe
+from toolchain.catalog.pythons import check_range, load_pythons, python_of
+from toolchain.errors import ContractError, LockedError, PinError, UnsupportedError
+from toolchain.lock import file as lockfile
+from toolchain.oci.reference import LayoutRef
+from toolchain.publish import attestations
+from toolchain.request import DEFAULT_GLIBC, Request
+from toolchain.stages import base, python, sysroot
+from toolchain.stages.triton_tree import python_requires
+from toolchain.stages.wheel_check import check_wheel
+
+DIGEST = "5" * 64
+COMMIT = "d8da7c998c75c88691e0ec157fcfd92b49d7060a"
+
+
+@pytest.fixture(autouse=True)
+def on_amd64(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever machine runs the tests."""
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+
+
+@pytest.fixture
+def request_(tmp_path: Path) -> Request:
+    """Triton in the small on a portable LLVM, for two Pythons."""
+    return Request(
+        cache=Cache(tmp_path / "cache"),
+        sources=specs({"llvm": "distro:llvm-toolchain-22", "triton": str(checkout(tmp_path / "triton"))}),
+        glibc=DEFAULT_GLIBC,
+        pythons=("3.13", "3.11"),
+    )
+
+
+def checkout(folder: Path, requires: str = "") -> Path:
+    """As much of Triton as a plan looks at."""
+    tree = small_triton(folder)
+    for part in ("amd", "nvidia"):
+        (tree / "third_party" / part).mkdir(parents=True)
+    if requires:
+        (tree / "setup.py").write_text(requires)
+    return tree
+
+
+def resolve(request: Request) -> None:
+    """As after every package that the plan is about was unpacked."""
+    rows = [{"name": "libc6", "version": "2.41", "architecture": "amd64", "sha256": DIGEST}]
+    recipe = base_recipe("debian13", "amd64")
+    cache = request.cache
+    found = {"recipe": base.recipe_digest(recipe), "packages": rows}
+    base.write_packages(cache.package_list("base", "debian13", "amd64"), found)
+    for arch in ("amd64", "arm64"):
+        one = replace(request, arch=(arch,))
+        system, asked = sysroot.sysroot_system(one), python.pythons(one)
+        lists = {("sysroot", system.name): sysroot.sysroot_digest(system), ("python", asked.name): asked.digest}
+        for (stage, name), digest in lists.items():
+            base.write_packages(cache.package_list(stage, name, arch), {"recipe": digest, "packages": rows})
+
+
+# The data
+
+
+def test_every_row_can_be_asked_for() -> None:
+    for version, row in load_pythons().items():
+        assert python_of(version) == row
+        assert row.headers in row.packages
+        assert f"python{version}-minimal" in row.packages
+        assert row.tag == "cp" + version.replace(".", "")
+        assert row.distro.startswith("debian")
+
+
+@pytest.mark.parametrize("version", ["3", "3.13.1", "2.7", "\uff13.13", "3.x", "", "3.13\n"])
+def test_what_is_no_version_is_refused(version: str) -> None:
+    with pytest.raises(PinError, match="is no Python version"):
+        python_of(version)
+
+
+def test_a_version_of_no_released_debian_is_refused_with_those_that_are() -> None:
+    with pytest.raises(UnsupportedError, match=r"Python 3\.12") as caught:
+        python_of("3.12")
+    assert "3.9, 3.11, 3.13" in caught.value.why
+
+
+# What a tree supports
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('from x import y\nsetup(python_requires=">=3.10")\n', ">=3.10"),
+        ('R = ">=3.9,<3.14"\nsetup(name="a", python_requires=R)\n', ">=3.9,<3.14"),
+        (
+            'A = (3, 10)\nB = (3, 14)\nR = f">={A[0]}.{A[1]},<{B[0]}.{B[1] + 1}"\nsetup(python_requires=R)\n',
+            ">=3.10,<3.15",
+        ),
+        ("setup(python_requires=open('x').read())\n", ""),
+        ("A = (1,)\nsetup(python_requires=A[7])\n", ""),
+        ('A = None\nsetup(python_requires=f">={A}")\n', ""),
+        ("setup(name='a')\n", ""),
+        ("no python (", ""),
+        ("x" + "(" * 5000, ""),
+        ("\0", ""),
+    ],
+)
+def test_what_setup_py_says_is_read_and_not_run(tmp_path: Path, text: str, says: str) -> None:
+    (tmp_path / "setup.py").write_text(text)
+    assert python_requires(tmp_path) == says
+
+
+def test_a_tree_without_setup_py_says_nothing(tmp_path: Path) -> None:
+    assert python_requires(tmp_path) == ""
+
+
+def test_a_python_outside_of_the_range_is_refused() -> None:
+    check_range("3.13", ">=3.10,<3.15", name="Triton x")
+    check_range("3.13", "", name="Triton x")
+    with pytest.raises(UnsupportedError, match=r"Triton x does not support Python 3\.9") as caught:
+        check_range("3.9", ">=3.10,<3.15", name="Triton x")
+    assert ">=3.10,<3.15" in caught.value.why
+    with pytest.raises(PinError, match="no range of Pythons"):
+        check_range("3.9", "three", name="Triton x")
+
+
+# Plans
+
+
+def at_a_commit(request: Request) -> Request:
+    """A plan of a folder has no digest before it was read."""
+    return replace(request, sources={**request.sources, **specs({"triton": f"https://e.example/t@{COMMIT}"})})
+
+
+def test_wheels_stand_on_the_floor_the_pythons_and_the_portable_llvm(request_: Request) -> None:
+    resolve(request_)
+    rows = plan(request_, "triton")
+    assert [row.planned.name for row in rows] == ["base", "sysroot", "python", "llvm", "triton"]
+    assert rows[2].planned.image == "toolchain-python-3.11-3.13"
+    inputs = plan(at_a_commit(request_), "triton")[-1].planned.inputs
+    assert inputs is not None
+    assert inputs["pythons"] == ["3.11", "3.13"]
+    assert inputs["glibc"] == DEFAULT_GLIBC
+    for name, row in zip(("base", "sysroot", "python", "llvm"), rows, strict=False):
+        assert inputs[name] == row.planned.input_digest is not None
+    assert {"containerfiles/triton-portable/build.sh", "llvm-config/portable.cmake"} <= set(inputs["recipe"])
+    assert "containerfiles/triton/build.sh" not in inputs["recipe"]
+
+
+def test_another_machine_s_wheel_is_cross_compiled(request_: Request) -> None:
+    resolve(request_)
+    request = at_a_commit(replace(request_, arch=("arm64",), pythons=("3.11",)))
+    resolve(request)
+    rows = plan(request, "triton")
+    assert [(row.planned.name, row.arch) for row in rows][1:] == [
+        ("sysroot", "arm64"), ("python", "arm64"), ("llvm", "arm64"), ("triton", "arm64"),
+    ]  # fmt: skip
+    inputs = rows[-1].planned.inputs
+    assert inputs is not None
+    assert inputs["built_on"] == "amd64"
+    assert "llvm-config/cross.cmake" in inputs["recipe"]
+
+
+def test_a_base_of_one_s_own_does_not_tell_its_python(request_: Request) -> None:
+    own = replace(request_, base=parse_base("oci:/nowhere"), pythons=())
+    with pytest.raises(PinError, match="is not known before it runs") as caught:
+        python.versions_of(own)
+    assert "--python" in caught.value.fix
+    assert python.versions_of(replace(own, pythons=("3.13", "3.9", "3.13"))) == ("3.9", "3.13")
+
+
+def test_a_tree_s_range_is_asked_before_anything_is_built(request_: Request, tmp_path: Path) -> None:
+    tree = checkout(tmp_path / "other", 'setup(python_requires=">=3.12")\n')
+    request = replace(request_, sources={**request_.sources, **specs({"triton": str(tree)})})
+    with pytest.raises(UnsupportedError, match=r"does not support Python 3\.11"):
+        plan(request, "triton")
+
+
+def test_the_bases_own_python_is_among_them(request_: Request) -> None:
+    with pytest.raises(UnsupportedError, match=r"leaves out Python 3\.13") as caught:
+        plan(replace(request_, pythons=("3.11",)), "triton")
+    assert "--python 3.11,3.13" in caught.value.fix
+
+
+def test_a_wheel_of_the_index_needs_no_python_of_ours(request_: Request) -> None:
+    request = replace(request_, sources=specs({"triton": "pypi:3.7.1"}))
+    assert "python" not in [stage.name for stage in stages_of("triton", request)]
+
+
+# Locks, bundles, SBOM
+
+
+def test_a_lock_holds_the_pythons_and_refuses_others(request_: Request) -> None:
+    resolve(request_)
+    rows = [row.planned for row in plan(request_, "python")]
+    lock = locking.resolve(request_, rows, "python")
+    assert [str(one) for one in lock.bases] == ["python 3.11-3.13 (amd64)"]
+    lock = replace(lock, bases=tuple(replace(one, image=f"sha256:{DIGEST}") for one in lock.bases))
+    lock = lockfile.parse(lockfile.render(lock), "a lock")
+    assert lock.bases[0].suite == "bookworm trixie"
+    assert "--python" in lockfile.options(lock)
+    path = request_.cache.package_list("python", "3.11-3.13", "amd64")
+    path.write_text(path.read_text().replace("2.41", "2.42"))
+    with pytest.raises(LockedError) as caught:
+        locking.check(replace(request_, lock=lock), [row.planned for row in plan(request_, "python")])
+    assert "libc6" in caught.value.why
+
+
+def test_a_bundle_brings_them_and_an_sbom_tells_whose_headers_came_in(tmp_path: Path) -> None:
+    here, there = Cache(tmp_path / "here"), Cache(tmp_path / "there")
+    built = finished_python(here, tmp_path / "work")
+    request = Request(cache=here, glibc=DEFAULT_GLIBC)
+    export(request, "python", LayoutRef(tmp_path / "bundle"))
+    import_bundle(LayoutRef(tmp_path / "bundle"), there, tmp_path / "a lock")
+    before, after = (plan(replace(request, cache=cache), "python")[-1].planned for cache in (here, there))
+    assert after.input_digest == before.input_digest is not None
+    assert find(there, after) is not None
+    (header,) = attestations._headers_of_python(here, read_record(here, built.input_digest))
+    assert (header.name, header.system) == ("libpython3.13-dev", "debian13")
+
+
+# What a wheel promises
+
+
+def a_wheel(folder: Path, name: str, tag: str, *, elf: bytes = b"", inside: str = "triton/_C/libtriton.so") -> Path:
+    path = folder / name
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("triton-1.dist-info/WHEEL", f"Wheel-Version: 1.0\nTag: {tag}\n")
+        archive.writestr(inside, elf or Path("/bin/sh").read_bytes())
+    return path
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="NOT CHECKED: /bin/sh serves as an x86_64 program")
+@pytest.mark.parametrize(
+    ("name", "tag", "inside", "says"),
+    [
+        ("cp313-cp313-manylinux_2_99_x86_64", "", "a.so", "is not that of glibc"),
+        ("cp311-cp311-manylinux_2_31_x86_64", "", "a.so", "not for cp313"),
+        ("cp313-cp313-manylinux_2_31_x86_64", "cp313-cp313-linux_x86_64", "a.so", "not for cp313"),
+        ("cp313-cp313-linux_x86_64", "", "a.so", "is not that of glibc"),
+        ("cp313-cp313-manylinux_2_31_x86_64", "", "a/b.cpython-311-x86_64-linux-gnu.so", "suffix of another Python"),
+    ],
+)
+def test_a_wheel_that_is_another_one_is_refused(tmp_path: Path, name: str, tag: str, inside: str, says: str) -> None:
+    wheel = a_wheel(tmp_path, f"triton-1-{name}.whl", tag or name, inside=inside)
+    with pytest.raises(ContractError, match="is not the wheel") as caught:
+        check_wheel(wheel, python="3.13", arch="amd64", glibc="2.31")
+    assert says in caught.value.why
+
+
+def test_a_wheel_without_a_program_or_with_half_of_one_is_refused(tmp_path: Path) -> None:
+    tag = "cp313-cp313-manylinux_2_31_x86_64"
+    wheel = a_wheel(tmp_path, f"triton-1-{tag}.whl", tag, elf=b"no program")
+    with pytest.raises(ContractError) as caught:
+        check_wheel(wheel, python="3.13", arch="amd64", glibc="2.31")
+    assert "no program or library" in caught.value.why
+    wheel = a_wheel(tmp_path, f"triton-1-{tag}.whl", tag, elf=b"\x7fELF\2")
+    with pytest.raises(ContractError, match="no whole ELF file"):
+        check_wheel(wheel, python="3.13", arch="amd64", glibc="2.31")

@@ -1,0 +1,98 @@
+"""The CPythons that a portable wheel is built for: data of data/pythons.toml."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+from toolchain.data import load
+from toolchain.errors import PinError, UnsupportedError
+
+_VERSION = re.compile(r"3\.[0-9]{1,2}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Python:
+    """A row of data/pythons.toml; that file says what each field is."""
+
+    version: str
+    system: str
+    suite: str
+    packages: tuple[str, ...]
+
+    @property
+    def tag(self) -> str:
+        """The name in tags of wheels: `cp313`."""
+        return "cp" + self.version.replace(".", "")
+
+    @property
+    def distro(self) -> str:
+        """The distribution as bases are called: `debian13`."""
+        return self.system.replace(" ", "").lower()
+
+    @property
+    def headers(self) -> str:
+        """The package whose files are compiled in."""
+        return f"libpython{self.version}-dev"
+
+
+def load_pythons() -> dict[str, Python]:
+    """Every row by its version, in the order of the data."""
+    return {
+        version: Python(version=version, **{**row, "packages": tuple(row["packages"])})
+        for version, row in load("pythons").items()
+    }
+
+
+def python_of(version: str) -> Python:
+    """The CPython of this version.
+
+    Raises:
+        PinError: it is no version of Python.
+        UnsupportedError: no row knows it; those that are known are named.
+    """
+    known = load_pythons()
+    if (row := known.get(check_version(version))) is None:
+        raise UnsupportedError(
+            f"no portable wheel is built for Python {version}",
+            why="its headers come from a released Debian, which has " + ", ".join(known),
+            fix="name one of these: --python 3.11,3.13; or a base that has it, for a wheel of that base",
+        )
+    return row
+
+
+def check_version(version: str) -> str:
+    """The version, if it is one of Python: `3.13`.
+
+    Raises:
+        PinError: it is none.
+    """
+    if not _VERSION.fullmatch(version):
+        raise PinError(f"{version!r} is no Python version", fix="give e.g. --python 3.13")
+    return version
+
+
+def check_range(version: str, requires: str, *, name: str) -> None:
+    """Insist that a source supports a Python.
+
+    Args:
+        version: `3.13`.
+        requires: the source's `python_requires`; empty where it says nothing.
+        name: what people call the source.
+
+    Raises:
+        UnsupportedError: it does not.
+        PinError: what the source says is no range of versions.
+    """
+    try:
+        supported = SpecifierSet(requires)
+    except InvalidSpecifier as error:
+        raise PinError(f"{name} supports no range of Pythons that can be read: {requires!r}", why=str(error)) from error
+    if not supported.contains(version):
+        raise UnsupportedError(
+            f"{name} does not support Python {version}",
+            why=f"it says python_requires = {requires}",
+            fix="leave that version out of --python",
+        )

@@ -1,0 +1,152 @@
+"""What a portable Triton wheel is compiled against and tried with: CPythons of Debian's suites, unpacked.
+
+The image holds a root for each version: `/3.13/usr/include/python3.13` and all that the interpreter needs. The C
+library in it serves the interpreter alone; a wheel links the one of the glibc floor.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from toolchain.catalog.bases import base_recipe
+from toolchain.catalog.pythons import Python, check_version, python_of
+from toolchain.digest import sha256_json
+from toolchain.errors import PinError
+from toolchain.request import Request
+from toolchain.stages.base import read_packages, write_packages
+from toolchain.stages.stage import Built, Planned, Stage, Workspace, common_inputs, image_labels
+from toolchain.stages.sysroot import PARTIAL, System, make_links_relative, unpack_system
+from toolchain.stages.triton_origin import from_source
+
+# Neither compiled in nor imported; the static library alone is half of the rest.
+_LEFT_OUT = ("*.a", "./usr/share/*", "./usr/lib/python*/test", "./usr/lib/python*/config-*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pythons:
+    """What is unpacked for a request.
+
+    Args:
+        arch: OCI architecture that the wheels are for.
+        rows: the versions, the lowest first.
+    """
+
+    arch: str
+    rows: tuple[Python, ...]
+
+    @property
+    def name(self) -> str:
+        """Part of names: `3.11-3.13`."""
+        return "-".join(row.version for row in self.rows)
+
+    @property
+    def suite(self) -> str:
+        """Where they come from: `bookworm trixie`."""
+        return " ".join(dict.fromkeys(row.suite for row in self.rows))
+
+    def system(self, row: Python) -> System:
+        """One of them as `stages.sysroot` unpacks it."""
+        return System(name=f"python-{row.version}", arch=self.arch, suite=row.suite, packages=row.packages)
+
+    @property
+    def digest(self) -> str:
+        """Of all that decides what is asked for; what it then holds is in its package list."""
+        asked = {row.version: self.system(row).as_inputs() for row in self.rows}
+        return sha256_json({"kind": "python", "links": "relative, merged", "without": list(_LEFT_OUT), "asked": asked})
+
+
+@dataclass(frozen=True)
+class PythonStage:
+    """See `Stage`. None of the interpreters is run for it, so it needs no emulator."""
+
+    name: str = "python"
+
+    def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned:
+        asked = pythons(request)
+        path = request.cache.package_list(self.name, asked.name, asked.arch)
+        return _planned(request, read_packages(path, asked.digest))
+
+    def build(self, planned: Planned, dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
+        request = workspace.request
+        asked = pythons(request)
+        tree = workspace.work() / "tree"
+        shutil.rmtree(tree, ignore_errors=True)
+        packages: dict[tuple[str, ...], dict[str, str]] = {}
+        for row in asked.rows:
+            workspace.step("packages")
+            root = tree / row.version
+            for package in unpack_system(asked.system(row), root, workspace, leave_out=_LEFT_OUT):
+                packages[package["name"], package["version"], package.get("architecture", "")] = package
+            _merge_usr(root)
+            make_links_relative(root)
+        lock = {"recipe": asked.digest, "packages": [packages[key] for key in sorted(packages)]}
+        resolved = _planned(request, lock)
+        built = workspace.finish(
+            resolved,
+            tree=tree,
+            facts={"packages": len(packages)},
+            compress=False,
+            labels=image_labels(resolved, of=asked.name.replace("-", ", ")),
+        )
+        write_packages(workspace.cache.package_list(self.name, asked.name, asked.arch), lock)
+        return built
+
+
+def _merge_usr(root: Path) -> None:
+    """Give a newer system the links of its top folder, which an installation makes and unpacking does not.
+
+    Its programs name their loader below `/lib` or `/lib64`.
+    """
+    for folder in ("lib", "lib64"):
+        if (root / "usr" / folder).is_dir() and not (root / folder).exists():
+            (root / folder).symlink_to(f"usr/{folder}")
+
+
+def of_request(request: Request) -> Stage | None:
+    """The stage, for Triton from source on a portable LLVM; a base has its own Python."""
+    return PythonStage() if request.glibc and from_source(request) else None
+
+
+def pythons(request: Request) -> Pythons:
+    """The interpreters for the request's one architecture.
+
+    Raises:
+        PinError: one of the versions is none, or the base is the user's own and none is named.
+        UnsupportedError: no row knows one of them.
+    """
+    return Pythons(arch=request.arch[0], rows=tuple(python_of(version) for version in versions_of(request)))
+
+
+def own_python(request: Request) -> str:
+    """The Python that the base has: `3.13`.
+
+    Raises:
+        PinError: the base is an image of the user's, of which no data tells.
+    """
+    if request.base.image is not None:
+        raise PinError(
+            f"which Python {request.base} has is not known before it runs", fix="name the versions: --python 3.13"
+        )
+    return ".".join(base_recipe(request.base.recipe).tools["python"].split(".")[:2])
+
+
+def versions_of(request: Request) -> tuple[str, ...]:
+    """The versions that wheels are built for, the lowest first: those asked for, else the base's own.
+
+    Raises:
+        PinError: one of them is none.
+    """
+    versions = {check_version(version) for version in request.pythons} or {own_python(request)}
+    return tuple(sorted(versions, key=lambda version: int(version.partition(".")[2])))
+
+
+def _planned(request: Request, lock: Mapping[str, Any] | None) -> Planned:
+    asked = pythons(request)
+    inputs: dict[str, Any] | None = None
+    if lock is not None:
+        inputs = {**common_inputs("python", request), "base": asked.name, "packages": sha256_json(dict(lock))}
+    return Planned(name="python", image=f"toolchain-python-{asked.name}", inputs=inputs, partial=PARTIAL, online=True)

@@ -1,0 +1,61 @@
+"""Where a request's Triton comes from: a source that is named, AOTriton's own, or upstream's at a commit or tag."""
+
+from __future__ import annotations
+
+from toolchain.catalog.releases import aotriton_release, is_commit, newest_patch
+from toolchain.errors import PinError
+from toolchain.request import Request
+from toolchain.sources.resolve import locate
+from toolchain.sources.spec import SourceSpec
+from toolchain.sources.tree import Source
+from toolchain.stages.llvm import DEFAULT_TRITON
+
+UPSTREAM = "https://github.com/triton-lang/triton"
+AMD_FORK = "https://github.com/ROCm/triton"
+
+
+def from_source(request: Request) -> bool:
+    """Whether Triton is built from source: always, but where a wheel of the index is named."""
+    spec = request.sources.get("triton")
+    return spec is None or not spec.wheel
+
+
+def triton_source(request: Request) -> Source:
+    """Where Triton's source comes from, without any network.
+
+    Raises:
+        PinError: nobody knows where the version that was asked for lies.
+        UnsupportedError: nobody knows that version.
+    """
+    return locate("triton", _spec(request), cache=request.cache, offline=request.offline)
+
+
+def _spec(request: Request) -> SourceSpec:
+    """The source that is named, AOTriton's Triton, or upstream's at the commit or tag of a version."""
+    if (spec := request.sources.get("triton")) is not None:
+        return spec
+    if request.aotriton:
+        commit = aotriton_release(request.aotriton, allow_unknown=True).triton
+        if not commit:
+            raise PinError(
+                f"which Triton AOTriton {request.aotriton} carries is not known", fix="give --source triton="
+            )
+        return SourceSpec(kind="git", where=AMD_FORK, version=commit)
+    named = (request.triton or DEFAULT_TRITON).strip()
+    if is_commit(named.lower()):
+        return SourceSpec(kind="git", where=UPSTREAM, version=named.lower())
+    row = newest_patch(named)
+    if not row.commit and not row.tag:
+        raise PinError(
+            f"where the source of Triton {row.version} lies is not known",
+            why="upstream has no such release; only its LLVM is on record",
+            fix="give --source triton=PATH or URL@COMMIT",
+        )
+    tag = "" if row.commit else row.tag
+    return SourceSpec(kind="git", where=UPSTREAM, version=row.commit or _locked_commit(request, tag), tag=tag)
+
+
+def _locked_commit(request: Request, tag: str) -> str:
+    """The commit that the lock has for a tag of upstream; empty where it has none."""
+    held = request.lock.source("triton") if request.lock is not None else None
+    return held.ref if held is not None and (held.tag, held.repository) == (tag, UPSTREAM) else ""

@@ -1,0 +1,74 @@
+"""What a build of Triton reports: totals of upstream's lit tests, and seconds of ninja's steps."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+from toolchain.errors import BuildError
+
+
+def lit_totals(path: Path) -> dict[str, Any]:
+    """What a lit run's JUnit file says: `{"tests", "passed", "failed", "skipped", "failures": {name: why}, "skips"}`.
+
+    Raises:
+        BuildError: it is no such file, or has no test in it.
+    """
+    try:
+        cases = list(ET.parse(path).getroot().iter("testcase"))  # noqa: S314 - written by our own build
+    except ET.ParseError as error:
+        raise BuildError(f"{path.name} is no JUnit file", why=str(error)) from error
+    if not cases:
+        raise BuildError(f"{path.name} has no test: lit ran none", fix="see the log; --no-contract leaves them out")
+    failures, skipped = {}, {}
+    for case in cases:
+        name = f"{case.get('classname', '')}/{case.get('name', '')}"
+        failure = next((found for found in map(case.find, ("failure", "error")) if found is not None), None)
+        left = case.find("skipped")
+        if failure is not None:
+            failures[name] = _why(failure.text or failure.get("message") or "")
+        elif left is not None:
+            skipped[name] = (left.get("message") or left.text or "").strip()
+    return {
+        "tests": len(cases),
+        "passed": len(cases) - len(failures) - len(skipped),
+        "failed": len(failures),
+        "skipped": len(skipped),
+        "failures": dict(sorted(failures.items())),
+        "skips": dict(sorted(skipped.items())),
+    }
+
+
+def _why(said: str) -> str:
+    """Of what a failed lit test said, the lines that name an error; its last ones where none does."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    named = [line for line in lines if re.search(r"\b(?:error|Assertion|command not found|No such file)\b", line)]
+    return "\n".join(named[:3] or lines[-3:])[:1000]
+
+
+def lit(out: Path, *, asked: bool) -> dict[str, Any]:
+    """Totals by Python version.
+
+    Raises:
+        BuildError: they were asked for and did not run. That nothing failed would say nothing.
+    """
+    found = {path.stem.removeprefix("lit-"): lit_totals(path) for path in sorted(out.glob("lit-*.xml"))}
+    if asked and not found:
+        raise BuildError("upstream's lit tests left no report", fix="see the log; --no-contract leaves them out")
+    return found
+
+
+def ninja_seconds(path: Path) -> dict[str, float]:
+    """Seconds of ninja's own log by kind of output: objects, libraries and programs, the rest; summed over jobs."""
+    sums = {"compile": 0.0, "link": 0.0, "other": 0.0}
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        fields = line.split("\t")
+        if len(fields) < 4 or not fields[0].isdigit():
+            continue
+        name = fields[3]
+        linked = name.startswith("bin/") or name.endswith((".so", ".a"))
+        kind = "compile" if name.endswith(".o") else "link" if linked else "other"
+        sums[kind] += (int(fields[1]) - int(fields[0])) / 1000
+    return {kind: round(value, 1) for kind, value in sums.items()}

@@ -1,0 +1,116 @@
+"""What a wheel promises by its name, held against what is in it."""
+
+from __future__ import annotations
+
+import io
+import re
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from elftools.common.exceptions import ELFError
+from elftools.elf.dynamic import DynamicSection
+from elftools.elf.elffile import ELFFile
+from elftools.elf.gnuversions import GNUVerNeedSection
+
+from toolchain.catalog.architectures import machine_of
+from toolchain.errors import ContractError
+
+_MANYLINUX = re.compile(r"manylinux_([0-9]+)_([0-9]+)_(\w+)")
+# ELF names machines in its own way.
+_ELF = {"amd64": "EM_X86_64", "arm64": "EM_AARCH64", "ppc64le": "EM_PPC64", "s390x": "EM_S390"}
+_ABI_SUFFIX = re.compile(r"\.cpython-([0-9]+)[a-z]*-")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Binary:
+    """A program or library: its machine, the libraries it names, and the newest glibc of which it names a symbol."""
+
+    name: str
+    machine: str
+    needed: tuple[str, ...]
+    glibc: tuple[int, ...]
+
+
+def check_wheel(wheel: Path, *, python: str, arch: str, glibc: str) -> dict[str, Any]:
+    """Insist that a wheel is for one CPython, one machine and an old C library, in its name, metadata and content.
+
+    Args:
+        python: `3.13`.
+        arch: OCI architecture.
+        glibc: the floor: no newer symbols may be asked for.
+
+    Returns:
+        `{"file", "bytes", "tag", "libraries", "glibc"}`: the platform tag, what the binaries name, and the newest glibc
+        of which they name a symbol.
+
+    Raises:
+        ContractError: with all that is not so.
+    """
+    machine = machine_of(arch)
+    tag = wheel.name.removesuffix(".whl").rsplit("-", 1)[-1]
+    abi = "cp" + python.replace(".", "")
+    wrong: list[str] = []
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        binaries = list(_binaries(archive))
+        metadata = next((name for name in names if name.endswith(".dist-info/WHEEL")), "")
+        tags = re.findall(r"^Tag: (\S+)", archive.read(metadata).decode(), re.MULTILINE) if metadata else []
+    if f"-{abi}-{abi}-" not in wheel.name or set(tags) != {f"{abi}-{abi}-{one}" for one in tag.split(".")}:
+        wrong.append(f"its name and its metadata are not for {abi}: {', '.join(tags) or 'no tag'}")
+    named = {(int(major), int(minor), cpu) for major, minor, cpu in _MANYLINUX.findall(tag)}
+    floor = tuple(int(part) for part in glibc.split("."))
+    if not named or any((major, minor) > floor or cpu != machine.kernel for major, minor, cpu in named):
+        wrong.append(f"its tag {tag} is not that of glibc {glibc} or older on {machine.kernel}")
+    wrong += [
+        f"{name} has the suffix of another Python"
+        for name in names
+        if (suffix := _ABI_SUFFIX.search(PurePosixPath(name).name)) and suffix[1] != abi.removeprefix("cp")
+    ]
+    wrong += [f"{one.name} is for {one.machine}" for one in binaries if one.machine != _ELF[arch]]
+    wrong += [f"{one.name} asks for glibc {'.'.join(map(str, one.glibc))}" for one in binaries if one.glibc > floor]
+    if not binaries:
+        wrong.append("there is no program or library in it")
+    if wrong:
+        raise ContractError(
+            f"{wheel.name} is not the wheel that it should be",
+            why="\n".join(wrong),
+            fix="see the log: something of the base or of another Python came in",
+        )
+    return {
+        "file": wheel.name,
+        "bytes": wheel.stat().st_size,
+        "tag": tag,
+        "libraries": sorted({library for one in binaries for library in one.needed}),
+        "glibc": ".".join(map(str, max((one.glibc for one in binaries), default=()))),
+    }
+
+
+def _binaries(archive: zipfile.ZipFile) -> Iterator[_Binary]:
+    """Every ELF file; of code objects for GPUs only the machine would be told, and a wheel has none."""
+    for member in archive.infolist():
+        with archive.open(member) as stream:
+            if stream.read(4) != b"\x7fELF":
+                continue
+        try:
+            elf = ELFFile(io.BytesIO(archive.read(member)))
+        except ELFError as error:
+            raise ContractError(f"{member.filename} is no whole ELF file", why=str(error)) from error
+        dynamic = [section for section in elf.iter_sections() if isinstance(section, DynamicSection)]
+        versions = [
+            version.name.removeprefix("GLIBC_")
+            for section in elf.iter_sections()
+            if isinstance(section, GNUVerNeedSection)
+            for _, of_library in section.iter_versions()
+            for version in of_library
+            if re.fullmatch(r"GLIBC_[0-9.]+", version.name)
+        ]
+        yield _Binary(
+            name=member.filename,
+            machine=str(elf["e_machine"]),
+            # pyelftools sets `needed` on tags of this kind alone.
+            needed=tuple(str(tag.needed) for section in dynamic for tag in section.iter_tags("DT_NEEDED")),  # type: ignore[attr-defined]
+            glibc=max((tuple(int(part) for part in version.split(".")) for version in versions), default=()),
+        )
