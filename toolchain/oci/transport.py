@@ -114,9 +114,9 @@ class Transport:
         self.traffic = Traffic()
         self._pause = pause
         self._timeout = timeout
-        self._base = f"{'http' if plain else 'https'}://{'registry-1.docker.io' if host == auth.HUB else host}"
-        self._session = web.session(attempts, backoff)
-        self._session.auth = auth.NoNetrc()
+        named = auth.registry_name(host)  # in lower case, as addresses in answers are compared with it
+        self._base = f"{'http' if plain else 'https'}://{'registry-1.docker.io' if named == auth.HUB else named}"
+        self._session = web.session(attempts, backoff, netrc=False)
         # A proxy of the environment cannot reach this machine's loopback.
         self._session.trust_env = not loopback
         logging.getLogger("urllib3.connectionpool").addFilter(_QUIET)
@@ -140,9 +140,15 @@ class Transport:
         """The address of `path`, which may be an address already (a `Location`).
 
         Registries behind a proxy that ends TLS name themselves by http; a token must not go there in the clear.
+
+        Raises:
+            RegistryError: it is no address.
         """
-        url = urljoin(self._base + "/", path)
-        one, own = urlsplit(url), urlsplit(self._base)
+        try:
+            url = urljoin(self._base + "/", path)
+            one, own = urlsplit(url), urlsplit(self._base)
+        except ValueError as error:
+            raise self._unreadable(error) from None
         return one._replace(scheme="https").geturl() if one[:2] == ("http", own.netloc) and own[0] == "https" else url
 
     @contextlib.contextmanager
@@ -169,7 +175,7 @@ class Transport:
             params: of the query.
 
         Raises:
-            RegistryError: no access.
+            RegistryError: no access, or an answer that leads nowhere.
             requests.RequestException: no answer.
         """
         url = self.url(path)
@@ -180,16 +186,21 @@ class Transport:
             if urlsplit(url).netloc == urlsplit(self._base).netloc:
                 sent.update(self._auth.header(scopes))
             self.traffic.requests += 1
-            response = self._session.request(
-                method,
-                url,
-                data=body() if body else None,
-                headers=sent,
-                params=dict(params or {}),
-                stream=True,
-                timeout=self._patience(method),
-                allow_redirects=method in {"GET", "HEAD"},
-            )
+            try:
+                response = self._session.request(
+                    method,
+                    url,
+                    data=body() if body else None,
+                    headers=sent,
+                    params=dict(params or {}),
+                    stream=True,
+                    timeout=self._patience(method),
+                    allow_redirects=method in {"GET", "HEAD"},
+                )
+            except requests.exceptions.InvalidProxyURL:
+                raise
+            except ValueError as error:  # also what requests raises for a redirect to what is no address
+                raise self._unreadable(error) from None
             with response:
                 history = getattr(response.raw, "retries", None)
                 if history is not None:
@@ -252,6 +263,13 @@ class Transport:
             if len(found) > MANIFEST_LIMIT:
                 raise RegistryError(f"{name} of {self.host} is too long", why=f"over {MANIFEST_LIMIT} bytes")
         return bytes(found)
+
+    def _unreadable(self, error: ValueError) -> RegistryError:
+        return RegistryError(
+            f"{self.host} leads to an address that is none",
+            why=self._auth.redact(str(error))[:300],
+            fix="check the name; if it is right, ask who runs the registry or the server in front of it",
+        )
 
     def unreachable(self, error: Exception) -> UnreachableError:
         """The error for no answer at all."""

@@ -17,7 +17,7 @@ from toolchain.errors import DigestError, RegistryError, ToolchainError
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.transport import Body, Transport
 from toolchain.oci.ways import NO_CHUNKS, NO_WHOLE, NOT_THE_WAY, Way, choose
-from toolchain.web import TRANSIENT, TryAgainError
+from toolchain.web import TRANSIENT, TryAgainError, header_number
 
 LOG = logging.getLogger(__name__)
 _ACTIONS = "pull,push"
@@ -280,8 +280,8 @@ def _part(start: int, end: int) -> dict[str, str]:
 
 def _reached(said: str | None, otherwise: int) -> int:
     """The offset after a `Range: 0-n`; `0-0` says that nothing came, as registries write it."""
-    found = re.fullmatch(r"(?:bytes=)?0-(\d+)", said.strip()) if said else None
-    if found is None:
+    found = re.fullmatch(r"(?:bytes=)?0-([0-9]+)", said.strip()) if said else None
+    last = header_number(found[1]) if found else None
+    if last is None:
         return otherwise
-    last = int(found[1])
     return last + 1 if last else 0
