@@ -342,3 +342,63 @@ def test_a_redirect_takes_the_login_along_on_the_same_host_alone(
     after = [sent.get("Authorization") for asked, sent in odd.seen if asked in {"GET /elsewhere", "GET /store"}]
     assert len(after) == (2 if form == "Bearer" else 1)
     assert all((one is not None) is here for one in after)
+
+
+# What helps
+
+
+def error(code: str) -> bytes:
+    return json.dumps({"errors": [{"code": code, "message": "no"}]}).encode()
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "fix"),
+    [
+        (404, "NAME_UNKNOWN", "create the repository"),
+        (404, "", "create the repository"),
+        (400, "NAME_UNKNOWN", "create the repository"),
+        (413, "", "client_max_body_size"),
+        (403, "DENIED", "log in as somebody who may push"),
+        (400, "NAME_INVALID", "ask who runs the registry: it would answer the same"),
+        (422, "", "ask who runs the registry: it would answer the same"),
+    ],
+)
+def test_where_trying_again_cannot_help_something_else_is_said(
+    odd: Odd, registry: Registry, blob: Path, waits: list[float], status: int, code: str, fix: str
+) -> None:
+    odd.said = [Said("POST ", status, body=error(code) if code else b"")]
+    with pytest.raises(RegistryError) as caught:
+        push(registry, blob)
+    assert fix in caught.value.fix
+    assert "try again" not in caught.value.fix
+    assert waits == [], "and it is not tried again"
+    odd.said = [Said("PUT ", status, body=error(code) if code else b"")]
+    with pytest.raises(RegistryError) as caught:
+        registry.put_manifest("ns/name", "t", b"{}", media.MANIFEST)
+    assert fix in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "fix"),
+    [
+        (404, "MANIFEST_UNKNOWN", "check the name and the tag"),
+        (404, "", "skopeo login"),
+        (404, "BLOB_UNKNOWN", "publish it again"),
+        (403, "", "log in: "),
+        (429, "TOOMANYREQUESTS", "with a login the limit may be higher"),
+        (500, "", "try again; if it stays"),
+    ],
+)
+def test_what_helps_who_reads(odd: Odd, registry: Registry, tmp_path: Path, status: int, code: str, fix: str) -> None:
+    odd.said = [Said("GET ", status, body=error(code) if code else b"")]
+    for act in (lambda: pull(registry, tmp_path), lambda: registry.get_manifest("ns/name", "t")):
+        assert fix in told(act)
+
+
+def test_an_upload_that_a_registry_forgot_is_begun_anew(odd: Odd, registry: Registry, blob: Path) -> None:
+    odd.said = [
+        Said("POST ", 202, {"Location": "/up"}),
+        Said("PUT ", 404, body=error("BLOB_UPLOAD_UNKNOWN"), times=1),
+        Said("PUT ", 201),
+    ]
+    assert push(registry, blob) == len(CONTENT)

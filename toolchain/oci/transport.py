@@ -17,6 +17,7 @@ from toolchain import web
 from toolchain.digest import CHUNK
 from toolchain.errors import RegistryError, ToolchainError, UnreachableError
 from toolchain.oci import auth
+from toolchain.oci.advice import advice
 from toolchain.oci.layout import MANIFEST_LIMIT
 from toolchain.oci.manifest import parse_object
 from toolchain.oci.rules import for_host
@@ -211,7 +212,7 @@ class Transport:
                     self._auth.answer(response, scopes)
                     continue
                 if response.status_code in {401, 403}:
-                    raise self.failed(response, f"{self.host} refuses {method} in {repository}", login=True)
+                    raise self.failed(response, f"{self.host} refuses {method} in {repository}")
                 yield response
                 return
 
@@ -233,17 +234,14 @@ class Transport:
             code, said = str(first["code"]), f"{first['code']}: {first.get('message', '')}"
         return code, " ".join(self._auth.redact(said).split())[:300]
 
-    def failed(
-        self, response: requests.Response, what: str, text: str | None = None, *, login: bool = False
-    ) -> RegistryError:
-        """The error for an answer that nobody expected; `text` is what it says, where that has been read already."""
-        said = self.told(response)[1] if text is None else text
+    def failed(self, response: requests.Response, what: str, said: tuple[str, str] | None = None) -> RegistryError:
+        """The error for an answer that nobody expected; `said` is what `told` gave, where it was asked already."""
+        code, text = said or self.told(response)
+        sending = response.request.method not in {"GET", "HEAD"}
         return RegistryError(
             what,
-            why=f"HTTP {response.status_code} {said}".rstrip(),
-            fix=f"log in: {auth.login_command(self.host)}"
-            if login
-            else "try again; if it stays, ask who runs the registry",
+            why=f"HTTP {response.status_code} {text}".rstrip(),
+            fix=advice(self.host, response.status_code, code, sending=sending),
         )
 
     def may_pass(self, status: int, failures: int) -> bool:

@@ -204,7 +204,7 @@ class Upload:
     def _problem(self, got: requests.Response, what: str, refusals: frozenset[int] = frozenset()) -> Exception:
         """What an answer means: `refusals` are those that speak of the way."""
         code, text = self._registry.told(got)
-        problem = self._registry.failed(got, f"{self._registry.host} {what} to {self._repository}", text)
+        problem = self._registry.failed(got, f"{self._registry.host} {what} to {self._repository}", (code, text))
         status = got.status_code
         if status == 400 and (found := sha256_file(self._path)) != self._blob.digest:
             return DigestError(
@@ -216,7 +216,7 @@ class Upload:
             return TryAgainError(problem, got.headers.get("Retry-After"))
         # 404: the registry forgot the upload. 400: what arrived has another digest, or the chunk came at a wrong place.
         self._wrong += status == 400
-        if status in {400, 404} and code not in NOT_THE_WAY and self._wrong <= _WRONG_TRIES:
+        if status in {400, 404} and self._location and code not in NOT_THE_WAY and self._wrong <= _WRONG_TRIES:
             self._anew = True
             return TryAgainError(problem)
         return problem
