@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal
 
-from tests.registry_manners import Desk, Manners
+from tests.registry_manners import INDEX, TOO_MANY, Desk, Manners
 from tests.scoped_login import ScopedLogin
 
 Kind = Literal["status", "reset", "lose-answer", "truncate", "flip", "digest", "header", "stall"]
@@ -183,7 +183,7 @@ class _Handler(BaseHTTPRequestHandler):
         if not desk.manners.hangs_up:
             self._drain()
         body = json.dumps({"errors": [{"code": desk.manners.code, "message": "not this way"}]}).encode()
-        self._answer(seen.status, body)
+        self._answer(seen.status, body, TOO_MANY if seen.status == 429 else {})
         if desk.manners.hangs_up:
             self.wfile.flush()
             self._break()
@@ -198,6 +198,9 @@ class _Handler(BaseHTTPRequestHandler):
             seen.status = 401
             return
         if proxy.desk is not None and self._refused(proxy.desk, seen):
+            return
+        if proxy.desk is not None and (listed := proxy.desk.referrers(self.path)) is not None:
+            self._answer(200, listed, {"Content-Type": INDEX})
             return
         fault = proxy.fault_for(self.command, self.path)
         if fault is not None and fault.kind == "status":
@@ -238,6 +241,7 @@ class _Handler(BaseHTTPRequestHandler):
             if name.lower() not in _HOP | {"authorization"}:
                 upstream.putheader(name, value)
         upstream.endheaders()
+        taken = bytearray()
         while seen.body < size:
             piece = self.rfile.read(min(size - seen.body, 1 << 16))
             if fault is not None and kind in {"reset", "stall"} and seen.body + len(piece) > fault.after:
@@ -247,6 +251,7 @@ class _Handler(BaseHTTPRequestHandler):
                 return
             upstream.send(piece)
             seen.body += len(piece)
+            taken += piece if "/manifests/" in path else b""
         if kind == "reset":
             self._break()
             return
@@ -259,6 +264,8 @@ class _Handler(BaseHTTPRequestHandler):
         headers = dict(got.getheaders())
         if desk is not None:
             seen.status = desk.answered(self.command, self.path, seen.body, got.status, headers)
+            if self.command == "PUT" and taken and got.status == 201:
+                desk.took(self.path, bytes(taken), headers)
         self.send_response(seen.status)
         said = fault.headers if fault is not None and kind == "header" else {}
         for name, value in said.items():
@@ -301,6 +308,7 @@ def fault_proxy(
     """A running proxy in front of `upstream`."""
     with FaultProxy(upstream, login=login, uses=uses) as proxy:
         proxy.desk = Desk(manners) if manners is not None else None
+        proxy.guard = manners.login() if manners is not None and manners.login is not None else None
         thread = threading.Thread(target=proxy.serve_forever, args=(0.05,), daemon=True)
         thread.start()
         try:

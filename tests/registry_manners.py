@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
+from tests.scoped_login import ScopedLogin
+
+INDEX = "application/vnd.oci.image.index.v1+json"
+# What Docker Hub says of its limits: issues 2464 and 1907 of https://github.com/docker/hub-feedback. It asks for a wait
+# of 60 seconds; nobody waits here.
+TOO_MANY = {"ratelimit-limit": "100;w=21600", "ratelimit-remaining": "0;w=21600", "Retry-After": "0"}
 _UPLOAD = re.compile(r"^/v2/.+/blobs/uploads/")
 
 
@@ -29,6 +39,9 @@ class Manners:
         no_status: status of the answer to the question how far an upload is.
         keeps: what a PUT brought before it broke off is kept (docker-registry forgets the whole upload).
         marked: uploads keep the addresses of docker-registry, by which it is known.
+        referrers: `api`: manifests with a subject are listed; `blind`: they are said to be (OCI-Subject), and are not.
+        too_many: so many requests about manifests are answered with 429 first, as Docker Hub does.
+        login: makes what asks for a login and gives the tokens.
     """
 
     no_chunks: int = 0
@@ -47,6 +60,35 @@ class Manners:
     no_status: int = 0
     keeps: bool = False
     marked: bool = False
+    referrers: Literal["", "api", "blind"] = ""
+    too_many: int = 0
+    login: Callable[[], ScopedLogin] | None = None
+
+
+def _login(**options: Any) -> Callable[[], ScopedLogin]:
+    return lambda: ScopedLogin(private=True, **options)
+
+
+QUAY = Manners(referrers="api", login=_login(path="/v2/auth", service="quay.io", word="token", says=False))
+_HUB = _login(name="localhost", service="registry.docker.io", word="token")
+DOCKER_HUB = Manners(marked=True, referrers="api", too_many=2, code="TOOMANYREQUESTS", login=_HUB)
+# https://github.com/docker/hub-feedback/issues/2372
+DOCKER_HUB_2024 = Manners(marked=True, referrers="blind", login=_HUB)
+GITLAB = Manners(
+    marked=True,
+    login=_login(name="localhost", path="/jwt/auth", service="container_registry", word="token", says=False),
+)
+HARBOR = Manners(
+    marked=True,
+    referrers="api",
+    login=_login(
+        login="robot$ns+publisher:pass-word",
+        path="/service/token",
+        service="harbor-registry",
+        posts=False,
+        word="token",
+    ),
+)
 
 
 @dataclass
@@ -61,9 +103,38 @@ class Desk:
     def __init__(self, manners: Manners) -> None:
         self.manners = manners
         self._sessions: dict[str, _Session] = {}
+        self._too_many = manners.too_many
+        self._shelf: dict[tuple[str, str], list[dict[str, Any]]] = {}
+
+    def referrers(self, path: str) -> bytes | None:
+        """What is listed, where `path` asks for that; None lets the registry behind answer."""
+        found = re.fullmatch(r"/v2/(.+)/referrers/(.+)", path)
+        if found is None or self.manners.referrers != "api":
+            return None
+        listed = self._shelf.get((found[1], found[2]), [])
+        return json.dumps({"schemaVersion": 2, "mediaType": INDEX, "manifests": listed}).encode()
+
+    def took(self, path: str, content: bytes, headers: dict[str, str]) -> None:
+        """List a manifest that was taken, and say so."""
+        value = json.loads(content)
+        subject = (value.get("subject") or {}).get("digest")
+        if not subject or not self.manners.referrers:
+            return
+        entry = {
+            "mediaType": value["mediaType"],
+            "digest": f"sha256:{sha256(content).hexdigest()}",
+            "size": len(content),
+        }
+        entry |= {"artifactType": value.get("artifactType", ""), "annotations": value.get("annotations", {})}
+        shelf = self._shelf.setdefault((path.removeprefix("/v2/").partition("/manifests/")[0], subject), [])
+        shelf += [] if entry in shelf else [entry]
+        headers["OCI-Subject"] = subject
 
     def refusal(self, method: str, path: str, size: int) -> int:
         """The status with which a request is refused, 0 if it is not."""
+        if self._too_many and "/manifests/" in path:
+            self._too_many -= 1
+            return 429
         found = self._session(path)
         if found is None:
             return 0

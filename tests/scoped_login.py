@@ -22,7 +22,12 @@ class ScopedLogin:
         private: whether pulling wants the login too.
         lasts: seconds until a token runs out.
         says: whether the answer says how long that is.
-        challenge: how the registry asks, with `{realm}` and `{scope}`.
+        challenge: how the registry asks, with `{realm}`, `{service}` and `{scope}`.
+        path: where tokens are given.
+        name: of the host that gives them, where that is another than the registry's.
+        service: what it is asked for; nothing else gets a token.
+        posts: whether it takes a POST; Harbor answers 405.
+        word: what the answer calls the token.
     """
 
     login: str = "user:pass-word"
@@ -30,7 +35,12 @@ class ScopedLogin:
     private: bool = False
     lasts: float = 300.0
     says: bool = True
-    challenge: str = 'Bearer realm="{realm}",service="here",scope="{scope}"'
+    challenge: str = 'Bearer realm="{realm}",service="{service}",scope="{scope}"'
+    path: str = "/token"
+    name: str = ""
+    service: str = "here"
+    posts: bool = True
+    word: str = "access_token"
     asked: list[tuple[str, ...]] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
     tokens: dict[str, tuple[float, tuple[str, ...]]] = field(default_factory=dict)
@@ -41,8 +51,8 @@ class ScopedLogin:
     ) -> tuple[int, dict[str, object], dict[str, str]] | None:
         """Status, JSON and headers of what is answered instead; None lets the request through."""
         said = headers.get("Authorization", "")
-        if path.startswith("/token"):
-            return self._token(path, said, body.decode())
+        if path.startswith(self.path):
+            return (405, {}, {}) if method == "POST" and not self.posts else self._token(path, said, body.decode())
         found = _NAME.match(path)
         name = found[1] if found else ""
         needed = [(name, "pull" if method in {"GET", "HEAD"} else "push")]
@@ -52,13 +62,18 @@ class ScopedLogin:
             return None
         self.refused.append(f"{method} {path.partition('?')[0]}")
         actions = "pull" if method in {"GET", "HEAD"} else "pull,push"
-        realm = self.challenge.format(realm=f"http://{host}/token", scope=f"repository:{name}:{actions}")
-        return 401, {"errors": [{"code": "UNAUTHORIZED"}]}, {"WWW-Authenticate": realm}
+        where = f"{self.name}:{host.rpartition(':')[2]}" if self.name else host
+        asked = self.challenge.format(
+            realm=f"http://{where}{self.path}", service=self.service, scope=f"repository:{name}:{actions}"
+        )
+        return 401, {"errors": [{"code": "UNAUTHORIZED"}]}, {"WWW-Authenticate": asked}
 
     def _token(self, path: str, said: str, form: str) -> tuple[int, dict[str, object], dict[str, str]]:
         query = parse_qs(form or urlsplit(path).query)
         scopes = tuple(scope for text in query.get("scope", []) for scope in text.split())
         self.asked.append(scopes)
+        if "{service}" in self.challenge and query.get("service") != [self.service]:
+            return 400, {}, {}
         if self.identity:
             known = bool(form) and query.get("refresh_token") == [self.identity]
         else:
@@ -69,7 +84,7 @@ class ScopedLogin:
             scopes = tuple(scope for scope in scopes if scope.endswith(":pull"))
         token = f"token-number-{next(self._numbers)}"
         self.tokens[token] = (time.monotonic() + self.lasts, scopes)
-        return 200, {"access_token": token, **({"expires_in": self.lasts} if self.says else {})}, {}
+        return 200, {self.word: token, **({"expires_in": self.lasts} if self.says else {})}, {}
 
 
 def _allows(scopes: tuple[str, ...], name: str, action: str) -> bool:

@@ -1,13 +1,16 @@
-"""What every HTTP client here shares: one session, one way to try again, and which host is this machine."""
+"""What every HTTP client here shares: sessions, numbers in headers, trying again, and which host is this machine."""
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import logging
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import urlsplit
 
 from toolchain.errors import ToolchainError
 
@@ -20,6 +23,8 @@ T = TypeVar("T")
 TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})  # statuses that may pass
 LONGEST_BACKOFF = 30.0
 LONGEST_ASKED = 120.0  # seconds that a server may have us wait by Retry-After
+# As many digits as any size or time has. Python refuses to read thousands of them, and takes digits of other scripts.
+_NUMBER = re.compile(r"[0-9]{1,15}")
 
 
 def is_loopback(host: str | None) -> bool:
@@ -32,7 +37,13 @@ def is_loopback(host: str | None) -> bool:
         return False
 
 
-def session(attempts: int, backoff: float) -> requests.Session:
+def header_number(said: str | None) -> int | None:
+    """The whole number that a header says, None where it says something else or is not there."""
+    text = (said or "").strip(" \t")
+    return int(text) if _NUMBER.fullmatch(text) else None
+
+
+def session(attempts: int, backoff: float, *, netrc: bool = True) -> requests.Session:
     """A session that asks (GET, HEAD) again when a server is busy or a connection fails.
 
     What breaks off after an answer has begun is not asked again: see `Retries`.
@@ -40,17 +51,33 @@ def session(attempts: int, backoff: float) -> requests.Session:
     Args:
         attempts: how often a question is asked again.
         backoff: seconds, doubled for each further attempt.
+        netrc: whether a host is sent the login that ~/.netrc has for it, also the host that a redirect leads to.
     """
     import requests  # noqa: PLC0415 - plans connect to nothing and must be quick
     from requests.adapters import HTTPAdapter  # noqa: PLC0415
+    from urllib3.exceptions import HTTPError  # noqa: PLC0415
     from urllib3.util import Retry  # noqa: PLC0415
 
     class Bounded(Retry):
         """Waits as long as a server asks, but not for ever."""
 
         def get_retry_after(self, response: BaseHTTPResponse) -> float | None:
-            asked = super().get_retry_after(response)
+            said = response.headers.get("Retry-After", "")
+            asked: float | None = header_number(said)
+            # A date, perhaps of no calendar; digits that are no number of seconds are no date either.
+            if asked is None and not said.strip().isnumeric():
+                with contextlib.suppress(ValueError, OverflowError, HTTPError):
+                    asked = super().get_retry_after(response)
             return None if asked is None else min(asked, LONGEST_ASKED)
+
+    class WithoutNetrc(requests.Session):
+        """Of a redirect's own accord requests takes the login of ~/.netrc for the host that it leads to."""
+
+        def rebuild_auth(self, prepared_request: requests.PreparedRequest, response: requests.Response) -> None:
+            headers = prepared_request.headers
+            elsewhere = self.should_strip_auth(response.request.url, prepared_request.url)  # type: ignore[no-untyped-call]
+            if "Authorization" in headers and elsewhere:
+                del headers["Authorization"]
 
     retry = Bounded(
         total=attempts,
@@ -60,7 +87,19 @@ def session(attempts: int, backoff: float) -> requests.Session:
         backoff_max=LONGEST_BACKOFF,
         raise_on_status=False,
     )
-    made = requests.Session()
+    made = requests.Session() if netrc else WithoutNetrc()
+
+    def leads_somewhere(answer: requests.Response, **_: object) -> None:
+        # requests raises what urllib.parse does, which is no error of its own, and leaves the connection open.
+        try:
+            urlsplit(made.get_redirect_target(answer) or "")
+        except ValueError as error:
+            answer.close()
+            raise requests.exceptions.InvalidURL(f"a redirect: {error}") from None
+
+    made.hooks["response"] = [leads_somewhere]
+    if not netrc:
+        made.auth = lambda request: request  # else requests looks there before it sends
     for scheme in ("http://", "https://"):
         made.mount(scheme, HTTPAdapter(max_retries=retry))
     return made
@@ -123,8 +162,8 @@ class Retries:
             # Not chained: what HTTP libraries raise holds the whole request, tokens included.
             raise failure.problem from None
         seconds = min(self.backoff * 2 ** (self.failures - 1), LONGEST_BACKOFF)
-        if failure.asked and failure.asked.strip().isdigit():
-            seconds = min(float(failure.asked), LONGEST_ASKED)
+        if (asked := header_number(failure.asked)) is not None:
+            seconds = min(float(asked), LONGEST_ASKED)
         LOG.info("%s: waiting %.1f s before attempt %d", self.name, seconds, self.failures + 1)
         self.pause(seconds)
 

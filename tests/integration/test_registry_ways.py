@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import pytest
 from tests.fault_proxy import Fault, FaultProxy, fault_proxy
 from tests.places import attach, fetch_image, publish, referrers
 from tests.registry_fixtures import small_index
-from tests.registry_manners import Manners
+from tests.registry_manners import DOCKER_HUB, DOCKER_HUB_2024, GITLAB, HARBOR, QUAY, Manners
 from tests.second_registry import running_crane
 from toolchain.errors import RegistryError, ToolchainError
 from toolchain.oci import descriptor as media
@@ -73,8 +74,18 @@ def blobs(image: Image) -> int:
     return sum(item.size for item in image.layout.walk(image.index) if item.media_type not in media.MANIFESTS)
 
 
+def repository(registry: Registry) -> str:
+    """A name that nobody used, with as many parts as the registry can have."""
+    return f"ns/{'' if registry.rules.most_parts == 2 else 'more/'}way-{next(_NUMBERS)}"
+
+
+def login_of(proxy: FaultProxy) -> str:
+    """The login that the proxy asks for; empty where it asks for none."""
+    return base64.b64encode(proxy.guard.login.encode()).decode() if proxy.guard is not None else ""
+
+
 def there_and_back(image: Image, registry: Registry, folder: Path) -> None:
-    dest = RegistryRef(registry.host, f"ns/more/way-{next(_NUMBERS)}")
+    dest = RegistryRef(registry.host, repository(registry))
     publish(image.layout, image.index, dest, ["t"], registry=registry)
     assert publish(image.layout, image.index, dest, ["t"], registry=registry).pushed_bytes == 0
     fresh = Layout(folder / "fresh").ensure()
@@ -125,6 +136,11 @@ _WAYS = {
     "a limit of 100 kB, in chunks": (SMALL, Manners(limit=100_000), "", 64_000, "POST PATCH*5 PUT"),
     "OCI-Chunk-Min-Length": (LARGE, Manners(least=5 * MIB), "", None, "POST PATCH*2 PUT"),
     "OCI-Chunk-Max-Length": (MEDIUM, Manners(most=2 * MIB), "", None, "POST PATCH*3 PUT"),
+    "Quay": (LARGE, QUAY, "quay.io", None, "POST PUT"),
+    "Docker Hub": (LARGE, DOCKER_HUB, "docker.io", None, "POST PATCH*2 PUT"),
+    "Docker Hub in 2024": (LARGE, DOCKER_HUB_2024, "docker.io", None, "POST PATCH*2 PUT"),
+    "GitLab": (LARGE, GITLAB, "registry.gitlab.com", None, "POST PATCH*2 PUT"),
+    "Harbor": (LARGE, HARBOR, "", None, "POST PATCH*2 PUT"),
     "pulp's 204": (SMALL, Manners(taken=204), "", 64_000, "POST PATCH*5 PUT"),
     **{
         f"chunks refused with {status} {code}": (
@@ -156,7 +172,7 @@ def test_a_registry_is_given_blobs_as_it_takes_them(
 ) -> None:
     with (
         fault_proxy(registry_host, manners=manners) as proxy,
-        Registry(proxy.host, login="", backoff=0.01, chunk=chunk) as registry,
+        Registry(proxy.host, login=login_of(proxy), backoff=0.01, chunk=chunk) as registry,
     ):
         if host:
             registry.rules = for_host(host)
@@ -164,8 +180,62 @@ def test_a_registry_is_given_blobs_as_it_takes_them(
         there_and_back(images[size], registry, tmp_path)
         first = "POST PUT:405 POST PATCH PUT " if manners.no_whole else _CONFIG
         assert uploads(proxy) == first + way
-        # A refusal of the way costs no attempt and no wait; only ECR's end looks like a failure.
-        assert registry.traffic.repeated == way.count(":500")
+        # A refusal of the way costs no attempt and no wait; ECR's end looks like a failure, Docker Hub asks for a wait.
+        assert registry.traffic.repeated == way.count(":500") + manners.too_many
+        if proxy.guard is not None:
+            assert len(proxy.guard.refused) == 1, "the first question alone goes without a token"
+            assert {f"repository:{dest}:pull,push" for dest in _written(proxy)} <= {
+                scope for scopes in proxy.guard.asked for scope in scopes
+            }
+
+
+def _written(proxy: FaultProxy) -> set[str]:
+    return {seen.path.removeprefix("/v2/").partition("/blobs/")[0] for seen in proxy.seen if seen.method == "POST"}
+
+
+@pytest.mark.parametrize(
+    ("manners", "host", "how"),
+    [
+        (QUAY, "quay.io", "api"),
+        (DOCKER_HUB, "docker.io", "api"),
+        (DOCKER_HUB_2024, "docker.io", "tag"),
+        (GITLAB, "registry.gitlab.com", "tag"),
+        (HARBOR, "", "api"),
+    ],
+    ids=["Quay", "Docker Hub", "Docker Hub in 2024", "GitLab", "Harbor"],
+)
+def test_what_is_said_about_an_image_is_listed_where_the_registry_lists(
+    registry_host: str, images: dict[int, Image], manners: Manners, host: str, how: str
+) -> None:
+    image = images[SMALL]
+    content = image.layout.put_bytes(b"{}", "application/json")
+    said = write_artifact(image.layout, image.index, content, artifact_type="test/x")
+    with (
+        fault_proxy(registry_host, manners=manners) as proxy,
+        Registry(proxy.host, login=login_of(proxy), backoff=0.01) as registry,
+    ):
+        registry.rules = for_host(host)
+        dest = RegistryRef(registry.host, repository(registry))
+        publish(image.layout, image.index, dest, ["t"], registry=registry)
+        assert attach(image.layout, [said], dest, registry=registry).how == how
+        assert attach(image.layout, [said], dest, registry=registry).how == "none"
+        found = referrers(dest, image.index.digest, registry=registry)
+        assert [(one.digest, one.artifact_type) for one in found] == [(said.digest, "test/x")]
+
+
+def test_a_token_service_at_another_host_gets_the_login_and_the_registry_the_token(
+    registry_host: str, images: dict[int, Image]
+) -> None:
+    """As GitLab has it: the registry is one host, and who knows its users another."""
+    image = images[SMALL]
+    with (
+        fault_proxy(registry_host, manners=GITLAB) as proxy,
+        Registry(proxy.host, login=login_of(proxy)) as registry,
+    ):
+        registry.push_blob(repository(registry), image.layer, image.layout.blob(image.layer.digest))
+        to = {(seen.headers["Host"].partition(":")[0], seen.headers.get("Authorization", "").partition(" ")[0])
+              for seen in proxy.seen}  # fmt: skip
+        assert to == {("127.0.0.1", ""), ("localhost", "Basic"), ("127.0.0.1", "Bearer")}
 
 
 def test_what_a_registry_refuses_is_not_tried_again_in_the_same_run(

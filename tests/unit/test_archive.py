@@ -81,6 +81,8 @@ def _handler(server: Server) -> type[http.server.BaseHTTPRequestHandler]:
                     self.answer(302, b"", {"Location": "/there"})
                 case "redirect to http":
                     self.answer(302, b"", {"Location": "http://example.test/x"})
+                case "redirect nowhere":
+                    self.answer(302, b"", {"Location": "http://[bad"})
                 case "redirect round":
                     self.answer(302, b"", {"Location": self.path})
                 case _:
@@ -203,6 +205,9 @@ def test_redirects(server: Server, store: Store) -> None:
         server.mode = mode
         with pytest.raises(SourceError):
             fetch_archive(server.url(), "2" * 64, store, offline=False)
+    server.mode = "redirect nowhere"
+    with pytest.raises(UnreachableError, match="InvalidURL"):
+        fetch_archive(server.url(), "2" * 64, store, offline=False)
 
 
 def test_too_large(server: Server, store: Store) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
+import os
 import shutil
 import stat
 import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,7 @@ from tests.evidence_fixtures import BASE, COMMIT, FINISHED, LLVM, ed25519_signer
 from toolchain.digest import canonical, sha256_json
 from toolchain.errors import ConfigError, UntrustedError
 from toolchain.trust import attest, dsse
-from toolchain.trust.keys import Signer, load_public, load_signer, new_key
+from toolchain.trust.keys import PublicKey, Signer, load_public, load_signer, new_key
 
 SUBJECT = attest.subjects("thing", [f"sha256:{'1' * 64}", f"sha256:{'2' * 64}"])
 
@@ -106,6 +109,62 @@ def pem(key: Any) -> bytes:
     return bytes(
         key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     )
+
+
+@contextlib.contextmanager
+def piped(content: bytes) -> Iterator[Path]:
+    """A path that gives `content` once, as a process substitution of a shell does."""
+    reading, writing = os.pipe()
+    os.write(writing, content)
+    os.close(writing)
+    try:
+        yield Path(f"/dev/fd/{reading}")
+    finally:
+        os.close(reading)
+
+
+@pytest.mark.parametrize("secret", ["", "open sesame"])
+def test_a_key_that_comes_from_a_pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, secret: str) -> None:
+    monkeypatch.setenv("TOOLCHAIN_KEY_PASSPHRASE", secret)
+    made = new_key(tmp_path / "key")
+    both: tuple[Callable[[Path], PublicKey], ...] = (lambda path: load_signer(path).public, load_public)
+    for load in both:
+        with piped((tmp_path / "key").read_bytes()) as path:
+            assert load(path).id == made.id
+    with piped((tmp_path / "key.pub").read_bytes()) as path:
+        assert load_public(path).id == made.id
+
+
+COSIGN = "-----BEGIN ENCRYPTED {} PRIVATE KEY-----\nAAAA\n-----END ENCRYPTED {} PRIVATE KEY-----\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "why", "fix"),
+    [
+        ("", "nothing was written", "keygen"),
+        (" \n", "nothing was written", "keygen"),
+        (ed25519_signer().public.pem().decode(), "it is a public key", "private half"),
+        (COSIGN.replace("{}", "SIGSTORE"), "cosign's own way", "cosign import-key-pair"),
+        (COSIGN.replace("{}", "COSIGN"), "cosign's own way", "cosign import-key-pair"),
+        (COSIGN.replace(" {}", ""), "the passphrase is missing", "TOOLCHAIN_KEY_PASSPHRASE"),
+        (COSIGN.replace("ENCRYPTED {}", "OPENSSH"), "OPENSSH PRIVATE KEY", "keygen"),
+        ("hello", "no PEM", "keygen"),
+    ],
+    ids=["empty", "blank", "public", "sigstore", "cosign", "encrypted", "openssh", "text"],
+)
+def test_what_is_no_private_key_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str, why: str, fix: str
+) -> None:
+    monkeypatch.delenv("TOOLCHAIN_KEY_PASSPHRASE", raising=False)
+    path = tmp_path / "key"
+    path.write_text(content)
+    with pytest.raises(ConfigError) as caught:
+        load_signer(path)
+    assert why in caught.value.why
+    assert fix in caught.value.fix
+    if "PUBLIC" not in content:
+        with pytest.raises(ConfigError):
+            load_public(path)
 
 
 def test_keys_of_other_kinds(tmp_path: Path) -> None:

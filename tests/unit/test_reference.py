@@ -109,3 +109,13 @@ def test_where_an_image_of_several_lies() -> None:
     assert (folder.default_tag("bundle-llvm"), namespace.default_tag("bundle-llvm")) == ("bundle-llvm", "latest")
     with pytest.raises(ConfigError):
         namespace.image("No Name")
+
+
+@pytest.mark.parametrize("host", ["[1:2]:5000", "[:::]", "host.example:99999", "host.example:0"])
+def test_a_host_that_can_be_none_is_no_reference(host: str) -> None:
+    with pytest.raises(ConfigError, match="is not a reference"):
+        parse(f"{host}/ns/name")
+
+
+def test_a_host_may_be_an_address_in_brackets() -> None:
+    assert str(parse("[::1]:5000/ns/name:t")) == "[::1]:5000/ns/name:t"

@@ -103,16 +103,39 @@ def test_what_others_signed_stays(stand: Stand) -> None:
             "mediaType": media.SIMPLE_SIGNING, "digest": f"sha256:{'5' * 64}", "size": 7, "x": [1],
             "annotations": {"dev.sigstore.cosign/certificate": "…"},
         }  # fmt: skip
-        value = {"schemaVersion": 2, "config": foreign, "layers": [foreign], "annotations": {"kept": "too"}}
+        value = {"schemaVersion": 2, "config": foreign, "layers": [foreign]}
         server.manifests[tag] = (media.MANIFEST, canonical(value))
         for _ in range(2):
             attach_layers(stand.layout, [mine(stand)], ref, registry=registry)
         after = json.loads(server.manifests[tag][1])
         assert after["layers"][0] == foreign
         assert len(after["layers"]) == 2
-        assert after["annotations"] == {"kept": "too"}
         config = json.loads(server.blobs[after["config"]["digest"]])
         assert config["rootfs"]["diff_ids"] == [one["digest"] for one in after["layers"]]
+
+
+@pytest.mark.parametrize("folder", [True, False])
+def test_what_a_stranger_says_of_the_whole_tag_is_not_published_again(stand: Stand, *, folder: bool) -> None:
+    """Their layers stay. A subject would have our signatures listed as what is said about another image."""
+    tag = about_tag(stand.index.digest, "sig")
+    foreign = signature(stand, ed25519_signer()).as_json()
+    value = {
+        "schemaVersion": 2, "mediaType": media.MANIFEST, "config": stand.layout.put_bytes(b"{}", media.EMPTY).as_json(),
+        "layers": [foreign], "subject": stand.manifest.plain.as_json(), "artifactType": "application/x-strange",
+        "annotations": {"org.opencontainers.image.title": "theirs"}, "data": "x",
+    }  # fmt: skip
+    with fake_registry() as server, connection(server) as registry:
+        if folder:
+            stand.layout.tag(stand.layout.put_json(value, media.MANIFEST), tag)
+            attach_layers(stand.layout, [mine(stand)], stand.ref)
+            after = stand.layout.read_json(stand.layout.resolve(tag))
+        else:
+            server.manifests[tag] = (media.MANIFEST, canonical(value))
+            attach_layers(stand.layout, [mine(stand)], RegistryRef(server.host, "x"), registry=registry)
+            after = json.loads(server.manifests[tag][1])
+    assert after.keys() == {"schemaVersion", "mediaType", "config", "layers"}
+    assert after["layers"][0] == foreign
+    assert len(after["layers"]) == 2
 
 
 def test_a_list_that_another_replaced(stand: Stand) -> None:

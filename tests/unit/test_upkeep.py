@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -14,6 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.evidence_fixtures import finished_base
+from toolchain.build import cache_usage
 from toolchain.build.cache_usage import DAY, Item, prune, survey
 from toolchain.build.record import used_mark
 from toolchain.build.run import find, plan
@@ -22,6 +25,7 @@ from toolchain.cache import Cache
 from toolchain.cli.app import app
 from toolchain.cli.request import make_request
 from toolchain.digest import EPOCH, sha256_bytes
+from toolchain.engine.storage import SCRATCH
 from toolchain.errors import ConfigError, LockHeldError
 from toolchain.locks import alone, in_use
 from toolchain.oci.image import ImageSpec, add_layer, write_image
@@ -247,6 +251,46 @@ def test_what_a_kill_left_of_it_goes_with_the_next(cache: Cache) -> None:
     assert (tree.is_dir(), half.exists(), left.exists()) == (True, False, False)
     age(tree.with_name(f"{tree.name}.json"), 60)
     assert [one.kind for one in pruned(cache)] == ["source"]
+
+
+def test_what_a_killed_invocation_left_for_nobody_goes_at_once(cache: Cache) -> None:
+    """A `publish` that is killed leaves its evidence; no later one goes on with it."""
+    (cache.store / "partial").mkdir(parents=True)
+    cache.work.mkdir(exist_ok=True)
+    left = [
+        Path(tempfile.mkdtemp(dir=place, prefix=f"{kind}-"))
+        for place, kinds in ((cache.work, "archive bundle evidence reuse"), (cache.store / "partial", "git pip"))
+        for kind in kinds.split()
+    ]
+    for folder in left:
+        (folder / "layout").mkdir()
+        (folder / "layout" / "blob").write_text("x")
+    left.append(cache.work / "pack-0123456789ab")
+    left[-1].write_text("x")
+    stays = [
+        cache.work / name for name in ("llvm-1", "bundle-import-0123abcd", "evidence-of-mine", "campaign-12345678")
+    ]
+    for folder in stays:
+        folder.mkdir()
+    download = cache.store / "partial" / ("a" * 64)
+    download.write_text("x")
+    assert {one.key for one in pruned(cache, dry=True)} >= {str(path) for path in left}
+    assert all(path.exists() for path in left)
+    pruned(cache)
+    assert not any(path.exists() for path in left)
+    assert all(path.exists() for path in (*stays, download)), "a later invocation goes on with these"
+
+
+def test_every_passing_folder_in_the_cache_is_known_by_its_name() -> None:
+    """Else what a kill leaves of it stays for a month."""
+    names = {
+        name
+        for path in Path(cache_usage.__file__).parents[1].rglob("*.py")
+        for where in (r'dir=[^,)]+, prefix="([^"]+)"', r'prefix="([^"]+)", dir=')
+        for name in re.findall(where, path.read_text())
+    }
+    assert names >= {"archive-", "bundle-", "evidence-", "git-", "pip-", "reuse-"}
+    assert [name for name in sorted(names) if not SCRATCH.fullmatch(f"{name}a1b2c3_d")] == []
 
 
 def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path) -> None:

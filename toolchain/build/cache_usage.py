@@ -16,7 +16,7 @@ from typing import Any, Literal
 from toolchain.build.record import finished, used_mark
 from toolchain.build.workspace import BROUGHT, image_tag
 from toolchain.cache import Cache
-from toolchain.engine.storage import DELETED, Storage, discard, mount_names
+from toolchain.engine.storage import DELETED, SCRATCH, Storage, discard, mount_names
 from toolchain.errors import ConfigError, ToolchainError
 from toolchain.oci.layout import Layout
 
@@ -38,6 +38,7 @@ class Item:
         bytes: on disk; of an image what no image used later holds too.
         used: when it was last used, in seconds of the epoch; of an image's sources and wheels also when the image was.
         stays: it is never removed for its age.
+        left: it served one invocation; when none is at work, that one was killed.
     """
 
     kind: Kind
@@ -46,6 +47,7 @@ class Item:
     bytes: int
     used: float
     stays: bool = False
+    left: bool = False
     tag: str = ""
 
     def as_json(self) -> dict[str, Any]:
@@ -82,7 +84,9 @@ def survey(cache: Cache) -> list[Item]:
 
 
 def prune(cache: Cache, *, unused_for: float, now: float | None = None, dry: bool = False) -> Pruned:
-    """Remove what was not used for `unused_for` seconds. The caller sees to it that nobody else is at work.
+    """Remove what was not used for `unused_for` seconds, and what killed invocations left for nobody.
+
+    The caller sees to it that nobody else is at work.
 
     The compiler cache stays, it has a limit of its own, and so do bases that a bundle brought without the record of how
     they were made; of the engine's storage go the images that no finished image here is.
@@ -100,7 +104,7 @@ def prune(cache: Cache, *, unused_for: float, now: float | None = None, dry: boo
             fix="name the cache: --cache; `toolchain build` makes one",
         )
     cutoff = (time.time() if now is None else now) - unused_for
-    going = [one for one in survey(cache) if one.used < cutoff and not one.stays]
+    going = [one for one in survey(cache) if (one.left or one.used < cutoff) and not one.stays]
     if dry:
         return Pruned(tuple(going))
     gone, failed = [], []
@@ -206,7 +210,8 @@ def _kept(kind: Kind, name: str, path: Path, used: float) -> Item:
     """A file or folder. What a kill left half removed counts as never used."""
     if path.name.endswith(DELETED):
         return Item(kind="unfinished", name=path.name, key=str(path), bytes=_size(path), used=0.0)
-    return Item(kind=kind, name=name, key=str(path), bytes=_size(path), used=used)
+    left = kind == "unfinished" and SCRATCH.fullmatch(path.name) is not None
+    return Item(kind=kind, name=name, key=str(path), bytes=_size(path), used=used, left=left)
 
 
 def _children(folder: Path) -> list[Path]:

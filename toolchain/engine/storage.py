@@ -39,7 +39,7 @@ _NOT_STARTED = "sealing memfd copy"
 _OURS = re.compile(r"toolchain-run-\d+-\d+-\d+")
 _LEFT_BY_BUILDAH = re.compile(r"buildah\d+")
 # Unfinished work that has no place to go on from; whoever still works on it has touched it within a day.
-_SCRATCH = re.compile(r"(archive|bundle|evidence|git|pip|reuse)-[a-z0-9_]{8}")
+SCRATCH = re.compile(r"(archive|bundle|evidence|git|pip|reuse)-[a-z0-9_]{8}|pack-[0-9a-f]{12}")
 _STALE = 86400
 
 
@@ -255,8 +255,8 @@ class Storage:
         """Remove what other parts of the tool left when they were killed."""
         for place in (self.cache.work, self.cache.store / "partial"):
             for left in place.iterdir() if place.is_dir() else []:
-                if _SCRATCH.fullmatch(left.name) and time.time() - left.stat().st_mtime > _STALE:
-                    remove_tree(left)
+                if SCRATCH.fullmatch(left.name) and time.time() - left.stat().st_mtime > _STALE:
+                    left.unlink() if left.is_file() else remove_tree(left)
 
     def _dead(self) -> tuple[list[Path], bool]:
         """Folders of processes that are gone, and whether a build is at work."""

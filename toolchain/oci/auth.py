@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import os
 import re
 import time
@@ -14,7 +15,9 @@ from urllib.parse import urljoin, urlsplit
 
 import requests
 
+from toolchain.digest import CHUNK
 from toolchain.errors import RegistryError, UnreachableError
+from toolchain.oci.manifest import parse_object
 
 HUB = "docker.io"
 IDENTITY = "<token>"
@@ -22,39 +25,70 @@ IDENTITY = "<token>"
 _TOKEN_SECONDS = 60.0
 _LONG = 10 * 365 * 86400
 _HUB_KEYS = ("https://index.docker.io/v1/", "index.docker.io", "registry-1.docker.io")
+_NAMED = re.compile(r"(?:https?://)?([^/]+)(?:/(?:v[12]/?)?)?", re.IGNORECASE)
+_ANSWER = 1 << 20  # bytes of a token service's answer
+_SENDABLE = re.compile(r"[\x21-\x7e]+")  # what a header can hold
 _PARAMETER = re.compile(r'(\w+)=(?:"([^"]*)"|([^\s,"]+))')
 
 
 def credentials(host: str) -> str | None:
-    """The user's login for `host` as the text that follows `Basic`, from oras: docker's config file, credential
-    helpers and stores; also from `DOCKER_CONFIG` and `REGISTRY_AUTH_FILE`. None without one.
+    """The user's login for `host` as the text that follows `Basic`, None without one: from `REGISTRY_AUTH_FILE`,
+    `DOCKER_CONFIG` and docker's config file, the first that has one; by oras from credential helpers and stores too.
+
+    Raises:
+        RegistryError: a file cannot be read, or its login cannot be sent.
     """
     from oras.auth.base import AuthBackend  # noqa: PLC0415 - takes a while, and plan needs none of it
     from oras.container import Container  # noqa: PLC0415
 
-    named = [os.environ.get("REGISTRY_AUTH_FILE", "")]
-    if folder := os.environ.get("DOCKER_CONFIG"):
-        named.append(str(Path(folder) / "config.json"))
-    files = [name for name in named if name and Path(name).is_file()]
-    for key in (host, f"https://{host}", *(_HUB_KEYS if host == HUB else ())):
-        backend = AuthBackend()
-        try:
-            backend.load_configs(Container("any/name", registry=key), configs=list(files))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise RegistryError(
-                "the login file of docker cannot be read", why=type(error).__name__, fix=f"log in again to {host}"
-            ) from None
-        if token := _identity_token(backend, key):
-            return base64.b64encode(f"{IDENTITY}:{token}".encode()).decode()
-        if found := getattr(backend, "_basic_auth", None):
-            return str(found)
+    known = registry_name(host)
+    try:
+        said = _login_files()
+        written = [name for part in ("auths", "credHelpers") for name in said[part] if registry_name(name) == known]
+        for key in dict.fromkeys((host, f"https://{host}", *(_HUB_KEYS if known == HUB else ()), *written)):
+            backend = AuthBackend()
+            backend._auth_config = said  # oras would read the files in any order
+            backend.load_configs(Container("any/name", registry=key))
+            if token := _identity_token(said, key):
+                return base64.b64encode(f"{IDENTITY}:{token}".encode()).decode()
+            if found := str(getattr(backend, "_basic_auth", None) or ""):
+                if not _SENDABLE.fullmatch(found):
+                    raise ValueError
+                return found
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise RegistryError(
+            "the login file of docker cannot be read", why=type(error).__name__, fix=f"log in again to {host}"
+        ) from None
     return None
 
 
-def _identity_token(backend: object, key: str) -> str:
+def registry_name(said: str) -> str:
+    """The host that a registry's name means, in lower case: login files have it with a scheme, a slash or a version.
+
+    All names of Docker Hub are `HUB`. A name with a namespace is that of no whole registry, and stays.
+    """
+    found = _NAMED.fullmatch(said.strip())
+    host = found[1].lower() if found else said
+    return HUB if host in {HUB, *_HUB_KEYS} else host
+
+
+def _login_files() -> dict[str, Any]:
+    """What the login files say, together; of what two of them say the first counts."""
+    files = [Path(name) for name in (os.environ.get("REGISTRY_AUTH_FILE"),) if name]
+    files += [Path(name) / "config.json" for name in (os.environ.get("DOCKER_CONFIG"),) if name]
+    said: dict[str, Any] = {"auths": {}, "credHelpers": {}, "credsStore": None}
+    for path in (*files, Path.home() / ".docker" / "config.json"):
+        if path.is_file():
+            value = json.loads(path.read_bytes())
+            for part in ("auths", "credHelpers"):
+                said[part] = {**(value.get(part) or {}), **said[part]}
+            said["credsStore"] = said["credsStore"] or value.get("credsStore")
+    return said
+
+
+def _identity_token(config: dict[str, Any], key: str) -> str:
     """What docker keeps beside an empty password where the registry gave it a token to be known by (ACR does)."""
-    config = getattr(backend, "_auth_config", None)
-    entry = (config.get("auths") or {}).get(key) if isinstance(config, dict) else None
+    entry = config["auths"].get(key)
     said = entry.get("identitytoken") if isinstance(entry, dict) else None
     return said if isinstance(said, str) else ""
 
@@ -72,13 +106,6 @@ def _word_of(login: str | None) -> tuple[str, str]:
     except ValueError:  # no base64, no ASCII, no UTF-8
         return "", ""
     return user, word
-
-
-class NoNetrc(requests.auth.AuthBase):
-    """Keeps requests from sending what ~/.netrc holds for a host."""
-
-    def __call__(self, r: requests.PreparedRequest) -> requests.PreparedRequest:
-        return r
 
 
 @dataclass(frozen=True)
@@ -152,8 +179,11 @@ class Authorizer:
 
     def _realm(self, said: str) -> str:
         scheme = "https" if self._secure else "http"
-        realm = urljoin(f"{scheme}://{self._host}/", said)
-        place = urlsplit(realm)
+        try:
+            realm = urljoin(f"{scheme}://{self._host}/", said)
+            place = urlsplit(realm)
+        except ValueError:
+            raise self.refused("it names no place to get a token from") from None
         if place.scheme not in {"http", "https"} or not place.hostname:
             raise self.refused("it names no place to get a token from")
         if self._secure and place.scheme == "http":
@@ -166,6 +196,8 @@ class Authorizer:
         token = value.get("token") or value.get("access_token")
         if not isinstance(token, str) or not token:
             raise self.refused("the token service answers without a token")
+        if not _SENDABLE.fullmatch(token):
+            raise self.refused("the token service gives a token that no header can hold")
         lasts = value.get("expires_in")
         seconds = lasts if isinstance(lasts, (int, float)) and 0 < lasts < _LONG else _TOKEN_SECONDS
         self._secrets.add(token)
@@ -176,18 +208,29 @@ class Authorizer:
         try:
             with self._token_request(scopes) as got:
                 status = got.status_code
-                value = got.json() if status == 200 else {}
-        except requests.JSONDecodeError:
-            raise self.refused("the token service answers something else than JSON") from None
+                content = self._content(got) if status == 200 else b""
+        except ValueError:  # also what requests raises for such
+            raise self.refused("the token service is at what is no address, or sends us there") from None
         except requests.RequestException as error:
             raise UnreachableError(
                 f"the token service of {self._host} does not answer", why=type(error).__name__, fix="try again later"
             ) from None
         if status in {401, 403}:
             raise self.refused("the token service refuses the login" if self._login else "it wants a login")
-        if status != 200 or not isinstance(value, dict):
+        if status != 200:
             raise self.refused(f"the token service answers {status} and no token")
-        return value
+        try:
+            return parse_object(content, "the answer")
+        except RegistryError:
+            raise self.refused("the token service answers something else than JSON") from None
+
+    def _content(self, got: requests.Response) -> bytes:
+        found = b""
+        for piece in got.iter_content(CHUNK):
+            found += piece
+            if len(found) > _ANSWER:
+                raise self.refused(f"the token service answers more than {_ANSWER} bytes")
+        return found
 
     def _token_request(self, scopes: tuple[str, ...]) -> requests.Response:
         assert self._service is not None  # noqa: S101 - there was a challenge
@@ -196,10 +239,10 @@ class Authorizer:
         if self._identity:
             form = [("grant_type", "refresh_token"), ("refresh_token", self._identity), ("client_id", "toolchain")]
             data = [*form, *named, ("scope", " ".join(scopes))]
-            return self._session.post(realm, data=data, timeout=self._timeout, allow_redirects=False)
+            return self._session.post(realm, data=data, timeout=self._timeout, allow_redirects=False, stream=True)
         headers = {"Authorization": f"Basic {self._login}"} if self._login else {}
         params = [*(("scope", scope) for scope in scopes), *named]
-        return self._session.get(realm, params=params, headers=headers, timeout=self._timeout)
+        return self._session.get(realm, params=params, headers=headers, timeout=self._timeout, stream=True)
 
     def refused(self, why: str) -> RegistryError:
         """The error that says so."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from typing import IO
 
 import requests
@@ -11,7 +12,9 @@ from urllib3.exceptions import HTTPError
 from toolchain.digest import CHUNK
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.transport import Transport
-from toolchain.web import TryAgainError
+from toolchain.web import TryAgainError, header_number
+
+_PART = re.compile(r"bytes ([0-9]+)-[0-9]+/([0-9]+|\*)")
 
 
 class Download:
@@ -31,6 +34,7 @@ class Download:
         self._sink = sink
         self._hasher = hashlib.sha256()
         self._done = 0
+        self._parts = True  # whether the registry is asked for the rest of what broke off
         self._retries = registry.retries()
 
     def run(self) -> str:
@@ -47,6 +51,8 @@ class Download:
 
     def _go_on(self) -> str:
         headers = {"Accept-Encoding": "identity"}
+        if self._done and not self._parts:
+            self._begin_anew()
         if self._done:
             headers["Range"] = f"bytes={self._done}-"
         path = f"/v2/{self._repository}/blobs/{self._blob.digest}"
@@ -65,18 +71,41 @@ class Download:
 
     def _begins(self, got: requests.Response) -> str:
         """Look at the head of an answer; what is wrong with the size that it promises, else nothing."""
-        if got.status_code not in {200, 206}:
+        status = got.status_code
+        if (status == 206 and not self._fits(got)) or (status == 416 and self._done):
+            # It cannot go on there; nothing is put behind what came so far that may belong elsewhere.
+            self._begin_anew()
+            self._parts = False
+            strange = HTTPError(f"HTTP {status}, {self._range(got)!r}, instead of the part that was asked for")
+            raise TryAgainError(self._registry.unreachable(strange))
+        if status not in {200, 206}:
             raise self._registry.failed(
                 got, f"{self._registry.host} does not give {self._blob.digest} of {self._repository}"
             )
-        if got.status_code == 206:
+        if status == 206:
             return ""
+        self._begin_anew()
+        said = header_number(got.headers.get("Content-Length"))
+        return f"{said} bytes instead of {self._blob.size}" if said not in {None, self._blob.size} else ""
+
+    def _fits(self, got: requests.Response) -> bool:
+        """Whether a part begins where what came so far ends, and is of a blob of the right size."""
+        found = _PART.fullmatch(self._range(got))
+        return (
+            found is not None
+            and header_number(found[1]) == self._done
+            and (found[2] == "*" or header_number(found[2]) == self._blob.size)
+        )
+
+    @staticmethod
+    def _range(got: requests.Response) -> str:
+        return got.headers.get("Content-Range", "").strip()[:80]
+
+    def _begin_anew(self) -> None:
         if self._done:
             self._sink.seek(0)
             self._sink.truncate()
             self._hasher, self._done = hashlib.sha256(), 0
-        said = got.headers.get("Content-Length", "")
-        return f"{said} bytes instead of {self._blob.size}" if said.isdigit() and int(said) != self._blob.size else ""
 
     def _copy(self, got: requests.Response) -> str:
         while piece := got.raw.read(CHUNK):

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, TypeAlias
+from urllib.parse import urlsplit
 
 from toolchain.errors import ConfigError
 
@@ -139,7 +140,7 @@ def parse(text: str) -> Target:
         if text.startswith(scheme):
             raise ConfigError(f"{text!r} is not a reference", why=f"{scheme} is not known here", fix=f"use {_FORMS}")
     host, slash, rest = text.partition("/")
-    if not slash or not ("." in host or ":" in host or host == "localhost") or not _HOST.fullmatch(host):
+    if not slash or not ("." in host or ":" in host or host == "localhost") or not _is_host(host):
         raise ConfigError(
             f"{text!r} is not a reference", why="it does not begin with a registry's host", fix=f"use {_FORMS}"
         )
@@ -150,6 +151,13 @@ def parse(text: str) -> Target:
     return RegistryRef(
         host, _repository(name.removesuffix("/"), text), tag if colon else None, _digest(digest, text) if at else None
     )
+
+
+def _is_host(text: str) -> bool:
+    try:
+        return _HOST.fullmatch(text) is not None and urlsplit(f"//{text}").port != 0
+    except ValueError:  # an address in brackets that is none, a port over 65535
+        return False
 
 
 def _layout(text: str) -> LayoutRef:

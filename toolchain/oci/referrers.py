@@ -209,7 +209,7 @@ def _by_api(registry: Registry, repository: str, subject: str) -> list[Any] | No
             if got.status_code != 200:
                 raise registry.failed(got, f"{registry.host} does not list what is attached in {repository}")
             index = _manifests(registry.content(got, "the list of referrers"), "the list of referrers")
-            further = re.search(r'<([^>]+)>;\s*rel="?next', got.headers.get("Link", ""))
+            further = re.search(r'<([^<>]+)>;\s*rel="?next', got.headers.get("Link", ""))
         entries += index["manifests"]
         path = further[1] if further else None
     raise RegistryError(f"{registry.host} lists referrers without an end", why=f"more than {_PAGES} pages")

@@ -16,7 +16,7 @@ from toolchain.oci.layout import MANIFEST_LIMIT, Layout
 from toolchain.oci.manifest import media_type_of, parse_object
 from toolchain.oci.transport import Transport
 from toolchain.oci.upload import Upload
-from toolchain.web import TryAgainError
+from toolchain.web import TryAgainError, header_number
 
 _ACCEPT = ", ".join([media.INDEX, media.MANIFEST, media.DOCKER_INDEX, media.DOCKER_MANIFEST])
 
@@ -27,7 +27,7 @@ class Registry(Transport):
     # Blobs
 
     def blob_size(self, repository: str, digest: str) -> int | None:
-        """The size of a blob that is there, else None."""
+        """The size of a blob that is there, 0 where the registry does not say it; None without the blob."""
         with (
             self.translated(),
             self.request("HEAD", f"/v2/{repository}/blobs/{check_digest(digest)}", repository) as got,
@@ -36,7 +36,7 @@ class Registry(Transport):
                 return None
             if got.status_code != 200:
                 raise self.failed(got, f"{self.host} cannot say whether it has {digest}")
-            return int(got.headers.get("Content-Length", "0"))
+            return header_number(got.headers.get("Content-Length")) or 0
 
     def push_blob(self, repository: str, blob: Descriptor, path: Path) -> int:
         """Bring a blob there; goes on where a broken upload stopped, if the registry can.

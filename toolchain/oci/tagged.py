@@ -92,7 +92,11 @@ def read_layers_under(content: bytes, name: str) -> dict[str, Any]:
 
 
 def _with(value: Mapping[str, Any] | None, missing: Sequence[Descriptor], layout: Layout) -> dict[str, Any]:
-    """The manifest with further layers; its config is put into `layout`."""
+    """A manifest with the layers of `value` and further ones; its config is put into `layout`.
+
+    Nothing else of `value` stays: who put a tag there first would have us publish their subject, artifact type and
+    annotations. What is signed lies in the layers.
+    """
     layers = [*(value or {}).get("layers", ()), *(one.as_json() for one in missing)]
     config = {
         "architecture": "",
@@ -103,7 +107,6 @@ def _with(value: Mapping[str, Any] | None, missing: Sequence[Descriptor], layout
         "config": {},
     }
     return {
-        **(value or {}),
         "schemaVersion": 2,
         "mediaType": media.MANIFEST,
         "config": layout.put_json(config, media.CONFIG).as_json(),

@@ -17,6 +17,7 @@ from toolchain import web
 from toolchain.digest import CHUNK
 from toolchain.errors import RegistryError, ToolchainError, UnreachableError
 from toolchain.oci import auth
+from toolchain.oci.advice import advice
 from toolchain.oci.layout import MANIFEST_LIMIT
 from toolchain.oci.manifest import parse_object
 from toolchain.oci.rules import for_host
@@ -114,9 +115,9 @@ class Transport:
         self.traffic = Traffic()
         self._pause = pause
         self._timeout = timeout
-        self._base = f"{'http' if plain else 'https'}://{'registry-1.docker.io' if host == auth.HUB else host}"
-        self._session = web.session(attempts, backoff)
-        self._session.auth = auth.NoNetrc()
+        named = auth.registry_name(host)  # in lower case, as addresses in answers are compared with it
+        self._base = f"{'http' if plain else 'https'}://{'registry-1.docker.io' if named == auth.HUB else named}"
+        self._session = web.session(attempts, backoff, netrc=False)
         # A proxy of the environment cannot reach this machine's loopback.
         self._session.trust_env = not loopback
         logging.getLogger("urllib3.connectionpool").addFilter(_QUIET)
@@ -140,9 +141,15 @@ class Transport:
         """The address of `path`, which may be an address already (a `Location`).
 
         Registries behind a proxy that ends TLS name themselves by http; a token must not go there in the clear.
+
+        Raises:
+            RegistryError: it is no address.
         """
-        url = urljoin(self._base + "/", path)
-        one, own = urlsplit(url), urlsplit(self._base)
+        try:
+            url = urljoin(self._base + "/", path)
+            one, own = urlsplit(url), urlsplit(self._base)
+        except ValueError as error:
+            raise self._unreadable(error) from None
         return one._replace(scheme="https").geturl() if one[:2] == ("http", own.netloc) and own[0] == "https" else url
 
     @contextlib.contextmanager
@@ -169,7 +176,7 @@ class Transport:
             params: of the query.
 
         Raises:
-            RegistryError: no access.
+            RegistryError: no access, or an answer that leads nowhere.
             requests.RequestException: no answer.
         """
         url = self.url(path)
@@ -180,16 +187,21 @@ class Transport:
             if urlsplit(url).netloc == urlsplit(self._base).netloc:
                 sent.update(self._auth.header(scopes))
             self.traffic.requests += 1
-            response = self._session.request(
-                method,
-                url,
-                data=body() if body else None,
-                headers=sent,
-                params=dict(params or {}),
-                stream=True,
-                timeout=self._patience(method),
-                allow_redirects=method in {"GET", "HEAD"},
-            )
+            try:
+                response = self._session.request(
+                    method,
+                    url,
+                    data=body() if body else None,
+                    headers=sent,
+                    params=dict(params or {}),
+                    stream=True,
+                    timeout=self._patience(method),
+                    allow_redirects=method in {"GET", "HEAD"},
+                )
+            except requests.exceptions.InvalidProxyURL:
+                raise
+            except ValueError as error:  # also what requests raises for a redirect to what is no address
+                raise self._unreadable(error) from None
             with response:
                 history = getattr(response.raw, "retries", None)
                 if history is not None:
@@ -200,7 +212,7 @@ class Transport:
                     self._auth.answer(response, scopes)
                     continue
                 if response.status_code in {401, 403}:
-                    raise self.failed(response, f"{self.host} refuses {method} in {repository}", login=True)
+                    raise self.failed(response, f"{self.host} refuses {method} in {repository}")
                 yield response
                 return
 
@@ -222,17 +234,14 @@ class Transport:
             code, said = str(first["code"]), f"{first['code']}: {first.get('message', '')}"
         return code, " ".join(self._auth.redact(said).split())[:300]
 
-    def failed(
-        self, response: requests.Response, what: str, text: str | None = None, *, login: bool = False
-    ) -> RegistryError:
-        """The error for an answer that nobody expected; `text` is what it says, where that has been read already."""
-        said = self.told(response)[1] if text is None else text
+    def failed(self, response: requests.Response, what: str, said: tuple[str, str] | None = None) -> RegistryError:
+        """The error for an answer that nobody expected; `said` is what `told` gave, where it was asked already."""
+        code, text = said or self.told(response)
+        sending = response.request.method not in {"GET", "HEAD"}
         return RegistryError(
             what,
-            why=f"HTTP {response.status_code} {said}".rstrip(),
-            fix=f"log in: {auth.login_command(self.host)}"
-            if login
-            else "try again; if it stays, ask who runs the registry",
+            why=f"HTTP {response.status_code} {text}".rstrip(),
+            fix=advice(self.host, response.status_code, code, sending=sending),
         )
 
     def may_pass(self, status: int, failures: int) -> bool:
@@ -252,6 +261,13 @@ class Transport:
             if len(found) > MANIFEST_LIMIT:
                 raise RegistryError(f"{name} of {self.host} is too long", why=f"over {MANIFEST_LIMIT} bytes")
         return bytes(found)
+
+    def _unreadable(self, error: ValueError) -> RegistryError:
+        return RegistryError(
+            f"{self.host} leads to an address that is none",
+            why=self._auth.redact(str(error))[:300],
+            fix="check the name; if it is right, ask who runs the registry or the server in front of it",
+        )
 
     def unreachable(self, error: Exception) -> UnreachableError:
         """The error for no answer at all."""

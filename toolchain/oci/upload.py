@@ -17,7 +17,7 @@ from toolchain.errors import DigestError, RegistryError, ToolchainError
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.transport import Body, Transport
 from toolchain.oci.ways import NO_CHUNKS, NO_WHOLE, NOT_THE_WAY, Way, choose
-from toolchain.web import TRANSIENT, TryAgainError
+from toolchain.web import TRANSIENT, TryAgainError, header_number
 
 LOG = logging.getLogger(__name__)
 _ACTIONS = "pull,push"
@@ -204,7 +204,7 @@ class Upload:
     def _problem(self, got: requests.Response, what: str, refusals: frozenset[int] = frozenset()) -> Exception:
         """What an answer means: `refusals` are those that speak of the way."""
         code, text = self._registry.told(got)
-        problem = self._registry.failed(got, f"{self._registry.host} {what} to {self._repository}", text)
+        problem = self._registry.failed(got, f"{self._registry.host} {what} to {self._repository}", (code, text))
         status = got.status_code
         if status == 400 and (found := sha256_file(self._path)) != self._blob.digest:
             return DigestError(
@@ -216,7 +216,7 @@ class Upload:
             return TryAgainError(problem, got.headers.get("Retry-After"))
         # 404: the registry forgot the upload. 400: what arrived has another digest, or the chunk came at a wrong place.
         self._wrong += status == 400
-        if status in {400, 404} and code not in NOT_THE_WAY and self._wrong <= _WRONG_TRIES:
+        if status in {400, 404} and self._location and code not in NOT_THE_WAY and self._wrong <= _WRONG_TRIES:
             self._anew = True
             return TryAgainError(problem)
         return problem
@@ -280,8 +280,8 @@ def _part(start: int, end: int) -> dict[str, str]:
 
 def _reached(said: str | None, otherwise: int) -> int:
     """The offset after a `Range: 0-n`; `0-0` says that nothing came, as registries write it."""
-    found = re.fullmatch(r"(?:bytes=)?0-(\d+)", said.strip()) if said else None
-    if found is None:
+    found = re.fullmatch(r"(?:bytes=)?0-([0-9]+)", said.strip()) if said else None
+    last = header_number(found[1]) if found else None
+    if last is None:
         return otherwise
-    last = int(found[1])
     return last + 1 if last else 0

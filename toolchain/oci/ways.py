@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import requests
 
 from toolchain.oci.rules import CHUNK, UNKNOWN, Rules, for_location
+from toolchain.web import header_number
 
 # The least chunk that is tried: servers in front of registries let through a megabyte unless told otherwise.
 LEAST = 256 << 10
@@ -105,7 +106,7 @@ def choose(
 
 
 def _chunk(rules: Rules, begun: requests.Response, size: int, wished: int, *, broken: int) -> int | None:
-    least, most = (_number(begun, f"OCI-Chunk-{which}-Length") for which in ("Min", "Max"))
+    least, most = (header_number(begun.headers.get(f"OCI-Chunk-{which}-Length")) or 0 for which in ("Min", "Max"))
     chunk = wished or (rules.chunk if rules.upload == "chunks" or least or most else 0)
     if not chunk and broken and rules is UNKNOWN:
         # A server in front that hangs up on large requests is not told from a bad line.
@@ -115,8 +116,3 @@ def _chunk(rules: Rules, begun: requests.Response, size: int, wished: int, *, br
     chunk = max(chunk, least)
     chunk = min(chunk, most) if most else chunk
     return None if size <= chunk else chunk
-
-
-def _number(got: requests.Response, name: str) -> int:
-    said = got.headers.get(name, "").strip()
-    return int(said) if said.isdecimal() and said.isascii() and len(said) < 16 else 0

@@ -13,7 +13,7 @@ from toolchain.locks import held
 from toolchain.sources.network import check_http_url, refuse_offline, session, without_query
 from toolchain.sources.spec import check_sha256
 from toolchain.sources.store import Store
-from toolchain.web import Retries, TryAgainError
+from toolchain.web import Retries, TryAgainError, header_number
 
 if TYPE_CHECKING:
     import requests
@@ -126,8 +126,8 @@ class _Download:
             self.content_type = answer.headers.get("Content-Type", "")
             self.etag = tag if not (tag := answer.headers.get("ETag", "")).startswith("W/") else ""
             start = at if resumed else 0
-            length = answer.headers.get("Content-Length", "")
-            total = start + int(length) if length.isdigit() else None
+            length = header_number(answer.headers.get("Content-Length"))
+            total = start + length if length is not None else None
             if total is not None and total > self.limit:
                 raise self._too_large(total)
             with self.partial.open("ab" if resumed else "wb") as sink:

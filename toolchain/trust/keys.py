@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,10 @@ from toolchain.errors import ConfigError
 PASSPHRASE = "TOOLCHAIN_KEY_PASSPHRASE"  # noqa: S105 - the name of a variable
 _PRIVATE = (ed25519.Ed25519PrivateKey, ec.EllipticCurvePrivateKey)
 _PUBLIC = (ed25519.Ed25519PublicKey, ec.EllipticCurvePublicKey)
+_LARGEST = 1 << 20  # bytes of a key's file
+_LABEL = re.compile(rb"-----BEGIN ([A-Z0-9 ]{1,40})-----")
+# cosign's keys hold JSON with scrypt and secretbox, for which the library here has no cipher.
+_OF_COSIGN = (b"ENCRYPTED SIGSTORE PRIVATE KEY", b"ENCRYPTED COSIGN PRIVATE KEY")
 
 
 @dataclass(frozen=True)
@@ -111,10 +116,19 @@ def _passphrase() -> bytes | None:
 
 
 def _content(path: Path) -> bytes:
+    """What a key's file says. It is read once: it may be a pipe."""
     try:
-        return path.read_bytes()
+        with path.open("rb") as stream:
+            content = stream.read(_LARGEST)
     except OSError as error:
         raise ConfigError(f"cannot read the key {path}", why=str(error.strerror), fix="check --key") from error
+    if not content.strip():
+        raise ConfigError(
+            f"the key {path} is empty",
+            why="nothing was written there; a pipe also gives what it holds once only",
+            fix="name another file; toolchain keygen FILE makes a key",
+        )
+    return content
 
 
 def _p256(key: object) -> bool:
@@ -124,43 +138,66 @@ def _p256(key: object) -> bool:
 
 
 def load_signer(path: Path) -> Signer:
-    """A private key in PEM (PKCS#8 or SEC1); encrypted ones need TOOLCHAIN_KEY_PASSPHRASE.
+    """A private key in PEM (PKCS#8 or SEC1), also from a pipe; encrypted ones need TOOLCHAIN_KEY_PASSPHRASE.
 
     Raises:
         ConfigError: unreadable, not a private key, of another kind, or the passphrase is missing or wrong.
     """
-    try:
-        key = serialization.load_pem_private_key(_content(path), _passphrase_for(path))
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+    return _signer(_content(path), path)
+
+
+def _signer(content: bytes, path: Path) -> Signer:
+    found = _LABEL.search(content)
+    label = found[1] if found else b""
+    if label == b"PUBLIC KEY":
+        raise ConfigError(
+            f"{path} is not a private key",
+            why="it is a public key, which can only verify",
+            fix="name the private half; keygen writes it beside FILE.pub as FILE",
+        )
+    if label in _OF_COSIGN:
         raise ConfigError(
             f"{path} is not a private key that can be used",
-            why="not PEM, or its passphrase is missing or wrong",
-            fix=f"toolchain keygen FILE makes one; the passphrase goes into {PASSPHRASE}",
-        ) from error
+            why="it is encrypted in cosign's own way, which is not read here",
+            fix="make one with toolchain keygen FILE; `cosign import-key-pair --key FILE` gives it to cosign. "
+            "To verify, name the public half, cosign.pub",
+        )
+    # A passphrase for a key that has none is refused by the library; the variable may be meant for another key.
+    encrypted = b"ENCRYPTED" in content
+    secret = _passphrase() if encrypted else None
+    try:
+        key = serialization.load_pem_private_key(content, secret)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        why, fix = "no PEM of PKCS#8 or SEC1", "toolchain keygen FILE makes one"
+        if label and not encrypted:
+            why += f", but of {label.decode()}"
+        if encrypted:
+            why = (
+                "it is encrypted, and the passphrase is missing"
+                if secret is None
+                else "the passphrase does not open it"
+            )
+            fix = f"put its passphrase into the variable {PASSPHRASE}"
+        raise ConfigError(f"{path} is not a private key that can be used", why=why, fix=fix) from error
     if not isinstance(key, _PRIVATE) or not _p256(key):
         raise ConfigError(f"{path} is a key of another kind", why="Ed25519 and ECDSA on P-256 are known")
     return Signer(key)
 
 
-def _passphrase_for(path: Path) -> bytes | None:
-    # A passphrase for a key that has none is refused by the library; the variable may be meant for another key.
-    return _passphrase() if b"ENCRYPTED" in _content(path) else None
-
-
 def load_public(path: Path) -> PublicKey:
-    """A public key in PEM; of a private one its public half.
+    """A public key in PEM, also from a pipe; of a private one its public half.
 
     Raises:
         ConfigError: unreadable, not a key, or of another kind.
     """
     content = _content(path)
     if b"PRIVATE KEY" in content:
-        return load_signer(path).public
+        return _signer(content, path).public
     try:
         key = serialization.load_pem_public_key(content)
     except (ValueError, UnsupportedAlgorithm) as error:
         raise ConfigError(
-            f"{path} is not a public key", why="not PEM", fix="toolchain keygen FILE makes one"
+            f"{path} is not a public key", why="no PEM of a public key", fix="toolchain keygen FILE makes one"
         ) from error
     if not isinstance(key, _PUBLIC) or not _p256(key):
         raise ConfigError(f"{path} is a key of another kind", why="Ed25519 and ECDSA on P-256 are known")

@@ -1,0 +1,404 @@
+"""Answers that no registry should give: each ends in a sentence, in another attempt, or in what was asked for."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from toolchain import web
+from toolchain.errors import DigestError, RegistryError, ToolchainError, UnreachableError
+from toolchain.oci import descriptor as media
+from toolchain.oci.descriptor import Descriptor
+from toolchain.oci.layout import Layout
+from toolchain.oci.referrers import referrers_in_repository
+from toolchain.oci.registry import Registry
+
+CONTENT = b"0123456789" * 100
+BLOB = Descriptor(media.LAYER, f"sha256:{hashlib.sha256(CONTENT).hexdigest()}", len(CONTENT))
+MANY = "9" * 5000
+BAD = "http://[bad"
+
+
+@dataclass
+class Said:
+    """An answer to requests whose verb and path fit `to`; `size` stands in Content-Length where it is given."""
+
+    to: str
+    status: int = 200
+    headers: dict[str, str] = field(default_factory=dict)
+    body: bytes = b""
+    times: int = -1
+    size: str | None = None
+
+
+class Odd(ThreadingHTTPServer):
+    """Answers what it was told to; 404 else."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.said: list[Said] = []
+        self.seen: list[tuple[str, dict[str, str]]] = []
+
+    @property
+    def host(self) -> str:
+        """Where it listens, host:port."""
+        return f"127.0.0.1:{self.server_address[1]}"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Quiet."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Odd
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+        """Quiet."""
+
+    def _serve(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        asked = f"{self.command} {self.path}"
+        self.server.seen.append((asked, dict(self.headers.items())))
+        fitting = (one for one in self.server.said if one.times and re.match(one.to, asked))
+        said = next(fitting, Said("", 404))
+        said.times -= said.times > 0
+        head = [f"HTTP/1.1 {said.status} Odd", f"Content-Length: {said.size or len(said.body)}", "Connection: close"]
+        head += [f"{name}: {value}" for name, value in said.headers.items()]
+        self.wfile.write("\r\n".join([*head, "", ""]).encode("latin-1"))
+        if self.command != "HEAD":
+            self.wfile.write(said.body)
+        self.close_connection = True
+
+    do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = _serve  # noqa: N815
+
+
+@pytest.fixture
+def odd() -> Iterator[Odd]:
+    with Odd() as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join(10)
+
+
+@pytest.fixture
+def waits() -> list[float]:
+    return []
+
+
+@pytest.fixture
+def registry(odd: Odd, waits: list[float]) -> Iterator[Registry]:
+    with Registry(odd.host, login="dXNlcjpwYXNzLXdvcmQ=", attempts=2, backoff=0.001, pause=waits.append) as made:
+        yield made
+
+
+@pytest.fixture
+def blob(tmp_path: Path) -> Path:
+    (tmp_path / "blob").write_bytes(CONTENT)
+    return tmp_path / "blob"
+
+
+def push(registry: Registry, blob: Path) -> int:
+    return registry.push_blob("ns/name", BLOB, blob)
+
+
+def pull(registry: Registry, tmp_path: Path) -> bytes:
+    layout = Layout(tmp_path / "layout").ensure()
+    registry.pull_blob("ns/name", BLOB, layout)
+    return layout.blob(BLOB.digest).read_bytes()
+
+
+def told(act: Callable[[], object], *kinds: type[ToolchainError]) -> str:
+    with pytest.raises(kinds or RegistryError) as caught:
+        act()
+    assert caught.value.what
+    assert caught.value.fix
+    return str(caught.value)
+
+
+# Addresses
+
+
+@pytest.mark.parametrize("method", ["POST", "PATCH"])
+def test_the_address_of_an_upload_that_is_none(odd: Odd, registry: Registry, blob: Path, method: str) -> None:
+    registry.chunk = 400
+    odd.said = [
+        Said(f"{method} ", 202, {"Location": f"{BAD}?token=hidden"}),
+        Said("POST ", 202, {"Location": "/v2/ns/name/blobs/uploads/x"}),
+    ]
+    said = told(lambda: push(registry, blob))
+    assert "leads to an address that is none" in said
+    assert "hidden" not in said
+
+
+@pytest.mark.parametrize("to", [BAD, "http://a..b/", "http://\xff[/"])
+def test_a_redirect_to_what_is_no_address(odd: Odd, registry: Registry, tmp_path: Path, to: str) -> None:
+    odd.said = [Said("GET ", 302, {"Location": to})]
+    assert "leads to an address that is none" in told(lambda: pull(registry, tmp_path))
+
+
+@pytest.mark.parametrize("link", [f'<{BAD}>; rel="next"', "<" * 60_000 + ">; rel=next"])
+def test_a_further_page_that_is_nowhere(odd: Odd, registry: Registry, link: str) -> None:
+    page = json.dumps({"schemaVersion": 2, "manifests": []}).encode()
+    odd.said = [Said("GET .*/referrers/", 200, {"Content-Type": media.INDEX, "Link": link}, page, times=1)]
+    if BAD in link:
+        assert "leads to an address" in told(lambda: referrers_in_repository(registry, "ns/name", BLOB.digest))
+    else:
+        assert referrers_in_repository(registry, "ns/name", BLOB.digest) == ()
+
+
+# Numbers
+
+
+@pytest.mark.parametrize(
+    ("said", "number"),
+    [("12", 12), (" 12 ", 12), ("0", 0), ("", None), (None, None), ("²", None), ("١٢", None), ("-1", None),
+     ("1_0", None), ("+1", None), ("1.5", None), ("abc", None), (MANY, None), ("9" * 15, 10**15 - 1)],
+)  # fmt: skip
+def test_a_number_in_a_header(said: str | None, number: int | None) -> None:
+    assert web.header_number(said) == number
+
+
+@pytest.mark.parametrize("size", ["abc", "²", MANY, "-5"])
+def test_the_size_of_a_blob_that_is_no_number(
+    odd: Odd, registry: Registry, blob: Path, tmp_path: Path, size: str
+) -> None:
+    """It is there, and nobody can say more; what comes is compared by its digest."""
+    odd.said = [Said("HEAD ", 200, size=size), Said("GET ", 200, body=CONTENT, size=size)]
+    assert registry.blob_size("ns/name", BLOB.digest) == 0
+    assert push(registry, blob) == 0
+    assert pull(registry, tmp_path) == CONTENT
+
+
+@pytest.mark.parametrize("said", ["²", MANY, "soon", "Wed, 99 Foo 99999999999 99:99:99 GMT", "-1"])
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_a_wait_that_is_no_number(
+    odd: Odd, registry: Registry, blob: Path, tmp_path: Path, method: str, said: str
+) -> None:
+    odd.said = [Said(f"{method} ", 503, {"Retry-After": said}, times=1)]
+    odd.said += [
+        Said("GET ", 200, body=CONTENT),
+        Said("POST ", 202, {"Location": "/up"}),
+        Said("PUT ", 201),
+    ]
+    if method == "GET":
+        assert pull(registry, tmp_path) == CONTENT
+    else:
+        assert push(registry, blob) == len(CONTENT)
+    assert sum(asked.startswith(method) for asked, _ in odd.seen) == 2
+
+
+@pytest.mark.parametrize("said", [f"0-{MANY}", "0-²", "bytes=0-abc"])
+def test_a_position_that_is_no_number(odd: Odd, registry: Registry, blob: Path, said: str) -> None:
+    registry.chunk = 400
+    odd.said = [
+        Said("POST ", 202, {"Location": "/up"}),
+        Said("PATCH ", 202, {"Range": said}),
+        Said("PUT ", 201),
+    ]
+    assert push(registry, blob) == len(CONTENT)
+    assert [asked.split()[0] for asked, _ in odd.seen] == ["HEAD", "POST", "PATCH", "PATCH", "PATCH", "PUT"]
+
+
+# Tokens
+
+
+def challenged(odd: Odd, realm: str = "/token") -> None:
+    odd.said.append(Said("GET /v2/", 401, {"WWW-Authenticate": f'Bearer realm="{realm}",service="x"'}))
+
+
+@pytest.mark.parametrize(
+    "realm", [BAD, "http://[::1/token", "not a url: at all", "ftp://x/", "http:///token", "", "\xe9"]
+)
+def test_a_realm_that_is_no_address(odd: Odd, registry: Registry, tmp_path: Path, realm: str) -> None:
+    challenged(odd, realm)
+    told(lambda: pull(registry, tmp_path), RegistryError, UnreachableError)
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (b'{"token":' + b"[" * 100_000, "something else than JSON"),
+        (b'{"token":"x","expires_in":' + MANY.encode() + b"}", "something else than JSON"),
+        ('{"token":"schlüssel-€"}'.encode(), "no header can hold"),
+        (b'{"token":"two\\nlines"}', "no header can hold"),
+        (b'{"token":7}', "without a token"),
+        (b"[]", "something else than JSON"),
+        (b"\xff\xfe\x00", "something else than JSON"),
+        (b'{"token":"' + b"x" * (2 << 20) + b'"}', "more than"),
+    ],
+    ids=["deep", "long number", "no latin", "two lines", "a number", "a list", "no text", "long"],
+)
+def test_a_token_that_is_none(odd: Odd, registry: Registry, tmp_path: Path, body: bytes, why: str) -> None:
+    challenged(odd)
+    odd.said.append(Said("GET /token", 200, body=body))
+    assert why in told(lambda: pull(registry, tmp_path))
+
+
+def test_an_answer_without_an_end_is_not_read_to_it(odd: Odd, registry: Registry, tmp_path: Path) -> None:
+    challenged(odd)
+    odd.said.append(Said("GET /token", 200, body=b" " * (2 << 20), size=MANY[:12]))
+    assert "more than" in told(lambda: pull(registry, tmp_path))
+
+
+def test_a_token_service_that_sends_us_nowhere(odd: Odd, registry: Registry, tmp_path: Path) -> None:
+    challenged(odd)
+    odd.said.append(Said("GET /token", 302, {"Location": BAD}))
+    assert "no address" in told(lambda: pull(registry, tmp_path))
+
+
+# Parts
+
+
+PART = {"Content-Range": f"bytes 400-999/{len(CONTENT)}"}
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"Content-Range": f"bytes 0-999/{len(CONTENT)}"},
+        {"Content-Range": f"bytes 500-999/{len(CONTENT)}"},
+        {"Content-Range": "bytes 400-999/77"},
+        {"Content-Range": f"bytes {MANY}-{MANY}/*"},
+        {"Content-Range": "bytes */1000"},
+        {"Content-Range": "²"},
+    ],
+)
+@pytest.mark.parametrize("status", [206, 416])
+def test_a_part_that_was_not_asked_for_is_not_put_behind_what_came(
+    odd: Odd, registry: Registry, tmp_path: Path, headers: dict[str, str], status: int
+) -> None:
+    odd.said = [
+        Said("GET ", 200, body=CONTENT[:400], size=str(len(CONTENT)), times=1),
+        Said("GET ", status, headers, CONTENT[500:], times=1),
+        Said("GET ", 200, body=CONTENT[:600], size=str(len(CONTENT)), times=1),
+        Said("GET ", 200, body=CONTENT),
+    ]
+    assert pull(registry, tmp_path) == CONTENT
+    ranges = [sent.get("Range") for _, sent in odd.seen]
+    assert ranges == [None, "bytes=400-", None, None], "after such an answer no part is asked for"
+
+
+def test_the_right_part_is_put_behind_what_came(odd: Odd, registry: Registry, tmp_path: Path) -> None:
+    odd.said = [
+        Said("GET ", 200, body=CONTENT[:400], size=str(len(CONTENT)), times=1),
+        Said("GET ", 206, PART, CONTENT[400:]),
+    ]
+    assert pull(registry, tmp_path) == CONTENT
+
+
+def test_parts_that_nobody_asked_for_end_with_an_error(odd: Odd, registry: Registry, tmp_path: Path) -> None:
+    odd.said = [Said("GET ", 206, body=CONTENT[400:])]
+    assert "206" in told(lambda: pull(registry, tmp_path), RegistryError, UnreachableError, DigestError)
+    assert len(odd.seen) == 3
+
+
+# Logins
+
+
+def test_a_login_of_netrc_goes_nowhere(
+    odd: Odd, registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither to the registry nor to where it sends us, though the session looks at the environment for proxies."""
+    (tmp_path / "netrc").write_text("machine 127.0.0.1 login a password b\nmachine localhost login a password b\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    monkeypatch.setenv("no_proxy", "*")
+    registry._session.trust_env = True
+    elsewhere = f"http://localhost:{odd.server_address[1]}/store"
+    odd.said = [Said("GET /v2/", 307, {"Location": elsewhere}), Said("GET /store", 200, body=CONTENT)]
+    assert pull(registry, tmp_path) == CONTENT
+    assert [asked for asked, _ in odd.seen] == [f"GET /v2/ns/name/blobs/{BLOB.digest}", "GET /store"]
+    assert [sent.get("Authorization") for _, sent in odd.seen] == [None, None]
+
+
+@pytest.mark.parametrize("form", ["Basic", "Bearer"])
+@pytest.mark.parametrize("here", [True, False], ids=["the same host", "another host"])
+def test_a_redirect_takes_the_login_along_on_the_same_host_alone(
+    odd: Odd, registry: Registry, tmp_path: Path, form: str, *, here: bool
+) -> None:
+    name = "127.0.0.1" if here else "localhost"
+    challenge = 'Bearer realm="/token",service="x"' if form == "Bearer" else 'Basic realm="x"'
+    odd.said = [
+        Said("GET /v2/", 401, {"WWW-Authenticate": challenge}, times=1),
+        Said("GET /token", 307, {"Location": f"http://{name}:{odd.server_address[1]}/elsewhere"}),
+        Said("GET /elsewhere", 200, body=b'{"token": "a-token"}'),
+        Said("GET /v2/", 307, {"Location": f"http://{name}:{odd.server_address[1]}/store"}),
+        Said("GET /store", 200, body=CONTENT),
+    ]
+    assert pull(registry, tmp_path) == CONTENT
+    after = [sent.get("Authorization") for asked, sent in odd.seen if asked in {"GET /elsewhere", "GET /store"}]
+    assert len(after) == (2 if form == "Bearer" else 1)
+    assert all((one is not None) is here for one in after)
+
+
+# What helps
+
+
+def error(code: str) -> bytes:
+    return json.dumps({"errors": [{"code": code, "message": "no"}]}).encode()
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "fix"),
+    [
+        (404, "NAME_UNKNOWN", "create the repository"),
+        (404, "", "create the repository"),
+        (400, "NAME_UNKNOWN", "create the repository"),
+        (413, "", "client_max_body_size"),
+        (403, "DENIED", "log in as somebody who may push"),
+        (400, "NAME_INVALID", "ask who runs the registry: it would answer the same"),
+        (422, "", "ask who runs the registry: it would answer the same"),
+    ],
+)
+def test_where_trying_again_cannot_help_something_else_is_said(
+    odd: Odd, registry: Registry, blob: Path, waits: list[float], status: int, code: str, fix: str
+) -> None:
+    odd.said = [Said("POST ", status, body=error(code) if code else b"")]
+    with pytest.raises(RegistryError) as caught:
+        push(registry, blob)
+    assert fix in caught.value.fix
+    assert "try again" not in caught.value.fix
+    assert waits == [], "and it is not tried again"
+    odd.said = [Said("PUT ", status, body=error(code) if code else b"")]
+    with pytest.raises(RegistryError) as caught:
+        registry.put_manifest("ns/name", "t", b"{}", media.MANIFEST)
+    assert fix in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "fix"),
+    [
+        (404, "MANIFEST_UNKNOWN", "check the name and the tag"),
+        (404, "", "skopeo login"),
+        (404, "BLOB_UNKNOWN", "publish it again"),
+        (403, "", "log in: "),
+        (429, "TOOMANYREQUESTS", "with a login the limit may be higher"),
+        (500, "", "try again; if it stays"),
+    ],
+)
+def test_what_helps_who_reads(odd: Odd, registry: Registry, tmp_path: Path, status: int, code: str, fix: str) -> None:
+    odd.said = [Said("GET ", status, body=error(code) if code else b"")]
+    for act in (lambda: pull(registry, tmp_path), lambda: registry.get_manifest("ns/name", "t")):
+        assert fix in told(act)
+
+
+def test_an_upload_that_a_registry_forgot_is_begun_anew(odd: Odd, registry: Registry, blob: Path) -> None:
+    odd.said = [
+        Said("POST ", 202, {"Location": "/up"}),
+        Said("PUT ", 404, body=error("BLOB_UPLOAD_UNKNOWN"), times=1),
+        Said("PUT ", 201),
+    ]
+    assert push(registry, blob) == len(CONTENT)
