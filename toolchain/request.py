@@ -96,7 +96,7 @@ class Request:
         default_factory=dict,
         metadata=option(
             "source", kind="pairs", metavar="NAME=WHERE", place="pair", of=reading.SOURCES, counts=True, lock="changed",
-            help="NAME=PATH, NAME=URL@SHA, NAME=distro:PACKAGE or triton=pypi:VERSION; again for each source.",
+            help="NAME=PATH, URL@COMMIT, archive:COMMIT, distro:PACKAGE or pypi:VERSION; again for each source.",
             example=["llvm=../llvm-project"], is_path=reading.is_path, read=reading.sources,
         ),
     )  # fmt: skip

@@ -21,6 +21,7 @@ from toolchain.sources.network import (
 )
 from toolchain.sources.store import Store
 from toolchain.sources.tree import check_links
+from toolchain.sources.unpack import unpack_tar
 from toolchain.web import is_loopback
 
 _SHA = re.compile(r"[0-9a-f]{40}")
@@ -71,8 +72,9 @@ def fetch_git(
     def unpack(dest: Path) -> None:
         refuse_offline(f"commit {sha[:12]} of {repository_url}", offline=offline)
         with tempfile.TemporaryDirectory(prefix="git-", dir=_scratch(store)) as name:
-            env = _environment(Path(name), protocol)
-            _export(url, sha, dest, env=env, only=only)
+            scratch = Path(name)
+            archive = _archive(url, sha, scratch, env=_environment(scratch, protocol), only=only)
+            unpack_tar(archive, dest, strip=0)
         check_links(dest)
 
     part = ",".join(only) if only is not None else ""
@@ -158,7 +160,10 @@ def _git(env: Mapping[str, str], *words: str, capture: bool = True) -> str:
     return process.run(["git", *_FIXED, *words], env=env, capture=capture, helpers=reaches_out).stdout.strip()
 
 
-def _export(url: str, sha: str, dest: Path, *, env: Mapping[str, str], only: Sequence[str] | None) -> None:
+def _archive(url: str, sha: str, scratch: Path, *, env: Mapping[str, str], only: Sequence[str] | None) -> Path:
+    """The commit's tree as `git archive` gives it, and so as a forge does: export-ignore and line ends count."""
+    archive = scratch / "tree.tar"
+
     def git(*words: str, capture: bool = False) -> str:
         return _git(env, *words, capture=capture)
 
@@ -178,11 +183,11 @@ def _export(url: str, sha: str, dest: Path, *, env: Mapping[str, str], only: Seq
         names = top if only is None else [name for name in only if name in top]
         if not names:
             raise SourceError(f"the tree of {sha[:12]} is empty or holds none of {', '.join(only or ())}")
-        # Attributes that a plain checkout honours (line ends) count; archive's export-ignore would drop files.
-        wanted = ["."] if only is None else [f":(top,literal){name}" for name in names]
-        git(f"--work-tree={dest}", "checkout", "--quiet", sha, "--", *wanted)
+        wanted = [] if only is None else [f":(top,literal){name}" for name in names]
+        git("archive", "--format=tar", f"--output={archive}", sha, "--", *wanted)
     except CommandError as error:
         raise SourceError(f"the tree of {sha[:12]} cannot be written", why=error.why) from error
+    return archive
 
 
 def _fetch_error(url: str, sha: str, error: CommandError) -> ToolchainError:

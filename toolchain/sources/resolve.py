@@ -15,9 +15,10 @@ from toolchain.cache import Cache
 from toolchain.console import one_line
 from toolchain.data import load
 from toolchain.digest import sha256_file, sha256_json
-from toolchain.errors import DigestError, SourceError
+from toolchain.errors import DigestError, SourceError, UnreachableError
 from toolchain.locks import held, in_use
 from toolchain.sources.archive import archive_name, fetch_archive
+from toolchain.sources.commit_archives import archive_of, commit_archives, commit_of
 from toolchain.sources.distro import fetch_distro, known_distro, known_packages
 from toolchain.sources.elsewhere import Wanted, first_or_elsewhere
 from toolchain.sources.git import fetch_git, git_digest
@@ -68,6 +69,7 @@ def locate(name: str, spec: SourceSpec, *, cache: Cache, offline: bool = False) 
                 digest=spec.version,
                 path=None,
                 locked=True,
+                commit=commit_of(spec.version),
             )
         case "distro":
             return known_distro(name, spec.where, spec.version, cache=cache)
@@ -112,6 +114,9 @@ def _known_file(name: str, digest: str, cache: Cache) -> Source | None:
     for row in known_files():
         if row.sha256 == plain:
             return known_pypi(name, row.project, row.version)
+    for archive in commit_archives():
+        if archive.sha256 == plain:
+            return locate(name, SourceSpec(kind="archive", where=archive.url, version=archive.digest), cache=cache)
     return None
 
 
@@ -166,28 +171,18 @@ def fetch_source(
 
 def _fetched(source: Source, cache: Cache, offline: bool, how: _How) -> FetchedSource:
     store = Store(cache.store)
+    if source.kind not in {"local", "git"} and source.path is not None and source.path.is_file():
+        _keep(source.path, str(source.digest), store, cache)  # a user's file that the data knows
     match source.kind:
         case "local":
             return source.fetched(_fetch_local(source, store, cache, how))
         case "git":
             source = resolved(source, cache=cache, offline=offline, mirrors=how.mirrors)
-            return source.fetched(
-                fetch_git(
-                    source.where,
-                    source.version,
-                    store,
-                    offline=offline,
-                    only=how.only,
-                    verify=how.verify,
-                    mirrors=how.mirrors,
-                )
-            )
+            return source.fetched(_fetch_commit(source, store, offline=offline, how=how))
         case "archive":
             url, name = mirrored(source.where, how.mirrors), archive_name(source.where)
             file = fetch_archive(url, source.version, store, offline=offline, name=name)
         case "distro" | "pypi":
-            if source.path is not None and source.path.is_file():
-                _keep(source.path, str(source.digest), store, cache)
             if source.kind == "distro":
                 source, file = fetch_distro(source, store, cache=cache, offline=offline)
             else:
@@ -196,6 +191,19 @@ def _fetched(source: Source, cache: Cache, offline: bool, how: _How) -> FetchedS
             assert_never(source.kind)
     got = source.fetched(file)
     return replace(got, path=_tree_of(file, got.digest, store, how))
+
+
+def _fetch_commit(source: Source, store: Store, *, offline: bool, how: _How) -> Path:
+    """A commit's tree by git; where git fails and an archive of it is on record, the error says so."""
+    try:
+        return fetch_git(
+            source.where, source.version, store, offline=offline, only=how.only, verify=how.verify, mirrors=how.mirrors
+        )
+    except (SourceError, UnreachableError) as error:
+        if archive_of(source.version) is not None:
+            other = f"take the commit's archive: --source {source.name}=archive:{source.version}"
+            error.fix = f"{error.fix}; or {other}" if error.fix else other
+        raise
 
 
 def _fetch_row(source: Source, store: Store, *, offline: bool) -> Path:

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Literal, assert_never
 
 from toolchain.errors import DigestError, SourceError
+from toolchain.sources.commit_archives import archive_of, commit_archives
 from toolchain.sources.network import check_http_url, refuse_credentials, without_query
 
 Kind = Literal["git", "archive", "distro", "local", "pypi"]
 
-FORMS = "PATH, URL@COMMIT, URL#sha256=DIGEST, distro:PACKAGE[=VERSION] or pypi:PROJECT[==VERSION]"
+FORMS = "PATH, URL@COMMIT, URL#sha256=DIGEST, archive:COMMIT, distro:PACKAGE[=VERSION] or pypi:PROJECT[==VERSION]"
 PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.\-]+")
 PROJECT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._\-]*")
 VERSION = re.compile(r"[A-Za-z0-9.+~!_\-]*")
@@ -92,7 +93,7 @@ def of_folder(path: Path) -> SourceSpec:
 
 
 def parse_source_spec(text: str, *, project: str = "") -> SourceSpec:
-    """Read a source as users write it: a path, URL@COMMIT, URL#sha256=DIGEST, distro:PACKAGE[=VERSION] or pypi:PROJECT.
+    """Read a source as users write it: one of `FORMS`.
 
     With `project`, `pypi:VERSION` is that project's. `stored:NAME@DIGEST` is a checkout called NAME whose tree a bundle
     brought into the store.
@@ -110,6 +111,8 @@ def parse_source_spec(text: str, *, project: str = "") -> SourceSpec:
         if project and not version and _BARE_VERSION.fullmatch(where):
             where, version = project, where
         return SourceSpec(kind="pypi", where=where, version=version, text=text)
+    if text.startswith("archive:"):
+        return _commit_archive(text)
     if text.startswith("stored:"):
         if (found := _STORED.fullmatch(text)) is None:
             raise SourceError(f"not a tree in the store: {text!r}", fix="write stored:NAME@sha256:DIGEST")
@@ -121,6 +124,19 @@ def parse_source_spec(text: str, *, project: str = "") -> SourceSpec:
             f"not a source: {text!r}", why="git's short form names no scheme", fix="write ssh://git@HOST/PATH@COMMIT"
         )
     return SourceSpec(kind="local", where=text, text=text)
+
+
+def _commit_archive(text: str) -> SourceSpec:
+    """The archive of a commit that the data knows."""
+    row = archive_of(text.removeprefix("archive:").lower())
+    if row is None:
+        known = ", ".join(one.commit for one in commit_archives())
+        raise SourceError(
+            f"no archive of a commit is on record as {text[:120]!r}",
+            why=f"on record are those of {known}",
+            fix="give its URL and digest, URL#sha256=DIGEST; or take the commit by git, URL@COMMIT",
+        )
+    return SourceSpec(kind="archive", where=row.url, version=row.digest, text=text)
 
 
 def _pair(text: str, prefix: str, separator: str, pattern: re.Pattern[str]) -> tuple[str, str]:

@@ -41,6 +41,7 @@ class Source:
         locked: whether the digest was promised before the bytes came.
         license: SPDX expression where the data names one.
         tag: the tag of the repository that it was asked for by.
+        commit: of an archive, the commit that the data knows it as.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Source:
     locked: bool
     license: str = ""
     tag: str = ""
+    commit: str = ""
 
     @property
     def ref(self) -> str:
@@ -67,8 +69,10 @@ class Source:
     @property
     def short_id(self) -> str:
         """The id in names: a commit's first 8 digits, a release's version, else `tree` and 8 digits of no commit."""
+        if commit := self.version if self.kind == "git" else self.commit:
+            return commit[:8]
         if self.kind == "git":
-            return self.version[:8] or self.tag
+            return self.tag
         if self.kind in {"distro", "pypi"}:
             # A version may hold what no name of an image takes: 23~++20261101, 22.1.0~+rc1.
             return re.sub(r"[^A-Za-z0-9.]+", "-", self.version or self.ref)
