@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from toolchain.engine.buildah import Buildah
+from toolchain.engine.resources import ulimits
 from toolchain.sources.mirrors import apt_mirrors
 
 WORKSPACE, TEMP, HOME, VOLUME = "/__w/toolchain/toolchain", "/__w/_temp", "/github/home", "/var/cache/toolchain"
@@ -118,7 +119,7 @@ class Machine:
             place.mkdir(parents=True, exist_ok=True)
         self.programs = home / "programs"
         self.programs.mkdir(exist_ok=True)
-        self.name = engine.call("from", "--pull=never", "--quiet", image).stdout.split()[-1]
+        self.name = engine.call("from", "--pull=never", "--quiet", *ulimits(), image).stdout.split()[-1]
 
     def outside(self, path: str) -> Path:
         """Where a path of the container, or one that is relative to the workspace, lies on this machine."""

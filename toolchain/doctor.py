@@ -18,7 +18,7 @@ from toolchain import console, process
 from toolchain.build.record import records
 from toolchain.cache import Cache
 from toolchain.catalog.architectures import MACHINES, emulator_name, this_machine
-from toolchain.engine import isolation, resources
+from toolchain.engine import isolation, namespace, resources
 from toolchain.engine.storage import Storage
 from toolchain.errors import EngineError, ResourceError, ToolchainError
 from toolchain.stages.llvm_subset import FULL_DISK
@@ -58,6 +58,7 @@ def examine(cache: Cache) -> Iterator[Check]:
     """Every check in turn; one that breaks is a failed check, never an exception."""
     checks: tuple[tuple[str, Callable[[Cache], Check]], ...] = (
         ("cache", _cache),
+        ("user", _user),
         ("buildah", _buildah),
         ("namespaces", _namespaces),
         ("storage", _storage),
@@ -119,6 +120,14 @@ def _program(name: str, why: str, *, needed: bool = True) -> Check:
 def _cache(cache: Cache) -> Check:
     cache.check()
     return Check("cache", "ok", str(cache.root))
+
+
+def _user(_: Cache) -> Check:
+    if outside := os.environ.get(namespace.INSIDE):
+        return Check("user", "ok", f"user {outside}, as root of a namespace with subordinate ids")
+    if os.geteuid() != 0:
+        namespace.require()
+    return Check("user", "ok", "root")
 
 
 def _buildah(_: Cache) -> Check:

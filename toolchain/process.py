@@ -314,7 +314,8 @@ def kill_group(child: subprocess.Popen[Any]) -> None:
 
 
 # What is built must not learn this machine's name.
-_NAMED = 'echo toolchain >/proc/sys/kernel/hostname 2>/dev/null || :; exec "$@"'
+# Root of a user namespace may not write to /proc/sys, but may set the name of its own host.
+_NAMED = '{ echo toolchain >/proc/sys/kernel/hostname || hostname toolchain; } 2>/dev/null || :; exec "$@"'
 
 
 def contained(argv: Sequence[str], *, network: bool) -> list[str]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Sequence
+
 import typer
 from rich.table import Table
 from rich.text import Text
@@ -10,16 +13,33 @@ from toolchain import console
 from toolchain import doctor as checkup
 from toolchain.cache import Cache, default_cache
 from toolchain.cli.options import CacheOpt, JsonOpt
+from toolchain.engine import namespace
+from toolchain.errors import EngineError
 
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
+def unreachable(checks: Sequence[checkup.Check]) -> bool:
+    """Whether the source of a build without options cannot be had: it comes by git."""
+    return any(check.name == "git-host" and check.status != "ok" for check in checks)
+
+
 def doctor(cache: CacheOpt = None, json_: JsonOpt = False) -> None:
     """Look at this machine: engine, isolation, disk, memory, network, and what else a build uses."""
+    with contextlib.suppress(EngineError):  # the check `user` says why not
+        namespace.enter()
     checks = list(checkup.examine(Cache((cache or default_cache()).absolute())))
     code = checkup.exit_code(checks)
     if json_:
-        console.data({"ready": code == 0, "exit_code": code, "checks": [check.as_json() for check in checks]})
+        reached = not unreachable(checks)
+        console.data(
+            {
+                "ready": code == 0,
+                "default_source": reached,
+                "exit_code": code,
+                "checks": [check.as_json() for check in checks],
+            }
+        )
         raise typer.Exit(code)
     table = Table(box=None, pad_edge=False, show_header=False)
     for column in ("status", "name", "detail"):
@@ -29,5 +49,10 @@ def doctor(cache: CacheOpt = None, json_: JsonOpt = False) -> None:
         table.add_row(f"[{_STYLES[check.status]}]{check.status}[/]", check.name, Text(detail))
     console.err().print(table)
     failed = [check.name for check in checks if check.status == "fail"]
-    console.note("ready to build" if not failed else f"not ready: {', '.join(failed)}")
+    if failed:
+        console.note(f"not ready: {', '.join(failed)}")
+    elif unreachable(checks):
+        console.note("ready for sources that lie here or at the distribution; the default build's cannot be reached")
+    else:
+        console.note("ready to build")
     raise typer.Exit(code)

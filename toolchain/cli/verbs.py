@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
-from typing import Any, ClassVar
+from typing import Any, ClassVar, ParamSpec, TypeVar
 
 import typer
 from typer.core import TyperCommand
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -20,11 +25,13 @@ class Verb:
         name: as it is typed; of a group with the group's name in front.
         function: `module:function`; its docstring is the help of the verb itself.
         brief: its line in the list of verbs.
+        engine: whether it works with containers, for which an ordinary user's process goes into a namespace of its own.
     """
 
     name: str
     function: str
     brief: str
+    engine: bool = False
 
 
 GROUPS = {
@@ -39,18 +46,23 @@ VERBS = (
     Verb("plan", "toolchain.cli.plan_cmd:plan", "Show what would be built and what is already here."),
     Verb("fetch", "toolchain.cli.plan_cmd:fetch", "Bring the sources of a stage into the store."),
     Verb("lock", "toolchain.cli.lock_cmd:lock", "Write toolchain.lock: every input of a stage, by digest."),
-    Verb("build", "toolchain.cli.build_cmd:build", "Build a stage and all below it."),
+    Verb("build", "toolchain.cli.build_cmd:build", "Build a stage and all below it.", engine=True),
     Verb("publish", "toolchain.cli.image_cmd:publish", "Push images and verify each; attach SBOM and provenance."),
     Verb("verify", "toolchain.cli.image_cmd:verify", "Check an image: bytes, signature, provenance, SBOM, policy."),
     Verb("keygen", "toolchain.cli.image_cmd:keygen", "Make a key for `publish --key`."),
-    Verb("reproduce", "toolchain.cli.reproduce_cmd:reproduce_image", "Build an image again and compare the bytes."),
+    Verb(
+        "reproduce",
+        "toolchain.cli.reproduce_cmd:reproduce_image",
+        "Build an image again and compare the bytes.",
+        engine=True,
+    ),
     Verb("inspect", "toolchain.cli.image_cmd:inspect", "Show what an image holds."),
-    Verb("kernels run", "toolchain.cli.build_cmd:kernels_run", "Compile the FlashAttention kernels."),
+    Verb("kernels run", "toolchain.cli.build_cmd:kernels_run", "Compile the FlashAttention kernels.", engine=True),
     Verb("kernels status", "toolchain.cli.build_cmd:kernels_status", "Show how many kernels are through."),
     Verb("bundle export", "toolchain.cli.bundle_cmd:bundle_export", "Write all inputs of a build as one OCI artifact."),
     Verb("bundle import", "toolchain.cli.bundle_cmd:bundle_import", "Fill the cache from a bundle."),
     Verb("cache ls", "toolchain.cli.cache_cmd:cache_ls", "List the content of the cache by size and last use."),
-    Verb("cache prune", "toolchain.cli.cache_cmd:cache_prune", "Remove what was not used for long."),
+    Verb("cache prune", "toolchain.cli.cache_cmd:cache_prune", "Remove what was not used for long.", engine=True),
 )
 
 
@@ -58,6 +70,7 @@ class LazyCommand(TyperCommand):
     """A verb in the list of verbs: it has a name and a line. What it takes and does is loaded when it is called."""
 
     function: ClassVar[str]
+    engine: ClassVar[bool]
 
     @cached_property
     def loaded(self) -> TyperCommand:
@@ -66,8 +79,9 @@ class LazyCommand(TyperCommand):
 
         module, _, name = self.function.partition(":")
         alone = typer.Typer(add_completion=False, pretty_exceptions_show_locals=False)
+        verb = getattr(import_module(module), name)
         alone.command(self.name, context_settings=dict(self.context_settings))(
-            handled(getattr(import_module(module), name))
+            handled(_in_namespace(verb) if self.engine else verb)
         )
         command = typer.main.get_command(alone)
         assert isinstance(command, TyperCommand)  # noqa: S101 - one function makes one
@@ -78,12 +92,24 @@ class LazyCommand(TyperCommand):
         return self.loaded.make_context(*args, **kwargs)
 
 
+def _in_namespace(verb: Callable[P, R]) -> Callable[P, R]:
+    @functools.wraps(verb)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        if os.geteuid() != 0:
+            from toolchain.engine.namespace import enter  # noqa: PLC0415 - root needs none
+
+            enter()
+        return verb(*args, **kwargs)
+
+    return wrapper
+
+
 def register(app: typer.Typer, group: str = "") -> None:
     """Give an app the verbs of a group; with the empty name those at the top, and the groups."""
     for verb in VERBS:
         above, _, name = verb.name.rpartition(" ")
         if above == group:
-            kind = type("Lazy", (LazyCommand,), {"function": verb.function})
+            kind = type("Lazy", (LazyCommand,), {"function": verb.function, "engine": verb.engine})
             app.command(name, cls=kind, short_help=verb.brief)(_stub())
     for name, text in GROUPS.items() if not group else ():
         inner = typer.Typer(no_args_is_help=True, help=text)

@@ -16,6 +16,7 @@ from toolchain import process
 from toolchain.cache import Cache
 from toolchain.engine import isolation as isolating
 from toolchain.engine import relay
+from toolchain.engine.resources import ulimits
 from toolchain.engine.single import single_layout
 from toolchain.engine.storage import Storage, discard, mount_names, remove_tree
 from toolchain.errors import BuildError, EngineError
@@ -144,7 +145,7 @@ class Buildah(Storage):
             words = ["build", "--no-cache", "--layers=false", "--force-rm", "--pull=never"]
             # buildah reads this option as a CSV record.
             quoted = os.fspath((folder / "Containerfile").absolute()).replace('"', '""')
-            words += [*isolating.arguments(mode), "--file", f'"{quoted}"']
+            words += [*isolating.arguments(mode), *ulimits(), "--file", f'"{quoted}"']
             words += ["--iidfile", os.fspath(folder / "image"), "--output", f"type=local,dest={partial.name}"]
             words += self._inputs(recipe)
             pipes = relay.make(folder) if mode == "chroot" else None

@@ -131,7 +131,9 @@ class DockerRunner:
                 break
             why = "\n".join(lines.tail)
             if network or self.network == "host" or "network" not in why.lower():
-                raise EngineError(f"{self.program} could not run a container", why=why, fix="see `toolchain doctor`")
+                raise EngineError(
+                    f"{self.program} could not run a container", why=why, fix="see what the daemon's log says"
+                )
             LOG.warning("%s cannot make a container without network; checks run on the host's", self.program)
             self.network = "host"
         if check and code != 0:

@@ -159,7 +159,7 @@ def probe(storage: Storage, *, again: bool = False) -> Isolation:
     raise EngineError(
         "no isolation works here",
         why="\n".join(f"{mode}: {why}" for mode, why in refused.items()),
-        fix="run as root, or see `toolchain doctor`",
+        fix="run it as root, with a runtime such as crun, or try a newer buildah",
     )
 
 
@@ -172,7 +172,9 @@ def require_none(number: int) -> int:
     if number != 0:
         seen = "the network could not be probed" if number < 0 else f"{number} network interfaces are visible"
         raise EngineError(
-            "a build without network is not isolated", why=f"inside it, {seen}", fix="see `toolchain doctor`"
+            "a build without network is not isolated",
+            why=f"inside it, {seen}",
+            fix="no build goes on like that; try another buildah or kernel, or run it as root",
         )
     return number
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import resource
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,8 @@ GIB = 1 << 30
 # Peak resident bytes of one job: clang++ on MLIR's heaviest files, lld on libraries of that size, a Triton worker.
 MEMORY: dict[Kind, int] = {"compile": 3 * GIB // 2, "link": 5 * GIB, "kernel": 3 * GIB // 2}
 
+# What buildah gives a container of each.
+_BUILDAHS_LIMIT = 1 << 20
 _PROC = Path("/proc")
 _CGROUP = Path("/sys/fs/cgroup")
 # cgroup v1 says "no limit" with a number near 2^63.
@@ -135,3 +138,17 @@ def require_disk(path: Path, needed: int) -> None:
             why=f"{console.size(free)} free, {console.size(needed)} needed",
             fix="free some, or name another folder with --cache",
         )
+
+
+def ulimits() -> list[str]:
+    """`--ulimit` options of a container: no more than this process may give.
+
+    buildah asks for a million of each by default, which root may only raise to with CAP_SYS_RESOURCE: inside another
+    container, and in a user namespace, nothing would start.
+    """
+    words = []
+    for name, kind in (("nofile", resource.RLIMIT_NOFILE), ("nproc", resource.RLIMIT_NPROC)):
+        _, hard = resource.getrlimit(kind)
+        if hard != resource.RLIM_INFINITY and hard < _BUILDAHS_LIMIT:
+            words += ["--ulimit", f"{name}={hard}:{hard}"]
+    return words

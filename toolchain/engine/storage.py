@@ -25,7 +25,8 @@ from filelock import FileLock, Timeout
 from toolchain import process
 from toolchain.cache import Cache
 from toolchain.digest import write_atomically
-from toolchain.engine import relay
+from toolchain.engine import namespace, relay
+from toolchain.engine.resources import ulimits
 from toolchain.errors import EngineError
 
 LOG = logging.getLogger(__name__)
@@ -103,6 +104,7 @@ class Storage:
             EngineError: buildah is not installed, or cannot work in this folder.
         """
         process.which("buildah", fix=INSTALL)
+        namespace.enter()
         if set(",:\\") & set(os.fspath(self.root.absolute())):
             raise EngineError(
                 f"the engine's storage cannot lie in {self.cache.root}",
@@ -223,7 +225,7 @@ class Storage:
         """
         with self.invocation("run") as folder:
             name = f"toolchain-{folder.name}"
-            self.call("from", "--pull=never", "--quiet", "--name", name, image)
+            self.call("from", "--pull=never", "--quiet", *ulimits(), "--name", name, image)
             try:
                 yield name
             finally:

@@ -221,7 +221,7 @@ def run_mmdebstrap(
         raise BuildError(
             f"mmdebstrap could not make {what}",
             why=error.why,
-            fix="check that the mirror serves this suite (`toolchain doctor`), then run the command again",
+            fix="check that the mirror serves this suite, then run the command again",
         ) from error
     finally:
         shutil.rmtree(place, ignore_errors=True)

@@ -1,0 +1,85 @@
+"""An ordinary user's containers: the process goes on as root of a user namespace with the user's subordinate ids.
+
+A base has files of many owners, and mounts need a namespace that allows them. The process keeps its id, so signals and
+kill -9 reach it as they would without; files that it makes as root are the user's own outside.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import sys
+from pathlib import Path
+
+from toolchain import process
+from toolchain.errors import EngineError
+
+# Set inside, to the user's id outside.
+INSIDE = "TOOLCHAIN_NAMESPACE_OF"
+# As many ids as a distribution's system users and groups may have; the owner `nobody` has the last one.
+ENOUGH = 65536
+_UNSHARE = ("unshare", "--user", "--map-root-user", "--map-auto", "--mount")
+_FIX_IDS = "as root: usermod --add-subuids {first}-{last} --add-subgids {first}-{last} {user}"
+
+
+def enter() -> None:
+    """Go on as root of a user namespace; does nothing for root, and in such a namespace.
+
+    Raises:
+        EngineError: what that needs is missing: the program newuidmap, ids, or the kernel's leave.
+    """
+    if os.geteuid() == 0 or INSIDE in os.environ:
+        return
+    require()
+    words = [*_UNSHARE, "--", sys.executable, "-m", "toolchain", *sys.argv[1:]]
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execvpe(words[0], words, {**os.environ, INSIDE: str(os.geteuid())})  # noqa: S606 - no shell is wanted
+
+
+def require() -> None:
+    """Insist that this user can have such a namespace.
+
+    Raises:
+        EngineError: see `enter`.
+    """
+    process.which("newuidmap", fix="as root: apt-get install uidmap")
+    user = user_name()
+    for file in ("/etc/subuid", "/etc/subgid"):
+        count = subordinate_ids(Path(file), user, os.geteuid())
+        if count < ENOUGH:
+            raise EngineError(
+                f"{user} has {count or 'no'} subordinate ids in {file}, and containers need {ENOUGH}",
+                why="the files of a base belong to many users",
+                fix=_FIX_IDS.format(first=100000, last=100000 + ENOUGH - 1, user=user)
+                + "; a range that no other user has; or run this as root",
+            )
+    tried = process.run([*_UNSHARE, "true"], capture=True, check=False, timeout=30)
+    if tried.returncode != 0:
+        raise EngineError(
+            "the kernel gives this user no namespace of its own",
+            why=" ".join(tried.tail[-3:]),
+            fix="run this as root; on Ubuntu 23.10 and later an AppArmor profile for unshare allows it, or"
+            " sysctl kernel.apparmor_restrict_unprivileged_userns=0; util-linux must be 2.38 or newer",
+        )
+
+
+def user_name() -> str:
+    """What the user is called; the number where there is no name."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
+
+
+def subordinate_ids(file: Path, user: str, uid: int) -> int:
+    """How many ids the largest range of a user in `/etc/subuid` or `/etc/subgid` has; 0 without one.
+
+    Ranges are not added up: `unshare` maps one.
+    """
+    try:
+        rows = [line.split(":") for line in file.read_text(encoding="utf-8", errors="replace").splitlines()]
+    except OSError:
+        return 0
+    counts = [row[2] for row in rows if len(row) == 3 and row[0] in {user, str(uid)}]
+    return max((int(count) for count in counts if count.isascii() and count.isdigit()), default=0)
