@@ -1,0 +1,108 @@
+"""An ordinary user, made for the test, from a clone in its home: the same digests as root's."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.integration.conftest import TOP, toolchain
+
+pytestmark = pytest.mark.engine
+NAME = "toolchain-test-user"
+PYTHON = "/usr/bin/python3"
+LLVM = "distro:llvm-toolchain-22"
+_PASSED = ("PIP_", "SSL_", "REQUESTS_", "CURL_", "http", "HTTP")
+
+
+@dataclass(frozen=True)
+class User:
+    """Somebody with a home and subordinate ids, and the tool installed in a clone there."""
+
+    home: Path
+
+    @property
+    def source(self) -> Path:
+        """The clone."""
+        return self.home / "a clone"
+
+    def command(self, *words: str | Path) -> list[str]:
+        """A command line that this user runs, with the way to packages that this process has."""
+        env = [f"{name}={value}" for name, value in os.environ.items() if name.startswith(_PASSED)]
+        return ["runuser", "-u", NAME, "--", "env", "-i", f"HOME={self.home}", "PATH=/usr/bin:/bin:/usr/sbin:/sbin",
+                "LANG=C.UTF-8", *env, *map(str, words)]  # fmt: skip
+
+    def run(self, *words: str | Path, code: int = 0) -> str:
+        """Run it in the clone; what it printed."""
+        done = subprocess.run(self.command(*words), cwd=self.source, capture_output=True, text=True, check=False)
+        assert done.returncode == code, f"{words}: {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+        return done.stdout + done.stderr
+
+    def tool(self, *words: str | Path, code: int = 0) -> str:
+        """Run the tool."""
+        return self.run(self.source / ".venv/bin/toolchain", *words, code=code)
+
+
+@pytest.fixture(scope="module")
+def user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[User]:
+    """Made with useradd, and gone afterwards with all that it has."""
+    if os.geteuid() != 0:
+        pytest.skip("NO USER IS MADE: that needs root")
+    for program in ("useradd", "runuser", "newuidmap", PYTHON):
+        if shutil.which(program) is None:
+            pytest.skip(f"NOBODY BUILDS WITHOUT ROOT HERE: {program} is missing")
+    _remove()
+    subprocess.run(["useradd", "--create-home", "--shell", "/bin/sh", NAME], check=True)
+    try:
+        who = pwd.getpwnam(NAME)
+        made = User(Path(who.pw_dir))
+        left_out = shutil.ignore_patterns(".venv", ".git", "out", "__pycache__")
+        shutil.copytree(TOP, made.source, symlinks=True, ignore=left_out)
+        subprocess.run(["chown", "-R", f"{NAME}:", made.source], check=True)
+        made.run(PYTHON, "-m", "venv", ".venv")
+        pip = (".venv/bin/pip", "install", "--quiet", "--disable-pip-version-check")
+        made.run(*pip, "--require-hashes", "-r", "requirements/run.lock")
+        made.run(*pip, "--no-deps", "--no-build-isolation", "-e", ".")
+        yield made
+    finally:
+        _remove()
+
+
+def _remove() -> None:
+    """End what the user runs, and delete it."""
+    for folder in Path("/proc").iterdir():
+        try:
+            if folder.name.isdigit() and folder.owner() == NAME:
+                os.kill(int(folder.name), signal.SIGKILL)
+        except (OSError, KeyError):
+            continue
+    try:
+        home = Path(pwd.getpwnam(NAME).pw_dir)
+    except KeyError:
+        return
+    # Files of the subordinate ids too.
+    shutil.rmtree(home, ignore_errors=True)
+    subprocess.run(["userdel", "--remove", NAME], capture_output=True, check=False)
+
+
+def test_a_user_s_layer_has_root_s_digest(user: User, tmp_path: Path) -> None:
+    words = ("--source", f"llvm={LLVM}", "--only", "support")
+    wanted = toolchain("build", "llvm", *words, "--json")
+    assert wanted.code == 0, wanted.err
+    bundle = user.home / "a bundle"
+    brought = toolchain("bundle", "export", f"oci:{bundle}:llvm", "llvm", *words)
+    assert brought.code == 0, brought.err
+    subprocess.run(["chown", "-R", f"{NAME}:", bundle], check=True)
+    user.tool("bundle", "import", f"oci:{bundle}:llvm")
+    shutil.rmtree(bundle)
+    built = user.tool("build", "llvm", *words, "--offline", "--locked")
+    (row,) = [row for row in wanted.json["stages"] if row["name"] == "llvm"]
+    assert row["manifest"] in built, built[-3000:]
+    user.tool("cache", "prune", "--unused-for", "1")

@@ -1,0 +1,119 @@
+"""An ordinary user's namespace: what it needs, what is told when that is missing, and what goes on inside."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from toolchain import process
+from toolchain.cli.verbs import VERBS
+from toolchain.engine import namespace
+from toolchain.engine.namespace import ENOUGH, INSIDE, enter, require, subordinate_ids
+from toolchain.engine.resources import ulimits
+from toolchain.errors import EngineError
+from toolchain.process import contained
+
+
+@pytest.fixture
+def user(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """As if an ordinary user ran this, with all that a namespace needs."""
+    monkeypatch.setattr(os, "geteuid", lambda: 4711)
+    monkeypatch.delenv(INSIDE, raising=False)
+    monkeypatch.setattr(namespace, "user_name", lambda: "somebody")
+    monkeypatch.setattr(process, "which", lambda name, **_: f"/usr/bin/{name}")
+    monkeypatch.setattr(namespace, "subordinate_ids", lambda *_: ENOUGH)
+    return monkeypatch
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("", 0),
+        ("somebody:100000:65536\n", 65536),
+        ("4711:100000:65536\n", 65536),
+        ("other:100000:65536\n", 0),
+        ("somebody:100000:1000\nsomebody:300000:70000\n", 70000),
+        ("somebody:100000\nsomebody:1:x\nsomebody:1:²\n\0\n", 0),
+    ],
+)
+def test_a_user_s_ids_are_those_of_the_largest_range(tmp_path: Path, text: str, count: int) -> None:
+    (tmp_path / "subuid").write_text(text)
+    assert subordinate_ids(tmp_path / "subuid", "somebody", 4711) == count
+
+
+def test_a_file_that_is_not_there_gives_none(tmp_path: Path) -> None:
+    assert subordinate_ids(tmp_path / "none", "somebody", 4711) == 0
+
+
+@pytest.mark.parametrize(("count", "told"), [(0, "no"), (1000, "1000")])
+def test_too_few_ids_are_told_with_the_line_that_gives_them(user: pytest.MonkeyPatch, count: int, told: str) -> None:
+    user.setattr(namespace, "subordinate_ids", lambda *_: count)
+    with pytest.raises(EngineError, match=f"somebody has {told} subordinate ids in /etc/subuid") as caught:
+        require()
+    assert "usermod --add-subuids 100000-165535 --add-subgids 100000-165535 somebody" in caught.value.fix
+
+
+def test_without_newuidmap_its_package_is_named(user: pytest.MonkeyPatch) -> None:
+    user.undo()
+    user.setenv("PATH", "/nonexistent")
+    with pytest.raises(EngineError, match="newuidmap") as caught:
+        require()
+    assert "apt-get install uidmap" in caught.value.fix
+
+
+def test_a_kernel_that_refuses_is_told(user: pytest.MonkeyPatch) -> None:
+    user.setattr(namespace, "_UNSHARE", ("sh", "-c", "echo unshare failed: Operation not permitted >&2; exit 1"))
+    with pytest.raises(EngineError, match="no namespace of its own") as caught:
+        require()
+    assert "Operation not permitted" in caught.value.why
+
+
+def test_the_process_goes_on_with_the_same_words_and_knows_who_it_was(user: pytest.MonkeyPatch) -> None:
+    called: list[tuple[str, list[str], dict[str, str]]] = []
+    user.setattr(namespace, "_UNSHARE", ("true",))
+    user.setattr(os, "execvpe", lambda *words: called.append(words))
+    user.setattr(sys, "argv", ["toolchain", "build", "a b", "--json"])
+    enter()
+    ((program, words, env),) = called
+    assert program == "true"
+    assert words[-6:] == [sys.executable, "-m", "toolchain", "build", "a b", "--json"]
+    assert env[INSIDE] == "4711"
+    called.clear()
+    user.setenv(INSIDE, "4711")
+    enter()
+    assert not called, "it is there already"
+
+
+def test_root_needs_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(os, "execvpe", lambda *_: pytest.fail("root was sent into a namespace"))
+    enter()
+
+
+def test_the_verbs_that_work_with_containers_say_so() -> None:
+    assert {verb.name for verb in VERBS if verb.engine} == {"build", "reproduce", "kernels run", "cache prune"}
+
+
+def test_a_container_is_given_no_more_than_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = {resource.RLIMIT_NOFILE: 20000, resource.RLIMIT_NPROC: resource.RLIM_INFINITY}
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (100, limits[kind]))
+    assert ulimits() == ["--ulimit", "nofile=20000:20000"]
+    limits[resource.RLIMIT_NOFILE] = 1 << 20
+    assert ulimits() == []
+
+
+def test_the_name_of_the_machine_is_the_same_everywhere() -> None:
+    """Also where /proc/sys may not be written to, as in a user namespace."""
+    if subprocess.run(["unshare", "--uts", "true"], check=False, capture_output=True).returncode != 0:
+        pytest.skip("NOT CHECKED: this user gets no namespace")
+    words = contained(["hostname"], network=False)
+    assert subprocess.run(words, check=True, capture_output=True, text=True).stdout == "toolchain\n"
+    (script,) = [word for word in words if "hostname toolchain" in word]
+    blind = script.replace("/proc/sys/kernel/hostname", "/nonexistent/hostname")
+    words = [blind if word == script else word for word in words]
+    assert subprocess.run(words, check=True, capture_output=True, text=True).stdout == "toolchain\n"
