@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import tarfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache as memoize
 from pathlib import Path
 from typing import Any, Literal, Self, cast
 
+from toolchain import tar_headers
 from toolchain.digest import CHUNK
 from toolchain.errors import UntrustedError
 from toolchain.oci.compressed import DAMAGED, PLAIN, Readable, unpacked
+from toolchain.tar_headers import CheckedHeader
 
 _DAMAGED = (tarfile.TarError, OSError, ValueError, RecursionError, *DAMAGED)
 _HEADER_LIMIT = 1 << 20  # long names and attributes are read whole into memory
@@ -46,15 +48,15 @@ class LayerFile:
     target: str = ""
 
 
-class _Member(tarfile.TarInfo):
-    """A header, looked at before tarfile acts on it: digests may be right and the content hostile all the same."""
+class _Member(CheckedHeader):
+    """Digests may be right and the content hostile all the same."""
 
     @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+    def look(cls, block: bytes, read: Callable[[], Self]) -> Self:
         try:
-            member = super().frombuf(buf, encoding, errors)
+            member = read()
         except tarfile.HeaderError as error:
-            if any(buf):  # tarfile would take it for the end; others may read on behind it
+            if any(block):  # tarfile would take it for the end; others may read on behind it
                 raise UntrustedError("a layer holds garbage between its members", why=str(error)) from error
             raise
         if member.type not in _LONG | _MEMBERS:
@@ -137,6 +139,7 @@ def glance(path: Path, media_type: str, name: str, *, limit: int = 64 << 20) -> 
 
 
 def _walk(path: Path, media_type: str, keep: tuple[str, int, list[bytes]] | None) -> Iterator[LayerFile]:
+    tar_headers.require()
     known: dict[str, LayerFile] = {}
     folders: dict[str, bool] = {}
     with (

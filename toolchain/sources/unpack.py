@@ -15,11 +15,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, Self, cast
 
-from toolchain import digest
+from toolchain import digest, tar_headers
 from toolchain.digest import CHUNK
 from toolchain.errors import HostileInputError, ResourceError, SourceError
 from toolchain.process import CommandError, output
 from toolchain.sources.tree import check_link_map
+from toolchain.tar_headers import CheckedHeader
 
 LIMIT_BYTES = 16 << 30
 LIMIT_FILES = 1_000_000
@@ -118,6 +119,7 @@ class _Unpacker:
         self.ended = False
 
     def run(self) -> None:
+        tar_headers.require()
         count = total = 0
         with _decompressed(self.archive) as stream:
             with tarfile.open(fileobj=stream, mode="r|", bufsize=_WINDOW, tarinfo=self._member_class()) as tar:
@@ -132,11 +134,10 @@ class _Unpacker:
                             f"limits: {self.limit_files} members, {self.limit_bytes} bytes",
                         )
                     self._take(tar, member)
-            if not self.ended:
-                raise SourceError(
-                    f"{self.archive.name} ends too early", why="its end mark is missing", fix="fetch it again"
-                )
             self._drain(stream)
+        # A decompressor that failed has said why by now.
+        if not self.ended:
+            raise SourceError(f"{self.archive.name} ends too early", why="its end mark is missing", fix="fetch it again")
         # Links come last, after every file: nothing can be written through one.
         check_link_map(self.links, what=self.archive.name)
         for path, target in self.links.items():
@@ -147,17 +148,15 @@ class _Unpacker:
     def _member_class(self) -> type[tarfile.TarInfo]:
         outer = self
 
-        class Member(tarfile.TarInfo):
-            """A header, looked at before tarfile acts on it."""
-
+        class Member(CheckedHeader):
             @classmethod
-            def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
-                if len(buf) == tarfile.BLOCKSIZE and not any(buf):
+            def look(cls, block: bytes, read: Callable[[], Self]) -> Self:
+                if len(block) == tarfile.BLOCKSIZE and not any(block):
                     outer.ended = True
                 try:
-                    member = super().frombuf(buf, encoding, errors)
+                    member = read()
                 except tarfile.HeaderError as error:
-                    if any(buf):  # tarfile would take garbage between members for the end
+                    if any(block):  # tarfile would take garbage between members for the end
                         raise SourceError(
                             f"{outer.archive.name} is damaged or no tar archive", why=str(error), fix="fetch it again"
                         ) from error

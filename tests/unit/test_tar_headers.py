@@ -1,0 +1,90 @@
+"""toolchain.tar_headers: each header is looked at, whichever of its methods Python's tarfile calls."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import tarfile
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, Self
+
+import pytest
+
+from toolchain import tar_headers
+from toolchain.errors import EngineError
+
+
+def fresh() -> ModuleType:
+    """The module as a new process would load it."""
+    spec = importlib.util.find_spec("toolchain.tar_headers")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def patched(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """tarfile as the security releases have it: headers are read behind `frombuf`."""
+    if hasattr(tarfile.TarInfo, "_frombuf"):
+        return monkeypatch  # this Python is one of them
+    original: Any = tarfile.TarInfo.frombuf.__func__  # type: ignore[attr-defined]
+
+    def behind(cls: Any, buf: bytes, encoding: str, errors: str, *, dircheck: bool = True) -> Any:
+        return original(cls, buf, encoding, errors)
+
+    def plain(cls: Any, buf: bytes, encoding: str, errors: str) -> Any:
+        return cls._frombuf(buf, encoding, errors)
+
+    def from_file(cls: Any, tar: Any, *, dircheck: bool = True) -> Any:
+        member = cls._frombuf(tar.fileobj.read(512), tar.encoding, tar.errors, dircheck=dircheck)
+        member.offset = tar.fileobj.tell() - 512
+        return member._proc_member(tar)
+
+    for name, function in (("_frombuf", behind), ("frombuf", plain), ("fromtarfile", from_file)):
+        monkeypatch.setattr(tarfile.TarInfo, name, classmethod(function), raising=False)
+    return monkeypatch
+
+
+def an_archive() -> io.BytesIO:
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for name in ("ä" * 120, "b"):
+            tar.addfile(tarfile.TarInfo(name))
+    stream.seek(0)
+    return stream
+
+
+def seen_by(module: ModuleType) -> list[str]:
+    """The kinds of the headers that were looked at, `end` for the mark."""
+    kinds: list[str] = []
+
+    class Header(module.CheckedHeader):  # type: ignore[name-defined, misc]
+        @classmethod
+        def look(cls, block: bytes, read: Callable[[], Self]) -> Self:
+            kinds.append(chr(block[156]) if any(block) else "end")
+            return read()
+
+    with tarfile.open(fileobj=an_archive(), mode="r|", tarinfo=Header) as tar:
+        assert [member.name for member in tar] == ["ä" * 120, "b"]
+    return kinds
+
+
+def test_each_header_is_seen_once() -> None:
+    tar_headers.require()
+    assert seen_by(tar_headers) == ["x", "0", "0", "end"]
+
+
+def test_also_by_a_tarfile_that_reads_them_behind(patched: pytest.MonkeyPatch) -> None:
+    module = fresh()
+    module.require()
+    assert seen_by(module) == ["x", "0", "0", "end"]
+
+
+def test_a_tarfile_that_shows_no_header_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = fresh()
+    monkeypatch.setattr(module, "CheckedHeader", tarfile.TarInfo)
+    with pytest.raises(EngineError, match="does not know"):
+        module.require()
