@@ -137,7 +137,9 @@ class _Unpacker:
             self._drain(stream)
         # A decompressor that failed has said why by now.
         if not self.ended:
-            raise SourceError(f"{self.archive.name} ends too early", why="its end mark is missing", fix="fetch it again")
+            raise SourceError(
+                f"{self.archive.name} ends too early", why="its end mark is missing", fix="fetch it again"
+            )
         # Links come last, after every file: nothing can be written through one.
         check_link_map(self.links, what=self.archive.name)
         for path, target in self.links.items():
