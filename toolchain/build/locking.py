@@ -10,7 +10,6 @@ from typing import Any
 
 from toolchain import __version__, console
 from toolchain.build.record import known_record
-from toolchain.build.targets import by_arch
 from toolchain.cache import Cache
 from toolchain.catalog.architectures import this_machine
 from toolchain.catalog.bases import base_recipe
@@ -218,7 +217,7 @@ def _bases(request: Request, stages: Collection[str], *, open_base: bool) -> Ite
         yield _base(replace(request, arch=(here,)), open_base=open_base)
     for name, of_stage in _SYSTEMS.items():
         if name in stages:
-            for one in by_arch(request):
+            for one in (replace(request, arch=(arch,)) for arch in request.arch):
                 if loaded(stage_row(name).make)(one) is not None:
                     yield of_stage(one, open_base=open_base)
 
