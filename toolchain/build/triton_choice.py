@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from toolchain.cache import Cache
+from toolchain.catalog.pin_files import pin_files, read_pin
 from toolchain.catalog.release_data import LlvmPin, TritonRelease
 from toolchain.catalog.releases import (
     aotriton_release,
@@ -15,8 +16,6 @@ from toolchain.catalog.releases import (
     is_commit,
     is_version,
     newest_patch,
-    pin_files,
-    read_pin,
     triton_release,
     triton_releases,
 )
