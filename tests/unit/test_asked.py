@@ -114,6 +114,28 @@ def test_a_plan_without_a_network_shows_commit_repository_and_image(here: Here, 
     assert fork in done.stderr
 
 
+@pytest.mark.parametrize("name", ["llvm-hash.txt", "llvm-info.json", "cmake/llvm-hash.txt"])
+@pytest.mark.parametrize("content", [None, b"", b"\xff\xfe1\x000\x00", b" " * 70000])
+def test_a_pin_that_cannot_be_read_is_named(here: Here, name: str, content: bytes | None) -> None:
+    """Any other LLVM than the one that the folder says would be the wrong one."""
+    here.checkout()
+    shutil.rmtree(here.folder / "cmake")
+    file = here.folder / name
+    file.parent.mkdir(exist_ok=True)
+    if content is None:
+        file.symlink_to("nowhere")
+    else:
+        file.write_bytes(content)
+    for words in (["llvm"], ["triton"], ["llvm", "--triton", str(here.folder)]):
+        code, _, said = here.call("plan", *words)
+        assert code == 4, said
+        assert name in said
+    code, _, said = here.call("plan", "llvm", "--triton", name)
+    assert code == 4
+    assert name in said
+    assert here.call("pins", "--triton", name)[0] == 4
+
+
 def test_two_pins_in_one_folder_that_disagree_are_refused(here: Here) -> None:
     pin(here.folder, V36.llvm)
     pin(here.folder / "cmake", V38.llvm)
@@ -309,6 +331,16 @@ def test_a_file_that_cannot_be_read_is_no_reason_for_the_default(here: Here) -> 
     code, _, said = here.call("plan", "llvm")
     assert code == 3
     assert "cannot read toolchain.toml" in said
+
+
+@pytest.mark.parametrize("path", ["~nobody-at-all/x", "x" * 300, "loop"])
+@pytest.mark.parametrize("option", ["--triton", "--source=llvm", "--source=triton"])
+def test_a_path_that_no_system_takes(here: Here, path: str, option: str) -> None:
+    Path("loop").symlink_to("loop")
+    words = [f"{option}={path}"] if "=" in option else [option, path]
+    code, _, said = here.call("plan", "triton", *words)
+    assert code in {3, 4, 5}, said
+    assert path[:20] in said
 
 
 def test_a_folder_that_is_gone(here: Here) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from toolchain.catalog.pin_files import read_pin
+from toolchain.catalog.pin_files import pin_files, read_pin
 from toolchain.errors import PinError
 
 HASH = "10dc3a8e916d73291269e5e2b82dd22681489aa1"
@@ -111,6 +114,12 @@ def test_a_broken_build_info_is_only_a_warning(content: str, tmp_path: Path) -> 
     assert "ignored" in pin.warnings[0]
 
 
+def test_a_build_info_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    (tmp_path / "llvm-info.json").write_text(info())
+    (tmp_path / "llvm-build-info.json").symlink_to("nowhere")
+    assert "ignored" in read_pin(tmp_path).warnings[0]
+
+
 @pytest.mark.parametrize("repository", ["--upload-pack=x/y", "a/b/c", "", 7, None, "ssh://host/x", "a/../b"])
 def test_a_hostile_repository_is_refused(repository: object, tmp_path: Path) -> None:
     (tmp_path / "llvm-info.json").write_text(info())
@@ -182,3 +191,73 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "llvm-hash.txt")
     with pytest.raises(PinError, match="cannot read"):
         read_pin(tmp_path / "llvm-hash.txt")
+
+
+@contextlib.contextmanager
+def as_somebody() -> Iterator[None]:
+    """Without root's rights, for which every file may be read."""
+    user = os.geteuid()
+    os.seteuid(user or 65534)
+    try:
+        yield
+    finally:
+        os.seteuid(user)
+
+
+UNREADABLE = {
+    "dangling": "it is a link to nothing: nowhere",
+    "loop": "symbolic links",
+    "folder": "it is no regular file",
+    "pipe": "it is no regular file",
+}
+
+
+def unreadable(file: Path, kind: str) -> None:
+    file.parent.mkdir(exist_ok=True)
+    match kind:
+        case "dangling":
+            file.symlink_to("nowhere")
+        case "loop":
+            file.symlink_to(file.name)
+        case "folder":
+            file.mkdir()
+        case _:
+            os.mkfifo(file)
+
+
+@pytest.mark.parametrize("kind", UNREADABLE)
+@pytest.mark.parametrize("name", ["llvm-hash.txt", "llvm-info.json", "cmake/llvm-hash.txt"])
+def test_a_pin_that_cannot_be_read_is_no_reason_for_another(kind: str, name: str, tmp_path: Path) -> None:
+    """Passed over, the folder would be built on the LLVM of another pin, or of the newest Triton."""
+    unreadable(tmp_path / name, kind)
+    (tmp_path / "llvm-info").write_text(info())
+    assert tmp_path / name in pin_files(tmp_path)
+    with pytest.raises(PinError, match="cannot read") as caught:
+        read_pin(tmp_path)
+    assert str(tmp_path / name) in caught.value.what
+    assert UNREADABLE[kind] in caught.value.why
+
+
+@pytest.mark.parametrize("closed", ["llvm-hash.txt", "cmake"])
+def test_a_pin_that_may_not_be_read(closed: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        top = Path(folder)
+        top.chmod(0o755)
+        (top / "llvm-info.json").write_text(info())
+        (top / "cmake").mkdir()
+        (top / "llvm-hash.txt").write_text(HASH)
+        (top / closed).chmod(0)
+        with as_somebody(), pytest.raises(PinError, match="cannot ") as caught:
+            read_pin(top)
+    assert closed in caught.value.what
+    assert "ermission denied" in caught.value.why
+
+
+def test_a_cmake_folder_that_is_not_there_after_all(tmp_path: Path) -> None:
+    (tmp_path / "cmake").symlink_to("nowhere")
+    with pytest.raises(PinError, match="cannot read") as caught:
+        pin_files(tmp_path)
+    assert str(tmp_path / "cmake") in caught.value.what
+    (tmp_path / "cmake").unlink()
+    (tmp_path / "cmake").touch()
+    assert pin_files(tmp_path) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,7 +24,7 @@ from toolchain.catalog.stages import involves
 from toolchain.errors import ConfigError, PinError, UnsupportedError
 from toolchain.sources.pypi import pypi_row
 from toolchain.sources.resolve import locate
-from toolchain.sources.spec import SourceSpec, of_folder, of_github, parse_source_spec
+from toolchain.sources.spec import SourceSpec, of_folder, of_github, parse_source_spec, users_path
 from toolchain.stages.triton_tree import compare, head_of
 from toolchain.stages.triton_wheel import BINARY
 
@@ -81,8 +82,8 @@ def settle(asked: Asked, *, lock: Lock | None, folder: Path, cache: Cache) -> As
         asked = _as_version(asked, wanted)
     elif is_commit(wanted.lower()):
         asked = replace(asked, triton=wanted.lower())
-    elif wanted and Path(wanted).expanduser().exists():
-        return _as_path(asked, Path(wanted).expanduser(), cache)
+    elif wanted and os.path.lexists(users_path(wanted)):
+        return _as_path(asked, users_path(wanted), cache)
     else:
         raise PinError(
             f"--triton {asked.triton!r} names no Triton",
@@ -203,7 +204,7 @@ def _as_path(asked: Asked, path: Path, cache: Cache) -> Asked:
     """A folder is a checkout, to be built as `--source triton=FOLDER`; a file is a pin, and names an LLVM alone."""
     if path.is_dir():
         return _as_folder(asked, path, cache)
-    if asked.target not in {"llvm", "base"}:
+    if asked.target not in {"llvm", "base"} and path.exists():
         raise PinError(
             f"--triton {path} names no Triton",
             why="a file is the pin of an LLVM, and of that no Triton can be told",

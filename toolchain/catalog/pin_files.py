@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from toolchain.catalog.releases import repository_of
 from toolchain.errors import PinError
 
 UPSTREAM = "llvm/llvm-project"
+_PUT = "name a pin file, a folder with one, or a checkout; or put the file there again"
 MAX_PIN_BYTES = 64 << 10  # an llvm-info.json has about 700 bytes
 
 _NAMES = tuple(f"{stem}{end}" for stem in ("llvm-hash", "llvm-info") for end in (".txt", ".json", ""))
@@ -61,25 +63,39 @@ def read_pin(path: Path) -> LlvmPin:
 def pin_files(folder: Path) -> list[Path]:
     """The files in a folder, or in the `cmake/` of a checkout, that say which LLVM Triton is built with.
 
+    What has such a name and cannot be read is among them: passed over, another LLVM would be built than the one named.
+
     Raises:
-        PinError: one of the two may not be looked into.
+        PinError: one of the two may not be looked into, or its `cmake` is a link to nothing.
     """
+    cmake = folder / "cmake"
+    if cmake.is_symlink() and not cmake.exists():
+        why = f"it is a link to nothing: {cmake.readlink()}"
+        raise PinError(f"cannot read {cmake}", why=why, fix="mend the link, or remove it")
+    return [place / name for place in (folder, cmake) for name in _NAMES if _lies_there(place / name)]
+
+
+def _lies_there(file: Path) -> bool:
+    """Whether anything has that name, a link to nothing too."""
     try:
-        return [place / name for place in (folder, folder / "cmake") for name in _NAMES if (place / name).is_file()]
+        file.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
     except OSError as error:
-        raise PinError(
-            f"cannot look for pins in {folder}", why=error.strerror or str(error), fix="check its rights"
-        ) from error
+        raise PinError(f"cannot look for {file}", why=error.strerror or str(error), fix="check its rights") from error
+    return True
 
 
 def _text_of(file: Path) -> str:
     """A small text file, without a byte order mark and surrounding space."""
     try:
-        if not file.is_file():
-            why = "it is no regular file" if file.exists() else "it does not exist"
-            raise PinError(f"cannot read {file}", why=why, fix="name a pin file, a folder with one, or a checkout")
+        if not stat.S_ISREG(file.stat().st_mode):
+            raise PinError(f"cannot read {file}", why="it is no regular file", fix=_PUT)
         with file.open("rb") as stream:
             content = stream.read(MAX_PIN_BYTES + 1)
+    except FileNotFoundError as error:
+        why = f"it is a link to nothing: {file.readlink()}" if file.is_symlink() else "it does not exist"
+        raise PinError(f"cannot read {file}", why=why, fix=_PUT) from error
     except OSError as error:
         raise PinError(f"cannot read {file}", why=error.strerror or str(error), fix="check path and rights") from error
     if len(content) > MAX_PIN_BYTES:
@@ -126,7 +142,7 @@ def _repository_beside(files: list[Path], commit: str) -> tuple[str, list[str]]:
     warnings = []
     for folder in dict.fromkeys(file.parent for file in files):
         build = folder / "llvm-build-info.json"
-        if not build.is_file():
+        if not _lies_there(build):
             continue
         try:
             content = _object_in(build, _text_of(build))

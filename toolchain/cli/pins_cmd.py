@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -51,7 +52,7 @@ def _resolve(
     if path is not None:
         return {"llvm": read_pin(path)}
     if triton is not None:
-        if not facts.is_version(triton) and triton.strip() and Path(triton).exists():
+        if not facts.is_version(triton) and triton.strip() and os.path.lexists(triton):
             return {"llvm": read_pin(Path(triton))}
         row = facts.triton_release(triton)
         if facts.is_version(triton) and (newest := facts.newest_patch(triton)).version != row.version:

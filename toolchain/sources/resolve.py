@@ -25,7 +25,7 @@ from toolchain.sources.git import fetch_git, git_digest
 from toolchain.sources.network import Mirrors, mirrored
 from toolchain.sources.patch import apply_patches, copy_tree
 from toolchain.sources.pypi import fetch_pypi, known_files, known_pypi, pypi_row
-from toolchain.sources.spec import FORMS, SourceSpec
+from toolchain.sources.spec import FORMS, SourceSpec, users_path
 from toolchain.sources.store import Store
 from toolchain.sources.tags import remembered, resolved
 from toolchain.sources.tree import FetchedSource, Source, check_links, tree_digest
@@ -45,7 +45,7 @@ def locate(name: str, spec: SourceSpec, *, cache: Cache, offline: bool = False) 
     """
     match spec.kind:
         case "local":
-            return _locate_local(name, Path(spec.where).expanduser().absolute(), cache)
+            return _locate_local(name, users_path(spec.where).absolute(), cache)
         case "stored":
             return _locate_stored(name, spec, cache)
         case "git":

@@ -62,7 +62,26 @@ class SourceSpec:
     @property
     def path(self) -> Path | None:
         """The user's file or folder; None for all else."""
-        return Path(self.where).expanduser() if self.kind == "local" else None
+        return users_path(self.where) if self.kind == "local" else None
+
+
+def users_path(text: str) -> Path:
+    """A path as people write it, with `~` for a home; nothing need be there.
+
+    Raises:
+        SourceError: nobody of that name has a home here, the path is too long, or a folder on it may not be entered.
+    """
+    try:
+        path = Path(text).expanduser()
+        path.exists()
+    except RuntimeError as error:
+        fix = "write the folder itself, or ./~NAME for one that is called so"
+        why = "nobody of that name has a home here"
+        raise SourceError(f"there is no such path: {text}", why=why, fix=fix) from error
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise SourceError(f"cannot look at {text}", why=why, fix="check path and rights") from error
+    return path
 
 
 def ref_of(kind: Kind, where: str, version: str) -> str:
