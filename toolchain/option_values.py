@@ -20,7 +20,7 @@ SOURCES = source_names()
 
 def is_triton_path(text: str) -> bool:
     """Whether `--triton` names a file or folder: what is neither a version nor a commit."""
-    return re.fullmatch(r"[vV]?\d[\w.+]*|[0-9a-fA-F]{40}", text.strip()) is None
+    return re.fullmatch(r"[vV]?[0-9][\w.+]*|[0-9a-fA-F]{40}", text.strip()) is None
 
 
 def arches(text: str) -> tuple[str, ...]:
@@ -88,14 +88,18 @@ def sources(values: Sequence[str]) -> dict[str, SourceSpec]:
         ConfigError: a name that is not known, or one that is there twice.
         SourceError, DigestError: what is named cannot be a source.
     """
-    from toolchain.sources.spec import parse_source_spec  # noqa: PLC0415 - most calls name none
+    from toolchain.sources.local import check_local  # noqa: PLC0415 - most calls name none
+    from toolchain.sources.spec import parse_source_spec  # noqa: PLC0415
 
     named = _pairs(values, "--source")
     found = dict(named)
     if len(named) > len(found):
         twice = sorted({name for name, _ in named if sum(name == other for other, _ in named) > 1})
         raise ConfigError(f"--source names {', '.join(twice)} more than once", fix="leave one of them")
-    return {name: parse_source_spec(text, project=name) for name, text in found.items()}
+    specs = {name: parse_source_spec(text, project=name) for name, text in found.items()}
+    for name, spec in specs.items():
+        check_local(name, spec)
+    return specs
 
 
 def patches(values: Sequence[str]) -> dict[str, tuple[Path, ...]]:

@@ -333,6 +333,14 @@ def test_a_file_that_cannot_be_read_is_no_reason_for_the_default(here: Here) -> 
     assert "cannot read toolchain.toml" in said
 
 
+@pytest.mark.parametrize("text", ["3.06.0", "\uff13.6.0"])
+def test_what_is_nearly_a_version_names_no_triton(here: Here, text: str) -> None:
+    for verb in ("plan", "build"):
+        code, _, said = here.call(verb, "llvm", "--triton", text)
+        assert code == 4
+        assert "did you mean 3.6.0?" in said
+
+
 @pytest.mark.parametrize("path", ["~nobody-at-all/x", "x" * 300, "loop"])
 @pytest.mark.parametrize("option", ["--triton", "--source=llvm", "--source=triton"])
 def test_a_path_that_no_system_takes(here: Here, path: str, option: str) -> None:

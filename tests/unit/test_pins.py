@@ -215,6 +215,26 @@ def test_what_is_no_version(version: str) -> None:
         pins.aotriton_for_pytorch(version)
 
 
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("3.06.0", "did you mean 3.6.0?"),
+        ("03.6", "did you mean 3.6?"),
+        ("\uff13.6.0", "did you mean 3.6.0?"),
+        ("3.0\u0667.1", "did you mean 3.7.1?"),
+        ("3.04.7", "3.4.0 below and 3.5.0 above"),
+    ],
+)
+def test_what_is_nearly_a_version_is_refused(text: str, says: str) -> None:
+    """A name that no release has must not be another's: it stands in records and in names of images."""
+    assert not pins.is_version(text)
+    with pytest.raises(PinError, match="no Triton version") as caught:
+        pins.triton_release(text)
+    assert says in caught.value.fix
+    with pytest.raises(PinError, match="no PyTorch version"):
+        pins.aotriton_for_pytorch(text)
+
+
 def test_a_vendor_version_has_its_own_row() -> None:
     assert pins.triton_release("3.8.0+rhaiv.1").llvm == "4611156032e1ebac68b2b8f6107b1475a7c60800"
     assert pins.triton_release("3.8").version == "3.8.0"

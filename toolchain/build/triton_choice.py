@@ -16,6 +16,7 @@ from toolchain.catalog.releases import (
     aotriton_releases,
     is_commit,
     is_version,
+    near_version,
     newest_patch,
     triton_release,
     triton_releases,
@@ -88,7 +89,7 @@ def settle(asked: Asked, *, lock: Lock | None, folder: Path, cache: Cache) -> As
         raise PinError(
             f"--triton {asked.triton!r} names no Triton",
             why="it is no Triton version such as 3.7.1, no commit of 40 digits, and nothing of that name is here",
-            fix="give one of these, or the folder of a checkout",
+            fix=f"{near_version(wanted)}give one of these, or the folder of a checkout",
         )
     _compare(asked, cache)
     # A source that is at this very commit says all that the commit does.

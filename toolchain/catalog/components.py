@@ -15,7 +15,7 @@ from toolchain import recipe
 from toolchain.data import read_toml
 from toolchain.errors import ContractError, PinError, UnsupportedError
 
-_LINE = re.compile(r"v?(\d{1,4})\.(\d{1,4})(?:\.\d{1,4})?(?:\+[A-Za-z0-9.]+)?")
+_LINE = re.compile(r"v?([0-9]{1,4})\.([0-9]{1,4})(?:\.[0-9]{1,4})?(?:\+[A-Za-z0-9.]+)?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _ORDER = ("filecheck", "lld", "clang")
 _STDDEF = re.compile(r"lib/clang/[^/]+/include/stddef\.h")

@@ -37,6 +37,7 @@ __all__ = [
     "aotriton_releases",
     "is_commit",
     "is_version",
+    "near_version",
     "newest_patch",
     "pytorch_rows",
     "repository_of",
@@ -44,7 +45,11 @@ __all__ = [
     "triton_releases",
 ]
 
-_VERSION = re.compile(r"v?(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?(\+[A-Za-z0-9.]+)?")
+_FORM = "MAJOR.MINOR[.PATCH] in the digits 0 to 9, without zeros in front"
+_NUMBER = "(0|[1-9][0-9]{0,3})"
+_VERSION = re.compile(rf"v?{_NUMBER}\.{_NUMBER}(?:\.{_NUMBER})?(\+[A-Za-z0-9.]+)?")
+# The same with zeros in front of a number, or in the digits of another script.
+_NEARLY = re.compile(r"[vV]?(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?")
 
 
 def triton_releases() -> tuple[TritonRelease, ...]:
@@ -96,12 +101,24 @@ def is_version(text: str) -> bool:
     return _VERSION.fullmatch(text.strip()) is not None
 
 
+def near_version(text: str) -> str:
+    """What to say of a text that is nearly a version of Triton: the release that it looks like, else its neighbours."""
+    found = _NEARLY.fullmatch(text.strip())
+    if found is None or is_version(text):
+        return ""
+    plain = ".".join(str(int(part)) for part in found.groups() if part is not None)
+    rows = triton_releases()
+    if any(row.version == plain or row.version.startswith(f"{plain}.") for row in _plain(rows)):
+        return f"did you mean {plain}? "
+    return f"{_neighbours(plain, rows)}; "
+
+
 def _parsed(version: str) -> tuple[str, str | None, str]:
     """Of a version its line (`3.7`), its patch number if it has one, and a vendor's suffix."""
     found = _VERSION.fullmatch(version)
     if not found:
-        fix = "give a version such as 3.7.1 or a commit of 40 digits"
-        raise PinError(f"{version!r} is no Triton version", why="it reads MAJOR.MINOR[.PATCH]", fix=fix)
+        fix = f"{near_version(version)}give a version such as 3.7.1 or a commit of 40 digits"
+        raise PinError(f"{version!r} is no Triton version", why=f"it reads {_FORM}", fix=fix)
     major, minor, patch, local = found.groups()
     return f"{int(major)}.{int(minor)}", patch, local or ""
 
@@ -162,7 +179,7 @@ def aotriton_for_pytorch(version: str) -> PytorchRow:
     found = _VERSION.fullmatch(version.strip())
     if not found:
         fix = "give a version such as 2.9"
-        raise PinError(f"{version!r} is no PyTorch version", why="it reads MAJOR.MINOR[.PATCH]", fix=fix)
+        raise PinError(f"{version!r} is no PyTorch version", why=f"it reads {_FORM}", fix=fix)
     wanted = f"{int(found[1])}.{int(found[2])}"
     by_name = {row.version: row for row in pytorch_data()}
     row = by_name.get(wanted)
