@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -318,12 +319,42 @@ def test_a_file_names_what_lies_beside_it(here: Here, monkeypatch: pytest.Monkey
     assert json.loads(done.stdout)["stages"][-1]["sources"][0]["ref"] == V36.llvm, done.stderr
 
 
-def test_sources_that_do_not_count_are_told(here: Here) -> None:
-    (here.folder / "toolchain.toml").write_text(f'source = ["llvm=https://github.com/{V36.repository}@{V36.llvm}"]\n')
+def test_sources_of_all_places_are_joined_by_name(here: Here) -> None:
+    """The command line wins for the name that it has, and takes no other source away."""
+    llvm, triton = f"llvm=https://github.com/{V36.repository}@{V36.llvm}", f"triton={UPSTREAM}@{COMMIT}"
+    (here.folder / "toolchain.toml").write_text(f'source = ["{llvm}", "{triton}"]\n')
     assert here.llvm() == (V36.llvm, V36.repository, "")
-    code, _, said = here.call("plan", "triton", "--source", "triton=pypi:3.7.1")
-    assert code == 0
-    assert f"not used: llvm=https://github.com/{V36.repository}@{V36.llvm}" in said
+
+    def planned(*words: str, env: dict[str, str] | None = None) -> tuple[str, str, str]:
+        code, found, said = here.call("plan", "triton", *words, env=env)
+        assert code == 0, said
+        refs = {source["name"]: source["ref"] for row in found["stages"] for source in row["sources"]}
+        return refs["llvm"], refs["triton"], said
+
+    other = f"llvm=https://github.com/a/b@{UNKNOWN}"
+    assert planned() == (V36.llvm, COMMIT, "")
+    ref, commit, said = planned("--source", other)
+    assert (ref, commit) == (UNKNOWN, COMMIT)
+    assert said == f"--source of the command line counts with {triton} and in place of {llvm}\n"
+    ref, commit, said = planned("--source", f"triton={UPSTREAM}@{V37.commit}", env={"TOOLCHAIN_SOURCE": other})
+    assert (ref, commit, said.count("\n")) == (UNKNOWN, V37.commit, 1)
+    ref, commit, said = planned(env={"TOOLCHAIN_SOURCE": other})
+    assert (ref, commit) == (UNKNOWN, COMMIT)
+    assert said == f"--source of the variable TOOLCHAIN_SOURCE counts with {triton}\n"
+    # The file's Triton is weaker than the command line's, whoever else names an LLVM.
+    ref, commit, said = planned("--source", other, "--triton", "3.7.1")
+    assert (ref, commit) == (UNKNOWN, V37.commit)
+    assert "overrules" in said
+
+
+def test_patches_of_all_places_are_joined_by_name(here: Here) -> None:
+    for name in ("a", "b", "c"):
+        (here.folder / name).write_text(name)
+    (here.folder / "toolchain.toml").write_text('patch = ["llvm=a", "triton=b"]\n')
+    done = CliRunner().invoke(app, ["plan", "triton", "--triton", "3.7.1", "--patch", "llvm=c"])
+    assert done.exit_code == 0
+    assert "counts with triton=b and in place of llvm=a" in done.stderr
+    assert re.findall(r"\+ (\w)\b", done.stdout) == ["c", "b"]
 
 
 def test_a_file_that_cannot_be_read_is_no_reason_for_the_default(here: Here) -> None:

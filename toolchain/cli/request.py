@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from toolchain import console
 from toolchain import request as request_module
 from toolchain.build.triton_choice import COMMAND_LINE, ENVIRONMENT, FILE, NOWHERE, Asked, settle, wheel_hint
 from toolchain.cache import Cache, default_cache
-from toolchain.cli.defaults import pairs_from_environment
+from toolchain.cli.defaults import beside, pairs_from_environment
 from toolchain.cli.options import parameter
 from toolchain.errors import ConfigError
 from toolchain.locks import in_use
@@ -41,10 +41,9 @@ def with_request(*without: str) -> Callable[[Callable[..., None]], Callable[...,
         @functools.wraps(verb)
         def command(ctx: typer.Context, **given: Any) -> None:
             target = str(given.get("stage", "kernels"))  # `kernels run` names no stage
-            _tell_unused(ctx, given)
-            request = make_request(
-                **{one.name: given.pop(one.name) for one in offered}, target=target, ranks=_ranks(ctx)
-            )
+            ranks = _ranks(ctx, given)
+            _join_weaker(ctx, given)
+            request = make_request(**{one.name: given.pop(one.name) for one in offered}, target=target, ranks=ranks)
             with in_use(request.cache):
                 verb(request=request, **given)
 
@@ -59,19 +58,21 @@ def with_request(*without: str) -> Callable[[Callable[..., None]], Callable[...,
     return decorate
 
 
-def _ranks(context: typer.Context) -> dict[str, int]:
+def _ranks(context: typer.Context, given: Mapping[str, Any]) -> dict[str, int]:
     """Where the options that name a Triton have their values from, by `toolchain.build.triton_choice`."""
     ranks = {"COMMANDLINE": COMMAND_LINE, "ENVIRONMENT": ENVIRONMENT, "DEFAULT_MAP": FILE}
 
     def rank(name: str) -> int:
         found = context.get_parameter_source(name)
-        # The environment's sources come in as the file's do.
-        of_environment = name == "source" and found is not None and found.name == "DEFAULT_MAP"
-        if of_environment and "source" in pairs_from_environment():
-            return ENVIRONMENT
         return ranks.get(found.name, NOWHERE) if found is not None else NOWHERE
 
+    def names_triton(texts: Sequence[str]) -> bool:
+        return any(text.startswith("triton=") for text in texts)
+
     named = {name: rank(name) for name in ("triton", "aotriton", "source")}
+    # The environment's sources come in as the file's do, and stand beside those of the command line.
+    if named["source"] != COMMAND_LINE or not names_triton(given.get("source") or ()):
+        named["source"] = ENVIRONMENT if names_triton(pairs_from_environment().get("source", ())) else FILE
     return {**named, "lock": min(rank("locked"), rank("lock_file"))}
 
 
@@ -124,17 +125,23 @@ def _here() -> Path:
         ) from error
 
 
-def _tell_unused(context: typer.Context, given: Mapping[str, Any]) -> None:
-    """Sources and patches of the command line take the place of all that a weaker place names: say which that are."""
+def _join_weaker(context: typer.Context, given: dict[str, Any]) -> None:
+    """Sources and patches of a weaker place count too where no stronger one names theirs: one line tells it."""
     for name in ("source", "patch"):
         found = context.get_parameter_source(name)
-        if found is None or found.name != "COMMANDLINE":
+        weaker = list(context.lookup_default(name) or ())
+        of_environment = pairs_from_environment().get(name, [])
+        if found is None or found.name not in {"COMMANDLINE", "DEFAULT_MAP"} or not weaker:
             continue
-        named = {text.partition("=")[0] for text in given[name]}
-        weaker = context.lookup_default(name) or ()
-        unused = [text for text in weaker if text.partition("=")[0] not in named]
-        if unused:
-            console.note(f"--{name} of the command line counts alone; not used: {', '.join(unused)}")
+        place = "the command line" if found.name == "COMMANDLINE" else f"the variable TOOLCHAIN_{name.upper()}"
+        strong = given[name] if found.name == "COMMANDLINE" else of_environment
+        joined = beside(strong, weaker)
+        given[name] = [*strong, *joined]
+        overruled = [text for text in weaker if text not in joined and text not in strong]
+        if strong and (joined or overruled):
+            both = {"with": joined, "in place of": overruled}
+            told = " and ".join(f"{how} {', '.join(texts)}" for how, texts in both.items() if texts)
+            console.note(f"--{name} of {place} counts {told}")
 
 
 def _settled(asked: Asked, lock: Lock | None, request: Request) -> Asked:
