@@ -13,12 +13,11 @@ from typing import Any, Literal
 
 Kind = Literal["text", "count", "seconds", "flag", "commas", "names", "pairs", "path"]
 Keep = Literal["never", "changed", "always"]
-# What is given on the command line, and in the file where that is something else.
+# What is given on the command line.
 GIVEN: dict[Kind, Any] = {
     "text": str, "count": int, "seconds": float, "flag": bool, "commas": str, "names": list[str], "pairs": list[str],
     "path": Path,
 }  # fmt: skip
-IN_FILE: dict[Kind, Any] = {**GIVEN, "commas": str | list[str], "path": str}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -340,7 +340,7 @@ def test_sources_of_all_places_are_joined_by_name(here: Here) -> None:
     assert (ref, commit, said.count("\n")) == (UNKNOWN, V37.commit, 1)
     ref, commit, said = planned(env={"TOOLCHAIN_SOURCE": other})
     assert (ref, commit) == (UNKNOWN, COMMIT)
-    assert said == f"--source of the variable TOOLCHAIN_SOURCE counts with {triton}\n"
+    assert said == f"--source of TOOLCHAIN_SOURCE counts with {triton}\n"
     # The file's Triton is weaker than the command line's, whoever else names an LLVM.
     ref, commit, said = planned("--source", other, "--triton", "3.7.1")
     assert (ref, commit) == (UNKNOWN, V37.commit)

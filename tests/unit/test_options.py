@@ -223,3 +223,93 @@ def test_variables_do_not_go_into_the_file(here: Path, monkeypatch: pytest.Monke
     call("init", "--limit", "3")
     assert tomllib.loads((here / "toolchain.toml").read_text()) == {"limit": 3}
     assert Cache(here.parent / "cache") == make_request().cache
+
+
+# The file's own errors
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ('jobs = "4"', "jobs must be a whole number, and is text"),
+        ("jobs = true", "jobs must be a whole number, and is true or false"),
+        ("jobs = 4.0", "jobs must be a whole number, and is a number"),
+        ("jobs = -1", "jobs is -1"),
+        ("limit = 0", "limit is 0"),
+        ("gpu = 5", "gpu must be text in quotes, or a list of such, and is a whole number"),
+        (
+            'gpu = ["gfx942", 5]',
+            "gpu must be text in quotes, or a list of such, and is a list with a whole number in it",
+        ),
+        ("kernel-timeout = true", "kernel-timeout must be a number, and is true or false"),
+        ("kernel-timeout = nan", "kernel-timeout must be a number"),
+        ("kernel-timeout = 0", "kernel-timeout is 0"),
+        ("offline = 1", "offline must be true or false, and is a whole number"),
+        ('offline = "yes"', "offline must be true or false, and is text"),
+        ('source = "llvm=x"', "source must be a list of texts in quotes, and is text"),
+        ('source = { llvm = "x" }', "source must be a list of texts in quotes, and is a table"),
+        ("triton = 3.7", "triton must be text in quotes, and is a number"),
+        ("triton = 1979-05-27", "triton must be text in quotes, and is a date or time"),
+        ("cache = []", "cache must be text in quotes, and is a list"),
+        ('[sources]\nllvm = "x"', "unknown key 'sources'; did you mean 'source'?"),
+    ],
+)
+def test_a_value_of_another_type_is_refused(here: Path, line: str, says: str) -> None:
+    (here / "toolchain.toml").write_text(line)
+    with pytest.raises(ConfigError) as caught:
+        read_file(Path("toolchain.toml"))
+    assert caught.value.what.startswith(f"toolchain.toml: {says}")
+    assert caught.value.why
+    assert caught.value.fix
+
+
+def test_numbers_that_fit(here: Path) -> None:
+    (here / "t.toml").write_text('jobs = 4\nkernel-timeout = 900\ngpu = ["gfx942"]\noffline = false\n')
+    assert read_file(here / "t.toml") == {"jobs": 4, "kernel_timeout": 900, "gpu": "gfx942", "offline": False}
+
+
+def test_the_mark_that_some_editors_put_in_front(here: Path) -> None:
+    (here / "t.toml").write_bytes(b"\xef\xbb\xbfjobs = 4\n")
+    assert read_file(here / "t.toml") == {"jobs": 4}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("gpu", "gfx9999"), ("compression", "rar"), ("base", "debian31"), ("triton", "banana"), ("glibc", "2.17"),
+     ("arch", "vax")],
+)  # fmt: skip
+def test_an_error_names_the_place_of_its_value(
+    here: Path, name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def said() -> str:
+        done = CliRunner().invoke(app, ["plan", "llvm", *words], env={"COLUMNS": "300"})
+        assert done.exit_code > 2
+        return done.output.splitlines()[0]
+
+    words = [f"--{name}", value]
+    assert " is from" not in said()
+    words = []
+    (here / "toolchain.toml").write_text(f'{name} = "{value}"\n')
+    assert said().endswith(f"(--{name} is from toolchain.toml)")
+    (here / "toolchain.toml").rename(here / "other.toml")
+    monkeypatch.setenv("TOOLCHAIN_CONFIG", "other.toml")
+    assert said().endswith(f"(--{name} is from other.toml)")
+    monkeypatch.setenv(f"TOOLCHAIN_{name.upper()}", value)
+    assert said().endswith(f"(--{name} is from TOOLCHAIN_{name.upper()})")
+
+
+def test_an_error_names_the_place_of_its_source(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (here / "toolchain.toml").write_text('source = ["llvm=no-llvm"]\n')
+    words = ["plan", "llvm"]
+    assert "--source llvm=no-llvm names no source (--source is from toolchain.toml)" in call(*words, code=5)
+    words += ["--source", "triton=pypi:3.7.1"]
+    assert "--source llvm=no-llvm names no source (--source is from toolchain.toml)" in call(*words, code=5)
+    monkeypatch.setenv("TOOLCHAIN_SOURCE", "llvm=none")
+    assert "--source llvm=none names no source (--source is from TOOLCHAIN_SOURCE)" in call(*words, code=5)
+    assert "--source llvm=other names no source\n" in call(*words, "--source", "llvm=other", code=5)
+
+
+@pytest.mark.parametrize("verb", ["plan", "init"])
+def test_no_name_is_no_file(here: Path, verb: str) -> None:
+    assert "--config '' names no file" in call("--config", "", verb, code=3)
+    assert list(here.iterdir()) == []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import math
 import os
 import tempfile
 import tomllib
@@ -9,13 +11,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
-
 from toolchain import request as request_module
 from toolchain import toml_text
 from toolchain.catalog import stages
 from toolchain.errors import ConfigError
-from toolchain.options import IN_FILE, Option, into, moved, out_of, plain
+from toolchain.options import Kind, Option, into, moved, out_of, plain
 
 DEST = Option(
     name="dest", place="oci", example="oci:out", help="Where `publish` sends images: oci:DIR or REGISTRY/NS.",
@@ -45,16 +45,6 @@ def file_options() -> tuple[Option, ...]:
     return (*(one.option for one in request_module.options() if one.option.file), *OF_VERBS)
 
 
-def _model() -> type[BaseModel]:
-    """The same names as the options, without the dashes in front."""
-    keys: dict[str, Any] = {
-        one.parameter: (IN_FILE[one.kind] | None, Field(None, alias=one.name)) for one in file_options()
-    }
-    return create_model(
-        "toolchain.toml", __config__=ConfigDict(extra="forbid", frozen=True, populate_by_name=True), **keys
-    )
-
-
 def read_file(path: Path) -> dict[str, Any]:
     """Option values from a TOML file, by parameter name. Relative paths in it are relative to its folder.
 
@@ -62,26 +52,70 @@ def read_file(path: Path) -> dict[str, Any]:
         ConfigError: not there, not TOML, an unknown key or a value of the wrong type.
     """
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
-        raise ConfigError(f"cannot read {path}", why=str(error.strerror), fix="check --config") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"{path} is not TOML", why=str(error)) from error
-    try:
-        model = _model().model_validate(content)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = str(first["loc"][0])
-        known = ", ".join(sorted(one.name for one in file_options()))
-        unknown = first["type"] == "extra_forbidden"
+        why = error.strerror or str(error)
         raise ConfigError(
-            f"{path}: unknown key {where!r}" if unknown else f"{path}: bad value for {where!r}",
-            why=f"known keys: {known}" if unknown else first["msg"],
-            fix="correct or remove the key",
+            f"cannot read {path}", why=why, fix="mend that file, or name another with --config"
         ) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(
+            f"{path} is not TOML", why=str(error), fix="`toolchain init` writes one to begin with"
+        ) from error
+    known = {one.name: one for one in file_options()}
+    for name, value in content.items():
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            raise ConfigError(
+                f"{path}: unknown key {name!r}" + (f"; did you mean {close[0]!r}?" if close else ""),
+                why=f"known keys: {', '.join(sorted(known))}",
+                fix="correct or remove the key",
+            )
+        _check_value(path, known[name], value)
     move = into(path.parent)
-    given = ((one, getattr(model, one.parameter)) for one in file_options())
-    return {one.parameter: _value(one, value, move) for one, value in given if value is not None}
+    return {known[name].parameter: _value(known[name], value, move) for name, value in content.items()}
+
+
+_WANTED: dict[Kind, str] = {
+    "text": "text in quotes", "path": "text in quotes", "count": "a whole number", "seconds": "a number",
+    "flag": "true or false", "commas": "text in quotes, or a list of such", "names": "a list of texts in quotes",
+    "pairs": "a list of texts in quotes",
+}  # fmt: skip
+_TYPES = {bool: "true or false", int: "a whole number", float: "a number", str: "text", list: "a list", dict: "a table"}
+
+
+def _check_value(path: Path, one: Option, value: Any) -> None:
+    """Insist on the type that an option has, and on its least number.
+
+    Raises:
+        ConfigError: another type; the message has the key, what is wanted and what is there.
+    """
+    match one.kind:
+        case "text" | "path":
+            fits = isinstance(value, str)
+        case "count":
+            fits = isinstance(value, int) and not isinstance(value, bool)
+        case "seconds":
+            fits = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        case "flag":
+            fits = isinstance(value, bool)
+        case _:
+            texts = isinstance(value, list) and all(isinstance(text, str) for text in value)
+            fits = texts or (one.kind == "commas" and isinstance(value, str))
+    there = _TYPES.get(type(value), "a date or time")
+    if (
+        isinstance(value, list)
+        and (other := next((text for text in value if not isinstance(text, str)), None)) is not None
+    ):
+        there = f"a list with {_TYPES.get(type(other), 'a date or time')} in it"
+    if not fits:
+        raise ConfigError(
+            f"{path}: {one.name} must be {_WANTED[one.kind]}, and is {there}",
+            why=f"it reads {str(value)[:100]}",
+            fix=f"write it as in: {one.name} = {toml_text.value(_shown(one))}",
+        )
+    if one.least is not None and value < one.least:
+        raise ConfigError(f"{path}: {one.name} is {value}", why=f"it must be at least {one.least:g}", fix="correct it")
 
 
 def _value(one: Option, value: Any, move: Callable[[str], str]) -> Any:
@@ -110,16 +144,19 @@ def render(given: Mapping[str, Any], folder: Path) -> str:
         given: by parameter, as the command line has them: relative paths are relative to the current folder.
         folder: where the file will lie.
     """
-    defaults = {one.option.name: one.default for one in request_module.options()}
     parts = [_HEAD]
     for one in file_options():
-        default = plain(defaults.get(one.name))
-        shown = one.example if default in (None, [], {}) else default
-        shown = ",".join(shown) if one.kind == "commas" and isinstance(shown, list) else shown
         active = one.parameter in given
-        value = _text(one, given[one.parameter], out_of(folder)) if active else shown
+        value = _text(one, given[one.parameter], out_of(folder)) if active else _shown(one)
         parts.append(f"# {_told(one)}\n{'' if active else '# '}{one.name} = {toml_text.value(value)}\n")
     return "\n".join(parts)
+
+
+def _shown(one: Option) -> Any:
+    """The default of an option; an example where it has none."""
+    default = plain(next((other.default for other in request_module.options() if other.option.name == one.name), None))
+    shown = one.example if default in (None, [], {}) else default
+    return ",".join(shown) if one.kind == "commas" and isinstance(shown, list) else shown
 
 
 def _text(one: Option, value: Any, move: Callable[[str], str]) -> Any:
