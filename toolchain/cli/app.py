@@ -13,6 +13,7 @@ import typer
 
 from toolchain import __version__, console
 from toolchain.cli.defaults import defaults
+from toolchain.cli.streams import ReaderGoneError, die_of_pipe, guard
 from toolchain.cli.verbs import register
 from toolchain.errors import ConfigError, ToolchainError
 
@@ -81,6 +82,15 @@ def _starts_a_program(frame: FrameType | None) -> bool:
 
 def main() -> None:
     """Entry point."""
+    guard()
+    try:
+        _run()
+        sys.stdout.flush()
+    except ReaderGoneError:
+        die_of_pipe()
+
+
+def _run() -> None:
     if sys.argv[1:] == ["--version"]:
         # What scripts ask first, and often: it does not wait until the verbs are put together.
         console.text(__version__)
