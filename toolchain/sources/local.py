@@ -64,17 +64,25 @@ def _not_a_source(path: Path) -> str:
 def _meant(name: str, text: str) -> str:
     """What to write in the place of a path that is none."""
     if _VERSION.fullmatch(text):
-        plain = text.lstrip("vV")
-        match name:
-            case "triton":
-                return f"for Triton {plain} from source: --triton {plain}; for its wheel: --source triton=pypi:{plain}"
-            case "aotriton":
-                return f"for a release: --aotriton {plain}; for one of your own its PATH or URL@COMMIT"
-            case "llvm":
-                return "for the distribution's: --source llvm=distro:PACKAGE, such as llvm-toolchain-22; or URL@COMMIT"
-            case _:
-                return f"for that version of the index: --source {name}=pypi:{plain}; for your own its PATH"
+        return _version_of(name, text.lstrip("vV"))
+    prefix, sign, rest = text.partition(":")
+    if sign and prefix.lower() in {"distro", "pypi", "stored", "http", "https", "ssh", "file"}:
+        slashes = "//" if prefix.lower() in {"http", "https", "ssh", "file"} else ""
+        return f"write {prefix.lower()}:{slashes}{rest.lstrip('/')}"
     if _COMMIT.fullmatch(text):
         also = f"; for a commit on record --triton {text}" if name == "triton" else ""
         return f"a commit needs its repository: --source {name}=URL@COMMIT, with all 40 digits{also}"
     return f"check --source {name}=...: {FORMS}"
+
+
+def _version_of(name: str, plain: str) -> str:
+    """What to write for a version of the source `name`."""
+    match name:
+        case "triton":
+            return f"for Triton {plain} from source: --triton {plain}; for its wheel: --source triton=pypi:{plain}"
+        case "aotriton":
+            return f"for a release: --aotriton {plain}; for one of your own its PATH or URL@COMMIT"
+        case "llvm":
+            return "for the distribution's: --source llvm=distro:PACKAGE, such as llvm-toolchain-22; or URL@COMMIT"
+        case _:
+            return f"for that version of the index: --source {name}=pypi:{plain}; for your own its PATH"
