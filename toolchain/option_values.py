@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from toolchain.catalog.architectures import machine_of
+from toolchain.catalog.architectures import MACHINES, machine_of
 from toolchain.catalog.base_ref import BaseRef, parse_base
 from toolchain.catalog.stages import source_names
 from toolchain.errors import ConfigError, ToolchainError
@@ -21,6 +21,52 @@ SOURCES = source_names()
 def is_triton_path(text: str) -> bool:
     """Whether `--triton` names a file or folder: what is neither a version nor a commit."""
     return re.fullmatch(r"[vV]?[0-9][\w.+]*|[0-9a-fA-F]{40}", text.strip()) is None
+
+
+# What a shell completes. The tables are read when it asks.
+
+
+def known_arches() -> Iterable[str]:
+    """The architectures."""
+    return MACHINES
+
+
+def known_gpus() -> Iterable[str]:
+    """The GPUs by LLVM's names."""
+    from toolchain.catalog import gpus as table  # noqa: PLC0415
+
+    return table.known_gpus()
+
+
+def known_tritons() -> Iterable[str]:
+    """The releases of Triton whose LLVM is on record."""
+    from toolchain.catalog.releases import triton_releases  # noqa: PLC0415
+
+    return [row.version for row in triton_releases() if row.version and row.llvm]
+
+
+def known_aotritons() -> Iterable[str]:
+    """The releases of AOTriton."""
+    from toolchain.catalog.releases import aotriton_releases  # noqa: PLC0415
+
+    return [row.name for row in aotriton_releases()]
+
+
+def known_bases() -> Iterable[str]:
+    """The named bases."""
+    from toolchain.catalog.bases import load_bases  # noqa: PLC0415
+
+    return load_bases()
+
+
+def known_floors() -> Iterable[str]:
+    """The glibc floors."""
+    from toolchain.catalog.floors import load_floors  # noqa: PLC0415
+
+    return load_floors()
+
+
+# From text to value.
 
 
 def arches(text: str) -> tuple[str, ...]:

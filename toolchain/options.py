@@ -6,7 +6,7 @@ An option of builds is a field of `request.Request` with `option(...)` as its me
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -39,6 +39,7 @@ class Option:
         environment, file: whether it may stand there.
         counts: whether what is built depends on it; a record, and with it the provenance, says its value.
         lock: when a lock keeps it: never, always, or when it is not the default.
+        known: the values that a shell completes; other values may do as well.
         read: what makes the field's value of what was given; not called where nothing was.
     """
 
@@ -58,6 +59,7 @@ class Option:
     file: bool = True
     counts: bool = False
     lock: Keep = "never"
+    known: Callable[[], Iterable[str]] | None = None
     read: Callable[[Any], Any] | None = None
 
     @property

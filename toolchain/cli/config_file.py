@@ -33,7 +33,7 @@ REUSE_FROM = Option(
     help="REGISTRY/NS or oci:DIR: take finished images from there, each only once it is verified. Needs --key.",
 )  # fmt: skip
 STAGE = Option(
-    name="stage", environment=False, example="llvm",
+    name="stage", environment=False, example="llvm", known=stages.targets,
     help=f"The stage for verbs that are given none: {stages.choice()}",
 )  # fmt: skip
 # Beside the options of a request, those of single verbs.

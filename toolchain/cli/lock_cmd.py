@@ -9,11 +9,12 @@ import typer
 
 from toolchain import console
 from toolchain.catalog import stages
+from toolchain.cli import options as o
 from toolchain.cli.request import with_request
 from toolchain.lock.file import DEFAULT
 from toolchain.request import Request
 
-StageArg = Annotated[str, typer.Argument(help=stages.choice())]
+StageArg = Annotated[str, typer.Argument(help=stages.choice(), autocompletion=o.stage())]
 OutOpt = Annotated[Path, typer.Option("--output", "-o", help="The file to write, or with --check to compare with.")]
 CheckOpt = Annotated[bool, typer.Option("--check", help="Write nothing; say where the file is not what is here now.")]
 OpenOpt = Annotated[

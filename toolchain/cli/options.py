@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from toolchain import request as request_module
+from toolchain.catalog import stages
 from toolchain.options import GIVEN, Declared, Option
 
 
@@ -26,8 +28,31 @@ def typed(option: Option, *, help: str = "", environment: bool = True) -> Any:  
         # Typer would part them at every space; `defaults.pairs_from_environment` reads it.
         told, variable = f"{told} \\[env var: {variable}]", None
     return typer.Option(
-        *names, help=told, envvar=variable, min=option.least, metavar=option.metavar,
+        *names, help=told, envvar=variable, min=option.least, metavar=option.metavar, autocompletion=completion(option),
     )  # fmt: skip
+
+
+def completion(option: Option) -> Callable[[str], list[str]] | None:
+    """What a shell is told that completes an option's value: of several with commas between, the last."""
+    known = option.known
+    if known is None:
+        return None
+
+    def complete(incomplete: str) -> list[str]:
+        before, comma, last = incomplete.rpartition(",") if option.kind == "commas" else ("", "", incomplete)
+        taken = before.split(",")
+        return [f"{before}{comma}{value}" for value in known() if value.startswith(last) and value not in taken]
+
+    return complete
+
+
+def stage(*without: str) -> Callable[[str], list[str]]:
+    """The completion of a stage.
+
+    Args:
+        without: as `stages.choice` has it.
+    """
+    return lambda incomplete: [name for name in stages.targets() if name not in without and name.startswith(incomplete)]
 
 
 def parameter(one: Declared, *, environment: bool = True) -> inspect.Parameter:

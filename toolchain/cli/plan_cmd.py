@@ -11,11 +11,12 @@ from toolchain import console
 from toolchain.build.run import PlanRow, settled
 from toolchain.build.run import plan as plan_stages
 from toolchain.catalog import stages
+from toolchain.cli import options as o
 from toolchain.cli.request import with_request
 from toolchain.request import Request
 from toolchain.sources.tree import Source
 
-StageArg = Annotated[str, typer.Argument(help=stages.choice())]
+StageArg = Annotated[str, typer.Argument(help=stages.choice(), autocompletion=o.stage())]
 
 
 @with_request("jobs", "contract")

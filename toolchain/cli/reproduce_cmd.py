@@ -14,6 +14,7 @@ import typer
 from toolchain import console
 from toolchain.build.reproduce import Reproduced, reproduce, require_whole
 from toolchain.catalog import stages
+from toolchain.cli import options as o
 from toolchain.cli.request import with_request
 from toolchain.errors import NotReproducedError, UnsupportedError
 from toolchain.request import Request
@@ -22,7 +23,8 @@ RefArg = Annotated[
     str | None,
     typer.Argument(help="oci:DIR:TAG or REGISTRY/NS/NAME[:TAG]; the one built here otherwise.", show_default=False),
 ]
-StageOpt = Annotated[str, typer.Option("--stage", help=stages.choice(*stages.of_packages(), stages.ALL))]
+_WITHOUT = (*stages.of_packages(), stages.ALL)
+StageOpt = Annotated[str, typer.Option("--stage", help=stages.choice(*_WITHOUT), autocompletion=o.stage(*_WITHOUT))]
 _LISTED = 20
 
 
