@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Literal
 from toolchain.catalog.architectures import MACHINES, machine_of
 from toolchain.catalog.base_ref import BaseRef, parse_base
 from toolchain.catalog.stages import source_names
-from toolchain.errors import ConfigError, ToolchainError
+from toolchain.errors import ConfigError, ToolchainError, UnsupportedError
 
 if TYPE_CHECKING:
     from toolchain.sources.spec import SourceSpec
 
 SOURCES = source_names()
+PARTS = ("tablegen", "support")  # of LLVM; see `toolchain.stages.llvm_subset`
 
 
 def is_triton_path(text: str) -> bool:
@@ -95,6 +96,30 @@ def gpus(text: str) -> tuple[str, ...]:
     if not found:
         raise ConfigError(f"--gpu {text!r} names no GPU", fix="e.g. --gpu gfx942,gfx1100, or leave it out")
     return found
+
+
+def pythons(text: str) -> tuple[str, ...]:
+    """Versions of Python, in the order in which they were given.
+
+    Raises:
+        PinError: one that is none.
+    """
+    from toolchain.catalog.pythons import check_version  # noqa: PLC0415 - most calls name none
+
+    return tuple(check_version(part.strip()) for part in text.split(",") if part.strip())
+
+
+def only(text: str) -> str:
+    """A part of LLVM, or `distribution` for the whole.
+
+    Raises:
+        UnsupportedError: there is no such part.
+    """
+    if text not in {"distribution", *PARTS}:
+        raise UnsupportedError(
+            f"no such part of LLVM: {text!r}", fix=f"--only with one of {', '.join(PARTS)}, or without for all"
+        )
+    return text
 
 
 def compression(text: str) -> Literal["gzip", "zstd"]:

@@ -175,13 +175,14 @@ class Request:
         default=(),
         metadata=option(
             "python", kind="commas", help="Python versions of Triton's wheels, as 3.11,3.13.", example="3.11,3.13",
-            counts=True, lock="changed",
+            counts=True, lock="changed", read=reading.pythons,
         ),
     )  # fmt: skip
     only: str = field(
         default="distribution",
         metadata=option(
-            "only", counts=True, lock="changed", known=lambda: ("tablegen", "support"),
+            "only", counts=True, lock="changed", known=lambda: reading.PARTS,
+            read=reading.only,
             help="A part of LLVM: `tablegen`, the table generators alone, or `support`, LLVMSupport and LLVMDemangle.",
         ),
     )  # fmt: skip

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import subprocess
+import sys
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -181,7 +184,48 @@ def test_what_no_verb_takes_is_not_written(here: Path) -> None:
     call("init", "--gpu", "gfx9999", code=7)
     call("init", "--patch", "triton=none.patch", code=3)
     call("init", "--dest", "not a place", code=3)
+    call("init", "--stage", "nothing", code=7)
+    call("init", "--only", "everything", code=7)
+    call("init", "--python", "3.013", code=4)
+    call("init", "--base", "debian31", code=7)
+    call("init", "--stage", "triton", "--only", "tablegen", code=11)
     assert list(here.iterdir()) == []
+
+
+def test_after_it_no_verb_needs_an_option(here: Path) -> None:
+    """A pin file names an LLVM alone, which is enough for the stage `llvm`."""
+    commit = "f6ded0be897e2878612dd903f7e8bb85448269e5"
+    (here / "pin").write_text(commit)
+    call("init", "--triton", "pin", code=4)
+    call("init", "--triton", "pin", "--stage", "triton", code=4)
+    call("init", "--triton", "pin", "--stage", "llvm", "--only", "tablegen", "--python", "3.13", "--dest", "oci:out")
+    rows = json.loads(CliRunner().invoke(app, ["plan", "--json"]).stdout)["stages"]
+    assert rows[-1]["sources"][0]["ref"] == commit
+    for verb, code, says in (("publish", 5, "not built yet: llvm-triton-tablegen"), ("lock --offline", 0, "written"),
+                             ("build --offline", 18, "--offline")):  # fmt: skip
+        assert says in call(*verb.split(), code=code)
+
+
+def test_the_next_command_can_be_pasted(here: Path) -> None:
+    for name in ("it's a folder", os.fsdecode(b"not \xff 'text'")):
+        (here / name).mkdir()
+        code = "import sys; sys.argv[0] = 'toolchain'; from toolchain.cli.app import main; main()"
+        words = [sys.executable, "-c", code, "--config", f"{name}/t.toml", "init", "--jobs", "3"]
+        done = subprocess.run(
+            words, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(TOP)}, check=True
+        )
+        command = done.stderr.strip().removeprefix("now: ").replace("toolchain", "printf '%s\\n'", 1)
+        shown = subprocess.run(["bash", "-c", command], capture_output=True, check=True).stdout.splitlines()
+        assert shown == [b"--config", os.fsencode(f"{name}/t.toml"), b"plan"]
+
+
+def test_a_path_that_is_no_text_cannot_be_written(here: Path) -> None:
+    name = os.fsdecode(b"not \xff text")
+    for flag in ("--cache", "--key"):
+        assert "cannot be written" in call("init", flag, name, code=3)
+    (here / name).mkdir()
+    assert "cannot be written" in call("init", "--source", f"llvm={name}", code=3)
+    assert [path.name for path in here.iterdir()] == [name]
 
 
 def test_every_line_of_it_can_be_put_in_force(here: Path) -> None:

@@ -160,8 +160,14 @@ def _shown(one: Option) -> Any:
 
 
 def _text(one: Option, value: Any, move: Callable[[str], str]) -> Any:
-    value = str(value) if isinstance(value, Path) else value
-    return _value(one, value, move)
+    written = _value(one, str(value) if isinstance(value, Path) else value, move)
+    try:
+        "".join(written if isinstance(written, list) else [str(written)]).encode()
+    except UnicodeEncodeError as error:
+        why = "the file is UTF-8, and that path has bytes that are not"
+        what = f"{one.flag} {str(written)!r} cannot be written"
+        raise ConfigError(what, why=why, fix="rename it, or go by a link to it") from error
+    return written
 
 
 def _told(one: Option) -> str:
