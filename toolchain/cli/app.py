@@ -14,10 +14,11 @@ import typer
 from toolchain import __version__, console
 from toolchain.cli.defaults import defaults
 from toolchain.cli.streams import ReaderGoneError, die_of_pipe, guard
-from toolchain.cli.verbs import register
+from toolchain.cli.verbs import Group, register
 from toolchain.errors import ConfigError, ToolchainError
 
 app = typer.Typer(
+    cls=Group,
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,
     context_settings={"help_option_names": ["-h", "--help"]},
