@@ -76,12 +76,12 @@ def arches(text: str) -> tuple[str, ...]:
     Raises:
         ConfigError, UnsupportedError: none, or one that is not known.
     """
-    found = tuple(sorted({part.strip() for part in text.split(",") if part.strip()}))
-    for one in found:
-        machine_of(one)
-    if not found:
+    names = tuple(sorted({part.strip() for part in text.split(",") if part.strip()}))
+    for name in names:
+        machine_of(name)
+    if not names:
         raise ConfigError("--arch names no architecture")
-    return found
+    return names
 
 
 def gpus(text: str) -> tuple[str, ...]:

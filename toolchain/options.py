@@ -116,22 +116,24 @@ def option(name: str, **facts: Any) -> Mapping[str, Option]:
 def declared(kind: Any) -> tuple[Declared, ...]:
     """The options that the fields of a dataclass declare, in their order."""
     return tuple(
-        Declared(one.name, one.metadata["option"], _default(one)) for one in fields(kind) if "option" in one.metadata
+        Declared(field.name, field.metadata["option"], _default(field))
+        for field in fields(kind)
+        if "option" in field.metadata
     )
 
 
-def _default(one: Field[Any]) -> Any:
-    if one.default_factory is not MISSING:
-        return one.default_factory()
-    return None if one.default is MISSING else one.default
+def _default(declaring: Field[Any]) -> Any:
+    if declaring.default_factory is not MISSING:
+        return declaring.default_factory()
+    return None if declaring.default is MISSING else declaring.default
 
 
 def plain(value: Any) -> Any:
     """A field's value as JSON and TOML have it; what is more than text is told in its own words."""
     if isinstance(value, tuple):
-        return [plain(one) for one in value]
+        return [plain(item) for item in value]
     if isinstance(value, dict):
-        return {name: plain(one) for name, one in value.items()}
+        return {name: plain(item) for name, item in value.items()}
     return value if value is None or isinstance(value, str | int | float) else str(value)
 
 

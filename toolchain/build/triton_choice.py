@@ -61,7 +61,7 @@ class Asked:
         """How strong the value of an option is."""
         return self.ranks.get(name, COMMAND_LINE)
 
-    def told(self, note: str, **changes: object) -> Asked:
+    def noting(self, note: str, **changes: object) -> Asked:
         """With a change, and the line about it."""
         return replace(self, notes=(*self.notes, note), **changes)  # type: ignore[arg-type]
 
@@ -119,13 +119,13 @@ def _strongest(asked: Asked) -> Asked:
     stronger = [name for name in others if asked.rank(name) < asked.rank("triton")]
     if stronger:
         what = "--source triton" if stronger[0] == "source" else "--aotriton"
-        return asked.told(f"{what} overrules --triton {asked.triton}, which is not of the command line", triton=None)
+        return asked.noting(f"{what} overrules --triton {asked.triton}, which is not of the command line", triton=None)
     if "source" in others and asked.rank("source") > asked.rank("triton"):
         rest = {name: spec for name, spec in asked.sources.items() if name != "triton"}
-        asked = asked.told(f"--triton {asked.triton} overrules triton={asked.sources['triton']}", sources=rest)
+        asked = asked.noting(f"--triton {asked.triton} overrules triton={asked.sources['triton']}", sources=rest)
     weaker = "aotriton" in others and asked.rank("aotriton") > asked.rank("triton")
     if weaker and asked.target in {"llvm", "triton", "kernels"}:
-        asked = asked.told(f"--triton {asked.triton} overrules AOTriton {asked.aotriton}", aotriton=None)
+        asked = asked.noting(f"--triton {asked.triton} overrules AOTriton {asked.aotriton}", aotriton=None)
     return asked
 
 
@@ -135,7 +135,7 @@ def _as_locked(asked: Asked, lock: Lock) -> Asked:
     texts = {name: str(text) for name, text in dict(held.get("source", {})).items() if text != "PATH"}
     specs = {name: parse_source_spec(text, project=name) for name, text in texts.items()}
     if asked.triton is not None and asked.rank("lock") < asked.rank("triton") and (specs or "triton" in held):
-        asked = asked.told(f"the lock overrules --triton {asked.triton}", triton=None)
+        asked = asked.noting(f"the lock overrules --triton {asked.triton}", triton=None)
     if asked.triton or asked.aotriton or "triton" in asked.sources:
         return asked
     version, release, wheel = held.get("triton"), held.get("aotriton"), lock.source("triton")
@@ -159,7 +159,7 @@ def _as_found(asked: Asked, folder: Path, lock: Lock | None) -> Asked:
     if lock is not None and not (checkout and dict(lock.request.get("source", {})).get("triton") == "PATH"):
         return asked
     if not checkout and asked.target != "llvm":
-        return asked.told(f"{pin_files(folder)[0].name} in this folder names an LLVM and no Triton; not used")
+        return asked.noting(f"{pin_files(folder)[0].name} in this folder names an LLVM and no Triton; not used")
     pin = read_pin(folder)
     where = Path(pin.origin).relative_to(folder)
     notes = (*asked.notes, *pin.warnings)
@@ -197,7 +197,7 @@ def _as_version(asked: Asked, wanted: str) -> Asked:
     if involves(asked.target, "llvm") and "llvm" not in asked.sources:
         triton_release(row.version)  # an LLVM that nobody knows is refused before all else
     if row.version != wanted.removeprefix("v"):
-        return asked.told(f"Triton {wanted} is {row.version}, the newest patch release on record", triton=row.version)
+        return asked.noting(f"Triton {wanted} is {row.version}, the newest patch release on record", triton=row.version)
     return replace(asked, triton=row.version)
 
 
@@ -300,8 +300,8 @@ def _compare_release(wanted: str, release: str) -> None:
     row = _row(wanted)
     commit = wanted if is_commit(wanted) else row.commit if row is not None else ""
     if not carried or commit != carried:
-        told = carried or "a commit that nobody knows"
-        raise _two(f"--triton {wanted}", f"--aotriton {release}", commit or f"upstream's tag v{wanted}", told)
+        other = carried or "a commit that nobody knows"
+        raise _two(f"--triton {wanted}", f"--aotriton {release}", commit or f"upstream's tag v{wanted}", other)
 
 
 def _row(wanted: str) -> TritonRelease | None:

@@ -193,11 +193,11 @@ def _assemble(data: dict[str, Any], rows: list[dict[str, Any]], arch: str) -> Ll
 
 
 def _line(version: str) -> tuple[int, int]:
-    found = _LINE.fullmatch(version)
-    if not found:
+    match = _LINE.fullmatch(version)
+    if not match:
         fix = "give a version such as 3.7.1 or a commit of 40 digits"
         raise PinError(f"{version!r} is no Triton version", why="it reads MAJOR.MINOR[.PATCH]", fix=fix)
-    return int(found[1]), int(found[2])
+    return int(match[1]), int(match[2])
 
 
 @lru_cache(maxsize=1)

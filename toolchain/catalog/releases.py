@@ -103,10 +103,10 @@ def is_version(text: str) -> bool:
 
 def near_version(text: str) -> str:
     """What to say of a text that is nearly a version of Triton: the release that it looks like, else its neighbours."""
-    found = _NEARLY.fullmatch(text.strip())
-    if found is None or is_version(text):
+    match = _NEARLY.fullmatch(text.strip())
+    if match is None or is_version(text):
         return ""
-    plain = ".".join(str(int(part)) for part in found.groups() if part is not None)
+    plain = ".".join(str(int(part)) for part in match.groups() if part is not None)
     rows = triton_releases()
     if any(row.version == plain or row.version.startswith(f"{plain}.") for row in _plain(rows)):
         return f"did you mean {plain}? "
@@ -115,11 +115,11 @@ def near_version(text: str) -> str:
 
 def _parsed(version: str) -> tuple[str, str | None, str]:
     """Of a version its line (`3.7`), its patch number if it has one, and a vendor's suffix."""
-    found = _VERSION.fullmatch(version)
-    if not found:
+    match = _VERSION.fullmatch(version)
+    if not match:
         fix = f"{near_version(version)}give a version such as 3.7.1 or a commit of 40 digits"
         raise PinError(f"{version!r} is no Triton version", why=f"it reads {_FORM}", fix=fix)
-    major, minor, patch, local = found.groups()
+    major, minor, patch, local = match.groups()
     return f"{int(major)}.{int(minor)}", patch, local or ""
 
 
@@ -176,11 +176,11 @@ def aotriton_for_pytorch(version: str) -> PytorchRow:
         UnsupportedError: no such row.
         PinError: `version` is no version.
     """
-    found = _VERSION.fullmatch(version.strip())
-    if not found:
+    match = _VERSION.fullmatch(version.strip())
+    if not match:
         fix = "give a version such as 2.9"
         raise PinError(f"{version!r} is no PyTorch version", why=f"it reads {_FORM}", fix=fix)
-    wanted = f"{int(found[1])}.{int(found[2])}"
+    wanted = f"{int(match[1])}.{int(match[2])}"
     by_name = {row.version: row for row in pytorch_data()}
     row = by_name.get(wanted)
     if row is None:

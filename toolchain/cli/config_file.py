@@ -42,7 +42,7 @@ OF_VERBS = (STAGE, DEST, KEY, SOURCE_REPO, REUSE_FROM)
 
 def file_options() -> tuple[Option, ...]:
     """The options that the file may hold, in the order in which it is written."""
-    return (*(one.option for one in request_module.options() if one.option.file), *OF_VERBS)
+    return (*(declared.option for declared in request_module.options() if declared.option.file), *OF_VERBS)
 
 
 def read_file(path: Path) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def read_file(path: Path) -> dict[str, Any]:
         raise ConfigError(
             f"{path} is not TOML", why=str(error), fix="`toolchain init` writes one to begin with"
         ) from error
-    known = {one.name: one for one in file_options()}
+    known = {option.name: option for option in file_options()}
     for name, value in content.items():
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)
@@ -84,13 +84,13 @@ _WANTED: dict[Kind, str] = {
 _TYPES = {bool: "true or false", int: "a whole number", float: "a number", str: "text", list: "a list", dict: "a table"}
 
 
-def _check_value(path: Path, one: Option, value: Any) -> None:
+def _check_value(path: Path, option: Option, value: Any) -> None:
     """Insist on the type that an option has, and on its least number.
 
     Raises:
         ConfigError: another type; the message has the key, what is wanted and what is there.
     """
-    match one.kind:
+    match option.kind:
         case "text" | "path":
             fits = isinstance(value, str)
         case "count":
@@ -101,7 +101,7 @@ def _check_value(path: Path, one: Option, value: Any) -> None:
             fits = isinstance(value, bool)
         case _:
             texts = isinstance(value, list) and all(isinstance(text, str) for text in value)
-            fits = texts or (one.kind == "commas" and isinstance(value, str))
+            fits = texts or (option.kind == "commas" and isinstance(value, str))
     there = _TYPES.get(type(value), "a date or time")
     if (
         isinstance(value, list)
@@ -110,21 +110,23 @@ def _check_value(path: Path, one: Option, value: Any) -> None:
         there = f"a list with {_TYPES.get(type(other), 'a date or time')} in it"
     if not fits:
         raise ConfigError(
-            f"{path}: {one.name} must be {_WANTED[one.kind]}, and is {there}",
+            f"{path}: {option.name} must be {_WANTED[option.kind]}, and is {there}",
             why=f"it reads {str(value)[:100]}",
-            fix=f"write it as in: {one.name} = {toml_text.value(_shown(one))}",
+            fix=f"write it as in: {option.name} = {toml_text.value(_shown(option))}",
         )
-    if one.least is not None and value < one.least:
-        raise ConfigError(f"{path}: {one.name} is {value}", why=f"it must be at least {one.least:g}", fix="correct it")
+    if option.least is not None and value < option.least:
+        raise ConfigError(
+            f"{path}: {option.name} is {value}", why=f"it must be at least {option.least:g}", fix="correct it"
+        )
 
 
-def _value(one: Option, value: Any, move: Callable[[str], str]) -> Any:
+def _value(option: Option, value: Any, move: Callable[[str], str]) -> Any:
     """As the command line gives it."""
-    if one.kind == "commas" and isinstance(value, list):
+    if option.kind == "commas" and isinstance(value, list):
         return ",".join(value)
     if isinstance(value, list):
-        return [moved(one, text, move) for text in value]
-    return moved(one, value, move) if isinstance(value, str) else value
+        return [moved(option, text, move) for text in value]
+    return moved(option, value, move) if isinstance(value, str) else value
 
 
 # Writing
@@ -145,33 +147,35 @@ def render(given: Mapping[str, Any], folder: Path) -> str:
         folder: where the file will lie.
     """
     parts = [_HEAD]
-    for one in file_options():
-        active = one.parameter in given
-        value = _text(one, given[one.parameter], out_of(folder)) if active else _shown(one)
-        parts.append(f"# {_told(one)}\n{'' if active else '# '}{one.name} = {toml_text.value(value)}\n")
+    for option in file_options():
+        active = option.parameter in given
+        value = _text(option, given[option.parameter], out_of(folder)) if active else _shown(option)
+        parts.append(f"# {_told(option)}\n{'' if active else '# '}{option.name} = {toml_text.value(value)}\n")
     return "\n".join(parts)
 
 
-def _shown(one: Option) -> Any:
+def _shown(option: Option) -> Any:
     """The default of an option; an example where it has none."""
-    default = plain(next((other.default for other in request_module.options() if other.option.name == one.name), None))
-    shown = one.example if default in (None, [], {}) else default
-    return ",".join(shown) if one.kind == "commas" and isinstance(shown, list) else shown
+    default = plain(
+        next((other.default for other in request_module.options() if other.option.name == option.name), None)
+    )
+    shown = option.example if default in (None, [], {}) else default
+    return ",".join(shown) if option.kind == "commas" and isinstance(shown, list) else shown
 
 
-def _text(one: Option, value: Any, move: Callable[[str], str]) -> Any:
-    written = _value(one, str(value) if isinstance(value, Path) else value, move)
+def _text(option: Option, value: Any, move: Callable[[str], str]) -> Any:
+    written = _value(option, str(value) if isinstance(value, Path) else value, move)
     try:
         "".join(written if isinstance(written, list) else [str(written)]).encode()
     except UnicodeEncodeError as error:
         why = "the file is UTF-8, and that path has bytes that are not"
-        what = f"{one.flag} {str(written)!r} cannot be written"
+        what = f"{option.flag} {str(written)!r} cannot be written"
         raise ConfigError(what, why=why, fix="rename it, or go by a link to it") from error
     return written
 
 
-def _told(one: Option) -> str:
-    return one.help.replace("\\[", "[")
+def _told(option: Option) -> str:
+    return option.help.replace("\\[", "[")
 
 
 def write_new(path: Path, content: str) -> None:

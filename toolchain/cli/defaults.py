@@ -55,7 +55,7 @@ def pairs_from_environment() -> dict[str, list[str]]:
     from toolchain.request import options  # noqa: PLC0415 - for `toolchain --help` too
 
     found = {}
-    for option in (one.option for one in options() if one.option.kind == "pairs"):
+    for option in (declared.option for declared in options() if declared.option.kind == "pairs"):
         if text := os.environ.get(option.variable, "").strip():
             names = "|".join(map(re.escape, option.of)) or r"[^\s=]+"
             found[option.parameter] = re.split(rf"\s+(?=(?:{names})=)", text)

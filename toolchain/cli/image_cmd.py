@@ -196,8 +196,8 @@ def inspect(
         rows = [_describe(layout, one.name, one.image) for one in found]
         uses = _uses(layout, found) if use else []
     if json_:
-        told = [{**row, **({"use": uses[at].as_json()} if use else {})} for at, row in enumerate(rows)]
-        console.data({"images": told})
+        documents = [{**row, **({"use": uses[at].as_json()} if use else {})} for at, row in enumerate(rows)]
+        console.data({"images": documents})
         return
     for one in uses:
         for line in one.text():

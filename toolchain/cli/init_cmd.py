@@ -26,10 +26,10 @@ from toolchain.request import options
 
 def _with_file_options(verb: Callable[[typer.Context, dict[str, Any]], None]) -> Callable[..., None]:
     """Give the verb every option that the file may hold. What a variable says holds anyway, so none is read."""
-    of_request = {one.option.name: one for one in options()}
+    of_request = {declared.option.name: declared for declared in options()}
     offered = [
-        parameter(of_request.get(one.name, Declared(one.parameter, one, None)), environment=False)
-        for one in file_options()
+        parameter(of_request.get(option.name, Declared(option.parameter, option, None)), environment=False)
+        for option in file_options()
     ]
 
     def command(ctx: typer.Context, **given: Any) -> None:
@@ -65,7 +65,7 @@ def init(ctx: typer.Context, given: dict[str, Any]) -> None:
 
 def _check(given: Mapping[str, Any]) -> None:
     """Refuse what no verb would take. A lock may still be to come, and so may a place to publish to."""
-    of_request = {one.option.parameter for one in options()} - {"locked", "lock_file"}
+    of_request = {declared.option.parameter for declared in options()} - {"locked", "lock_file"}
     values = {name: value for name, value in given.items() if name in of_request}
     stage = given.get("stage", "")
     request = make_request(**values, target=stage)

@@ -43,13 +43,13 @@ def lock(
     else:
         made = make(request, planned, stage, output, open_base=open_base)
     if not made.complete:
-        open_ones = ", ".join(str(one) for one in made.bases if one.state not in {"resolved", "image"})
+        open_ones = ", ".join(str(base) for base in made.bases if base.state not in {"resolved", "image"})
         console.note(f"not complete: the packages of {open_ones} are not locked")
     if request.json:
         keys = ("stage", "name", "arch", "state")
-        bases = [{key: getattr(one, key) for key in keys} for one in made.bases]
-        sources = [one.name for one in made.sources]
+        bases = [{key: getattr(base, key) for key in keys} for base in made.bases]
+        sources = [source.name for source in made.sources]
         console.data({"file": str(output), "complete": made.complete, "sources": sources, "bases": bases})
         return
-    count = f"{len(made.sources)} sources, {sum(len(one.packages) for one in made.bases)} base packages"
+    count = f"{len(made.sources)} sources, {sum(len(base.packages) for base in made.bases)} base packages"
     console.text(f"{output}\t{'as it was locked' if check else 'written'}\t{count}")

@@ -71,13 +71,13 @@ def fetch(stage: StageArg = "all", *, request: Request) -> None:
     request.cache.check()
     found = []
     for row in settled(request, stage, ask=True):
-        for one in row.planned.sources:
-            console.note(f"{one.name}: {one.ref}")
+        for source in row.planned.sources:
+            console.note(f"{source.name}: {source.ref}")
             got = fetch_source(
-                one,
+                source,
                 cache=request.cache,
                 offline=request.offline,
-                patches=request.patches.get(one.name, ()),
+                patches=request.patches.get(source.name, ()),
                 mirrors=request.mirrors,
             )
             check_tree(request, got)

@@ -62,7 +62,7 @@ def _expected(ref: str, scratch: Path, arch: str) -> dict[str, Any]:
         raise UnsupportedError(f"{ref} names {len(found)} images", fix="name one: oci:DIR:TAG")
     descriptor = found[0].image
     images = [one for one in layout.walk(descriptor) if one.media_type in media.IMAGES]
-    configs = [(one, layout.read_json(layout.children(one)[0])) for one in images]
+    configs = [(image, layout.read_json(layout.children(image)[0])) for image in images]
     chosen = [(one, content) for one, content in configs if len(images) == 1 or content.get("architecture") == arch]
     if len(chosen) != 1:
         raise UnsupportedError(f"{ref} holds {len(images)} images, {len(chosen)} for {arch}", fix="name one: --arch")

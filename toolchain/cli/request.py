@@ -39,25 +39,28 @@ def with_request(*without: str) -> Callable[[Callable[..., None]], Callable[...,
     """
 
     def decorate(verb: Callable[..., None]) -> Callable[..., None]:
-        offered = [parameter(one) for one in request_module.options() if one.field not in without]
+        offered = [parameter(declared) for declared in request_module.options() if declared.field not in without]
 
         @functools.wraps(verb)
         def command(ctx: typer.Context, **given: Any) -> None:
             target = str(given.get("stage", "kernels"))  # `kernels run` names no stage
             ranks = _ranks(ctx, given)
-            origins = _join_weaker(ctx, given, _origins(ctx, [one.name for one in offered]))
+            origins = _join_weaker(ctx, given, _origins(ctx, [option.name for option in offered]))
             request = make_request(
-                **{one.name: given.pop(one.name) for one in offered}, target=target, ranks=ranks, origins=origins
+                **{option.name: given.pop(option.name) for option in offered},
+                target=target,
+                ranks=ranks,
+                origins=origins,
             )
             with in_use(request.cache), _told_where(origins):
                 verb(request=request, **given)
 
-        own = [one for name, one in _parameters(verb).items() if name != "request"]
+        own = [own for name, own in _parameters(verb).items() if name != "request"]
         keyword = inspect.Parameter.KEYWORD_ONLY
         context = inspect.Parameter("ctx", keyword, annotation=typer.Context)
-        everything = [context, *(one.replace(kind=keyword) for one in (*own, *offered))]
+        everything = [context, *(option.replace(kind=keyword) for option in (*own, *offered))]
         command.__signature__ = inspect.Signature(everything)  # type: ignore[attr-defined] # what Typer reads
-        command.__annotations__ = {one.name: one.annotation for one in everything}
+        command.__annotations__ = {option.name: option.annotation for option in everything}
         return command
 
     return decorate
@@ -161,16 +164,16 @@ def _told_where(origins: Origins, name: str = "") -> Iterator[None]:
     try:
         yield
     except ToolchainError as error:
-        told = []
-        for one in [name] if name else origins:
-            flag = f"--{one.replace('_', '-')}"
+        places_told = []
+        for parameter_name in [name] if name else origins:
+            flag = f"--{parameter_name.replace('_', '-')}"
             if name or re.search(rf"{flag}\b(?!-)", f"{error.what} {error.fix}"):
-                by_text = origins.get(one, {})
+                by_text = origins.get(parameter_name, {})
                 meant = {place for text, place in by_text.items() if text.partition("=")[2] in error.what}
                 places = meant if len(meant) == 1 else set(by_text.values())
-                told += [f"{flag} is from {place}" for place in places if place and len(places) == 1]
-        if told:
-            error.what += f" ({', '.join(told)})"
+                places_told += [f"{flag} is from {place}" for place in places if place and len(places) == 1]
+        if places_told:
+            error.what += f" ({', '.join(places_told)})"
         raise
 
 
@@ -198,8 +201,10 @@ def _join_weaker(
         overruled = [text for text in weaker if text not in joined and text not in strong]
         if strong and (joined or overruled):
             both = {"with": joined, "in place of": overruled}
-            told = " and ".join(f"{how} {', '.join(texts)}" for how, texts in both.items() if texts)
-            console.note(f"--{name} of {'the command line' if found.name == 'COMMANDLINE' else variable} counts {told}")
+            how_joined = " and ".join(f"{how} {', '.join(texts)}" for how, texts in both.items() if texts)
+            console.note(
+                f"--{name} of {'the command line' if found.name == 'COMMANDLINE' else variable} counts {how_joined}"
+            )
     return by_text
 
 
@@ -228,16 +233,16 @@ def make_request(
     Raises:
         ConfigError, UnsupportedError: a value that cannot be used.
     """
-    declared = {one.option.parameter: one for one in request_module.options()}
+    options = {declared.option.parameter: declared for declared in request_module.options()}
     origins = origins or {}
-    for name, one in declared.items():
+    for name, declared in options.items():
         with _told_where(origins, name):
-            _one_line(one.option.flag, given.get(name))
+            _one_line(declared.option.flag, given.get(name))
     given["cache"] = given.get("cache") or default_cache()
     values = {}
     for name, value in given.items():
         with _told_where(origins, name):
-            values[declared[name].field] = declared[name].value(value)
+            values[options[name].field] = options[name].value(value)
     with _told_where(origins, "" if given.get("base") else "glibc"):
         values["glibc"] = _floor(given.get("base"), given.get("glibc"))
     request = request_module.Request(**values)

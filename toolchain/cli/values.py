@@ -19,9 +19,9 @@ def take_as_given(parameters: Iterable[Any]) -> None:
     Args:
         parameters: of a command, as Typer made them, before any value was read.
     """
-    for one in parameters:
-        if getattr(one, _MARK, one) is None and hasattr(one, "type_descriptor"):
-            setattr(one, _MARK, _AsGiven(one))
+    for parameter in parameters:
+        if getattr(parameter, _MARK, parameter) is None and hasattr(parameter, "type_descriptor"):
+            setattr(parameter, _MARK, _AsGiven(parameter))
 
 
 class _AsGiven:

@@ -155,13 +155,13 @@ def parse_mirrors(values: Sequence[str]) -> Mirrors:
     """
     pairs: list[tuple[str, str]] = []
     for value in values:
-        found = _MIRROR.fullmatch(value)
-        if not found:
+        match = _MIRROR.fullmatch(value)
+        if not match:
             fix = "e.g. --mirror https://github.com/=https://git.example/github/"
             raise SourceError(f"--mirror {value[:200]!r} is no URL=URL", why="two URLs with a = between", fix=fix)
-        for url in found.groups():
+        for url in match.groups():
             refuse_credentials(url)
-        old, new = (url if url.startswith("/") else check_address(url) for url in found.groups())
+        old, new = (url if url.startswith("/") else check_address(url) for url in match.groups())
         if any(old.rstrip("/") == other.rstrip("/") for other, _ in pairs):
             raise SourceError(f"--mirror names {old} more than once", fix="leave one of them")
         pairs.append((old, new))

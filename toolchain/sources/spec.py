@@ -133,9 +133,9 @@ def parse_source_spec(text: str, *, project: str = "") -> SourceSpec:
     if text.startswith("archive:"):
         return _commit_archive(text)
     if text.startswith("stored:"):
-        if (found := _STORED.fullmatch(text)) is None:
+        if (match := _STORED.fullmatch(text)) is None:
             raise SourceError(f"not a tree in the store: {text!r}", fix="write stored:NAME@sha256:DIGEST")
-        return SourceSpec(kind="stored", where=found[1], version=found[2], text=text)
+        return SourceSpec(kind="stored", where=match[1], version=match[2], text=text)
     if re.match(r"[a-zA-Z][a-zA-Z0-9+.\-]*://", text):
         return _parse_url(text)
     if re.match(r"[\w.\-]+@[\w.\-]+:", text):
