@@ -81,7 +81,7 @@ class LazyCommand(TyperCommand):
     """A verb in the list of verbs: it has a name and a line. What it takes and does is loaded when it is called."""
 
     function: ClassVar[str]
-    engine: ClassVar[bool]
+    engine: ClassVar[bool] = False
 
     @cached_property
     def loaded(self) -> TyperCommand:
