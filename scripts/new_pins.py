@@ -20,7 +20,8 @@ from typing import Any
 
 from toolchain import process
 from toolchain.catalog.components import needs_for
-from toolchain.catalog.releases import AotritonRelease, LlvmPin, aotriton_releases, is_commit, read_pin, triton_releases
+from toolchain.catalog.pin_files import read_pin
+from toolchain.catalog.releases import AotritonRelease, LlvmPin, aotriton_releases, is_commit, triton_releases
 from toolchain.errors import ToolchainError
 from toolchain.process import CommandError
 

@@ -127,3 +127,12 @@ def full_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
         offline=True,
     )
     return Place(tmp_path, request)
+
+
+def nothing_counts(place: Place) -> None:
+    """Neither a record, a resolved base nor a lock: a plan there knows nothing of what was in the bundle."""
+    there = place.root / "other"
+    assert not (there / "toolchain.lock").exists()
+    assert not list((there / "records").glob("*.json"))
+    assert not list((there / "locked").glob("*.json"))
+    assert not list(place.root.rglob("*evil*"))

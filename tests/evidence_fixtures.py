@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import copy
 import io
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from rich.console import Console
 
-from tests.places import attach
+from tests.places import attach, verify
 from toolchain.build.prefetch import Prefetch
 from toolchain.build.workspace import BuildWorkspace
 from toolchain.cache import Cache
@@ -36,6 +37,8 @@ from toolchain.stages.sysroot import SysrootStage, sysroot_digest, sysroot_syste
 from toolchain.trust import attest, dsse
 from toolchain.trust.image_facts import ImageFacts, Package
 from toolchain.trust.keys import Signer
+from toolchain.trust.policy import Policy
+from toolchain.trust.verify import Verdict
 
 LLVM = "https://github.com/llvm/llvm-project"
 COMMIT = "10dc3a8e916d73291269e5e2b82dd22681489aa1"
@@ -255,3 +258,30 @@ def _finished(stage: Stage, request: Request, work: Path) -> Built:
             request=request, log=work / "log", progress=progress, stage="a-test", prefetch=prefetch
         )
         return workspace.finish(planned, tree=tree, facts={"packages": 1}, compress=False)
+
+
+TOOL = "usr/lib64/thing/bin/tool"
+NOW = datetime.fromtimestamp(FINISHED, UTC) + timedelta(days=10)
+
+
+def look(stand: Stand, key: Any = "own", **demands: Any) -> Verdict:
+    """What `verify` says of the image of a stand, ten days after it was built."""
+    public = stand.signer.public if key == "own" else key
+    return verify(stand.ref, stand.layout, stand.index, key=public, demands=Policy(**demands), now=NOW)
+
+
+def wrong(verdict: Verdict) -> str:
+    """The one thing that is wrong."""
+    assert verdict.verdict == "untrusted"
+    (problem,) = verdict.problems
+    return problem
+
+
+def lie(stand: Stand, change: Callable[[list[dict[str, Any]]], None]) -> dict[str, Any]:
+    document = stand.sbom()
+    change(document["files"])
+    return document
+
+
+def drop_file(files: list[dict[str, Any]]) -> None:
+    files[:] = [one for one in files if TOOL not in one["fileName"]]

@@ -3,24 +3,71 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from toolchain.catalog.architectures import machine_of
+from toolchain.catalog.architectures import MACHINES, machine_of
 from toolchain.catalog.base_ref import BaseRef, parse_base
 from toolchain.catalog.stages import source_names
-from toolchain.errors import ConfigError, ToolchainError
+from toolchain.errors import ConfigError, ToolchainError, UnsupportedError
 
 if TYPE_CHECKING:
     from toolchain.sources.spec import SourceSpec
 
 SOURCES = source_names()
+PARTS = ("tablegen", "support")  # of LLVM; see `toolchain.stages.llvm_subset`
 
 
 def is_triton_path(text: str) -> bool:
     """Whether `--triton` names a file or folder: what is neither a version nor a commit."""
-    return re.fullmatch(r"[vV]?\d[\w.+]*|[0-9a-fA-F]{40}", text.strip()) is None
+    return re.fullmatch(r"[vV]?[0-9][\w.+]*|[0-9a-fA-F]{40}", text.strip()) is None
+
+
+# What a shell completes. The tables are read when it asks.
+
+
+def known_arches() -> Iterable[str]:
+    """The architectures."""
+    return MACHINES
+
+
+def known_gpus() -> Iterable[str]:
+    """The GPUs by LLVM's names."""
+    from toolchain.catalog import gpus as table  # noqa: PLC0415
+
+    return table.known_gpus()
+
+
+def known_tritons() -> Iterable[str]:
+    """The releases of Triton whose LLVM is on record."""
+    from toolchain.catalog.releases import triton_releases  # noqa: PLC0415
+
+    return [row.version for row in triton_releases() if row.version and row.llvm]
+
+
+def known_aotritons() -> Iterable[str]:
+    """The releases of AOTriton."""
+    from toolchain.catalog.releases import aotriton_releases  # noqa: PLC0415
+
+    return [row.name for row in aotriton_releases()]
+
+
+def known_bases() -> Iterable[str]:
+    """The named bases."""
+    from toolchain.catalog.bases import load_bases  # noqa: PLC0415
+
+    return load_bases()
+
+
+def known_floors() -> Iterable[str]:
+    """The glibc floors."""
+    from toolchain.catalog.floors import load_floors  # noqa: PLC0415
+
+    return load_floors()
+
+
+# From text to value.
 
 
 def arches(text: str) -> tuple[str, ...]:
@@ -29,12 +76,12 @@ def arches(text: str) -> tuple[str, ...]:
     Raises:
         ConfigError, UnsupportedError: none, or one that is not known.
     """
-    found = tuple(sorted({part.strip() for part in text.split(",") if part.strip()}))
-    for one in found:
-        machine_of(one)
-    if not found:
+    names = tuple(sorted({part.strip() for part in text.split(",") if part.strip()}))
+    for name in names:
+        machine_of(name)
+    if not names:
         raise ConfigError("--arch names no architecture")
-    return found
+    return names
 
 
 def gpus(text: str) -> tuple[str, ...]:
@@ -49,6 +96,30 @@ def gpus(text: str) -> tuple[str, ...]:
     if not found:
         raise ConfigError(f"--gpu {text!r} names no GPU", fix="e.g. --gpu gfx942,gfx1100, or leave it out")
     return found
+
+
+def pythons(text: str) -> tuple[str, ...]:
+    """Versions of Python, in the order in which they were given.
+
+    Raises:
+        PinError: one that is none.
+    """
+    from toolchain.catalog.pythons import check_version  # noqa: PLC0415 - most calls name none
+
+    return tuple(check_version(part.strip()) for part in text.split(",") if part.strip())
+
+
+def only(text: str) -> str:
+    """A part of LLVM, or `distribution` for the whole.
+
+    Raises:
+        UnsupportedError: there is no such part.
+    """
+    if text not in {"distribution", *PARTS}:
+        raise UnsupportedError(
+            f"no such part of LLVM: {text!r}", fix=f"--only with one of {', '.join(PARTS)}, or without for all"
+        )
+    return text
 
 
 def compression(text: str) -> Literal["gzip", "zstd"]:
@@ -88,14 +159,18 @@ def sources(values: Sequence[str]) -> dict[str, SourceSpec]:
         ConfigError: a name that is not known, or one that is there twice.
         SourceError, DigestError: what is named cannot be a source.
     """
-    from toolchain.sources.spec import parse_source_spec  # noqa: PLC0415 - most calls name none
+    from toolchain.sources.local import check_local  # noqa: PLC0415 - most calls name none
+    from toolchain.sources.spec import parse_source_spec  # noqa: PLC0415
 
     named = _pairs(values, "--source")
     found = dict(named)
     if len(named) > len(found):
         twice = sorted({name for name, _ in named if sum(name == other for other, _ in named) > 1})
         raise ConfigError(f"--source names {', '.join(twice)} more than once", fix="leave one of them")
-    return {name: parse_source_spec(text, project=name) for name, text in found.items()}
+    specs = {name: parse_source_spec(text, project=name) for name, text in found.items()}
+    for name, spec in specs.items():
+        check_local(name, spec)
+    return specs
 
 
 def patches(values: Sequence[str]) -> dict[str, tuple[Path, ...]]:

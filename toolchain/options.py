@@ -6,19 +6,18 @@ An option of builds is a field of `request.Request` with `option(...)` as its me
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
 Kind = Literal["text", "count", "seconds", "flag", "commas", "names", "pairs", "path"]
 Keep = Literal["never", "changed", "always"]
-# What is given on the command line, and in the file where that is something else.
+# What is given on the command line.
 GIVEN: dict[Kind, Any] = {
     "text": str, "count": int, "seconds": float, "flag": bool, "commas": str, "names": list[str], "pairs": list[str],
     "path": Path,
 }  # fmt: skip
-IN_FILE: dict[Kind, Any] = {**GIVEN, "commas": str | list[str], "path": str}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +39,7 @@ class Option:
         environment, file: whether it may stand there.
         counts: whether what is built depends on it; a record, and with it the provenance, says its value.
         lock: when a lock keeps it: never, always, or when it is not the default.
+        known: the values that a shell completes; other values may do as well.
         read: what makes the field's value of what was given; not called where nothing was.
     """
 
@@ -59,6 +59,7 @@ class Option:
     file: bool = True
     counts: bool = False
     lock: Keep = "never"
+    known: Callable[[], Iterable[str]] | None = None
     read: Callable[[Any], Any] | None = None
 
     @property
@@ -115,22 +116,24 @@ def option(name: str, **facts: Any) -> Mapping[str, Option]:
 def declared(kind: Any) -> tuple[Declared, ...]:
     """The options that the fields of a dataclass declare, in their order."""
     return tuple(
-        Declared(one.name, one.metadata["option"], _default(one)) for one in fields(kind) if "option" in one.metadata
+        Declared(field.name, field.metadata["option"], _default(field))
+        for field in fields(kind)
+        if "option" in field.metadata
     )
 
 
-def _default(one: Field[Any]) -> Any:
-    if one.default_factory is not MISSING:
-        return one.default_factory()
-    return None if one.default is MISSING else one.default
+def _default(declaring: Field[Any]) -> Any:
+    if declaring.default_factory is not MISSING:
+        return declaring.default_factory()
+    return None if declaring.default is MISSING else declaring.default
 
 
 def plain(value: Any) -> Any:
     """A field's value as JSON and TOML have it; what is more than text is told in its own words."""
     if isinstance(value, tuple):
-        return [plain(one) for one in value]
+        return [plain(item) for item in value]
     if isinstance(value, dict):
-        return {name: plain(one) for name, one in value.items()}
+        return {name: plain(item) for name, item in value.items()}
     return value if value is None or isinstance(value, str | int | float) else str(value)
 
 

@@ -74,6 +74,7 @@ class Request:
         default=DEFAULT_BASE,
         metadata=option(
             "base", place="oci", counts=True, lock="always", tells=True, read=reading.base,
+            known=reading.known_bases,
             help="Base recipe, or a local image as oci:DIR[:TAG|@DIGEST]; LLVM is then for this base alone."
             " \\[default: debian13, and a portable LLVM]",
         ),
@@ -81,7 +82,7 @@ class Request:
     glibc: str = field(
         default="",
         metadata=option(
-            "glibc", metavar="FLOOR", counts=True, lock="changed", tells=True,
+            "glibc", metavar="FLOOR", counts=True, lock="changed", tells=True, known=reading.known_floors,
             help="The oldest glibc that a portable LLVM links with. \\[default: 2.31]",
         ),
     )  # fmt: skip
@@ -89,7 +90,7 @@ class Request:
         default=("amd64",),
         metadata=option(
             "arch", kind="commas", help="OCI architectures, with commas between them.", counts=True, lock="always",
-            read=reading.arches,
+            read=reading.arches, known=reading.known_arches,
         ),
     )  # fmt: skip
     sources: Mapping[str, SourceSpec] = field(
@@ -111,7 +112,7 @@ class Request:
         default=None,
         metadata=option(
             "triton", metavar="VERSION|COMMIT|FOLDER", example="3.7.1", counts=True, lock="changed", place="path",
-            is_path=reading.is_triton_path,
+            is_path=reading.is_triton_path, known=reading.known_tritons,
             help="Triton from source, and its LLVM: a version, a commit, or a checkout. For llvm a pin file too.",
         ),
     )  # fmt: skip
@@ -119,7 +120,7 @@ class Request:
         default=None,
         metadata=option(
             "aotriton", help="AOTriton release: it decides the commits of Triton and LLVM.", example="0.11b",
-            counts=True, lock="changed",
+            counts=True, lock="changed", known=reading.known_aotritons,
         ),
     )  # fmt: skip
     gpus: tuple[str, ...] = field(
@@ -127,6 +128,7 @@ class Request:
         metadata=option(
             "gpu", kind="commas", help="GPUs as gfx942,gfx1100 or by market name; ',' or ';' between.",
             example="gfx942,gfx1100", counts=True, lock="changed", read=reading.gpus,
+            known=reading.known_gpus,
         ),
     )  # fmt: skip
     select: str | None = field(
@@ -173,13 +175,14 @@ class Request:
         default=(),
         metadata=option(
             "python", kind="commas", help="Python versions of Triton's wheels, as 3.11,3.13.", example="3.11,3.13",
-            counts=True, lock="changed",
+            counts=True, lock="changed", read=reading.pythons,
         ),
     )  # fmt: skip
     only: str = field(
         default="distribution",
         metadata=option(
-            "only", counts=True, lock="changed",
+            "only", counts=True, lock="changed", known=lambda: reading.PARTS,
+            read=reading.only,
             help="A part of LLVM: `tablegen`, the table generators alone, or `support`, LLVMSupport and LLVMDemangle.",
         ),
     )  # fmt: skip
@@ -192,6 +195,7 @@ class Request:
         default="gzip",
         metadata=option(
             "compression", help="gzip or zstd for published layers.", counts=True, lock="changed",
+            known=lambda: ("gzip", "zstd"),
             read=reading.compression,
         ),
     )  # fmt: skip

@@ -20,7 +20,7 @@ def value(content: Any) -> str:
         case dict():
             return "{ " + ", ".join(f"{key(k)} = {value(v)}" for k, v in content.items() if v not in ("", [])) + " }"
         case _:
-            return "[" + ", ".join(value(one) for one in content) + "]"
+            return "[" + ", ".join(value(item) for item in content) + "]"
 
 
 def key(text: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -112,6 +113,28 @@ def test_a_plan_without_a_network_shows_commit_repository_and_image(here: Here, 
     source = row["sources"][0]
     assert (source["ref"], source["repository"]) == (UNKNOWN, f"https://github.com/{fork}")
     assert fork in done.stderr
+
+
+@pytest.mark.parametrize("name", ["llvm-hash.txt", "llvm-info.json", "cmake/llvm-hash.txt"])
+@pytest.mark.parametrize("content", [None, b"", b"\xff\xfe1\x000\x00", b" " * 70000])
+def test_a_pin_that_cannot_be_read_is_named(here: Here, name: str, content: bytes | None) -> None:
+    """Any other LLVM than the one that the folder says would be the wrong one."""
+    here.checkout()
+    shutil.rmtree(here.folder / "cmake")
+    file = here.folder / name
+    file.parent.mkdir(exist_ok=True)
+    if content is None:
+        file.symlink_to("nowhere")
+    else:
+        file.write_bytes(content)
+    for words in (["llvm"], ["triton"], ["llvm", "--triton", str(here.folder)]):
+        code, _, said = here.call("plan", *words)
+        assert code == 4, said
+        assert name in said
+    code, _, said = here.call("plan", "llvm", "--triton", name)
+    assert code == 4
+    assert name in said
+    assert here.call("pins", "--triton", name)[0] == 4
 
 
 def test_two_pins_in_one_folder_that_disagree_are_refused(here: Here) -> None:
@@ -296,12 +319,42 @@ def test_a_file_names_what_lies_beside_it(here: Here, monkeypatch: pytest.Monkey
     assert json.loads(done.stdout)["stages"][-1]["sources"][0]["ref"] == V36.llvm, done.stderr
 
 
-def test_sources_that_do_not_count_are_told(here: Here) -> None:
-    (here.folder / "toolchain.toml").write_text(f'source = ["llvm=https://github.com/{V36.repository}@{V36.llvm}"]\n')
+def test_sources_of_all_places_are_joined_by_name(here: Here) -> None:
+    """The command line wins for the name that it has, and takes no other source away."""
+    llvm, triton = f"llvm=https://github.com/{V36.repository}@{V36.llvm}", f"triton={UPSTREAM}@{COMMIT}"
+    (here.folder / "toolchain.toml").write_text(f'source = ["{llvm}", "{triton}"]\n')
     assert here.llvm() == (V36.llvm, V36.repository, "")
-    code, _, said = here.call("plan", "triton", "--source", "triton=pypi:3.7.1")
-    assert code == 0
-    assert f"not used: llvm=https://github.com/{V36.repository}@{V36.llvm}" in said
+
+    def planned(*words: str, env: dict[str, str] | None = None) -> tuple[str, str, str]:
+        code, found, said = here.call("plan", "triton", *words, env=env)
+        assert code == 0, said
+        refs = {source["name"]: source["ref"] for row in found["stages"] for source in row["sources"]}
+        return refs["llvm"], refs["triton"], said
+
+    other = f"llvm=https://github.com/a/b@{UNKNOWN}"
+    assert planned() == (V36.llvm, COMMIT, "")
+    ref, commit, said = planned("--source", other)
+    assert (ref, commit) == (UNKNOWN, COMMIT)
+    assert said == f"--source of the command line counts with {triton} and in place of {llvm}\n"
+    ref, commit, said = planned("--source", f"triton={UPSTREAM}@{V37.commit}", env={"TOOLCHAIN_SOURCE": other})
+    assert (ref, commit, said.count("\n")) == (UNKNOWN, V37.commit, 1)
+    ref, commit, said = planned(env={"TOOLCHAIN_SOURCE": other})
+    assert (ref, commit) == (UNKNOWN, COMMIT)
+    assert said == f"--source of TOOLCHAIN_SOURCE counts with {triton}\n"
+    # The file's Triton is weaker than the command line's, whoever else names an LLVM.
+    ref, commit, said = planned("--source", other, "--triton", "3.7.1")
+    assert (ref, commit) == (UNKNOWN, V37.commit)
+    assert "overrules" in said
+
+
+def test_patches_of_all_places_are_joined_by_name(here: Here) -> None:
+    for name in ("a", "b", "c"):
+        (here.folder / name).write_text(name)
+    (here.folder / "toolchain.toml").write_text('patch = ["llvm=a", "triton=b"]\n')
+    done = CliRunner().invoke(app, ["plan", "triton", "--triton", "3.7.1", "--patch", "llvm=c"])
+    assert done.exit_code == 0
+    assert "counts with triton=b and in place of llvm=a" in done.stderr
+    assert re.findall(r"\+ (\w)\b", done.stdout) == ["c", "b"]
 
 
 def test_a_file_that_cannot_be_read_is_no_reason_for_the_default(here: Here) -> None:
@@ -309,6 +362,24 @@ def test_a_file_that_cannot_be_read_is_no_reason_for_the_default(here: Here) -> 
     code, _, said = here.call("plan", "llvm")
     assert code == 3
     assert "cannot read toolchain.toml" in said
+
+
+@pytest.mark.parametrize("text", ["3.06.0", "\uff13.6.0"])
+def test_what_is_nearly_a_version_names_no_triton(here: Here, text: str) -> None:
+    for verb in ("plan", "build"):
+        code, _, said = here.call(verb, "llvm", "--triton", text)
+        assert code == 4
+        assert "did you mean 3.6.0?" in said
+
+
+@pytest.mark.parametrize("path", ["~nobody-at-all/x", "x" * 300, "loop"])
+@pytest.mark.parametrize("option", ["--triton", "--source=llvm", "--source=triton"])
+def test_a_path_that_no_system_takes(here: Here, path: str, option: str) -> None:
+    Path("loop").symlink_to("loop")
+    words = [f"{option}={path}"] if "=" in option else [option, path]
+    code, _, said = here.call("plan", "triton", *words)
+    assert code in {3, 4, 5}, said
+    assert path[:20] in said
 
 
 def test_a_folder_that_is_gone(here: Here) -> None:

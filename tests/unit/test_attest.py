@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -20,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from tests.evidence_fixtures import BASE, COMMIT, FINISHED, LLVM, ed25519_signer, image_facts, p256_signer
 from toolchain.digest import canonical, sha256_json
 from toolchain.errors import ConfigError, UntrustedError
-from toolchain.trust import attest, dsse
+from toolchain.trust import attest, dsse, keys
 from toolchain.trust.keys import PublicKey, Signer, load_public, load_signer, new_key
 
 SUBJECT = attest.subjects("thing", [f"sha256:{'1' * 64}", f"sha256:{'2' * 64}"])
@@ -80,6 +81,7 @@ def test_what_is_no_envelope(content: bytes) -> None:
 def test_a_new_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TOOLCHAIN_KEY_PASSPHRASE", raising=False)
     path = tmp_path / "my 'keys'" / "key"
+    path.parent.mkdir()
     made = new_key(path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert load_signer(path).public.id == made.id == load_public(path.with_name("key.pub")).id
@@ -91,6 +93,27 @@ def test_a_new_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path.unlink()
     with pytest.raises(ConfigError, match=r"key\.pub is there already"):
         new_key(path)
+
+
+def test_a_key_gets_no_folder(tmp_path: Path) -> None:
+    """As with ssh-keygen and cosign: a misspelt path is no place for a secret."""
+    with pytest.raises(ConfigError, match="cannot write") as caught:
+        new_key(tmp_path / "my keys" / "key")
+    assert f"mkdir -m 700 -p '{tmp_path}/my keys'" in caught.value.fix
+    for name in ("", "/"):
+        with pytest.raises(ConfigError, match="no name of a file"):
+            new_key(Path(name))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_half_of_a_pair_is_not_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_path: Path, _content: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(keys, "write_atomically", full)
+    with pytest.raises(ConfigError, match="cannot write"):
+        new_key(tmp_path / "key")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_key_with_a_passphrase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -236,16 +236,18 @@ def test_paths_with_spaces_come_from_the_environment_too(clean: dict[str, str], 
     given = f"llvm={trees[0]}  triton={trees[1]}"
     done = call({**clean, "TOOLCHAIN_SOURCE": given}, "plan", "llvm", cwd=tmp_path)
     assert done.returncode == 5
-    assert f"the source llvm is not there: {trees[0]}\n" in done.stderr
+    assert f"--source llvm={trees[0]} names no source" in done.stderr
+    for tree in trees:
+        tree.mkdir()
     (tmp_path / "toolchain.toml").write_text('source = ["llvm=/from/the/file"]\n')
     patch = tmp_path / "a  patch"
     done = call({**clean, "TOOLCHAIN_SOURCE": given, "TOOLCHAIN_PATCH": f"llvm={patch}"}, "plan", "llvm", cwd=tmp_path)
     assert f"--patch llvm={patch}: no such file" in done.stderr
     patch.touch()
     done = call({**clean, "TOOLCHAIN_SOURCE": given, "TOOLCHAIN_PATCH": f"llvm={patch}"}, "plan", "llvm", cwd=tmp_path)
-    assert f"not there: {trees[0]}" in done.stderr
+    assert f"{trees[0]} is not a whole source tree" in done.stderr
     done = call({**clean, "TOOLCHAIN_SOURCE": given}, "plan", "llvm", "--source", "llvm=/from/the/line", cwd=tmp_path)
-    assert "not there: /from/the/line" in done.stderr
+    assert "--source llvm=/from/the/line names no source" in done.stderr
 
 
 def test_plan_of_an_empty_machine_has_no_digests(clean: dict[str, str], tmp_path: Path) -> None:

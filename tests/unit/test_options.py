@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import subprocess
+import sys
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -181,7 +184,48 @@ def test_what_no_verb_takes_is_not_written(here: Path) -> None:
     call("init", "--gpu", "gfx9999", code=7)
     call("init", "--patch", "triton=none.patch", code=3)
     call("init", "--dest", "not a place", code=3)
+    call("init", "--stage", "nothing", code=7)
+    call("init", "--only", "everything", code=7)
+    call("init", "--python", "3.013", code=4)
+    call("init", "--base", "debian31", code=7)
+    call("init", "--stage", "triton", "--only", "tablegen", code=11)
     assert list(here.iterdir()) == []
+
+
+def test_after_it_no_verb_needs_an_option(here: Path) -> None:
+    """A pin file names an LLVM alone, which is enough for the stage `llvm`."""
+    commit = "f6ded0be897e2878612dd903f7e8bb85448269e5"
+    (here / "pin").write_text(commit)
+    call("init", "--triton", "pin", code=4)
+    call("init", "--triton", "pin", "--stage", "triton", code=4)
+    call("init", "--triton", "pin", "--stage", "llvm", "--only", "tablegen", "--python", "3.13", "--dest", "oci:out")
+    rows = json.loads(CliRunner().invoke(app, ["plan", "--json"]).stdout)["stages"]
+    assert rows[-1]["sources"][0]["ref"] == commit
+    for verb, code, says in (("publish", 5, "not built yet: llvm-triton-tablegen"), ("lock --offline", 0, "written"),
+                             ("build --offline", 18, "--offline")):  # fmt: skip
+        assert says in call(*verb.split(), code=code)
+
+
+def test_the_next_command_can_be_pasted(here: Path) -> None:
+    for name in ("it's a folder", os.fsdecode(b"not \xff 'text'")):
+        (here / name).mkdir()
+        code = "import sys; sys.argv[0] = 'toolchain'; from toolchain.cli.app import main; main()"
+        words = [sys.executable, "-c", code, "--config", f"{name}/t.toml", "init", "--jobs", "3"]
+        done = subprocess.run(
+            words, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(TOP)}, check=True
+        )
+        command = done.stderr.strip().removeprefix("now: ").replace("toolchain", "printf '%s\\n'", 1)
+        shown = subprocess.run(["bash", "-c", command], capture_output=True, check=True).stdout.splitlines()
+        assert shown == [b"--config", os.fsencode(f"{name}/t.toml"), b"plan"]
+
+
+def test_a_path_that_is_no_text_cannot_be_written(here: Path) -> None:
+    name = os.fsdecode(b"not \xff text")
+    for flag in ("--cache", "--key"):
+        assert "cannot be written" in call("init", flag, name, code=3)
+    (here / name).mkdir()
+    assert "cannot be written" in call("init", "--source", f"llvm={name}", code=3)
+    assert [path.name for path in here.iterdir()] == [name]
 
 
 def test_every_line_of_it_can_be_put_in_force(here: Path) -> None:
@@ -223,3 +267,93 @@ def test_variables_do_not_go_into_the_file(here: Path, monkeypatch: pytest.Monke
     call("init", "--limit", "3")
     assert tomllib.loads((here / "toolchain.toml").read_text()) == {"limit": 3}
     assert Cache(here.parent / "cache") == make_request().cache
+
+
+# The file's own errors
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ('jobs = "4"', "jobs must be a whole number, and is text"),
+        ("jobs = true", "jobs must be a whole number, and is true or false"),
+        ("jobs = 4.0", "jobs must be a whole number, and is a number"),
+        ("jobs = -1", "jobs is -1"),
+        ("limit = 0", "limit is 0"),
+        ("gpu = 5", "gpu must be text in quotes, or a list of such, and is a whole number"),
+        (
+            'gpu = ["gfx942", 5]',
+            "gpu must be text in quotes, or a list of such, and is a list with a whole number in it",
+        ),
+        ("kernel-timeout = true", "kernel-timeout must be a number, and is true or false"),
+        ("kernel-timeout = nan", "kernel-timeout must be a number"),
+        ("kernel-timeout = 0", "kernel-timeout is 0"),
+        ("offline = 1", "offline must be true or false, and is a whole number"),
+        ('offline = "yes"', "offline must be true or false, and is text"),
+        ('source = "llvm=x"', "source must be a list of texts in quotes, and is text"),
+        ('source = { llvm = "x" }', "source must be a list of texts in quotes, and is a table"),
+        ("triton = 3.7", "triton must be text in quotes, and is a number"),
+        ("triton = 1979-05-27", "triton must be text in quotes, and is a date or time"),
+        ("cache = []", "cache must be text in quotes, and is a list"),
+        ('[sources]\nllvm = "x"', "unknown key 'sources'; did you mean 'source'?"),
+    ],
+)
+def test_a_value_of_another_type_is_refused(here: Path, line: str, says: str) -> None:
+    (here / "toolchain.toml").write_text(line)
+    with pytest.raises(ConfigError) as caught:
+        read_file(Path("toolchain.toml"))
+    assert caught.value.what.startswith(f"toolchain.toml: {says}")
+    assert caught.value.why
+    assert caught.value.fix
+
+
+def test_numbers_that_fit(here: Path) -> None:
+    (here / "t.toml").write_text('jobs = 4\nkernel-timeout = 900\ngpu = ["gfx942"]\noffline = false\n')
+    assert read_file(here / "t.toml") == {"jobs": 4, "kernel_timeout": 900, "gpu": "gfx942", "offline": False}
+
+
+def test_the_mark_that_some_editors_put_in_front(here: Path) -> None:
+    (here / "t.toml").write_bytes(b"\xef\xbb\xbfjobs = 4\n")
+    assert read_file(here / "t.toml") == {"jobs": 4}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("gpu", "gfx9999"), ("compression", "rar"), ("base", "debian31"), ("triton", "banana"), ("glibc", "2.17"),
+     ("arch", "vax")],
+)  # fmt: skip
+def test_an_error_names_the_place_of_its_value(
+    here: Path, name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def said() -> str:
+        done = CliRunner().invoke(app, ["plan", "llvm", *words], env={"COLUMNS": "300"})
+        assert done.exit_code > 2
+        return done.output.splitlines()[0]
+
+    words = [f"--{name}", value]
+    assert " is from" not in said()
+    words = []
+    (here / "toolchain.toml").write_text(f'{name} = "{value}"\n')
+    assert said().endswith(f"(--{name} is from toolchain.toml)")
+    (here / "toolchain.toml").rename(here / "other.toml")
+    monkeypatch.setenv("TOOLCHAIN_CONFIG", "other.toml")
+    assert said().endswith(f"(--{name} is from other.toml)")
+    monkeypatch.setenv(f"TOOLCHAIN_{name.upper()}", value)
+    assert said().endswith(f"(--{name} is from TOOLCHAIN_{name.upper()})")
+
+
+def test_an_error_names_the_place_of_its_source(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (here / "toolchain.toml").write_text('source = ["llvm=no-llvm"]\n')
+    words = ["plan", "llvm"]
+    assert "--source llvm=no-llvm names no source (--source is from toolchain.toml)" in call(*words, code=5)
+    words += ["--source", "triton=pypi:3.7.1"]
+    assert "--source llvm=no-llvm names no source (--source is from toolchain.toml)" in call(*words, code=5)
+    monkeypatch.setenv("TOOLCHAIN_SOURCE", "llvm=none")
+    assert "--source llvm=none names no source (--source is from TOOLCHAIN_SOURCE)" in call(*words, code=5)
+    assert "--source llvm=other names no source\n" in call(*words, "--source", "llvm=other", code=5)
+
+
+@pytest.mark.parametrize("verb", ["plan", "init"])
+def test_no_name_is_no_file(here: Path, verb: str) -> None:
+    assert "--config '' names no file" in call("--config", "", verb, code=3)
+    assert list(here.iterdir()) == []

@@ -1,9 +1,8 @@
-"""Pins: the data's integrity, the rules of looking up, reading pin files, and the verb."""
+"""Pins: the data's integrity, the rules of looking up, and the verb."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
 from pathlib import Path
 
@@ -23,10 +22,6 @@ OTHER = "86b69c31642e98f8357df62c09d118ad1da4e16a"
 NOWHERE = "0123456789abcdef0123456789abcdef01234567"
 UPSTREAM = "llvm/llvm-project"
 TRITON_FORK = "triton-lang/llvm-project"
-
-
-def info(commit: str = HASH, **more: object) -> str:
-    return json.dumps({"llvm_hash": commit, "build_number": 1, **more})
 
 
 # --- the data ---
@@ -220,6 +215,26 @@ def test_what_is_no_version(version: str) -> None:
         pins.aotriton_for_pytorch(version)
 
 
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("3.06.0", "did you mean 3.6.0?"),
+        ("03.6", "did you mean 3.6?"),
+        ("\uff13.6.0", "did you mean 3.6.0?"),
+        ("3.0\u0667.1", "did you mean 3.7.1?"),
+        ("3.04.7", "3.4.0 below and 3.5.0 above"),
+    ],
+)
+def test_what_is_nearly_a_version_is_refused(text: str, says: str) -> None:
+    """A name that no release has must not be another's: it stands in records and in names of images."""
+    assert not pins.is_version(text)
+    with pytest.raises(PinError, match="no Triton version") as caught:
+        pins.triton_release(text)
+    assert says in caught.value.fix
+    with pytest.raises(PinError, match="no PyTorch version"):
+        pins.aotriton_for_pytorch(text)
+
+
 def test_a_vendor_version_has_its_own_row() -> None:
     assert pins.triton_release("3.8.0+rhaiv.1").llvm == "4611156032e1ebac68b2b8f6107b1475a7c60800"
     assert pins.triton_release("3.8").version == "3.8.0"
@@ -327,170 +342,6 @@ def test_a_bad_row_of_data_is_found(row: str, tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(pindata, "_DATA", tmp_path)
     with pytest.raises(PinError, match="bad row"):
         pindata.triton_data.__wrapped__()
-
-
-# --- reading ---
-
-
-@pytest.mark.parametrize("content", [HASH, f"{HASH}\n", f"  {HASH}\r\n", HASH.upper(), f"\ufeff{HASH}\n", info()])
-@pytest.mark.parametrize("name", ["llvm-hash.txt", "llvm-hash", "llvm-hash.json", "llvm-info.json", "llvm-info"])
-def test_spellings_of_a_pin_file(name: str, content: str, tmp_path: Path) -> None:
-    folder = tmp_path / 'it\'s a "Triton" checkout'
-    (folder / "cmake").mkdir(parents=True)
-    file = folder / "cmake" / name
-    file.write_text(content, encoding="utf-8")
-    for path in (file, folder / "cmake", folder):
-        pin = pins.read_pin(path)
-        assert (pin.commit, pin.repository, pin.origin, pin.certainty) == (HASH, UPSTREAM, str(file), "verified")
-        assert not pin.warnings
-
-
-def test_old_checkouts_have_it_at_the_top(tmp_path: Path) -> None:
-    (tmp_path / "llvm-hash.txt").write_text(HASH)
-    (tmp_path / "cmake").mkdir()
-    assert pins.read_pin(tmp_path).commit == HASH
-
-
-@pytest.mark.parametrize(("first", "second"), [("llvm-hash.txt", "llvm-info.json"), ("llvm-info", "llvm-info.json")])
-def test_contradicting_files(first: str, second: str, tmp_path: Path) -> None:
-    (tmp_path / first).write_text(HASH)
-    (tmp_path / second).write_text(info(OTHER))
-    with pytest.raises(PinError, match="contradict") as caught:
-        pins.read_pin(tmp_path)
-    for part in (HASH, OTHER, str(tmp_path / first), str(tmp_path / second)):
-        assert part in caught.value.why
-    assert pins.read_pin(tmp_path / second).commit == OTHER
-
-
-def test_contradiction_between_top_and_cmake(tmp_path: Path) -> None:
-    (tmp_path / "cmake").mkdir()
-    (tmp_path / "llvm-hash.txt").write_text(HASH)
-    (tmp_path / "cmake" / "llvm-info.json").write_text(info(OTHER))
-    with pytest.raises(PinError, match="contradict"):
-        pins.read_pin(tmp_path)
-
-
-@pytest.mark.parametrize("whole", [True, False])
-def test_build_info_names_the_fork(whole: bool, tmp_path: Path) -> None:
-    (tmp_path / "llvm-info.json").write_text(info(NOWHERE))
-    (tmp_path / "llvm-build-info.json").write_text(info(NOWHERE, repository="someone/llvm-fork"))
-    pin = pins.read_pin(tmp_path if whole else tmp_path / "llvm-info.json")
-    assert (pin.commit, pin.repository, pin.warnings) == (NOWHERE, "someone/llvm-fork", ())
-
-
-def test_repository_may_be_a_url(tmp_path: Path) -> None:
-    (tmp_path / "llvm-info.json").write_text(info())
-    (tmp_path / "llvm-build-info.json").write_text(info(repository="https://github.com/someone/llvm-fork.git"))
-    assert pins.read_pin(tmp_path).repository == "someone/llvm-fork"
-
-
-def test_build_info_ahead_is_a_warning_and_its_repository_does_not_count(tmp_path: Path) -> None:
-    (tmp_path / "llvm-info.json").write_text(info(FORK))
-    (tmp_path / "llvm-build-info.json").write_text(info(OTHER, repository="someone/llvm-fork"))
-    pin = pins.read_pin(tmp_path)
-    assert (pin.commit, pin.repository) == (FORK, TRITON_FORK)
-    assert OTHER in pin.warnings[0]
-    assert FORK in pin.warnings[0]
-
-
-def test_build_info_without_repository_leaves_it_to_the_data(tmp_path: Path) -> None:
-    (tmp_path / "llvm-info.json").write_text(info(FORK))
-    (tmp_path / "llvm-build-info.json").write_text(info(FORK))
-    assert pins.read_pin(tmp_path).repository == TRITON_FORK
-
-
-def test_the_fork_of_a_bare_hash_comes_from_the_data(tmp_path: Path) -> None:
-    (tmp_path / "llvm-hash.txt").write_text(FORK)
-    assert pins.read_pin(tmp_path).repository == TRITON_FORK
-
-
-def test_an_assumed_repository_is_said(tmp_path: Path) -> None:
-    (tmp_path / "llvm-info.json").write_text(info(NOWHERE))
-    pin = pins.read_pin(tmp_path)
-    assert pin.repository == UPSTREAM
-    assert "assumed" in pin.warnings[0]
-
-
-@pytest.mark.parametrize("content", ["{", "[]", '{"build_number": 1}', info("short")])
-def test_a_broken_build_info_is_only_a_warning(content: str, tmp_path: Path) -> None:
-    (tmp_path / "llvm-info.json").write_text(info())
-    (tmp_path / "llvm-build-info.json").write_text(content)
-    pin = pins.read_pin(tmp_path)
-    assert pin.commit == HASH
-    assert "ignored" in pin.warnings[0]
-
-
-@pytest.mark.parametrize("repository", ["--upload-pack=x/y", "a/b/c", "", 7, None, "ssh://host/x", "a/../b"])
-def test_a_hostile_repository_is_refused(repository: object, tmp_path: Path) -> None:
-    (tmp_path / "llvm-info.json").write_text(info())
-    (tmp_path / "llvm-build-info.json").write_text(info(repository=repository))
-    with pytest.raises(PinError, match="names no repository"):
-        pins.read_pin(tmp_path)
-
-
-NEIGHBOURS = ["amd-llvm-info.json", "amd-llvm-build-info.json", "nvidia-llvm-build-info.json", "llvm-build-info.json"]
-
-
-@pytest.mark.parametrize("name", NEIGHBOURS)
-def test_other_compilers_pins_are_never_read(name: str, tmp_path: Path) -> None:
-    (tmp_path / name).write_text(info(OTHER))
-    with pytest.raises(PinError, match="no LLVM pin in"):
-        pins.read_pin(tmp_path)
-    with pytest.raises(PinError, match="does not hold the pin"):
-        pins.read_pin(tmp_path / name)
-    (tmp_path / "llvm-info.json").write_text(info())
-    assert pins.read_pin(tmp_path).commit == HASH
-
-
-@pytest.mark.parametrize(
-    ("content", "match"),
-    [
-        (b"", "no commit"),
-        (HASH[:39].encode(), "39 characters"),
-        (f"{HASH}0".encode(), "41 characters"),
-        (f"{HASH}\n{OTHER}".encode(), "no commit"),
-        (HASH.replace("1", "g").encode(), "no commit"),
-        (b'{"build_number": 1}', "names no LLVM"),
-        (b'{"llvm_hash": 7}', "no commit"),
-        (b'{"llvm_hash": null}', "no commit"),
-        (b'{"llvm_hash": "10dc3a8e"}', "8 characters"),
-        (b'{"llvm_hash": ', "not JSON"),
-        (b'["llvm_hash"]', "no JSON object"),
-        (b"[" * 60000, "not JSON"),
-        (b"\xff\xfe1\x000\x00", "no pin file"),
-        (HASH.encode() + b" " * 70000, "no pin file"),
-    ],
-)
-def test_malformed(content: bytes, match: str, tmp_path: Path) -> None:
-    file = tmp_path / "llvm-hash.txt"
-    file.write_bytes(content)
-    for path in (file, tmp_path):
-        with pytest.raises(PinError, match=match) as caught:
-            pins.read_pin(path)
-        assert str(file) in caught.value.what
-        assert caught.value.fix
-
-
-def test_a_huge_file_is_not_read(tmp_path: Path) -> None:
-    file = tmp_path / "llvm-hash.txt"
-    with file.open("wb") as stream:
-        stream.truncate(1 << 40)  # sparse: reading it all would not end
-    with pytest.raises(PinError, match="no pin file"):
-        pins.read_pin(tmp_path)
-
-
-def test_nothing_there(tmp_path: Path) -> None:
-    with pytest.raises(PinError, match="no LLVM pin"):
-        pins.read_pin(tmp_path)
-    with pytest.raises(PinError, match="cannot read") as caught:
-        pins.read_pin(tmp_path / "missing.txt")
-    assert "does not exist" in caught.value.why
-
-
-def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "llvm-hash.txt")
-    with pytest.raises(PinError, match="cannot read"):
-        pins.read_pin(tmp_path / "llvm-hash.txt")
 
 
 # --- the verb ---

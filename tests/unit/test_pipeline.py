@@ -6,6 +6,7 @@ import io
 import json
 import os
 import platform
+import tarfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -283,7 +284,8 @@ def test_a_stage_is_planned_once_while_what_it_rests_on_stands(run: Callable[...
 
 def test_a_local_archive_is_looked_into_once_it_is_unpacked(tmp_path: Path) -> None:
     archive = tmp_path / "llvm project.tar.xz"
-    archive.write_bytes(b"not read by a plan")
+    with tarfile.open(archive, "w:xz") as content:
+        content.addfile(tarfile.TarInfo("top/not-read-by-a-plan"))
     request = make_request(cache=tmp_path / "cache", source=[f"llvm={archive}"])
     dependencies = base.BaseStage().plan(request, {})
     (source,) = LlvmStage().plan(request, {"base": dependencies, "sysroot": SysrootStage().plan(request, {})}).sources

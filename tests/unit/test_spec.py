@@ -54,6 +54,55 @@ def test_what_is_no_source_is_refused_before_a_verb_begins(text: str, tmp_path: 
         make_request(cache=tmp_path, source=[f"aotriton={text}"])
 
 
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (f"https://host:99999/x@{SHA}", "port"),
+        (f"https://host:abc/x@{SHA}", "port"),
+        (f"https://host:0/x#sha256={HEX}", "port"),
+        (f"ssh://git@host:99999/x@{SHA}", "port"),
+        (f"https:///x@{SHA}", "names no host"),
+        (f"https:///x#sha256={HEX}", "names no host"),
+        (f"https://@{SHA}", "names no host"),
+        (f"https://host/x y@{SHA}", "white space"),
+        (f"git://host/x@{SHA}", "only https"),
+        (f"HTTP://host/x@{SHA}", "only https"),
+        (f"HTTP://host/x#sha256={HEX}", "without TLS"),
+        ("HTTPS://host/x@main", "can change"),
+        ("https://host:99999/x@main", "port"),
+        ("distro:", "the name of the package is missing"),
+        ("distro:=1", "the name of the package is missing"),
+        ("distro:Foo", "'Foo' is no name of a package"),
+        ("distro:llvm-toolchain-22=", "the version after = is missing"),
+        ("distro:llvm-toolchain-22==1", "'=1' is no version"),
+        ("pypi:", "the name of the project is missing"),
+        ("pypi:triton==", "the version after == is missing"),
+        ("pypi:triton=3.7.1", "'triton=3.7.1' is no name of a project"),
+        ("pypi:triton==3 7", "'3 7' is no version"),
+    ],
+)
+def test_what_is_wrong_with_a_source_is_told(text: str, says: str) -> None:
+    with pytest.raises(SourceError) as caught:
+        parse_source_spec(text, project="triton")
+    assert says in caught.value.why
+    assert says == "port" or caught.value.fix
+
+
+def test_a_scheme_may_be_in_capitals() -> None:
+    where = "https://github.com/a/B"
+    assert parse_source_spec(f"HTTPS://github.com/a/B@{SHA}") == SourceSpec(kind="git", where=where, version=SHA)
+
+
+@pytest.mark.parametrize(
+    ("text", "write"),
+    [("DISTRO:x", "distro:x"), ("PyPI:3.7.1", "pypi:3.7.1"), (f"https:/host/x@{SHA}", f"https://host/x@{SHA}")],
+)
+def test_what_is_nearly_a_source_is_no_path(text: str, write: str, tmp_path: Path) -> None:
+    with pytest.raises(SourceError) as caught:
+        make_request(cache=tmp_path, source=[f"triton={text}"])
+    assert caught.value.fix == f"write {write}"
+
+
 @pytest.mark.parametrize("text", ["oci:", "oci:dir@sha256:12", "oci:dir:no tag"])
 def test_what_is_no_base_is_refused_before_a_verb_begins(text: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is not a reference"):

@@ -15,11 +15,10 @@ from toolchain.cli.verbs import GROUPS, VERBS, LazyCommand
 
 TOP = Path(__file__).resolve().parents[2]
 HEAVY = {
-    "cryptography", "dask", "elftools", "filelock", "jinja2", "oras", "python_on_whales", "requests", "sqlite3",
-    "urllib3",
+    "cryptography", "dask", "elftools", "filelock", "jinja2", "oras", "pydantic", "python_on_whales", "requests",
+    "sqlite3", "urllib3",
 }  # fmt: skip
-# Typer itself reads option values by pydantic, so a verb that runs has loaded it; the others must not.
-IDLE = HEAVY | {"pydantic", "toolchain.request", "toolchain.build.run", "toolchain.stages", "toolchain.oci"}
+IDLE = HEAVY | {"toolchain.request", "toolchain.build.run", "toolchain.stages", "toolchain.oci"}
 _SHOW = """
 import atexit, sys
 atexit.register(lambda: sys.stderr.write("modules: " + " ".join(sys.modules)))
@@ -47,7 +46,7 @@ def modules(folder: Path, *words: str) -> set[str]:
         (("--version",), {*IDLE, "rich", "logging", "typer.rich_utils"}),
         (("-v", "--version"), {*IDLE, "rich"}),
         (("--help",), IDLE),
-        (("cache", "--help"), IDLE - {"pydantic", "toolchain.request"}),
+        (("cache", "--help"), IDLE - {"toolchain.request"}),
         (("plan", "--json"), {*HEAVY, "rich", "toolchain.kernels", "toolchain.engine", "toolchain.lock.file"}),
         (("plan", "aotriton", "--aotriton", "0.11b", "--gpu", "gfx942", "--json"), HEAVY - {"sqlite3"} | {"rich"}),
         (("plan",), HEAVY),

@@ -203,6 +203,12 @@ def test_mirrors_replace_whole_parts_of_an_address_the_longest_first() -> None:
     for wrong in ("https://github.com", "https://github.com=", "=https://x.example/", "a=b"):
         with pytest.raises(SourceError, match="no URL=URL"):
             parse_mirrors([wrong])
+    for wrong in ("https://github.com=https://x.example:99999/", "https:///=https://x.example/"):
+        with pytest.raises(SourceError, match="not a URL"):
+            parse_mirrors([wrong])
+    assert parse_mirrors(["HTTPS://github.com=HTTPS://x.example"]) == (("https://github.com", "https://x.example"),)
+    with pytest.raises(SourceError, match="more than once"):
+        parse_mirrors(["https://github.com=https://x.example/", "https://github.com/=https://y.example/"])
     with pytest.raises(SourceError) as caught:
         parse_mirrors(["https://github.com=https://me:hunter2@x.example/"])
     assert "hunter2" not in str(caught.value)

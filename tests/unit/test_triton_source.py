@@ -13,6 +13,7 @@ from toolchain.build.targets import stages_of
 from toolchain.cache import Cache
 from toolchain.catalog.base_ref import parse_base
 from toolchain.catalog.releases import aotriton_releases, triton_releases
+from toolchain.cli.request import make_request
 from toolchain.errors import BuildError, PinError, SourceError, UnsupportedError
 from toolchain.request import Request
 from toolchain.stages.aotriton_library import aotriton_source, commit_of
@@ -123,10 +124,10 @@ def test_plan_shows_sources_wheels_and_what_is_let_in(tmp_path: Path, request_: 
         plan(asked, "triton")
 
 
-def test_a_python_that_is_none_is_refused(tmp_path: Path, request_: Request) -> None:
-    (tmp_path / "llvm-hash.txt").write_text(PIN)
+@pytest.mark.parametrize("text", ["cp313", "3.013", "3", "3.13,2.7", "\uff13.13"])
+def test_a_python_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(PinError, match="no Python version"):
-        plan(replace(request_, sources=specs({"triton": str(tmp_path)}), pythons=("cp313",)), "triton")
+        make_request(cache=tmp_path, python=text)
 
 
 def test_lit_totals(tmp_path: Path) -> None:

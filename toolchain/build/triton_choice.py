@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from toolchain.cache import Cache
+from toolchain.catalog.pin_files import pin_files, read_pin
 from toolchain.catalog.release_data import LlvmPin, TritonRelease
 from toolchain.catalog.releases import (
     aotriton_release,
     aotriton_releases,
     is_commit,
     is_version,
+    near_version,
     newest_patch,
-    pin_files,
-    read_pin,
     triton_release,
     triton_releases,
 )
@@ -24,7 +25,7 @@ from toolchain.catalog.stages import involves
 from toolchain.errors import ConfigError, PinError, UnsupportedError
 from toolchain.sources.pypi import pypi_row
 from toolchain.sources.resolve import locate
-from toolchain.sources.spec import SourceSpec, of_folder, of_github, parse_source_spec
+from toolchain.sources.spec import SourceSpec, of_folder, of_github, parse_source_spec, users_path
 from toolchain.stages.triton_tree import compare, head_of
 from toolchain.stages.triton_wheel import BINARY
 
@@ -60,7 +61,7 @@ class Asked:
         """How strong the value of an option is."""
         return self.ranks.get(name, COMMAND_LINE)
 
-    def told(self, note: str, **changes: object) -> Asked:
+    def noting(self, note: str, **changes: object) -> Asked:
         """With a change, and the line about it."""
         return replace(self, notes=(*self.notes, note), **changes)  # type: ignore[arg-type]
 
@@ -82,13 +83,13 @@ def settle(asked: Asked, *, lock: Lock | None, folder: Path, cache: Cache) -> As
         asked = _as_version(asked, wanted)
     elif is_commit(wanted.lower()):
         asked = replace(asked, triton=wanted.lower())
-    elif wanted and Path(wanted).expanduser().exists():
-        return _as_path(asked, Path(wanted).expanduser(), cache)
+    elif wanted and os.path.lexists(users_path(wanted)):
+        return _as_path(asked, users_path(wanted), cache)
     else:
         raise PinError(
             f"--triton {asked.triton!r} names no Triton",
             why="it is no Triton version such as 3.7.1, no commit of 40 digits, and nothing of that name is here",
-            fix="give one of these, or the folder of a checkout",
+            fix=f"{near_version(wanted)}give one of these, or the folder of a checkout",
         )
     _compare(asked, cache)
     # A source that is at this very commit says all that the commit does.
@@ -118,13 +119,13 @@ def _strongest(asked: Asked) -> Asked:
     stronger = [name for name in others if asked.rank(name) < asked.rank("triton")]
     if stronger:
         what = "--source triton" if stronger[0] == "source" else "--aotriton"
-        return asked.told(f"{what} overrules --triton {asked.triton}, which is not of the command line", triton=None)
+        return asked.noting(f"{what} overrules --triton {asked.triton}, which is not of the command line", triton=None)
     if "source" in others and asked.rank("source") > asked.rank("triton"):
         rest = {name: spec for name, spec in asked.sources.items() if name != "triton"}
-        asked = asked.told(f"--triton {asked.triton} overrules triton={asked.sources['triton']}", sources=rest)
+        asked = asked.noting(f"--triton {asked.triton} overrules triton={asked.sources['triton']}", sources=rest)
     weaker = "aotriton" in others and asked.rank("aotriton") > asked.rank("triton")
     if weaker and asked.target in {"llvm", "triton", "kernels"}:
-        asked = asked.told(f"--triton {asked.triton} overrules AOTriton {asked.aotriton}", aotriton=None)
+        asked = asked.noting(f"--triton {asked.triton} overrules AOTriton {asked.aotriton}", aotriton=None)
     return asked
 
 
@@ -134,7 +135,7 @@ def _as_locked(asked: Asked, lock: Lock) -> Asked:
     texts = {name: str(text) for name, text in dict(held.get("source", {})).items() if text != "PATH"}
     specs = {name: parse_source_spec(text, project=name) for name, text in texts.items()}
     if asked.triton is not None and asked.rank("lock") < asked.rank("triton") and (specs or "triton" in held):
-        asked = asked.told(f"the lock overrules --triton {asked.triton}", triton=None)
+        asked = asked.noting(f"the lock overrules --triton {asked.triton}", triton=None)
     if asked.triton or asked.aotriton or "triton" in asked.sources:
         return asked
     version, release, wheel = held.get("triton"), held.get("aotriton"), lock.source("triton")
@@ -158,7 +159,7 @@ def _as_found(asked: Asked, folder: Path, lock: Lock | None) -> Asked:
     if lock is not None and not (checkout and dict(lock.request.get("source", {})).get("triton") == "PATH"):
         return asked
     if not checkout and asked.target != "llvm":
-        return asked.told(f"{pin_files(folder)[0].name} in this folder names an LLVM and no Triton; not used")
+        return asked.noting(f"{pin_files(folder)[0].name} in this folder names an LLVM and no Triton; not used")
     pin = read_pin(folder)
     where = Path(pin.origin).relative_to(folder)
     notes = (*asked.notes, *pin.warnings)
@@ -196,7 +197,7 @@ def _as_version(asked: Asked, wanted: str) -> Asked:
     if involves(asked.target, "llvm") and "llvm" not in asked.sources:
         triton_release(row.version)  # an LLVM that nobody knows is refused before all else
     if row.version != wanted.removeprefix("v"):
-        return asked.told(f"Triton {wanted} is {row.version}, the newest patch release on record", triton=row.version)
+        return asked.noting(f"Triton {wanted} is {row.version}, the newest patch release on record", triton=row.version)
     return replace(asked, triton=row.version)
 
 
@@ -204,7 +205,7 @@ def _as_path(asked: Asked, path: Path, cache: Cache) -> Asked:
     """A folder is a checkout, to be built as `--source triton=FOLDER`; a file is a pin, and names an LLVM alone."""
     if path.is_dir():
         return _as_folder(asked, path, cache)
-    if asked.target not in {"llvm", "base"}:
+    if asked.target not in {"llvm", "base"} and path.exists():
         raise PinError(
             f"--triton {path} names no Triton",
             why="a file is the pin of an LLVM, and of that no Triton can be told",
@@ -299,8 +300,8 @@ def _compare_release(wanted: str, release: str) -> None:
     row = _row(wanted)
     commit = wanted if is_commit(wanted) else row.commit if row is not None else ""
     if not carried or commit != carried:
-        told = carried or "a commit that nobody knows"
-        raise _two(f"--triton {wanted}", f"--aotriton {release}", commit or f"upstream's tag v{wanted}", told)
+        other = carried or "a commit that nobody knows"
+        raise _two(f"--triton {wanted}", f"--aotriton {release}", commit or f"upstream's tag v{wanted}", other)
 
 
 def _row(wanted: str) -> TritonRelease | None:

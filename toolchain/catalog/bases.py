@@ -5,13 +5,11 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
-
-from toolchain.data import read_toml
+from toolchain.data import read_toml, typed_row
 from toolchain.errors import ConfigError, UnsupportedError
 from toolchain.recipe import digests, root
 
@@ -80,9 +78,8 @@ class BaseRecipe:
         return {"kind": self.kind, "arch": self.arch, "image": self.image, "files": digests(folder, _INSTALLER)}
 
 
-class _Row(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
+@dataclass(frozen=True, kw_only=True)
+class _Row:
     kind: Literal["mmdebstrap", "containerfile"]
     os_release: dict[str, str]
     tools: dict[str, str]
@@ -91,16 +88,16 @@ class _Row(BaseModel):
     note: str
     suite: str = ""
     variant: str = ""
-    packages: list[str] = []
-    sysroot: list[str] = []
-    links: dict[str, dict[str, str]] = {}
+    packages: tuple[str, ...] = ()
+    sysroot: tuple[str, ...] = ()
+    links: dict[str, dict[str, str]] = field(default_factory=dict)
     containerfile: str = ""
-    images: dict[str, str] = {}
+    images: dict[str, str] = field(default_factory=dict)
     tag: str = ""
     seen: str = ""
 
-    @model_validator(mode="after")
-    def _fits_kind(self) -> _Row:
+    def check(self) -> None:
+        """Whether the values fit the kind and each other; a ValueError says which do not."""
         debian = {"suite": self.suite, "variant": self.variant, "packages": self.packages}
         image = {"containerfile": self.containerfile, "images": self.images, "tag": self.tag, "seen": self.seen}
         needed, strange = (
@@ -123,7 +120,6 @@ class _Row(BaseModel):
         for path in (path for links in self.links.values() for path in links):
             if not path.startswith("/") or ".." in PurePosixPath(path).parts:
                 raise ValueError(f"{path!r} is no absolute path")
-        return self
 
 
 def load_bases(arch: str = "amd64", *, path: Path | None = None) -> dict[str, BaseRecipe]:
@@ -143,16 +139,12 @@ def load_bases(arch: str = "amd64", *, path: Path | None = None) -> dict[str, Ba
 def _recipe(name: str, content: Any, arch: str, source: Path) -> BaseRecipe:
     if not _NAME.fullmatch(name):
         raise ConfigError(f"{source}: {name!r} is no name for a base", why="it becomes part of image names")
+    row = typed_row(_Row, content, name, source)
     try:
-        row = _Row.model_validate(content)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join([name, *(str(part) for part in first["loc"])])
-        unknown = first["type"] == "extra_forbidden"
+        row.check()
+    except ValueError as error:
         raise ConfigError(
-            f"{source}: unknown key {where!r}" if unknown else f"{source}: bad value for {where!r}",
-            why=f"known keys: {', '.join(sorted(_Row.model_fields))}" if unknown else first["msg"],
-            fix="correct or remove the key",
+            f"{source}: bad value for {name!r}", why=str(error), fix="correct or remove the key"
         ) from error
     return BaseRecipe(
         name=name,

@@ -15,7 +15,7 @@ from toolchain import recipe
 from toolchain.data import read_toml
 from toolchain.errors import ContractError, PinError, UnsupportedError
 
-_LINE = re.compile(r"v?(\d{1,4})\.(\d{1,4})(?:\.\d{1,4})?(?:\+[A-Za-z0-9.]+)?")
+_LINE = re.compile(r"v?([0-9]{1,4})\.([0-9]{1,4})(?:\.[0-9]{1,4})?(?:\+[A-Za-z0-9.]+)?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _ORDER = ("filecheck", "lld", "clang")
 _STDDEF = re.compile(r"lib/clang/[^/]+/include/stddef\.h")
@@ -193,11 +193,11 @@ def _assemble(data: dict[str, Any], rows: list[dict[str, Any]], arch: str) -> Ll
 
 
 def _line(version: str) -> tuple[int, int]:
-    found = _LINE.fullmatch(version)
-    if not found:
+    match = _LINE.fullmatch(version)
+    if not match:
         fix = "give a version such as 3.7.1 or a commit of 40 digits"
         raise PinError(f"{version!r} is no Triton version", why="it reads MAJOR.MINOR[.PATCH]", fix=fix)
-    return int(found[1]), int(found[2])
+    return int(match[1]), int(match[2])
 
 
 @lru_cache(maxsize=1)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
-
-from toolchain.data import read_toml
+from toolchain.data import read_toml, typed_row
 from toolchain.errors import ConfigError, UnsupportedError
 from toolchain.recipe import root
 
@@ -33,7 +30,6 @@ class Floor:
         note: for people.
     """
 
-    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
     glibc: str
     system: str
     libstdcxx: str
@@ -62,19 +58,13 @@ def load_floors(path: Path | None = None) -> dict[str, Floor]:
         ConfigError: the data cannot be read, or holds what no floor has.
     """
     source = path or root() / DATA
-    try:
-        return {name: _floor(name, row) for name, row in read_toml(source).items()}
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise ConfigError(f"{source}: bad value for {where!r}", why=first["msg"], fix="correct or remove it") from error
+    return {name: _floor(name, row, source) for name, row in read_toml(source).items()}
 
 
-def _floor(name: str, row: Mapping[str, object]) -> Floor:
+def _floor(name: str, row: Mapping[str, object], source: Path) -> Floor:
     if not _VERSION.fullmatch(name):
         raise ConfigError(f"{DATA}: {name!r} is no version of glibc", why="it becomes part of names")
-    # By way of JSON: there lists may become tuples while all else stays strict.
-    return TypeAdapter(Floor).validate_json(json.dumps({**row, "glibc": name}))
+    return typed_row(Floor, {**row, "glibc": name} if isinstance(row, dict) else row, name, source)
 
 
 def floor_of(glibc: str, *, path: Path | None = None) -> Floor:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
-
 from toolchain.data import load
 from toolchain.errors import PinError, UnsupportedError
 
-_VERSION = re.compile(r"3\.[0-9]{1,2}")
+_VERSION = re.compile(r"3\.(0|[1-9][0-9]?)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +84,8 @@ def check_range(version: str, requires: str, *, name: str) -> None:
         UnsupportedError: it does not.
         PinError: what the source says is no range of versions.
     """
+    from packaging.specifiers import InvalidSpecifier, SpecifierSet  # noqa: PLC0415 - most plans build no wheel
+
     try:
         supported = SpecifierSet(requires)
     except InvalidSpecifier as error:

@@ -1,20 +1,17 @@
 """What exactly: the LLVM commit that a Triton, an AOTriton or a PyTorch asks for, and how sure that is.
 
-Facts are rows of data (see `toolchain.catalog.release_data`); a checkout says for itself what it pins (`read_pin`).
+Facts are rows of data (see `toolchain.catalog.release_data`); a checkout says for itself what it pins, see
+`toolchain.catalog.pin_files`.
 """
 
 from __future__ import annotations
 
 import difflib
-import json
 import re
 from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 from toolchain.catalog.release_data import (
-    REPOSITORY,
     AotritonRelease,
     Certainty,
     LlvmPin,
@@ -40,19 +37,19 @@ __all__ = [
     "aotriton_releases",
     "is_commit",
     "is_version",
+    "near_version",
     "newest_patch",
-    "pin_files",
     "pytorch_rows",
-    "read_pin",
     "repository_of",
     "triton_release",
     "triton_releases",
 ]
 
-UPSTREAM = "llvm/llvm-project"
-MAX_PIN_BYTES = 64 << 10  # an llvm-info.json has about 700 bytes
-
-_VERSION = re.compile(r"v?(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?(\+[A-Za-z0-9.]+)?")
+_FORM = "MAJOR.MINOR[.PATCH] in the digits 0 to 9, without zeros in front"
+_NUMBER = "(0|[1-9][0-9]{0,3})"
+_VERSION = re.compile(rf"v?{_NUMBER}\.{_NUMBER}(?:\.{_NUMBER})?(\+[A-Za-z0-9.]+)?")
+# The same with zeros in front of a number, or in the digits of another script.
+_NEARLY = re.compile(r"[vV]?(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?")
 
 
 def triton_releases() -> tuple[TritonRelease, ...]:
@@ -104,13 +101,25 @@ def is_version(text: str) -> bool:
     return _VERSION.fullmatch(text.strip()) is not None
 
 
+def near_version(text: str) -> str:
+    """What to say of a text that is nearly a version of Triton: the release that it looks like, else its neighbours."""
+    match = _NEARLY.fullmatch(text.strip())
+    if match is None or is_version(text):
+        return ""
+    plain = ".".join(str(int(part)) for part in match.groups() if part is not None)
+    rows = triton_releases()
+    if any(row.version == plain or row.version.startswith(f"{plain}.") for row in _plain(rows)):
+        return f"did you mean {plain}? "
+    return f"{_neighbours(plain, rows)}; "
+
+
 def _parsed(version: str) -> tuple[str, str | None, str]:
     """Of a version its line (`3.7`), its patch number if it has one, and a vendor's suffix."""
-    found = _VERSION.fullmatch(version)
-    if not found:
-        fix = "give a version such as 3.7.1 or a commit of 40 digits"
-        raise PinError(f"{version!r} is no Triton version", why="it reads MAJOR.MINOR[.PATCH]", fix=fix)
-    major, minor, patch, local = found.groups()
+    match = _VERSION.fullmatch(version)
+    if not match:
+        fix = f"{near_version(version)}give a version such as 3.7.1 or a commit of 40 digits"
+        raise PinError(f"{version!r} is no Triton version", why=f"it reads {_FORM}", fix=fix)
+    major, minor, patch, local = match.groups()
     return f"{int(major)}.{int(minor)}", patch, local or ""
 
 
@@ -167,11 +176,11 @@ def aotriton_for_pytorch(version: str) -> PytorchRow:
         UnsupportedError: no such row.
         PinError: `version` is no version.
     """
-    found = _VERSION.fullmatch(version.strip())
-    if not found:
+    match = _VERSION.fullmatch(version.strip())
+    if not match:
         fix = "give a version such as 2.9"
-        raise PinError(f"{version!r} is no PyTorch version", why="it reads MAJOR.MINOR[.PATCH]", fix=fix)
-    wanted = f"{int(found[1])}.{int(found[2])}"
+        raise PinError(f"{version!r} is no PyTorch version", why=f"it reads {_FORM}", fix=fix)
+    wanted = f"{int(match[1])}.{int(match[2])}"
     by_name = {row.version: row for row in pytorch_data()}
     row = by_name.get(wanted)
     if row is None:
@@ -184,145 +193,6 @@ def repository_of(commit: str) -> str | None:
     """The repository that the data names for an LLVM commit, or None."""
     rows: list[TritonRelease | AotritonRelease] = [*triton_releases(), *aotriton_releases()]
     return next((row.repository for row in rows if row.llvm == commit), None)
-
-
-# --- reading a pin from files ---
-
-_NAMES = tuple(f"{stem}{end}" for stem in ("llvm-hash", "llvm-info") for end in (".txt", ".json", ""))
-# Pins of other compilers, and of builds that run ahead of the pin.
-_OTHER = re.compile(r"(amd|nvidia)-.*|.*build-info.*")
-
-
-def read_pin(path: Path) -> LlvmPin:
-    """The LLVM pin in a file, a folder, or a Triton checkout (its `cmake/`, or the top level as Triton 2.1 had it).
-
-    All pin files of a folder must agree. `llvm-build-info.json` beside them may run ahead: it never is the pin, but
-    where it agrees its `repository` counts.
-
-    Raises:
-        PinError: none there, malformed, or contradictory; the message names every file and value concerned.
-    """
-    if path.is_dir():
-        files = pin_files(path)
-        if not files:
-            raise PinError(
-                f"no LLVM pin in {path}",
-                why="neither llvm-hash.txt nor llvm-info.json is there or in its cmake/ folder",
-                fix="name the pin file itself, or a Triton checkout",
-            )
-    else:
-        files = [path]
-        if _OTHER.fullmatch(path.name):
-            raise PinError(
-                f"{path} does not hold the pin of Triton's LLVM",
-                why="it names the LLVM of another part of Triton, or of a build that may run ahead of the pin",
-                fix="give llvm-hash.txt or llvm-info.json",
-            )
-    found = {file: _commit_in(file) for file in files}
-    if len(set(found.values())) > 1:
-        raise PinError(
-            f"the pins in {path} contradict each other",
-            why="; ".join(f"{file} says {commit}" for file, commit in found.items()),
-            fix="remove the stale file, or name the one that counts",
-        )
-    file, commit = next(iter(found.items()))
-    repository, warnings = _repository_beside(files, commit)
-    return LlvmPin(
-        commit=commit, repository=repository, origin=str(file), certainty="verified", warnings=tuple(warnings)
-    )
-
-
-def pin_files(folder: Path) -> list[Path]:
-    """The files in a folder, or in the `cmake/` of a checkout, that say which LLVM Triton is built with.
-
-    Raises:
-        PinError: one of the two may not be looked into.
-    """
-    try:
-        return [place / name for place in (folder, folder / "cmake") for name in _NAMES if (place / name).is_file()]
-    except OSError as error:
-        raise PinError(
-            f"cannot look for pins in {folder}", why=error.strerror or str(error), fix="check its rights"
-        ) from error
-
-
-def _text_of(file: Path) -> str:
-    """A small text file, without a byte order mark and surrounding space."""
-    try:
-        if not file.is_file():
-            why = "it is no regular file" if file.exists() else "it does not exist"
-            raise PinError(f"cannot read {file}", why=why, fix="name a pin file, a folder with one, or a checkout")
-        with file.open("rb") as stream:
-            content = stream.read(MAX_PIN_BYTES + 1)
-    except OSError as error:
-        raise PinError(f"cannot read {file}", why=error.strerror or str(error), fix="check path and rights") from error
-    if len(content) > MAX_PIN_BYTES:
-        why = f"it has more than {MAX_PIN_BYTES} bytes"
-        raise PinError(f"{file} is no pin file", why=why, fix="give llvm-hash.txt or llvm-info.json")
-    try:
-        return content.decode("utf-8-sig").strip()
-    except UnicodeDecodeError as error:
-        why = f"byte {error.start} is not UTF-8"
-        raise PinError(f"{file} is no pin file", why=why, fix="give llvm-hash.txt or llvm-info.json") from error
-
-
-def _object_in(file: Path, text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise PinError(f"{file} is not JSON", why=str(error), fix="take the file from Triton again") from error
-    if not isinstance(value, dict):
-        raise PinError(f"{file} holds no JSON object", fix="take the file from Triton again")
-    return value
-
-
-def _commit_in(file: Path) -> str:
-    """The commit a pin file names: the bare digits or the JSON key `llvm_hash`, whatever the file is called."""
-    text = _text_of(file)
-    value: object = text
-    if text.startswith(("{", "[")):
-        content = _object_in(file, text)
-        if "llvm_hash" not in content:
-            why = f"the key llvm_hash is missing; there are: {', '.join(sorted(content)) or 'none'}"
-            raise PinError(f"{file} names no LLVM", why=why, fix="take the file from Triton again")
-        value = content["llvm_hash"]
-    commit = value.strip().lower() if isinstance(value, str) else ""
-    if not is_commit(commit):
-        shown = repr(value if not isinstance(value, str) or len(value) <= 60 else f"{value[:60]}…")
-        size = f", {len(commit)} characters" if commit else ""
-        fix = "give all 40 digits; a short value may mean more than one commit"
-        raise PinError(f"{file} holds no commit: {shown}{size}", why="a commit has 40 hexadecimal digits", fix=fix)
-    return commit
-
-
-def _repository_beside(files: list[Path], commit: str) -> tuple[str, list[str]]:
-    """Which repository holds `commit`, as llvm-build-info.json beside the pins or the data say; and warnings."""
-    warnings = []
-    for folder in dict.fromkeys(file.parent for file in files):
-        build = folder / "llvm-build-info.json"
-        if not build.is_file():
-            continue
-        try:
-            content = _object_in(build, _text_of(build))
-            built = _commit_in(build)
-        except PinError as error:
-            warnings.append(f"{build} is ignored: {error.what}")
-            continue
-        if built != commit:
-            warnings.append(f"{build} is ahead of the pin: it builds {built}, the pin stays {commit}")
-            continue
-        if "repository" in content:
-            named = content["repository"]
-            short = re.sub(r"^https://github\.com/|\.git$|/$", "", named) if isinstance(named, str) else ""
-            if not REPOSITORY.fullmatch(short):
-                fix = "take the file from Triton again"
-                raise PinError(f"{build} names no repository: {named!r}", why="it is written owner/name", fix=fix)
-            return short, warnings
-    if known := repository_of(commit):
-        return known, warnings
-    if any(file.name.startswith("llvm-info") for file in files):
-        warnings.append(f"no file says which repository holds {commit}; {UPSTREAM} is assumed, it may be a fork's")
-    return UPSTREAM, warnings
 
 
 # --- rows ---

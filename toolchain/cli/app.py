@@ -13,10 +13,12 @@ import typer
 
 from toolchain import __version__, console
 from toolchain.cli.defaults import defaults
-from toolchain.cli.verbs import register
-from toolchain.errors import ToolchainError
+from toolchain.cli.streams import ReaderGoneError, die_of_pipe, guard
+from toolchain.cli.verbs import Group, register
+from toolchain.errors import ConfigError, ToolchainError
 
 app = typer.Typer(
+    cls=Group,
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -38,7 +40,7 @@ def _version(value: bool) -> None:
 def _main(
     ctx: typer.Context,
     config: Annotated[
-        Path | None, typer.Option("--config", envvar="TOOLCHAIN_CONFIG", help="TOML file with values for the options.")
+        str | None, typer.Option("--config", envvar="TOOLCHAIN_CONFIG", help="TOML file with values for the options.")
     ] = None,
     verbose: Annotated[int, typer.Option("--verbose", "-v", count=True, help="Say more; twice shows commands.")] = 0,
     version: Annotated[
@@ -48,10 +50,12 @@ def _main(
     from toolchain import logs  # noqa: PLC0415 - for a verb that runs
 
     logs.setup(verbose)
-    if ctx.invoked_subcommand == "init":
-        return  # it writes the file
     try:
-        ctx.default_map = defaults(config)
+        if config == "":
+            fix = "name a file, or leave --config out for ./toolchain.toml"
+            raise ConfigError("--config '' names no file", fix=fix)
+        if ctx.invoked_subcommand != "init":  # that writes the file
+            ctx.default_map = defaults(Path(config) if config else None)
     except ToolchainError as error:
         # The verb's own options are not read yet.
         console.failure(error, as_json="--json" in sys.argv)
@@ -79,6 +83,15 @@ def _starts_a_program(frame: FrameType | None) -> bool:
 
 def main() -> None:
     """Entry point."""
+    guard()
+    try:
+        _run()
+        sys.stdout.flush()
+    except ReaderGoneError:
+        die_of_pipe()
+
+
+def _run() -> None:
     if sys.argv[1:] == ["--version"]:
         # What scripts ask first, and often: it does not wait until the verbs are put together.
         console.text(__version__)

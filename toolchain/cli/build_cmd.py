@@ -22,7 +22,7 @@ from toolchain.stages.stage import Built
 if TYPE_CHECKING:
     from toolchain.build.reuse import Reuse
 
-GoalArg = Annotated[str, typer.Argument(help=stages.choice())]
+GoalArg = Annotated[str, typer.Argument(help=stages.choice(), autocompletion=o.stage())]
 ReuseOpt = Annotated[str | None, o.typed(REUSE_FROM)]
 ReuseOnlyOpt = Annotated[
     bool, typer.Option("--reuse-only", help="With --reuse-from: build nothing; fail where something would be built.")

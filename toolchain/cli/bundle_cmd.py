@@ -18,7 +18,7 @@ from toolchain.request import Request
 
 DestArg = Annotated[str, typer.Argument(help="oci:DIR[:TAG] or REGISTRY/NS/NAME:TAG.", show_default=False)]
 RefArg = Annotated[str, typer.Argument(help="oci:DIR[:TAG] or REGISTRY/NS/NAME[:TAG|@DIGEST].", show_default=False)]
-StageArg = Annotated[str, typer.Argument(help=stages.choice())]
+StageArg = Annotated[str, typer.Argument(help=stages.choice(), autocompletion=o.stage())]
 OutOpt = Annotated[
     Path,
     typer.Option("--lock-file", envvar="TOOLCHAIN_LOCK_FILE", help="Must hold all that comes; written if not there."),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import math
 import os
 import tempfile
 import tomllib
@@ -9,13 +11,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
-
 from toolchain import request as request_module
 from toolchain import toml_text
 from toolchain.catalog import stages
 from toolchain.errors import ConfigError
-from toolchain.options import IN_FILE, Option, into, moved, out_of, plain
+from toolchain.options import Kind, Option, into, moved, out_of, plain
 
 DEST = Option(
     name="dest", place="oci", example="oci:out", help="Where `publish` sends images: oci:DIR or REGISTRY/NS.",
@@ -33,7 +33,7 @@ REUSE_FROM = Option(
     help="REGISTRY/NS or oci:DIR: take finished images from there, each only once it is verified. Needs --key.",
 )  # fmt: skip
 STAGE = Option(
-    name="stage", environment=False, example="llvm",
+    name="stage", environment=False, example="llvm", known=stages.targets,
     help=f"The stage for verbs that are given none: {stages.choice()}",
 )  # fmt: skip
 # Beside the options of a request, those of single verbs.
@@ -42,17 +42,7 @@ OF_VERBS = (STAGE, DEST, KEY, SOURCE_REPO, REUSE_FROM)
 
 def file_options() -> tuple[Option, ...]:
     """The options that the file may hold, in the order in which it is written."""
-    return (*(one.option for one in request_module.options() if one.option.file), *OF_VERBS)
-
-
-def _model() -> type[BaseModel]:
-    """The same names as the options, without the dashes in front."""
-    keys: dict[str, Any] = {
-        one.parameter: (IN_FILE[one.kind] | None, Field(None, alias=one.name)) for one in file_options()
-    }
-    return create_model(
-        "toolchain.toml", __config__=ConfigDict(extra="forbid", frozen=True, populate_by_name=True), **keys
-    )
+    return (*(declared.option for declared in request_module.options() if declared.option.file), *OF_VERBS)
 
 
 def read_file(path: Path) -> dict[str, Any]:
@@ -62,35 +52,81 @@ def read_file(path: Path) -> dict[str, Any]:
         ConfigError: not there, not TOML, an unknown key or a value of the wrong type.
     """
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
-        raise ConfigError(f"cannot read {path}", why=str(error.strerror), fix="check --config") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"{path} is not TOML", why=str(error)) from error
-    try:
-        model = _model().model_validate(content)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = str(first["loc"][0])
-        known = ", ".join(sorted(one.name for one in file_options()))
-        unknown = first["type"] == "extra_forbidden"
+        why = error.strerror or str(error)
         raise ConfigError(
-            f"{path}: unknown key {where!r}" if unknown else f"{path}: bad value for {where!r}",
-            why=f"known keys: {known}" if unknown else first["msg"],
-            fix="correct or remove the key",
+            f"cannot read {path}", why=why, fix="mend that file, or name another with --config"
         ) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(
+            f"{path} is not TOML", why=str(error), fix="`toolchain init` writes one to begin with"
+        ) from error
+    known = {option.name: option for option in file_options()}
+    for name, value in content.items():
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            raise ConfigError(
+                f"{path}: unknown key {name!r}" + (f"; did you mean {close[0]!r}?" if close else ""),
+                why=f"known keys: {', '.join(sorted(known))}",
+                fix="correct or remove the key",
+            )
+        _check_value(path, known[name], value)
     move = into(path.parent)
-    given = ((one, getattr(model, one.parameter)) for one in file_options())
-    return {one.parameter: _value(one, value, move) for one, value in given if value is not None}
+    return {known[name].parameter: _value(known[name], value, move) for name, value in content.items()}
 
 
-def _value(one: Option, value: Any, move: Callable[[str], str]) -> Any:
+_WANTED: dict[Kind, str] = {
+    "text": "text in quotes", "path": "text in quotes", "count": "a whole number", "seconds": "a number",
+    "flag": "true or false", "commas": "text in quotes, or a list of such", "names": "a list of texts in quotes",
+    "pairs": "a list of texts in quotes",
+}  # fmt: skip
+_TYPES = {bool: "true or false", int: "a whole number", float: "a number", str: "text", list: "a list", dict: "a table"}
+
+
+def _check_value(path: Path, option: Option, value: Any) -> None:
+    """Insist on the type that an option has, and on its least number.
+
+    Raises:
+        ConfigError: another type; the message has the key, what is wanted and what is there.
+    """
+    match option.kind:
+        case "text" | "path":
+            fits = isinstance(value, str)
+        case "count":
+            fits = isinstance(value, int) and not isinstance(value, bool)
+        case "seconds":
+            fits = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        case "flag":
+            fits = isinstance(value, bool)
+        case _:
+            texts = isinstance(value, list) and all(isinstance(text, str) for text in value)
+            fits = texts or (option.kind == "commas" and isinstance(value, str))
+    there = _TYPES.get(type(value), "a date or time")
+    if (
+        isinstance(value, list)
+        and (other := next((text for text in value if not isinstance(text, str)), None)) is not None
+    ):
+        there = f"a list with {_TYPES.get(type(other), 'a date or time')} in it"
+    if not fits:
+        raise ConfigError(
+            f"{path}: {option.name} must be {_WANTED[option.kind]}, and is {there}",
+            why=f"it reads {str(value)[:100]}",
+            fix=f"write it as in: {option.name} = {toml_text.value(_shown(option))}",
+        )
+    if option.least is not None and value < option.least:
+        raise ConfigError(
+            f"{path}: {option.name} is {value}", why=f"it must be at least {option.least:g}", fix="correct it"
+        )
+
+
+def _value(option: Option, value: Any, move: Callable[[str], str]) -> Any:
     """As the command line gives it."""
-    if one.kind == "commas" and isinstance(value, list):
+    if option.kind == "commas" and isinstance(value, list):
         return ",".join(value)
     if isinstance(value, list):
-        return [moved(one, text, move) for text in value]
-    return moved(one, value, move) if isinstance(value, str) else value
+        return [moved(option, text, move) for text in value]
+    return moved(option, value, move) if isinstance(value, str) else value
 
 
 # Writing
@@ -110,25 +146,36 @@ def render(given: Mapping[str, Any], folder: Path) -> str:
         given: by parameter, as the command line has them: relative paths are relative to the current folder.
         folder: where the file will lie.
     """
-    defaults = {one.option.name: one.default for one in request_module.options()}
     parts = [_HEAD]
-    for one in file_options():
-        default = plain(defaults.get(one.name))
-        shown = one.example if default in (None, [], {}) else default
-        shown = ",".join(shown) if one.kind == "commas" and isinstance(shown, list) else shown
-        active = one.parameter in given
-        value = _text(one, given[one.parameter], out_of(folder)) if active else shown
-        parts.append(f"# {_told(one)}\n{'' if active else '# '}{one.name} = {toml_text.value(value)}\n")
+    for option in file_options():
+        active = option.parameter in given
+        value = _text(option, given[option.parameter], out_of(folder)) if active else _shown(option)
+        parts.append(f"# {_told(option)}\n{'' if active else '# '}{option.name} = {toml_text.value(value)}\n")
     return "\n".join(parts)
 
 
-def _text(one: Option, value: Any, move: Callable[[str], str]) -> Any:
-    value = str(value) if isinstance(value, Path) else value
-    return _value(one, value, move)
+def _shown(option: Option) -> Any:
+    """The default of an option; an example where it has none."""
+    default = plain(
+        next((other.default for other in request_module.options() if other.option.name == option.name), None)
+    )
+    shown = option.example if default in (None, [], {}) else default
+    return ",".join(shown) if option.kind == "commas" and isinstance(shown, list) else shown
 
 
-def _told(one: Option) -> str:
-    return one.help.replace("\\[", "[")
+def _text(option: Option, value: Any, move: Callable[[str], str]) -> Any:
+    written = _value(option, str(value) if isinstance(value, Path) else value, move)
+    try:
+        "".join(written if isinstance(written, list) else [str(written)]).encode()
+    except UnicodeEncodeError as error:
+        why = "the file is UTF-8, and that path has bytes that are not"
+        what = f"{option.flag} {str(written)!r} cannot be written"
+        raise ConfigError(what, why=why, fix="rename it, or go by a link to it") from error
+    return written
+
+
+def _told(option: Option) -> str:
+    return option.help.replace("\\[", "[")
 
 
 def write_new(path: Path, content: str) -> None:

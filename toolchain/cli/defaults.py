@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +29,20 @@ def defaults(config: Path | None) -> dict[str, Any] | None:
         from toolchain.cli.config_file import read_file  # noqa: PLC0415 - most calls have no file
 
         values = read_file(chosen)
-    values |= pairs_from_environment()
+    for name, pairs in pairs_from_environment().items():
+        values[name] = [*pairs, *beside(pairs, values.get(name, ()))]
     if not values:
         return None
     # `pins` answers one question at a time. Whom `verify` trusts, and what it lets pass, no folder may decide that
     # it happens to run in.
     judged = {name: value for name, value in values.items() if name not in {"key", "allow_binary"}}
     return tree(values) | {"pins": {}, "verify": judged}
+
+
+def beside(strong: Sequence[str], weak: Sequence[str]) -> list[str]:
+    """Of the weaker NAME=VALUE those whose name no stronger one has: they count too."""
+    named = {text.partition("=")[0] for text in strong}
+    return [text for text in weak if text.partition("=")[0] not in named]
 
 
 def pairs_from_environment() -> dict[str, list[str]]:
@@ -47,7 +55,7 @@ def pairs_from_environment() -> dict[str, list[str]]:
     from toolchain.request import options  # noqa: PLC0415 - for `toolchain --help` too
 
     found = {}
-    for option in (one.option for one in options() if one.option.kind == "pairs"):
+    for option in (declared.option for declared in options() if declared.option.kind == "pairs"):
         if text := os.environ.get(option.variable, "").strip():
             names = "|".join(map(re.escape, option.of)) or r"[^\s=]+"
             found[option.parameter] = re.split(rf"\s+(?=(?:{names})=)", text)

@@ -28,21 +28,21 @@ def handled(command: Callable[P, R]) -> Callable[P, R]:
         try:
             return command(*args, **kwargs)
         except (ToolchainError, OSError, *_of_sqlite()) as error:  # type: ignore[misc] # all are exceptions
-            told = _full_disk(error) or error
-            if not isinstance(told, ToolchainError):
+            failure = _full_disk(error) or error
+            if not isinstance(failure, ToolchainError):
                 raise
-            console.failure(told, as_json=any(bool(kwargs.get(name)) for name in ("json_", "json", "as_json")))
-            raise typer.Exit(told.code) from error
+            console.failure(failure, as_json=any(bool(kwargs.get(name)) for name in ("json_", "json", "as_json")))
+            raise typer.Exit(failure.code) from error
 
     return wrapper
 
 
-def _full_disk(told: Exception) -> ResourceError | None:
+def _full_disk(failure: Exception) -> ResourceError | None:
     """A full disk is told as what it is, whichever part of the tool, or program that it ran, met it."""
-    error: BaseException | None = told
+    error: BaseException | None = failure
     while error is not None:
         if why := _no_space(error):
-            more = f"\n       {told.fix}" if isinstance(told, ToolchainError) and told.fix else ""
+            more = f"\n       {failure.fix}" if isinstance(failure, ToolchainError) and failure.fix else ""
             return ResourceError("the disk is full", why=why, fix=f"free room and run it again{more}")
         error = error.__cause__
     return None

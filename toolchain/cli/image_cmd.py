@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _WORDS = {"trusted": "trusted", "intact": "intact, not authenticated (no --key)", "untrusted": "NOT ok"}
 _DO_NOT = "do not use it; fetch or build it again"
 DestArg = Annotated[str | None, typer.Argument(metavar="DEST", help="oci:DIR or REGISTRY/NS.", show_default=False)]
-StageOpt = Annotated[str, typer.Option("--stage", help=stages.choice())]
+StageOpt = Annotated[str, typer.Option("--stage", help=stages.choice(), autocompletion=o.stage())]
 KeyOpt = Annotated[Path | None, o.typed(KEY, help="Private key in PEM: signs SBOM and provenance.")]
 PublicKeyOpt = Annotated[Path | None, o.typed(KEY, help="Key in PEM whose signature counts.")]
 KeylessOpt = Annotated[
@@ -196,8 +196,8 @@ def inspect(
         rows = [_describe(layout, one.name, one.image) for one in found]
         uses = _uses(layout, found) if use else []
     if json_:
-        told = [{**row, **({"use": uses[at].as_json()} if use else {})} for at, row in enumerate(rows)]
-        console.data({"images": told})
+        documents = [{**row, **({"use": uses[at].as_json()} if use else {})} for at, row in enumerate(rows)]
+        console.data({"images": documents})
         return
     for one in uses:
         for line in one.text():

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import os
+import re
+import shlex
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import typer
 
 from toolchain import console
+from toolchain.catalog.bases import base_recipe
 from toolchain.cli.config_file import file_options, render, write_new
 from toolchain.cli.defaults import DEFAULT
 from toolchain.cli.options import parameter
 from toolchain.cli.request import make_request
+from toolchain.locks import in_use
 from toolchain.oci.reference import parse
 from toolchain.options import Declared
 from toolchain.request import options
@@ -21,10 +26,10 @@ from toolchain.request import options
 
 def _with_file_options(verb: Callable[[typer.Context, dict[str, Any]], None]) -> Callable[..., None]:
     """Give the verb every option that the file may hold. What a variable says holds anyway, so none is read."""
-    of_request = {one.option.name: one for one in options()}
+    of_request = {declared.option.name: declared for declared in options()}
     offered = [
-        parameter(of_request.get(one.name, Declared(one.parameter, one, None)), environment=False)
-        for one in file_options()
+        parameter(of_request.get(option.name, Declared(option.parameter, option, None)), environment=False)
+        for option in file_options()
     ]
 
     def command(ctx: typer.Context, **given: Any) -> None:
@@ -53,15 +58,34 @@ def init(ctx: typer.Context, given: dict[str, Any]) -> None:
     path = Path(config or DEFAULT)
     _check(given)
     write_new(path, render(given, path.parent))
-    named = f"--config {path} " if config else ""
+    words = ["toolchain", *(["--config", str(path)] if config else []), "plan"]
     console.text(f"{path}\twritten\t{len(given)} options set")
-    console.note(f"now: toolchain {named}plan")
+    console.note(f"now: {' '.join(map(_quoted, words))}")
 
 
-def _check(given: dict[str, Any]) -> None:
+def _check(given: Mapping[str, Any]) -> None:
     """Refuse what no verb would take. A lock may still be to come, and so may a place to publish to."""
-    of_request = {one.option.parameter for one in options()} - {"locked", "lock_file"}
-    make_request(**{name: value for name, value in given.items() if name in of_request})
+    of_request = {declared.option.parameter for declared in options()} - {"locked", "lock_file"}
+    values = {name: value for name, value in given.items() if name in of_request}
+    stage = given.get("stage", "")
+    request = make_request(**values, target=stage)
+    if stage:
+        from toolchain.build.run import plan  # noqa: PLC0415 - without a stage there is nothing to plan
+
+        with in_use(request.cache):
+            plan(request, stage)
+    elif request.base.recipe:
+        base_recipe(request.base.recipe)
     for name in ("dest", "reuse_from"):
         if name in given:
             parse(given[name])
+
+
+def _quoted(word: str) -> str:
+    """A word for a shell; bash's own form for a name that is no text."""
+    try:
+        word.encode()
+    except UnicodeEncodeError:
+        escaped = re.sub(rb"[^\w/.-]", lambda found: b"\\x%02x" % found[0][0], os.fsencode(word))
+        return f"$'{escaped.decode('ascii')}'"
+    return shlex.quote(word)

@@ -9,11 +9,12 @@ import typer
 
 from toolchain import console
 from toolchain.catalog import stages
+from toolchain.cli import options as o
 from toolchain.cli.request import with_request
 from toolchain.lock.file import DEFAULT
 from toolchain.request import Request
 
-StageArg = Annotated[str, typer.Argument(help=stages.choice())]
+StageArg = Annotated[str, typer.Argument(help=stages.choice(), autocompletion=o.stage())]
 OutOpt = Annotated[Path, typer.Option("--output", "-o", help="The file to write, or with --check to compare with.")]
 CheckOpt = Annotated[bool, typer.Option("--check", help="Write nothing; say where the file is not what is here now.")]
 OpenOpt = Annotated[
@@ -42,13 +43,13 @@ def lock(
     else:
         made = make(request, planned, stage, output, open_base=open_base)
     if not made.complete:
-        open_ones = ", ".join(str(one) for one in made.bases if one.state not in {"resolved", "image"})
+        open_ones = ", ".join(str(base) for base in made.bases if base.state not in {"resolved", "image"})
         console.note(f"not complete: the packages of {open_ones} are not locked")
     if request.json:
         keys = ("stage", "name", "arch", "state")
-        bases = [{key: getattr(one, key) for key in keys} for one in made.bases]
-        sources = [one.name for one in made.sources]
+        bases = [{key: getattr(base, key) for key in keys} for base in made.bases]
+        sources = [source.name for source in made.sources]
         console.data({"file": str(output), "complete": made.complete, "sources": sources, "bases": bases})
         return
-    count = f"{len(made.sources)} sources, {sum(len(one.packages) for one in made.bases)} base packages"
+    count = f"{len(made.sources)} sources, {sum(len(base.packages) for base in made.bases)} base packages"
     console.text(f"{output}\t{'as it was locked' if check else 'written'}\t{count}")

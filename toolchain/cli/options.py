@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from toolchain import request as request_module
+from toolchain.catalog import stages
 from toolchain.options import GIVEN, Declared, Option
 
 
@@ -21,29 +23,52 @@ def typed(option: Option, *, help: str = "", environment: bool = True) -> Any:  
     """
     names = [f"{option.flag}/--no-{option.name}" if option.negated else option.flag]
     names += [f"-{option.short}"] if option.short else []
-    told, variable = help or option.help, option.variable if option.environment and environment else None
+    text, variable = help or option.help, option.variable if option.environment and environment else None
     if option.kind == "pairs" and variable:
         # Typer would part them at every space; `defaults.pairs_from_environment` reads it.
-        told, variable = f"{told} \\[env var: {variable}]", None
+        text, variable = f"{text} \\[env var: {variable}]", None
     return typer.Option(
-        *names, help=told, envvar=variable, min=option.least, metavar=option.metavar,
+        *names, help=text, envvar=variable, min=option.least, metavar=option.metavar, autocompletion=completion(option),
     )  # fmt: skip
 
 
-def parameter(one: Declared, *, environment: bool = True) -> inspect.Parameter:
+def completion(option: Option) -> Callable[[str], list[str]] | None:
+    """What a shell is told that completes an option's value: of several with commas between, the last."""
+    known = option.known
+    if known is None:
+        return None
+
+    def complete(incomplete: str) -> list[str]:
+        before, comma, last = incomplete.rpartition(",") if option.kind == "commas" else ("", "", incomplete)
+        taken = before.split(",")
+        return [f"{before}{comma}{value}" for value in known() if value.startswith(last) and value not in taken]
+
+    return complete
+
+
+def stage(*without: str) -> Callable[[str], list[str]]:
+    """The completion of a stage.
+
+    Args:
+        without: as `stages.choice` has it.
+    """
+    return lambda incomplete: [name for name in stages.targets() if name not in without and name.startswith(incomplete)]
+
+
+def parameter(declared: Declared, *, environment: bool = True) -> inspect.Parameter:
     """An option of a request as a parameter of a verb."""
-    given, default = GIVEN[one.option.kind], one.given_default
+    given, default = GIVEN[declared.option.kind], declared.given_default
     kind: Any = given if default is not None else given | None
     return inspect.Parameter(
-        one.option.parameter,
+        declared.option.parameter,
         inspect.Parameter.KEYWORD_ONLY,
         default=default,
-        annotation=Annotated[kind, typed(one.option, environment=environment)],
+        annotation=Annotated[kind, typed(declared.option, environment=environment)],
     )
 
 
 def _of_request(name: str) -> Any:
-    return typed(next(one.option for one in request_module.options() if one.option.name == name))
+    return typed(next(declared.option for declared in request_module.options() if declared.option.name == name))
 
 
 # For verbs that are about no build.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,6 +13,7 @@ from rich.table import Table
 
 from toolchain import console
 from toolchain.catalog import releases as facts
+from toolchain.catalog.pin_files import read_pin
 from toolchain.cli.options import JsonOpt
 
 _STYLES = {"verified": "green", "inferred": "yellow", "unknown": "red"}
@@ -48,10 +50,10 @@ def _resolve(
 ) -> dict[str, facts.PytorchRow | facts.AotritonRelease | facts.TritonRelease | facts.LlvmPin]:
     """What lies on the way from the question to the LLVM, in that order."""
     if path is not None:
-        return {"llvm": facts.read_pin(path)}
+        return {"llvm": read_pin(path)}
     if triton is not None:
-        if not facts.is_version(triton) and triton.strip() and Path(triton).exists():
-            return {"llvm": facts.read_pin(Path(triton))}
+        if not facts.is_version(triton) and triton.strip() and os.path.lexists(triton):
+            return {"llvm": read_pin(Path(triton))}
         row = facts.triton_release(triton)
         if facts.is_version(triton) and (newest := facts.newest_patch(triton)).version != row.version:
             row = newest

@@ -11,11 +11,12 @@ from toolchain import console
 from toolchain.build.run import PlanRow, settled
 from toolchain.build.run import plan as plan_stages
 from toolchain.catalog import stages
+from toolchain.cli import options as o
 from toolchain.cli.request import with_request
 from toolchain.request import Request
 from toolchain.sources.tree import Source
 
-StageArg = Annotated[str, typer.Argument(help=stages.choice())]
+StageArg = Annotated[str, typer.Argument(help=stages.choice(), autocompletion=o.stage())]
 
 
 @with_request("jobs", "contract")
@@ -70,13 +71,13 @@ def fetch(stage: StageArg = "all", *, request: Request) -> None:
     request.cache.check()
     found = []
     for row in settled(request, stage, ask=True):
-        for one in row.planned.sources:
-            console.note(f"{one.name}: {one.ref}")
+        for source in row.planned.sources:
+            console.note(f"{source.name}: {source.ref}")
             got = fetch_source(
-                one,
+                source,
                 cache=request.cache,
                 offline=request.offline,
-                patches=request.patches.get(one.name, ()),
+                patches=request.patches.get(source.name, ()),
                 mirrors=request.mirrors,
             )
             check_tree(request, got)

@@ -14,6 +14,7 @@ import typer
 from toolchain import console
 from toolchain.build.reproduce import Reproduced, reproduce, require_whole
 from toolchain.catalog import stages
+from toolchain.cli import options as o
 from toolchain.cli.request import with_request
 from toolchain.errors import NotReproducedError, UnsupportedError
 from toolchain.request import Request
@@ -22,7 +23,8 @@ RefArg = Annotated[
     str | None,
     typer.Argument(help="oci:DIR:TAG or REGISTRY/NS/NAME[:TAG]; the one built here otherwise.", show_default=False),
 ]
-StageOpt = Annotated[str, typer.Option("--stage", help=stages.choice(*stages.of_packages(), stages.ALL))]
+_WITHOUT = (*stages.of_packages(), stages.ALL)
+StageOpt = Annotated[str, typer.Option("--stage", help=stages.choice(*_WITHOUT), autocompletion=o.stage(*_WITHOUT))]
 _LISTED = 20
 
 
@@ -60,7 +62,7 @@ def _expected(ref: str, scratch: Path, arch: str) -> dict[str, Any]:
         raise UnsupportedError(f"{ref} names {len(found)} images", fix="name one: oci:DIR:TAG")
     descriptor = found[0].image
     images = [one for one in layout.walk(descriptor) if one.media_type in media.IMAGES]
-    configs = [(one, layout.read_json(layout.children(one)[0])) for one in images]
+    configs = [(image, layout.read_json(layout.children(image)[0])) for image in images]
     chosen = [(one, content) for one, content in configs if len(images) == 1 or content.get("architecture") == arch]
     if len(chosen) != 1:
         raise UnsupportedError(f"{ref} holds {len(images)} images, {len(chosen)} for {arch}", fix="name one: --arch")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,9 +17,10 @@ from toolchain import console
 from toolchain import request as request_module
 from toolchain.build.triton_choice import COMMAND_LINE, ENVIRONMENT, FILE, NOWHERE, Asked, settle, wheel_hint
 from toolchain.cache import Cache, default_cache
-from toolchain.cli.defaults import pairs_from_environment
+from toolchain.cli.defaults import DEFAULT as DEFAULT_FILE
+from toolchain.cli.defaults import beside, pairs_from_environment
 from toolchain.cli.options import parameter
-from toolchain.errors import ConfigError
+from toolchain.errors import ConfigError, ToolchainError
 from toolchain.locks import in_use
 from toolchain.request import DEFAULT_GLIBC, Request
 
@@ -36,42 +39,48 @@ def with_request(*without: str) -> Callable[[Callable[..., None]], Callable[...,
     """
 
     def decorate(verb: Callable[..., None]) -> Callable[..., None]:
-        offered = [parameter(one) for one in request_module.options() if one.field not in without]
+        offered = [parameter(declared) for declared in request_module.options() if declared.field not in without]
 
         @functools.wraps(verb)
         def command(ctx: typer.Context, **given: Any) -> None:
             target = str(given.get("stage", "kernels"))  # `kernels run` names no stage
-            _tell_unused(ctx, given)
+            ranks = _ranks(ctx, given)
+            origins = _join_weaker(ctx, given, _origins(ctx, [option.name for option in offered]))
             request = make_request(
-                **{one.name: given.pop(one.name) for one in offered}, target=target, ranks=_ranks(ctx)
+                **{option.name: given.pop(option.name) for option in offered},
+                target=target,
+                ranks=ranks,
+                origins=origins,
             )
-            with in_use(request.cache):
+            with in_use(request.cache), _told_where(origins):
                 verb(request=request, **given)
 
-        own = [one for name, one in _parameters(verb).items() if name != "request"]
+        own = [own for name, own in _parameters(verb).items() if name != "request"]
         keyword = inspect.Parameter.KEYWORD_ONLY
         context = inspect.Parameter("ctx", keyword, annotation=typer.Context)
-        everything = [context, *(one.replace(kind=keyword) for one in (*own, *offered))]
+        everything = [context, *(option.replace(kind=keyword) for option in (*own, *offered))]
         command.__signature__ = inspect.Signature(everything)  # type: ignore[attr-defined] # what Typer reads
-        command.__annotations__ = {one.name: one.annotation for one in everything}
+        command.__annotations__ = {option.name: option.annotation for option in everything}
         return command
 
     return decorate
 
 
-def _ranks(context: typer.Context) -> dict[str, int]:
+def _ranks(context: typer.Context, given: Mapping[str, Any]) -> dict[str, int]:
     """Where the options that name a Triton have their values from, by `toolchain.build.triton_choice`."""
     ranks = {"COMMANDLINE": COMMAND_LINE, "ENVIRONMENT": ENVIRONMENT, "DEFAULT_MAP": FILE}
 
     def rank(name: str) -> int:
         found = context.get_parameter_source(name)
-        # The environment's sources come in as the file's do.
-        of_environment = name == "source" and found is not None and found.name == "DEFAULT_MAP"
-        if of_environment and "source" in pairs_from_environment():
-            return ENVIRONMENT
         return ranks.get(found.name, NOWHERE) if found is not None else NOWHERE
 
+    def names_triton(texts: Sequence[str]) -> bool:
+        return any(text.startswith("triton=") for text in texts)
+
     named = {name: rank(name) for name in ("triton", "aotriton", "source")}
+    # The environment's sources come in as the file's do, and stand beside those of the command line.
+    if named["source"] != COMMAND_LINE or not names_triton(given.get("source") or ()):
+        named["source"] = ENVIRONMENT if names_triton(pairs_from_environment().get("source", ())) else FILE
     return {**named, "lock": min(rank("locked"), rank("lock_file"))}
 
 
@@ -124,17 +133,79 @@ def _here() -> Path:
         ) from error
 
 
-def _tell_unused(context: typer.Context, given: Mapping[str, Any]) -> None:
-    """Sources and patches of the command line take the place of all that a weaker place names: say which that are."""
+# By parameter: each of its texts, or the empty one for all that it is, and the place that it is from. The command line
+# is the empty place.
+Origins = Mapping[str, Mapping[str, str]]
+
+
+def _origins(context: typer.Context, names: Sequence[str]) -> dict[str, Mapping[str, str]]:
+    """Where values are from that the command line does not give, as people call the place."""
+    origins: dict[str, Mapping[str, str]] = {}
+    for name in names:
+        found = context.get_parameter_source(name)
+        if found is not None and found.name == "ENVIRONMENT":
+            origins[name] = {"": f"TOOLCHAIN_{name.upper()}"}
+        elif found is not None and found.name == "DEFAULT_MAP":
+            origins[name] = {"": _file(context)}
+    return origins
+
+
+def _file(context: typer.Context) -> str:
+    return str(context.find_root().params.get("config") or DEFAULT_FILE)
+
+
+@contextlib.contextmanager
+def _told_where(origins: Origins, name: str = "") -> Iterator[None]:
+    """Let an error say which place the value is from that it is about.
+
+    Args:
+        name: the parameter that is read; empty where it may be any whose option the error names.
+    """
+    try:
+        yield
+    except ToolchainError as error:
+        places_told = []
+        for parameter_name in [name] if name else origins:
+            flag = f"--{parameter_name.replace('_', '-')}"
+            if name or re.search(rf"{flag}\b(?!-)", f"{error.what} {error.fix}"):
+                by_text = origins.get(parameter_name, {})
+                meant = {place for text, place in by_text.items() if text.partition("=")[2] in error.what}
+                places = meant if len(meant) == 1 else set(by_text.values())
+                places_told += [f"{flag} is from {place}" for place in places if place and len(places) == 1]
+        if places_told:
+            error.what += f" ({', '.join(places_told)})"
+        raise
+
+
+def _join_weaker(
+    context: typer.Context, given: dict[str, Any], origins: Mapping[str, Mapping[str, str]]
+) -> dict[str, Mapping[str, str]]:
+    """Sources and patches of a weaker place count too where no stronger one names theirs: one line tells it.
+
+    Returns:
+        The origins, for sources and patches text by text.
+    """
+    by_text = dict(origins)
     for name in ("source", "patch"):
         found = context.get_parameter_source(name)
-        if found is None or found.name != "COMMANDLINE":
+        weaker = list(context.lookup_default(name) or ())
+        of_environment = pairs_from_environment().get(name, [])
+        if found is None or found.name not in {"COMMANDLINE", "DEFAULT_MAP"} or not weaker:
             continue
-        named = {text.partition("=")[0] for text in given[name]}
-        weaker = context.lookup_default(name) or ()
-        unused = [text for text in weaker if text.partition("=")[0] not in named]
-        if unused:
-            console.note(f"--{name} of the command line counts alone; not used: {', '.join(unused)}")
+        variable = f"TOOLCHAIN_{name.upper()}"
+        strong = given[name] if found.name == "COMMANDLINE" else of_environment
+        joined = beside(strong, weaker)
+        given[name] = [*strong, *joined]
+        places = {text: variable if text in of_environment else _file(context) for text in given[name]}
+        by_text[name] = places | (dict.fromkeys(strong, "") if found.name == "COMMANDLINE" else {})
+        overruled = [text for text in weaker if text not in joined and text not in strong]
+        if strong and (joined or overruled):
+            both = {"with": joined, "in place of": overruled}
+            how_joined = " and ".join(f"{how} {', '.join(texts)}" for how, texts in both.items() if texts)
+            console.note(
+                f"--{name} of {'the command line' if found.name == 'COMMANDLINE' else variable} counts {how_joined}"
+            )
+    return by_text
 
 
 def _settled(asked: Asked, lock: Lock | None, request: Request) -> Asked:
@@ -148,23 +219,32 @@ def _settled(asked: Asked, lock: Lock | None, request: Request) -> Asked:
     return found
 
 
-def make_request(*, target: str = "", ranks: Mapping[str, int] | None = None, **given: Any) -> Request:
+def make_request(
+    *, target: str = "", ranks: Mapping[str, int] | None = None, origins: Origins | None = None, **given: Any
+) -> Request:
     """Check and combine option values.
 
     Args:
         target: the stage that is asked for; empty where none is, and then nothing is looked for in the folder.
         ranks: see `toolchain.build.triton_choice.Asked`.
+        origins: which places values are from, for the messages.
         given: by parameter, as the command line gives them; the default holds for what is missing or None.
 
     Raises:
         ConfigError, UnsupportedError: a value that cannot be used.
     """
-    declared = {one.option.parameter: one for one in request_module.options()}
-    for name, one in declared.items():
-        _one_line(one.option.flag, given.get(name))
+    options = {declared.option.parameter: declared for declared in request_module.options()}
+    origins = origins or {}
+    for name, declared in options.items():
+        with _told_where(origins, name):
+            _one_line(declared.option.flag, given.get(name))
     given["cache"] = given.get("cache") or default_cache()
-    values = {declared[name].field: declared[name].value(value) for name, value in given.items()}
-    values["glibc"] = _floor(given.get("base"), given.get("glibc"))
+    values = {}
+    for name, value in given.items():
+        with _told_where(origins, name):
+            values[options[name].field] = options[name].value(value)
+    with _told_where(origins, "" if given.get("base") else "glibc"):
+        values["glibc"] = _floor(given.get("base"), given.get("glibc"))
     request = request_module.Request(**values)
     _note_used(request.cache, request)
     lock: Lock | None = None
@@ -179,7 +259,8 @@ def make_request(*, target: str = "", ranks: Mapping[str, int] | None = None, **
         sources=request.sources,
         ranks=dict(ranks or {}),
     )
-    asked = _settled(asked, lock, request)
+    with _told_where(origins):
+        asked = _settled(asked, lock, request)
     return replace(request, triton=asked.triton, aotriton=asked.aotriton, sources=dict(asked.sources), lock=lock)
 
 

@@ -11,7 +11,9 @@ from importlib import import_module
 from typing import Any, ClassVar, ParamSpec, TypeVar
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
+
+from toolchain.cli.values import take_as_given
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -66,6 +68,15 @@ VERBS = (
 )
 
 
+class _Command(TyperCommand):
+    """A verb that is loaded."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As Typer does, with the readers of `values`."""
+        take_as_given(self.get_params(ctx))
+        return super().parse_args(ctx, args)
+
+
 class LazyCommand(TyperCommand):
     """A verb in the list of verbs: it has a name and a line. What it takes and does is loaded when it is called."""
 
@@ -80,7 +91,7 @@ class LazyCommand(TyperCommand):
         module, _, name = self.function.partition(":")
         alone = typer.Typer(add_completion=False, pretty_exceptions_show_locals=False)
         verb = getattr(import_module(module), name)
-        alone.command(self.name, context_settings=dict(self.context_settings))(
+        alone.command(self.name, cls=_Command, context_settings=dict(self.context_settings))(
             handled(_in_namespace(verb) if self.engine else verb)
         )
         command = typer.main.get_command(alone)
@@ -102,6 +113,15 @@ def _in_namespace(verb: Callable[P, R]) -> Callable[P, R]:
         return verb(*args, **kwargs)
 
     return wrapper
+
+
+class Group(TyperGroup):
+    """The list of verbs, and the options in front of them."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As Typer does, with the readers of `values`."""
+        take_as_given(self.get_params(ctx))
+        return super().parse_args(ctx, args)
 
 
 def register(app: typer.Typer, group: str = "") -> None:

@@ -7,22 +7,20 @@ import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from toolchain import process
 from toolchain.errors import DigestError, SourceError, ToolchainError, UnreachableError
 from toolchain.process import CommandError
 from toolchain.sources.network import (
     Mirrors,
+    git_protocol,
     mirrored,
     network_environment,
-    refuse_credentials,
     refuse_offline,
 )
 from toolchain.sources.store import Store
 from toolchain.sources.tree import check_links
 from toolchain.sources.unpack import unpack_tar
-from toolchain.web import is_loopback
 
 _SHA = re.compile(r"[0-9a-f]{40}")
 # How git says that the other side is there but has no such commit, in the C locale.
@@ -67,7 +65,7 @@ def fetch_git(
             f"{sha[:80]!r} is no commit", why="a branch or tag can move", fix="give all 40 hexadecimal digits"
         )
     url = mirrored(repository_url, mirrors)
-    protocol = _protocol(url)
+    protocol = git_protocol(url)
 
     def unpack(dest: Path) -> None:
         refuse_offline(f"commit {sha[:12]} of {repository_url}", offline=offline)
@@ -89,7 +87,7 @@ def commit_of_tag(repository_url: str, tag: str, store: Store, *, offline: bool,
         UnreachableError: the other side does not answer, or `offline`.
     """
     url = mirrored(repository_url, mirrors)
-    protocol = _protocol(url)
+    protocol = git_protocol(url)
     refuse_offline(f"the commit of tag {tag} of {repository_url}", offline=offline)
     names = (f"refs/tags/{tag}^{{}}", f"refs/tags/{tag}")
     with tempfile.TemporaryDirectory(prefix="git-", dir=_scratch(store)) as folder:
@@ -107,27 +105,6 @@ def commit_of_tag(repository_url: str, tag: str, store: Store, *, offline: bool,
 def _scratch(store: Store) -> Path:
     store.partial.mkdir(parents=True, exist_ok=True)
     return store.partial
-
-
-def _protocol(url: str) -> str:
-    """What `GIT_ALLOW_PROTOCOL` may say for this URL.
-
-    Raises:
-        SourceError: none.
-    """
-    if url.startswith("/"):
-        return "file"
-    parts = urlsplit(url)
-    refuse_credentials(url)
-    if parts.scheme in {"https", "ssh", "file"} and (parts.hostname or parts.scheme == "file"):
-        return parts.scheme
-    if parts.scheme == "http" and is_loopback(parts.hostname):
-        return "http"
-    raise SourceError(
-        f"refusing the repository {url[:200]!r}",
-        why="only https, ssh, file:// and absolute paths are used",
-        fix="use https",
-    )
 
 
 def _environment(scratch: Path, protocol: str) -> dict[str, str]:

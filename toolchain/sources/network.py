@@ -21,7 +21,7 @@ _NETWORK = (
 )
 _ATTEMPTS = 4
 RETRY_BACKOFF = 1.0  # seconds before the second try, doubled for each further one
-_MIRROR = re.compile(r"([a-z][a-z0-9+.\-]*://[^\s=]+)=((?:[a-z][a-z0-9+.\-]*://|/)\S+)")
+_MIRROR = re.compile(r"([a-zA-Z][a-zA-Z0-9+.\-]*://[^\s=]+)=((?:[a-zA-Z][a-zA-Z0-9+.\-]*://|/)\S+)")
 # Names of query parameters that give access to whoever reads them.
 _SECRET = re.compile(r"token|secret|signature|pass|credential|auth(?!or)|jwt|session|^sig$|key$|^pw$", re.IGNORECASE)
 
@@ -61,8 +61,8 @@ def check_http_url(url: str, *, plain_allowed: bool = True) -> str:
     except ValueError as error:
         raise SourceError("not a URL", why=str(error)) from error
     refuse_credentials(url)
-    if not host or any(ord(char) <= 32 for char in url):
-        raise SourceError(f"not a URL: {url[:200]!r}", fix="give an https:// URL")
+    check_address(url)
+    host = str(host)
     if parts.scheme != "https" and not (parts.scheme == "http" and plain_allowed and web.is_loopback(host)):
         raise SourceError(
             f"refusing {parts.scheme}:// from {host}",
@@ -70,6 +70,51 @@ def check_http_url(url: str, *, plain_allowed: bool = True) -> str:
             fix="use https",
         )
     return url
+
+
+def git_protocol(url: str) -> str:
+    """What `GIT_ALLOW_PROTOCOL` may say for the URL of a repository.
+
+    Raises:
+        SourceError: none.
+    """
+    if url.startswith("/"):
+        return "file"
+    refuse_credentials(url)
+    check_address(url)
+    parts = urlsplit(url)
+    if parts.scheme in {"https", "ssh", "file"} and (parts.hostname or parts.scheme == "file"):
+        return parts.scheme
+    if parts.scheme == "http" and web.is_loopback(parts.hostname):
+        return "http"
+    raise SourceError(
+        f"refusing the repository {url[:200]!r}",
+        why="only https, ssh, file:// and absolute paths are used",
+        fix="use https",
+    )
+
+
+def check_address(url: str) -> str:
+    """The URL with its scheme in small letters, when host and port can be such.
+
+    Raises:
+        SourceError: no host, no such port, or white space.
+    """
+    scheme, sign, rest = url.partition("://")
+    try:
+        parts = urlsplit(f"{scheme.lower()}{sign}{rest}")
+        port = parts.port
+    except ValueError as error:
+        # The error repeats what it cannot read, and that may be a password.
+        why = "the port must be a number from 1 to 65535" if "ort" in str(error) else "the host cannot be one"
+        raise SourceError(f"not a URL: {without_query(url.rpartition('@')[2])[:200]!r}", why=why) from None
+    if port == 0:
+        raise SourceError(f"not a URL: {url[:200]!r}", why="the port must be a number from 1 to 65535")
+    if not parts.hostname and parts.scheme != "file":
+        raise SourceError(f"not a URL: {url[:200]!r}", why="it names no host", fix="write it as https://HOST/PATH")
+    if parts.scheme != "file" and any(ord(char) <= 32 for char in url):
+        raise SourceError(f"not a URL: {url[:200]!r}", why="it holds white space", fix="write %20 for a space")
+    return f"{scheme.lower()}{sign}{rest}"
 
 
 def refuse_credentials(url: str) -> None:
@@ -106,17 +151,20 @@ def parse_mirrors(values: Sequence[str]) -> Mirrors:
     """`URL=URL` pairs as `--mirror` gives them: what begins with the first is fetched from the second.
 
     Raises:
-        SourceError: one is no such pair, or holds a password.
+        SourceError: one is no such pair, or holds a password; or two replace the same URL.
     """
-    pairs = []
+    pairs: list[tuple[str, str]] = []
     for value in values:
-        found = _MIRROR.fullmatch(value)
-        if not found:
+        match = _MIRROR.fullmatch(value)
+        if not match:
             fix = "e.g. --mirror https://github.com/=https://git.example/github/"
             raise SourceError(f"--mirror {value[:200]!r} is no URL=URL", why="two URLs with a = between", fix=fix)
-        for url in found.groups():
+        for url in match.groups():
             refuse_credentials(url)
-        pairs.append((found[1], found[2]))
+        old, new = (url if url.startswith("/") else check_address(url) for url in match.groups())
+        if any(old.rstrip("/") == other.rstrip("/") for other, _ in pairs):
+            raise SourceError(f"--mirror names {old} more than once", fix="leave one of them")
+        pairs.append((old, new))
     return tuple(pairs)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache as memoize
@@ -22,16 +21,15 @@ from toolchain.sources.commit_archives import archive_of, commit_archives, commi
 from toolchain.sources.distro import fetch_distro, known_distro, known_packages
 from toolchain.sources.elsewhere import Wanted, first_or_elsewhere
 from toolchain.sources.git import fetch_git, git_digest
+from toolchain.sources.local import TAR
 from toolchain.sources.network import Mirrors, mirrored
 from toolchain.sources.patch import apply_patches, copy_tree
 from toolchain.sources.pypi import fetch_pypi, known_files, known_pypi, pypi_row
-from toolchain.sources.spec import FORMS, SourceSpec
+from toolchain.sources.spec import FORMS, SourceSpec, users_path
 from toolchain.sources.store import Store
 from toolchain.sources.tags import remembered, resolved
 from toolchain.sources.tree import FetchedSource, Source, check_links, tree_digest
 from toolchain.sources.unpack import unpack_tar
-
-_TAR = re.compile(r"\.(tar(\.(gz|xz|bz2|zst))?|tgz|txz|tbz2|tzst)$")
 
 
 def locate(name: str, spec: SourceSpec, *, cache: Cache, offline: bool = False) -> Source:  # noqa: ARG001 - no network either way
@@ -45,7 +43,7 @@ def locate(name: str, spec: SourceSpec, *, cache: Cache, offline: bool = False) 
     """
     match spec.kind:
         case "local":
-            return _locate_local(name, Path(spec.where).expanduser().absolute(), cache)
+            return _locate_local(name, users_path(spec.where).absolute(), cache)
         case "stored":
             return _locate_stored(name, spec, cache)
         case "git":
@@ -232,7 +230,7 @@ class _How:
 
 def _tree_of(file: Path, digest: str, store: Store, how: _How) -> Path:
     """The tree of a tar archive; any other file is a source as it is."""
-    if not _TAR.search(file.name):
+    if not TAR.search(file.name):
         return file
     return store.tree(digest, lambda dest: unpack_tar(file, dest, only=how.only), part=how.part, verify=how.verify)
 

@@ -9,7 +9,7 @@ from typing import Literal, assert_never
 
 from toolchain.errors import DigestError, SourceError
 from toolchain.sources.commit_archives import archive_of, commit_archives
-from toolchain.sources.network import check_http_url, refuse_credentials, without_query
+from toolchain.sources.network import check_address, check_http_url, git_protocol, refuse_credentials, without_query
 
 Kind = Literal["git", "archive", "distro", "local", "pypi"]
 
@@ -62,7 +62,26 @@ class SourceSpec:
     @property
     def path(self) -> Path | None:
         """The user's file or folder; None for all else."""
-        return Path(self.where).expanduser() if self.kind == "local" else None
+        return users_path(self.where) if self.kind == "local" else None
+
+
+def users_path(text: str) -> Path:
+    """A path as people write it, with `~` for a home; nothing need be there.
+
+    Raises:
+        SourceError: nobody of that name has a home here, the path is too long, or a folder on it may not be entered.
+    """
+    try:
+        path = Path(text).expanduser()
+        path.exists()
+    except RuntimeError as error:
+        fix = "write the folder itself, or ./~NAME for one that is called so"
+        why = "nobody of that name has a home here"
+        raise SourceError(f"there is no such path: {text}", why=why, fix=fix) from error
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise SourceError(f"cannot look at {text}", why=why, fix="check path and rights") from error
+    return path
 
 
 def ref_of(kind: Kind, where: str, version: str) -> str:
@@ -104,20 +123,20 @@ def parse_source_spec(text: str, *, project: str = "") -> SourceSpec:
     if not text or "\0" in text or "\n" in text:
         raise SourceError("a source cannot be empty or span lines", fix=f"give {FORMS}")
     if text.startswith("distro:"):
-        where, version = _pair(text, "distro:", "=", PACKAGE)
+        where, version = _pair(text, "distro:", "=", PACKAGE, "package")
         return SourceSpec(kind="distro", where=where, version=version, text=text)
     if text.startswith("pypi:"):
-        where, version = _pair(text, "pypi:", "==", PROJECT)
+        where, version = _pair(text, "pypi:", "==", PROJECT, "project")
         if project and not version and _BARE_VERSION.fullmatch(where):
             where, version = project, where
         return SourceSpec(kind="pypi", where=where, version=version, text=text)
     if text.startswith("archive:"):
         return _commit_archive(text)
     if text.startswith("stored:"):
-        if (found := _STORED.fullmatch(text)) is None:
+        if (match := _STORED.fullmatch(text)) is None:
             raise SourceError(f"not a tree in the store: {text!r}", fix="write stored:NAME@sha256:DIGEST")
-        return SourceSpec(kind="stored", where=found[1], version=found[2], text=text)
-    if re.match(r"[a-z][a-z0-9+.\-]*://", text):
+        return SourceSpec(kind="stored", where=match[1], version=match[2], text=text)
+    if re.match(r"[a-zA-Z][a-zA-Z0-9+.\-]*://", text):
         return _parse_url(text)
     if re.match(r"[\w.\-]+@[\w.\-]+:", text):
         raise SourceError(
@@ -139,24 +158,40 @@ def _commit_archive(text: str) -> SourceSpec:
     return SourceSpec(kind="archive", where=row.url, version=row.digest, text=text)
 
 
-def _pair(text: str, prefix: str, separator: str, pattern: re.Pattern[str]) -> tuple[str, str]:
+def _pair(text: str, prefix: str, separator: str, pattern: re.Pattern[str], what: str) -> tuple[str, str]:
     """A package or project, and its version."""
-    where, _, version = text.removeprefix(prefix).partition(separator)
-    if not pattern.fullmatch(where) or not VERSION.fullmatch(version):
-        raise SourceError(f"not a package and version: {text!r}", fix=f"write {prefix}NAME{separator}VERSION")
-    return where, version
+    where, sign, version = text.removeprefix(prefix).partition(separator)
+    if not where:
+        why = f"the name of the {what} is missing"
+    elif not pattern.fullmatch(where):
+        why = f"{where!r} is no name of a {what}"
+    elif sign and not version:
+        why = f"the version after {separator} is missing"
+    elif not VERSION.fullmatch(version):
+        why = f"{version!r} is no version"
+    else:
+        return where, version
+    fix = f"write {prefix}{what.upper()} or {prefix}{what.upper()}{separator}VERSION"
+    raise SourceError(f"not a {what}: {text!r}", why=why, fix=fix)
 
 
 def _parse_url(text: str) -> SourceSpec:
     refuse_credentials(text)
     url, mark, digest = text.rpartition("#sha256=")
     if mark:
-        return SourceSpec(kind="archive", where=check_http_url(url), version=check_sha256(digest), text=text)
+        return SourceSpec(
+            kind="archive", where=check_http_url(check_address(url)), version=check_sha256(digest), text=text
+        )
     url, _, sha = text.rpartition("@")
     if url and re.fullmatch(r"[0-9a-fA-F]{40}", sha):
+        url = check_address(url)
+        git_protocol(url)
         return SourceSpec(kind="git", where=url, version=sha.lower(), text=text)
     if url and re.fullmatch(r"(sha256:)?[0-9a-fA-F]{64}", sha):
-        return SourceSpec(kind="archive", where=check_http_url(url), version=check_sha256(sha), text=text)
+        return SourceSpec(
+            kind="archive", where=check_http_url(check_address(url)), version=check_sha256(sha), text=text
+        )
+    check_address(url or text)
     raise SourceError(
         f"{without_query(text)} names no commit and no digest",
         why="what a URL, branch or tag gives can change",

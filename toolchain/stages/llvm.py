@@ -11,8 +11,9 @@ from typing import Any
 from toolchain.catalog.architectures import emulator, this_machine
 from toolchain.catalog.components import LlvmRequirements, features_of, needs_for
 from toolchain.catalog.floors import floor_of
+from toolchain.catalog.pin_files import read_pin
 from toolchain.catalog.release_data import require as require_known
-from toolchain.catalog.releases import LlvmPin, aotriton_release, read_pin, triton_release, triton_releases
+from toolchain.catalog.releases import LlvmPin, aotriton_release, triton_release, triton_releases
 from toolchain.digest import sha256_json
 from toolchain.errors import PinError, PolicyError, UnsupportedError
 from toolchain.oci import labels

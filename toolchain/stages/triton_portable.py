@@ -63,6 +63,8 @@ class TritonPortableStage:
 
     def build(self, planned: Planned, dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
         request = workspace.request
+        from toolchain.stages.wheel_check import check_wheel  # noqa: PLC0415 - plans need no reader of ELF
+
         versions, arch = versions_of(request), request.arch[0]
         cross = arch != this_machine()
         emulate = emulator(arch) if cross else None

@@ -11,7 +11,6 @@ from typing import Any
 
 from toolchain import recipe
 from toolchain.catalog.components import check_files
-from toolchain.catalog.pythons import check_version
 from toolchain.digest import sha256_file
 from toolchain.errors import BuildError, ContractError, SourceError
 from toolchain.oci.image import read_layers
@@ -46,8 +45,6 @@ class TritonSourceStage:
     name: str = "triton"
 
     def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned:
-        for version in request.pythons:
-            check_version(version)
         return plan_from_source(
             request, dependencies, recipe=digests("containerfiles/triton"), more={"pythons": list(request.pythons)}
         )

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from toolchain import process
-from toolchain.catalog.releases import is_commit, newest_patch, pin_files, read_pin
+from toolchain.catalog.pin_files import pin_files, read_pin
+from toolchain.catalog.releases import is_commit, newest_patch
 from toolchain.errors import PinError
 from toolchain.process import CommandError
 from toolchain.request import Request

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,8 +89,13 @@ def new_key(path: Path) -> PublicKey:
     With the variable TOOLCHAIN_KEY_PASSPHRASE the private half is encrypted with it.
 
     Raises:
-        ConfigError: one of the two files is there already, or cannot be written.
+        ConfigError: one of the two files is there already, or cannot be written. No folder is made; neither is left.
     """
+    if not path.name:
+        raise ConfigError(f"{path} is no name of a file", fix="e.g. toolchain keygen release-key")
+    if not path.parent.is_dir():
+        fix = f"make it, for you alone: mkdir -m 700 -p {shlex.quote(str(path.parent))}"
+        raise ConfigError(f"cannot write {path}", why=f"there is no folder {path.parent}", fix=fix)
     other = path.with_name(f"{path.name}.pub")
     for file in (path, other):
         if file.exists() or file.is_symlink():
@@ -98,14 +104,17 @@ def new_key(path: Path) -> PublicKey:
     secret = _passphrase()
     how = serialization.BestAvailableEncryption(secret) if secret else serialization.NoEncryption()
     content = signer.key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, how)
+    begun: Path | None = None
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         # Never readable by others, not even for a moment.
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        begun = path
         with os.fdopen(descriptor, "wb") as stream:
             stream.write(content)
         write_atomically(other, signer.public.pem())
     except OSError as error:
+        if begun is not None:
+            begun.unlink(missing_ok=True)  # half of a pair is no key
         raise ConfigError(f"cannot write {path}", why=str(error.strerror), fix="name another file") from error
     return signer.public
 

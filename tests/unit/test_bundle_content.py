@@ -1,0 +1,358 @@
+"""Bundles whose blobs, records and locks are not what they say: nothing of them counts."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import shlex
+import shutil
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.bundle_fixtures import Place, entry, full_place, nothing_counts
+from toolchain.bundle.importer import import_bundle
+from toolchain.cache import Cache
+from toolchain.digest import canonical, sha256_json
+from toolchain.errors import ConfigError, DigestError, HostileInputError, LockedError, RegistryError, ToolchainError
+from toolchain.lock import file as lockfile
+from toolchain.lock.file import Lock
+from toolchain.oci.layout import Layout
+from toolchain.sources.tree import tree_digest
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    return full_place(tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("harm", ["flip", "cut", "gone"])
+@pytest.mark.parametrize("kind", ["lock", "base", "record", "patch", "file", "tree", "blob"])
+def test_a_blob_that_is_not_what_it_must_be(place: Place, kind: str, harm: str) -> None:
+    place.export()
+    layout = Layout(place.out.path)
+    path = layout.blob(entry(layout.read_json(layout.resolve("bundle-triton")), kind)["digest"])
+    content = bytearray(path.read_bytes())
+    match harm:
+        case "flip":
+            content[len(content) // 2] ^= 1
+            path.write_bytes(content)
+        case "cut":
+            path.write_bytes(content[:-1])
+        case _:
+            path.unlink()
+    with pytest.raises(RegistryError if harm == "gone" else DigestError):
+        place.import_bundle()
+    nothing_counts(place)
+    # Whole again, it comes in.
+    shutil.rmtree(place.out.path)
+    place.export()
+    assert place.import_bundle().lock.complete
+
+
+def _other_tree() -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as tar:
+        info = tarfile.TarInfo("setup.py")
+        info.size = 4
+        tar.addfile(info, io.BytesIO(b"evil"))
+    return packed.getvalue()
+
+
+def _climbing_tree() -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as tar:
+        tar.addfile(tarfile.TarInfo("../../evil"), io.BytesIO())
+    return packed.getvalue()
+
+
+def test_a_tree_with_other_content(place: Place) -> None:
+    place.export()
+    place.swap("tree", _other_tree())
+    with pytest.raises(DigestError, match="tree of triton in the bundle is another one"):
+        place.import_bundle()
+    nothing_counts(place)
+
+
+def test_a_tree_that_climbs_out(place: Place) -> None:
+    place.export()
+    place.swap("tree", _climbing_tree())
+    with pytest.raises(HostileInputError):
+        place.import_bundle()
+    nothing_counts(place)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"manifest": "sha256:" + "0" * 64},
+        {"stage": "llvm"},
+        {"input_digest": "sha256:" + "0" * 64},
+        {"inputs": {"stage": "base", "base": "debian13"}},
+        {"inputs": "text"},
+        {"layers": [{"digest": "sha256:" + "0" * 64}]},
+        {"layers": []},
+        {"sources": [{"name": "llvm", "ref": "x", "repository": "elsewhere", "digest": None}]},
+        {"binaries": ["ptxas"]},
+        {"partial": "tablegen"},
+        {"image": "llvm-triton-22.1.8-debian13"},
+        {"arch": "arm64"},
+        {"facts": None},
+        {"facts": {"wheels": [1]}},
+        {"tool": "mine"},
+        {"request": []},
+        {"and": "more"},
+    ],
+)
+def test_a_record_of_something_else(place: Place, change: dict[str, Any]) -> None:
+    place.export()
+    record = {**json.loads(place.content("record")), **change}
+    if isinstance(change.get("inputs"), dict):
+        record["input_digest"] = sha256_json(record["inputs"])
+    place.swap("record", canonical(record))
+    with pytest.raises(HostileInputError):
+        place.import_bundle()
+    nothing_counts(place)
+
+
+@pytest.mark.parametrize("kind", ["record", "base", "tree"])
+def test_two_of_one(place: Place, kind: str) -> None:
+    place.export()
+
+    def edit(value: dict[str, Any], layout: Layout) -> None:
+        row = entry(value, kind)
+        content = layout.blob(row["digest"]).read_bytes() + b" "
+        blob = layout.put_bytes(content, row["mediaType"])
+        value["layers"].append({**row, "digest": blob.digest, "size": blob.size})
+
+    place.change(edit)
+    with pytest.raises(HostileInputError, match="holds two of the"):
+        place.import_bundle()
+    nothing_counts(place)
+
+
+def test_what_is_known_of_a_base_stays(place: Place) -> None:
+    """Who made it, and how: what is signed later repeats it."""
+    place.export()
+    place.import_bundle()
+    (path,) = (place.root / "other" / "records").glob("*.json")
+    before = path.read_bytes()
+    record = json.loads(place.content("record"))
+    place.swap("record", canonical(record | {"tool": {"version": "6", "builder": "https://evil.test/"}}))
+    (place.root / "other" / "toolchain.lock").unlink()
+    place.import_bundle()
+    assert path.read_bytes() == before
+    path.write_bytes(canonical(record | {"manifest": "sha256:" + "0" * 64}))
+    with pytest.raises(LockedError, match="another base"):
+        place.import_bundle()
+    path.write_bytes(b"{")
+    place.import_bundle()
+    assert json.loads(path.read_bytes())["tool"]["version"] == "6", "a damaged one says nothing"
+
+
+def test_packages_that_are_others_than_in_the_lock(place: Place) -> None:
+    """By its digest the list is the locked one; what the lock shows is not."""
+    place.export()
+    content = place.content("lock").replace(b'"apt"', b'"apx"')
+    assert content != place.content("lock")
+    place.swap("lock", content)
+    with pytest.raises(HostileInputError, match="list of packages"):
+        place.import_bundle()
+    nothing_counts(place)
+
+
+@pytest.mark.parametrize("rows", [None, 5, [{"x": 1}], ["no row"], [[]]])
+def test_a_list_that_holds_no_packages(place: Place, rows: Any) -> None:
+    place.export()
+    value = json.loads(place.content("base")) | {"packages": rows}
+    digest, record = sha256_json(value), json.loads(place.content("record"))
+    record["inputs"]["packages"] = digest
+    record["input_digest"] = sha256_json(record["inputs"])
+    _relock(place, bases=(dataclasses.replace(_lock(place).bases[0], packages_digest=digest),))
+    place.swap("base", canonical(value))
+    place.swap("record", canonical(record))
+    with pytest.raises(HostileInputError, match="list of packages"):
+        place.import_bundle()
+    nothing_counts(place)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [{"cache": "/tmp/x"}, {"key": "/tmp/evil"}, {"stage": "--help"}, {"stage": ["llvm"]}, {"limit": "1"}, {"gpu": "x"},
+     {"arch": [1]}, {"source": {"llvm": {"a": "b"}}}, {"patch": ["x"]}, {"select": 3}],
+)  # fmt: skip
+def test_a_request_that_nobody_can_make(place: Place, request_: dict[str, Any]) -> None:
+    """The command that is told after an import is made of it."""
+    place.export()
+    _relock(place, request=request_)
+    with pytest.raises(ConfigError, match="the request"):
+        place.import_bundle()
+    nothing_counts(place)
+
+
+def test_what_the_command_tells_is_one_line_and_lets_nothing_more_in(place: Place) -> None:
+    place.export()
+    _relock(place, request={"select": "x\n\x1b[2Jnow: evil", "allow-binary": ["triton-wheel"]})
+    told = place.import_bundle()
+    assert not any(set(word) & set("\n\x1b") for word in told.command)
+    own = place.root / "another" / "toolchain.lock"
+    lockfile.write(dataclasses.replace(told.lock, request={"select": "x"}), own)
+    with pytest.raises(LockedError) as caught:
+        place.import_bundle("another")
+    assert "--allow-binary triton-wheel is not in the lock" in caught.value.why
+    words = shlex.split(" ".join(told.command))
+    assert words[words.index("--cache") + 1] == str(place.root / "other")
+
+
+def test_other_packages(place: Place) -> None:
+    place.export()
+    value = json.loads(place.content("base"))
+    value["packages"][0]["version"] = "6.6.6"
+    place.swap("base", canonical(value))
+    with pytest.raises(HostileInputError, match="list of packages"):
+        place.import_bundle()
+    nothing_counts(place)
+
+
+def test_a_file_in_the_place_of_another(place: Place) -> None:
+    place.export()
+    place.swap("file", b"evil")
+    with pytest.raises(HostileInputError, match="does not name"):
+        place.import_bundle()
+    nothing_counts(place)
+
+
+def test_a_cache_with_another_base_is_left_alone(place: Place) -> None:
+    place.export()
+    there = place.root / "other" / "locked"
+    there.mkdir(parents=True)
+    (there / "base-debian13-amd64.json").write_text('{"recipe": "x", "packages": []}')
+    with pytest.raises(LockedError, match="another base"):
+        place.import_bundle()
+    assert json.loads((there / "base-debian13-amd64.json").read_text())["recipe"] == "x"
+
+
+def _locked(place: Place, **changes: Any) -> None:
+    """Another row for Triton in the bundle's own lock."""
+    sources = [dataclasses.replace(one, **changes) if one.name == "triton" else one for one in _lock(place).sources]
+    _relock(place, sources=tuple(sources))
+
+
+def _lock(place: Place) -> Lock:
+    return lockfile.parse(place.content("lock"), "it")
+
+
+def _relock(place: Place, **changes: Any) -> None:
+    place.swap("lock", lockfile.render(dataclasses.replace(_lock(place), **changes)))
+
+
+def _digest_of(tree: bytes, folder: Path) -> str:
+    folder.mkdir()
+    with tarfile.open(fileobj=io.BytesIO(tree)) as tar:
+        tar.extractall(folder, filter="data")
+    return tree_digest(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "says"),
+    [
+        ({"kind": "distro", "ref": "distro:../../../../evil=1"}, ConfigError, "no distro source"),
+        ({"kind": "distro", "ref": 'distro:x=1"\n[build]\nevil = "'}, ConfigError, "no distro source"),
+        ({"kind": "git", "ref": "a" * 40}, ConfigError, "of another kind"),
+        ({"kind": "archive", "ref": f"https://h.example/x.tar#sha256={'a' * 64}"}, HostileInputError, "no file of"),
+        ({"kind": "distro", "ref": "distro:xy=1"}, HostileInputError, "no file of triton"),
+    ],
+)
+def test_a_lock_of_other_things(place: Place, changes: dict[str, Any], error: type[ToolchainError], says: str) -> None:
+    """Names that would become paths; and trees where only a file could be compared with its digest."""
+    place.export()
+    _locked(place, **changes)
+    with pytest.raises(error, match=says):
+        place.import_bundle()
+    nothing_counts(place)
+
+
+def test_a_checkout_s_digest_with_another_tree(place: Place) -> None:
+    """Against one's own lock that names the tree: what is stored under a digest is what it says."""
+    own = place.export().lock
+    triton = own.source("triton")
+    assert triton is not None
+    git = dataclasses.replace(triton, kind="git", ref="a" * 40, digest=f"git:{'a' * 40}@https://h.example/t")
+    sources = tuple(git if one.name == "triton" else one for one in own.sources)
+    lockfile.write(dataclasses.replace(own, sources=sources), place.root / "own.lock")
+    place.swap("tree", _other_tree())
+    _locked(place, tree=_digest_of(_other_tree(), place.root / "x"))
+    with pytest.raises(LockedError, match=r"source triton: the tree sha256:.* is locked"):
+        import_bundle(place.out, Cache(place.root / "other"), place.root / "own.lock")
+    with pytest.raises(HostileInputError, match="one tree of triton by two digests"):
+        place.import_bundle()
+    nothing_counts(place)
+
+
+def test_a_lock_of_one_s_own_that_names_no_tree(place: Place) -> None:
+    """A commit cannot be compared with a tree: whoever did not lock the tree has nothing to hold against a bundle."""
+    own = place.export().lock
+    git = {
+        "kind": "git",
+        "ref": "a" * 40,
+        "digest": f"git:{'a' * 40}@https://h.example/t",
+        "repository": "https://h.example/t",
+    }
+    place.swap("tree", _other_tree())
+    _locked(place, **git, tree=_digest_of(_other_tree(), place.root / "x"))
+    sources = tuple(
+        dataclasses.replace(one, **git, tree="") if one.name == "triton" else one  # type: ignore[arg-type]
+        for one in own.sources
+    )
+    lockfile.write(dataclasses.replace(own, sources=sources), place.root / "own.lock")
+    with pytest.raises(LockedError, match="does not say which tree triton"):
+        import_bundle(place.out, Cache(place.root / "other"), place.root / "own.lock")
+    nothing_counts(place)
+
+
+def test_a_file_under_another_name(place: Place) -> None:
+    """Whether a source is unpacked, and what an installer makes of a wheel, goes by the name of the file."""
+    place.export()
+
+    def rename(value: dict[str, Any], _: Layout) -> None:
+        entry(value, "file")["annotations"]["org.opencontainers.image.title"] = "readme.txt"
+
+    place.change(rename)
+    with pytest.raises(HostileInputError, match=r"otherwise than its lock: readme\.txt"):
+        place.import_bundle()
+    nothing_counts(place)
+
+
+@pytest.mark.parametrize("harm", [{"layers": [1]}, {"inputs": {"a": "\ud800"}}])
+def test_a_record_that_is_none(place: Place, harm: dict[str, Any]) -> None:
+    place.export()
+    record = {**json.loads(place.content("record")), **harm}
+    place.swap("record", json.dumps(record).encode())
+    with pytest.raises(HostileInputError):
+        place.import_bundle()
+    nothing_counts(place)
+
+
+def test_a_newer_tool_s_record_comes_without_what_only_that_knows(place: Place) -> None:
+    """A key that was added makes no bundle unreadable; and what nothing here looks at does not come in."""
+    place.export()
+    record = json.loads(place.content("record"))
+    newer = {**record, "version": record["version"] + 1, "weather": "fine"}
+    newer["facts"] = {**record["facts"], "weather": "fine"}
+    place.swap("record", canonical(newer))
+    place.import_bundle()
+    (path,) = (place.root / "other" / "records").glob("*.json")
+    assert json.loads(path.read_bytes()) == record
+
+
+def test_a_fact_of_a_base_alone_is_no_reason_to_refuse_it(place: Place) -> None:
+    """Bases that start from an image say which; nothing that is built on them does."""
+    place.export()
+    record = json.loads(place.content("record"))
+    place.swap("record", canonical({**record, "facts": {**record["facts"], "start": {"image": "x@sha256:1"}}}))
+    place.import_bundle()
+    (path,) = (place.root / "other" / "records").glob("*.json")
+    assert json.loads(path.read_bytes()) == record

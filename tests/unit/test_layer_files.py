@@ -1,0 +1,156 @@
+"""The files of layers as the bill of materials lists them: read from every kind, and nothing hides."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import shutil
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.evidence_fixtures import FILES, small_image
+from toolchain.digest import canonical
+from toolchain.errors import UntrustedError
+from toolchain.oci import descriptor as media
+from toolchain.oci.layer_files import glance, layer_files, read_member
+from toolchain.oci.layout import Layout
+
+
+@pytest.mark.parametrize("how", ["none", "gzip", "zstd"])
+def test_files_are_read_from_every_kind_of_layer(tmp_path: Path, how: Any) -> None:
+    if how == "zstd" and shutil.which("zstd") is None:
+        pytest.skip("zstd is NOT INSTALLED: layers of that kind are not tested (apt-get install zstd)")
+    layout = Layout(tmp_path / "l").ensure()
+    (tmp_path / "w").mkdir()
+    layer = layout.children(small_image(layout, tmp_path / "w", how=how))[1]
+    found = {one.path: one for one in layer_files(layout.blob(layer.digest), layer.media_type)}
+    assert {name: one.sha256 for name, one in found.items() if one.kind == "file"} == {
+        name: hashlib.sha256(content).hexdigest() for name, content in FILES.items()
+    }
+    assert found["usr/lib64/thing/link"].target == "bin/tool"
+    assert read_member(layout.blob(layer.digest), layer.media_type, "usr/lib64/thing/share/text") == b"words\n"
+    assert read_member(layout.blob(layer.digest), layer.media_type, "no/such") is None
+    assert glance(layout.blob(layer.digest), layer.media_type, "usr/lib64/thing/share/text") == b"words\n"
+    assert glance(layout.blob(layer.digest), layer.media_type, "no/such") is None
+
+
+def tar(path: Path, *members: tuple[str, bytes], extra: tuple[tarfile.TarInfo, ...] = ()) -> Path:
+    with tarfile.open(path, "w", format=tarfile.GNU_FORMAT) as archive:
+        for name, content in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+        for info in extra:
+            archive.addfile(info)
+    return path
+
+
+def test_a_name_that_is_not_utf8(tmp_path: Path) -> None:
+    path = tar(tmp_path / "t", ("./a\udcff", b"x"))
+    (one,) = layer_files(path, media.LAYER)
+    assert one.path == "a\\xff"
+    canonical(one.path)  # can be written as JSON
+
+
+def test_hard_links_count_as_files(tmp_path: Path) -> None:
+    link = tarfile.TarInfo("b")
+    link.type, link.linkname = tarfile.LNKTYPE, "a"
+    one, other = layer_files(tar(tmp_path / "t", ("a", b"x"), extra=(link,)), media.LAYER)
+    assert (one.path, other.path) == ("a", "b")
+    assert one.sha256 == other.sha256
+
+
+def test_nothing_hides_in_a_layer(tmp_path: Path) -> None:
+    """Behind the end mark, or behind garbage that one reader takes for the end and another passes over."""
+    first = tar(tmp_path / "a", ("a", b"x")).read_bytes()
+    second = tar(tmp_path / "b", ("b", b"evil")).read_bytes()
+    end = first.index(b"x") + 512
+    assert len(layer_files(tmp_path / "a", media.LAYER)) == 1
+    for name, content in (
+        ("two archives", first + second),
+        ("one block of zeros", first[:end] + b"\0" * 512 + second),
+        ("far behind", first + b"\0" * 100_000 + second),
+    ):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(UntrustedError, match="behind its end mark"):
+            layer_files(tmp_path / name, media.LAYER)
+    (tmp_path / "garbage").write_bytes(first[:end] + b"\xff" * 512 + second)
+    with pytest.raises(UntrustedError, match="garbage"):
+        layer_files(tmp_path / "garbage", media.LAYER)
+    (tmp_path / "padded").write_bytes(first + b"\0" * 100_000)
+    assert len(layer_files(tmp_path / "padded", media.LAYER)) == 1
+
+
+def test_layers_that_lie(tmp_path: Path) -> None:
+    with pytest.raises(UntrustedError, match="twice"):
+        layer_files(tar(tmp_path / "twice", ("a", b"x"), ("./a", b"y")), media.LAYER)
+    lost = tarfile.TarInfo("b")
+    lost.type, lost.linkname = tarfile.LNKTYPE, "nowhere"
+    with pytest.raises(UntrustedError, match="leads nowhere"):
+        layer_files(tar(tmp_path / "lost", extra=(lost,)), media.LAYER)
+    whole = tar(tmp_path / "whole", ("a", b"x" * 5000)).read_bytes()
+    (tmp_path / "short").write_bytes(whole[:3000])
+    with pytest.raises(UntrustedError, match="cannot be read"):
+        layer_files(tmp_path / "short", media.LAYER)
+    with pytest.raises(UntrustedError, match="cannot be read"):
+        layer_files(tmp_path / "whole", media.LAYER_GZIP)
+    with pytest.raises(UntrustedError, match="unknown kind"):
+        layer_files(tmp_path / "whole", "application/x-else")
+    big = tarfile.TarInfo("././@LongLink")
+    big.type, big.size = tarfile.GNUTYPE_LONGNAME, 1 << 40
+    (tmp_path / "bomb").write_bytes(big.tobuf(tarfile.GNU_FORMAT) + b"\0" * 1024)
+    with pytest.raises(UntrustedError, match="impossible size"):
+        layer_files(tmp_path / "bomb", media.LAYER)
+
+
+def _member(name: str, kind: bytes = tarfile.REGTYPE, content: bytes = b"", **more: Any) -> bytes:
+    info = tarfile.TarInfo(name)
+    info.type, info.size = kind, len(content)
+    info.pax_headers = more.pop("pax", {})
+    info.linkname = more.pop("to", "")
+    return info.tobuf(tarfile.PAX_FORMAT) + content + b"\0" * (-len(content) % 512)
+
+
+_TOOL = _member("usr/tool", content=b"good")
+_GLOBAL = tarfile.TarInfo.create_pax_global_header({"path": "usr/tool"})
+
+
+@pytest.mark.parametrize(
+    ("members", "says"),
+    [
+        (
+            tarfile.TarInfo.create_pax_global_header({"path": "usr/tool"}) + _member("etc/evil", content=b"x"),
+            "kind b'g'",
+        ),
+        (_TOOL + _member("etc/evil", b"Z", b"evil"), "kind b'Z'"),
+        (_TOOL + _member("etc/evil", tarfile.CONTTYPE, b"evil"), "kind b'7'"),
+        (_TOOL + _member("etc/evil", tarfile.GNUTYPE_SPARSE, b"evil"), "kind b'S'"),
+        (_member("usr/tool", content=b"evil", pax={"GNU.sparse.name": "etc/evil", "GNU.sparse.size": "4"}), "sparse"),
+        (_TOOL + _member("usr//tool", content=b"evil"), "no plain path"),
+        (_TOOL + _member("usr/./tool", content=b"evil"), "no plain path"),
+        (_TOOL + _member("usr/x/../tool", content=b"evil"), "no plain path"),
+        (_TOOL + _member("././usr/tool", content=b"evil"), "no plain path"),
+        (_TOOL + _member("/usr/tool", content=b"evil"), "no plain path"),
+        (_TOOL + _member("usr/tool", tarfile.FIFOTYPE), "twice"),
+        (_TOOL + _member("usr/tool/", tarfile.DIRTYPE), "twice"),
+        (_TOOL + _member("lib", tarfile.SYMTYPE, to="usr") + _member("lib/tool", content=b"evil"), "no folder"),
+        (_TOOL + _member("lib/a/tool", content=b"evil") + _member("lib", tarfile.SYMTYPE, to="usr"), "no folder"),
+    ],
+)
+def test_layers_that_two_readers_unpack_differently(tmp_path: Path, members: bytes, says: str) -> None:
+    (tmp_path / "t").write_bytes(members + b"\0" * 1024)
+    with pytest.raises(UntrustedError, match=says):
+        layer_files(tmp_path / "t", media.LAYER)
+
+
+def test_what_layers_may_hold(tmp_path: Path) -> None:
+    members = (
+        _member("./", tarfile.DIRTYPE) + _member("./usr/", tarfile.DIRTYPE) + _member("./usr/tool", content=b"good")
+        + _member("dev/null", tarfile.CHRTYPE) + _member("pipe", tarfile.FIFOTYPE)
+        + _member("lib", tarfile.SYMTYPE, to="usr/../x//y") + _member("n" * 300, content=b"long")
+    )  # fmt: skip
+    (tmp_path / "t").write_bytes(members + b"\0" * 1024)
+    assert [one.path for one in layer_files(tmp_path / "t", media.LAYER)] == ["lib", "n" * 300, "usr/tool"]

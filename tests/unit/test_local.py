@@ -1,0 +1,82 @@
+"""Files and folders of one's own as sources: what can be none is told at once, and what was meant."""
+
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from toolchain.cli.request import make_request
+from toolchain.errors import SourceError
+
+COMMIT = "d8da7c998c75c88691e0ec157fcfd92b49d7060a"
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def refused(source: str, target: str = "base") -> SourceError:
+    """Why a verb does not begin, also one that builds something else."""
+    with pytest.raises(SourceError) as caught:
+        make_request(cache=Path("cache"), source=[source], target=target)
+    assert f"--source {source}" in caught.value.what
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("source", "write"),
+    [
+        ("triton=3.6.0", ["--triton 3.6.0", "--source triton=pypi:3.6.0"]),
+        ("triton=v3.6.0", ["--triton 3.6.0"]),
+        (f"triton={COMMIT}", [f"--triton {COMMIT}", "URL@COMMIT"]),
+        ("aotriton=0.11b", ["--aotriton 0.11b"]),
+        ("llvm=22.1.8", ["llvm=distro:PACKAGE"]),
+        ("llvm=10dc3a8e", ["URL@COMMIT", "40 digits"]),
+        ("flash-attn=2.8.3", ["--source flash-attn=pypi:2.8.3"]),
+        ("llvm=../llvm-project", ["PATH"]),
+    ],
+)
+def test_what_is_no_path_is_told_with_what_to_write(source: str, write: list[str]) -> None:
+    for target in ("base", "llvm", "triton"):
+        error = refused(source, target)
+        assert "nothing lies at" in error.why
+        assert all(text in error.fix for text in write), error.fix
+
+
+def test_a_folder_may_be_called_like_a_version(here: Path) -> None:
+    (here / "3.6.0").mkdir()
+    assert make_request(cache=here / "cache", source=["triton=3.6.0"]).sources["triton"].path == Path("3.6.0")
+
+
+@pytest.mark.parametrize("name", ["x.tar", "x.tar.gz", "x.txz", "x-1-py3-none-any.whl", "x.zip", "notes.txt", "x"])
+@pytest.mark.parametrize("content", [b"", b"not an archive", bytes(99), b"\x1f\x8b garbage"])
+def test_garbage_is_no_source(here: Path, name: str, content: bytes) -> None:
+    (here / name).write_bytes(content)
+    assert "name" in refused(f"triton={name}").fix
+
+
+def test_links_and_pipes(here: Path) -> None:
+    (here / "link").symlink_to("nowhere")
+    assert "link to nothing" in refused("triton=link").why
+    os.mkfifo(here / "pipe.tar")
+    assert "neither a file nor a folder" in refused("triton=pipe.tar").why
+
+
+@pytest.mark.parametrize("how", ["w", "w:gz", "w:xz", "w:bz2"])
+def test_archives_and_wheels_are_sources(here: Path, how: str) -> None:
+    kind = how.partition(":")[2]
+    name = "x.tar" + (f".{kind}" if kind else "")
+    with tarfile.open(name, how) as archive:  # type: ignore[call-overload]
+        archive.addfile(tarfile.TarInfo("top/file"), io.BytesIO())
+    with zipfile.ZipFile("x-1-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("a", "b")
+    (here / "x.tar.zst").write_bytes(b"\x28\xb5\x2f\xfd\x00")
+    for file in (name, "x-1-py3-none-any.whl", "x.tar.zst"):
+        assert make_request(cache=here / "cache", source=[f"triton={file}"]).sources["triton"].where == file

@@ -1,0 +1,263 @@
+"""Pins that a checkout of Triton holds: how its files are read, and what is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from toolchain.catalog.pin_files import pin_files, read_pin
+from toolchain.errors import PinError
+
+HASH = "10dc3a8e916d73291269e5e2b82dd22681489aa1"
+FORK = "1f126a6dea50d185c0781743a667390037ae88bd"
+OTHER = "86b69c31642e98f8357df62c09d118ad1da4e16a"
+NOWHERE = "0123456789abcdef0123456789abcdef01234567"
+UPSTREAM = "llvm/llvm-project"
+TRITON_FORK = "triton-lang/llvm-project"
+
+
+def info(commit: str = HASH, **more: object) -> str:
+    return json.dumps({"llvm_hash": commit, "build_number": 1, **more})
+
+
+@pytest.mark.parametrize("content", [HASH, f"{HASH}\n", f"  {HASH}\r\n", HASH.upper(), f"\ufeff{HASH}\n", info()])
+@pytest.mark.parametrize("name", ["llvm-hash.txt", "llvm-hash", "llvm-hash.json", "llvm-info.json", "llvm-info"])
+def test_spellings_of_a_pin_file(name: str, content: str, tmp_path: Path) -> None:
+    folder = tmp_path / 'it\'s a "Triton" checkout'
+    (folder / "cmake").mkdir(parents=True)
+    file = folder / "cmake" / name
+    file.write_text(content, encoding="utf-8")
+    for path in (file, folder / "cmake", folder):
+        pin = read_pin(path)
+        assert (pin.commit, pin.repository, pin.origin, pin.certainty) == (HASH, UPSTREAM, str(file), "verified")
+        assert not pin.warnings
+
+
+def test_old_checkouts_have_it_at_the_top(tmp_path: Path) -> None:
+    (tmp_path / "llvm-hash.txt").write_text(HASH)
+    (tmp_path / "cmake").mkdir()
+    assert read_pin(tmp_path).commit == HASH
+
+
+@pytest.mark.parametrize(("first", "second"), [("llvm-hash.txt", "llvm-info.json"), ("llvm-info", "llvm-info.json")])
+def test_contradicting_files(first: str, second: str, tmp_path: Path) -> None:
+    (tmp_path / first).write_text(HASH)
+    (tmp_path / second).write_text(info(OTHER))
+    with pytest.raises(PinError, match="contradict") as caught:
+        read_pin(tmp_path)
+    for part in (HASH, OTHER, str(tmp_path / first), str(tmp_path / second)):
+        assert part in caught.value.why
+    assert read_pin(tmp_path / second).commit == OTHER
+
+
+def test_contradiction_between_top_and_cmake(tmp_path: Path) -> None:
+    (tmp_path / "cmake").mkdir()
+    (tmp_path / "llvm-hash.txt").write_text(HASH)
+    (tmp_path / "cmake" / "llvm-info.json").write_text(info(OTHER))
+    with pytest.raises(PinError, match="contradict"):
+        read_pin(tmp_path)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_build_info_names_the_fork(whole: bool, tmp_path: Path) -> None:
+    (tmp_path / "llvm-info.json").write_text(info(NOWHERE))
+    (tmp_path / "llvm-build-info.json").write_text(info(NOWHERE, repository="someone/llvm-fork"))
+    pin = read_pin(tmp_path if whole else tmp_path / "llvm-info.json")
+    assert (pin.commit, pin.repository, pin.warnings) == (NOWHERE, "someone/llvm-fork", ())
+
+
+def test_repository_may_be_a_url(tmp_path: Path) -> None:
+    (tmp_path / "llvm-info.json").write_text(info())
+    (tmp_path / "llvm-build-info.json").write_text(info(repository="https://github.com/someone/llvm-fork.git"))
+    assert read_pin(tmp_path).repository == "someone/llvm-fork"
+
+
+def test_build_info_ahead_is_a_warning_and_its_repository_does_not_count(tmp_path: Path) -> None:
+    (tmp_path / "llvm-info.json").write_text(info(FORK))
+    (tmp_path / "llvm-build-info.json").write_text(info(OTHER, repository="someone/llvm-fork"))
+    pin = read_pin(tmp_path)
+    assert (pin.commit, pin.repository) == (FORK, TRITON_FORK)
+    assert OTHER in pin.warnings[0]
+    assert FORK in pin.warnings[0]
+
+
+def test_build_info_without_repository_leaves_it_to_the_data(tmp_path: Path) -> None:
+    (tmp_path / "llvm-info.json").write_text(info(FORK))
+    (tmp_path / "llvm-build-info.json").write_text(info(FORK))
+    assert read_pin(tmp_path).repository == TRITON_FORK
+
+
+def test_the_fork_of_a_bare_hash_comes_from_the_data(tmp_path: Path) -> None:
+    (tmp_path / "llvm-hash.txt").write_text(FORK)
+    assert read_pin(tmp_path).repository == TRITON_FORK
+
+
+def test_an_assumed_repository_is_said(tmp_path: Path) -> None:
+    (tmp_path / "llvm-info.json").write_text(info(NOWHERE))
+    pin = read_pin(tmp_path)
+    assert pin.repository == UPSTREAM
+    assert "assumed" in pin.warnings[0]
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"build_number": 1}', info("short")])
+def test_a_broken_build_info_is_only_a_warning(content: str, tmp_path: Path) -> None:
+    (tmp_path / "llvm-info.json").write_text(info())
+    (tmp_path / "llvm-build-info.json").write_text(content)
+    pin = read_pin(tmp_path)
+    assert pin.commit == HASH
+    assert "ignored" in pin.warnings[0]
+
+
+def test_a_build_info_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    (tmp_path / "llvm-info.json").write_text(info())
+    (tmp_path / "llvm-build-info.json").symlink_to("nowhere")
+    assert "ignored" in read_pin(tmp_path).warnings[0]
+
+
+@pytest.mark.parametrize("repository", ["--upload-pack=x/y", "a/b/c", "", 7, None, "ssh://host/x", "a/../b"])
+def test_a_hostile_repository_is_refused(repository: object, tmp_path: Path) -> None:
+    (tmp_path / "llvm-info.json").write_text(info())
+    (tmp_path / "llvm-build-info.json").write_text(info(repository=repository))
+    with pytest.raises(PinError, match="names no repository"):
+        read_pin(tmp_path)
+
+
+NEIGHBOURS = ["amd-llvm-info.json", "amd-llvm-build-info.json", "nvidia-llvm-build-info.json", "llvm-build-info.json"]
+
+
+@pytest.mark.parametrize("name", NEIGHBOURS)
+def test_other_compilers_pins_are_never_read(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(info(OTHER))
+    with pytest.raises(PinError, match="no LLVM pin in"):
+        read_pin(tmp_path)
+    with pytest.raises(PinError, match="does not hold the pin"):
+        read_pin(tmp_path / name)
+    (tmp_path / "llvm-info.json").write_text(info())
+    assert read_pin(tmp_path).commit == HASH
+
+
+@pytest.mark.parametrize(
+    ("content", "match"),
+    [
+        (b"", "no commit"),
+        (HASH[:39].encode(), "39 characters"),
+        (f"{HASH}0".encode(), "41 characters"),
+        (f"{HASH}\n{OTHER}".encode(), "no commit"),
+        (HASH.replace("1", "g").encode(), "no commit"),
+        (b'{"build_number": 1}', "names no LLVM"),
+        (b'{"llvm_hash": 7}', "no commit"),
+        (b'{"llvm_hash": null}', "no commit"),
+        (b'{"llvm_hash": "10dc3a8e"}', "8 characters"),
+        (b'{"llvm_hash": ', "not JSON"),
+        (b'["llvm_hash"]', "no JSON object"),
+        (b"[" * 60000, "not JSON"),
+        (b"\xff\xfe1\x000\x00", "no pin file"),
+        (HASH.encode() + b" " * 70000, "no pin file"),
+    ],
+)
+def test_malformed(content: bytes, match: str, tmp_path: Path) -> None:
+    file = tmp_path / "llvm-hash.txt"
+    file.write_bytes(content)
+    for path in (file, tmp_path):
+        with pytest.raises(PinError, match=match) as caught:
+            read_pin(path)
+        assert str(file) in caught.value.what
+        assert caught.value.fix
+
+
+def test_a_huge_file_is_not_read(tmp_path: Path) -> None:
+    file = tmp_path / "llvm-hash.txt"
+    with file.open("wb") as stream:
+        stream.truncate(1 << 40)  # sparse: reading it all would not end
+    with pytest.raises(PinError, match="no pin file"):
+        read_pin(tmp_path)
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    with pytest.raises(PinError, match="no LLVM pin"):
+        read_pin(tmp_path)
+    with pytest.raises(PinError, match="cannot read") as caught:
+        read_pin(tmp_path / "missing.txt")
+    assert "does not exist" in caught.value.why
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "llvm-hash.txt")
+    with pytest.raises(PinError, match="cannot read"):
+        read_pin(tmp_path / "llvm-hash.txt")
+
+
+@contextlib.contextmanager
+def as_somebody() -> Iterator[None]:
+    """Without root's rights, for which every file may be read."""
+    user = os.geteuid()
+    os.seteuid(user or 65534)
+    try:
+        yield
+    finally:
+        os.seteuid(user)
+
+
+UNREADABLE = {
+    "dangling": "it is a link to nothing: nowhere",
+    "loop": "symbolic links",
+    "folder": "it is no regular file",
+    "pipe": "it is no regular file",
+}
+
+
+def unreadable(file: Path, kind: str) -> None:
+    file.parent.mkdir(exist_ok=True)
+    match kind:
+        case "dangling":
+            file.symlink_to("nowhere")
+        case "loop":
+            file.symlink_to(file.name)
+        case "folder":
+            file.mkdir()
+        case _:
+            os.mkfifo(file)
+
+
+@pytest.mark.parametrize("kind", UNREADABLE)
+@pytest.mark.parametrize("name", ["llvm-hash.txt", "llvm-info.json", "cmake/llvm-hash.txt"])
+def test_a_pin_that_cannot_be_read_is_no_reason_for_another(kind: str, name: str, tmp_path: Path) -> None:
+    """Passed over, the folder would be built on the LLVM of another pin, or of the newest Triton."""
+    unreadable(tmp_path / name, kind)
+    (tmp_path / "llvm-info").write_text(info())
+    assert tmp_path / name in pin_files(tmp_path)
+    with pytest.raises(PinError, match="cannot read") as caught:
+        read_pin(tmp_path)
+    assert str(tmp_path / name) in caught.value.what
+    assert UNREADABLE[kind] in caught.value.why
+
+
+@pytest.mark.parametrize("closed", ["llvm-hash.txt", "cmake"])
+def test_a_pin_that_may_not_be_read(closed: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        top = Path(folder)
+        top.chmod(0o755)
+        (top / "llvm-info.json").write_text(info())
+        (top / "cmake").mkdir()
+        (top / "llvm-hash.txt").write_text(HASH)
+        (top / closed).chmod(0)
+        with as_somebody(), pytest.raises(PinError, match="cannot ") as caught:
+            read_pin(top)
+    assert closed in caught.value.what
+    assert "ermission denied" in caught.value.why
+
+
+def test_a_cmake_folder_that_is_not_there_after_all(tmp_path: Path) -> None:
+    (tmp_path / "cmake").symlink_to("nowhere")
+    with pytest.raises(PinError, match="cannot read") as caught:
+        pin_files(tmp_path)
+    assert str(tmp_path / "cmake") in caught.value.what
+    (tmp_path / "cmake").unlink()
+    (tmp_path / "cmake").touch()
+    assert pin_files(tmp_path) == []

@@ -1,0 +1,74 @@
+"""Option values that pass without pydantic are those that Typer makes with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+import typer
+from typer.core import TyperCommand
+from typer.testing import CliRunner
+
+from toolchain.cli import verbs
+from toolchain.cli.values import take_as_given
+
+CALLS: list[tuple[list[str], dict[str, str]]] = [
+    ([], {}),
+    (["word"], {}),
+    (["--count", "3", "--many", "a", "--many", "b", "--path", "x/y", "--ratio", "0.5", "--flag", "word"], {}),
+    (["--count", "0"], {}),
+    (["--path", "/"], {}),
+    (["--path", ""], {}),
+    (["--count", "x"], {}),
+    (["--free", "7"], {}),
+    (["--free", "7.5"], {}),
+    (["--ratio", "x"], {}),
+    (["--no-flag"], {}),
+    (["--flag=x"], {}),
+    ([], {"MANY": "a b", "COUNT": "4", "FLAG": "1", "TEXT": "t"}),
+    ([], {"COUNT": "0"}),
+    ([], {"FLAG": "perhaps"}),
+    (["--no-such"], {}),
+    (["--help"], {}),
+]  # fmt: skip
+
+
+def program(cls: type[TyperCommand], seen: list[Any]) -> typer.Typer:
+    made = typer.Typer()
+
+    @made.command(cls=cls)
+    def verb(
+        word: str = "default",
+        text: Annotated[str | None, typer.Option(envvar="TEXT")] = None,
+        count: Annotated[int, typer.Option(min=1, envvar="COUNT")] = 2,
+        free: Annotated[int | None, typer.Option()] = None,
+        many: Annotated[list[str] | None, typer.Option(envvar="MANY")] = None,
+        path: Annotated[Path | None, typer.Option()] = None,
+        ratio: Annotated[float | None, typer.Option(min=0)] = None,
+        flag: Annotated[bool, typer.Option("--flag/--no-flag", envvar="FLAG")] = True,
+    ) -> None:
+        """Show what came."""
+        seen.extend([word, text, count, free, many, path, ratio, flag])
+
+    return made
+
+
+@pytest.mark.parametrize(("words", "env"), CALLS)
+@pytest.mark.parametrize("values", [None, {"many": ["c"], "count": 5, "text": "u", "path": "z", "ratio": 1}])
+def test_it_is_what_typer_reads(words: list[str], env: dict[str, str], values: dict[str, Any] | None) -> None:
+    told = []
+    for cls in (TyperCommand, verbs._Command):
+        seen: list[Any] = []
+        done = CliRunner().invoke(program(cls, seen), words, env=env, default_map=values)
+        told.append((done.exit_code, done.output, [(type(one), one) for one in seen]))
+    assert told[0] == told[1]
+
+
+def test_a_typer_that_reads_otherwise_is_left_alone() -> None:
+    class Other:
+        name = "text"
+
+    other = Other()
+    take_as_given([other])
+    assert vars(other) == {}

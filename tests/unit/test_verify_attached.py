@@ -1,0 +1,276 @@
+"""`verify` beside what strangers attach, and what lies there for other verifiers: neither changes what it says."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.evidence_fixtures import (
+    NOW,
+    TOOL,
+    Stand,
+    drop_file,
+    ed25519_signer,
+    image_facts,
+    lie,
+    look,
+    small_image,
+    wrong,
+)
+from tests.fake_registry import fake_registry
+from tests.places import attach, attach_layers, fetch_image, gather, publish, referrers, verify
+from toolchain.digest import canonical
+from toolchain.errors import RegistryError, UntrustedError
+from toolchain.oci import descriptor as media
+from toolchain.oci.image import write_index
+from toolchain.oci.layout import Layout
+from toolchain.oci.reference import RegistryRef
+from toolchain.oci.referrers import fallback_tag, write_artifact
+from toolchain.oci.registry import Registry
+from toolchain.oci.tagged import Tagged
+from toolchain.trust import attest, cosign, dsse, keyless, sbom
+from toolchain.trust.keys import Signer
+
+
+@pytest.fixture
+def stand(tmp_path: Path) -> Stand:
+    return Stand(Layout(tmp_path / "lay out"), tmp_path / "work")
+
+
+def test_what_others_attach_does_no_harm(stand: Stand) -> None:
+    stranger = ed25519_signer()
+    stand.say({"_type": "nonsense"}, stranger)
+    stand.attach(b"no envelope at all")
+    stand.attach(b"{}", sbom.MEDIA_TYPE)
+    stand.attach(b"anything", "text/plain")
+    stand.say(stand.provenance(), stranger)
+    stand.say_all(sbom=lie(stand, drop_file))  # an old mistake of our own
+    stand.say(attest.sbom_statement(stand.sbom(), stand.subjects()))
+    assert look(stand).verdict == "trusted"
+    assert look(stand, None).verdict == "intact"
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        (b'{"payloadType":"\\ud800","payload":"","signatures":[{"keyid":"x","sig":""}]}', dsse.MEDIA_TYPE),
+        (b'{"dsseEnvelope":"\\ud800"}', keyless.MEDIA_TYPE),
+        (b'{"dsseEnvelope":' + b"[" * 900 + b"]" * 900 + b"}", keyless.MEDIA_TYPE),
+        (b'{"dsseEnvelope":' + b"[" * 50_000 + b"]" * 50_000 + b"}", keyless.MEDIA_TYPE),
+    ],
+    ids=["half a surrogate", "half a surrogate in a bundle", "deep", "deeper"],
+)
+def test_what_no_json_of_ours_holds_is_passed_over(stand: Stand, content: bytes, kind: str) -> None:
+    stand.say_all()
+    stand.attach(content, kind)
+    assert look(stand).verdict == "trusted"
+    assert look(stand, None).verdict == "intact"
+
+
+def test_entries_of_others_that_are_broken_hide_nothing(stand: Stand) -> None:
+    """In a folder that others fill too, and in the list that a registry without the API keeps under a tag."""
+    stand.say_all()
+    stand.layout.add(stand.layout.put_bytes(b"no json", media.MANIFEST))
+    damaged = stand.layout.put_json({"schemaVersion": 2, "config": {}}, media.MANIFEST)
+    stand.layout.add(damaged)
+    stand.layout.blob(damaged.digest).write_bytes(b"x" * damaged.size)
+    assert look(stand).verdict == "trusted"
+
+
+def test_broken_entries_of_a_list_hide_nothing(stand: Stand) -> None:
+    stand.say_all()
+    with fake_registry(api=False) as server:
+        dest = RegistryRef(server.host, "n/thing")
+        publish(stand.layout, stand.index, dest, ["t"])
+        attach(stand.layout, referrers(stand.ref, stand.manifest.digest), dest)
+        with Registry(server.host) as registry:
+            tag = fallback_tag(stand.manifest.digest)
+            value = json.loads(registry.get_manifest("n/thing", tag)[1])
+            good = value["manifests"][0]
+            bad = [{**good, "size": -1}, {**good, "platform": {"architecture": "amd64"}}, 5, {**good, "digest": "x"}]
+            registry.put_manifest(
+                "n/thing", tag, canonical({**value, "manifests": bad + value["manifests"]}), media.INDEX
+            )
+            verdict = verify(dest, stand.layout, stand.manifest, key=stand.signer.public, now=NOW, registry=registry)
+    assert verdict.verdict == "trusted"
+
+
+def test_a_blob_that_is_shorter_than_promised_is_passed_over(stand: Stand) -> None:
+    """A registry that ignores Range sends it again and again; that is no network that fails."""
+    stand.say_all()
+    short = stand.layout.put_bytes(b"abc", sbom.MEDIA_TYPE)
+    with fake_registry() as server:
+        dest = RegistryRef(server.host, "n/thing")
+        publish(stand.layout, stand.index, dest, ["t"])
+        attach(stand.layout, referrers(stand.ref, stand.manifest.digest), dest)
+        with Registry(server.host, backoff=0.01) as registry:
+            registry.push_blob("n/thing", short, stand.layout.blob(short.digest))
+            lie = write_artifact(
+                stand.layout, stand.manifest, dataclasses.replace(short, size=5000), artifact_type=sbom.MEDIA_TYPE
+            )
+            registry.put_manifest("n/thing", lie.digest, stand.layout.read(lie), media.MANIFEST)
+            fresh = Layout(stand.work / "fresh").ensure()
+            fetch_image(dest.at(tag="t"), fresh, registry=registry)
+            verdict = verify(dest, fresh, stand.index, key=stand.signer.public, now=NOW, registry=registry)
+    assert verdict.verdict == "trusted"
+
+
+def test_indexes_without_an_end(stand: Stand, tmp_path: Path) -> None:
+    top = stand.index
+    for _ in range(1500):
+        value = {"schemaVersion": 2, "mediaType": media.INDEX, "manifests": [top.plain.as_json()]}
+        top = stand.layout.put_json(value, media.INDEX)
+    assert "below more than 8 indexes" in wrong(verify(stand.ref, stand.layout, top, now=NOW))
+    stand.layout.tag(top, "deep")
+    with pytest.raises(RegistryError, match="below more than 8 indexes"):
+        fetch_image(stand.ref.at(tag="deep"), Layout(tmp_path / "there").ensure())
+
+
+def test_damaged_evidence_counts_as_none(stand: Stand) -> None:
+    stand.say(stand.provenance())
+    blob = stand.attach(dsse.sign(attest.sbom_statement(stand.sbom(), stand.subjects()), stand.signer).as_bytes())
+    path = stand.layout.blob(blob.digest)
+    content = bytearray(path.read_bytes())
+    content[100] ^= 1
+    path.write_bytes(content)
+    assert wrong(look(stand)) == "sbom: none is signed by this key"
+
+
+def test_what_others_attach_is_not_all_kept(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Some things of half a gigabyte each would fill any memory; a size that is a lie does not help."""
+    stand.say_all()
+    monkeypatch.setattr("toolchain.trust.verify._MOST_BYTES", 20_000)
+    for number in range(40):
+        stand.attach(b"%d" % number + b"x" * 3000)
+    kept = gather(stand.ref, [stand.manifest.digest], stand.layout)
+    assert 0 < sum(len(one.content) for one in kept) <= 20_000
+    assert "too large" in caplog.text
+    big = stand.attach(b"y" * 30_000, "application/spdx+json")
+    blob = dataclasses.replace(big, size=10)
+    made = write_artifact(stand.layout, stand.manifest, blob, artifact_type="application/spdx+json")
+    attach(stand.layout, [made], stand.ref)
+    kept = gather(stand.ref, [stand.manifest.digest], stand.layout)
+    assert all(len(one.content) < 30_000 for one in kept)
+
+
+# What lies there for other verifiers
+
+
+def _tagged(stand: Stand, signer: Signer, digest: str, *envelopes: dsse.Envelope) -> None:
+    """A signature that names `digest`, and envelopes, under the tags of this image."""
+    for subject in (stand.manifest, stand.index):
+        signed = cosign.signature_layer(stand.layout, signer, "h.example/x", digest)
+        layers = [cosign.attestation_layer(stand.layout, one.as_bytes(), "x") for one in envelopes]
+        said = [Tagged(subject.digest, "sig", (signed,)), Tagged(subject.digest, "att", tuple(layers))]
+        attach_layers(stand.layout, said, stand.ref)
+
+
+def _truths(stand: Stand, signer: Signer) -> list[dsse.Envelope]:
+    said = (attest.sbom_statement(stand.sbom(), stand.subjects()), stand.provenance())
+    return [dsse.sign(one, signer) for one in said]
+
+
+def _elsewhere(stand: Stand, tmp_path: Path) -> list[dsse.Envelope]:
+    """What our key truly said, about another image."""
+    other = Stand(Layout(tmp_path / "other"), tmp_path / "w", image_facts(image="other", partial="x"), stand.signer)
+    other.manifest = small_image(
+        other.layout, other.work, files={TOOL: b"x"}, label=other.image_facts.record.input_digest
+    )
+    other.index = write_index(other.layout, [other.manifest])
+    return _truths(other, stand.signer)
+
+
+def test_signatures_under_tags_do_not_count(stand: Stand) -> None:
+    """Good ones of our own key: they name a digest, and `verify` wants to know how it was made."""
+    for digest in (stand.manifest.digest, stand.index.digest):
+        _tagged(stand, stand.signer, digest, *_truths(stand, stand.signer))
+    assert wrong(look(stand)).startswith("signature: nothing signed is attached")
+    assert look(stand, None).verdict == "intact"
+    assert "sbom" not in look(stand, None).checks
+
+
+@pytest.mark.parametrize("signed", [True, False])
+@pytest.mark.parametrize("whose", ["a stranger's", "about another image"])
+@pytest.mark.parametrize("form", ["tags", "bundles"])
+def test_what_is_planted_changes_no_verdict(stand: Stand, tmp_path: Path, signed: bool, whose: str, form: str) -> None:
+    if signed:
+        stand.say_all()
+    stranger = ed25519_signer()
+    signer = stranger if whose == "a stranger's" else stand.signer
+    planted = _truths(stand, stranger) if whose == "a stranger's" else _elsewhere(stand, tmp_path)
+    if form == "tags":
+        _tagged(stand, signer, stand.index.digest, *planted)
+    for one in planted if form == "bundles" else ():
+        # It claims our key, as anybody may.
+        stand.attach(cosign.bundle(one, stand.signer.public), keyless.MEDIA_TYPE)
+    verdict = look(stand)
+    if signed:
+        assert (verdict.verdict, verdict.problems) == ("trusted", [])
+    else:
+        said = {
+            "tags": "signature: nothing signed",
+            "a stranger's": "signature: none of 2 envelopes is signed by the key",
+            "about another image": "provenance: what is signed is about other images",
+        }
+        assert wrong(verdict).startswith(said["tags" if form == "tags" else whose])
+
+
+def test_bundles_of_the_key_count(stand: Stand) -> None:
+    for one in _truths(stand, stand.signer):
+        # Whatever it says about key and log: only the signature is looked at, by the key that was given.
+        value = json.loads(cosign.bundle(one, ed25519_signer().public))
+        value["verificationMaterial"] |= {"publicKey": {"hint": "else"}, "tlogEntries": [{"logIndex": "1"}]}
+        stand.attach(canonical(value), keyless.MEDIA_TYPE)
+    assert look(stand).verdict == "trusted"
+    assert wrong(look(stand, ed25519_signer().public)).startswith("signature: none of 2 envelopes")
+    assert look(stand, None).checks["sbom"].endswith("nobody's signature was checked")
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b'{"dsseEnvelope":7}', b"[" * 100_000, b'{"dsseEnvelope":{}}'])
+def test_what_is_no_bundle(stand: Stand, content: bytes) -> None:
+    stand.say_all()
+    stand.attach(content, keyless.MEDIA_TYPE)
+    assert look(stand).verdict == "trusted"
+    assert look(stand, None).verdict == "intact"
+
+
+def test_the_older_name_of_the_predicate(stand: Stand) -> None:
+    """As published by earlier versions."""
+    older = {**attest.sbom_statement(stand.sbom(), stand.subjects()), "predicateType": "https://spdx.dev/Document/v2.3"}
+    assert attest.sbom_statement({}, [])["predicateType"] == "https://spdx.dev/Document"
+    stand.say(older)
+    stand.say(stand.provenance())
+    assert look(stand).verdict == "trusted"
+    assert "sbom" in look(stand, None).checks
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"_type": "https://in-toto.io/Statement/v0.1"},
+        {"predicate": []},
+        {"predicate": None},
+        {"subject": 7},
+    ],
+)
+def test_a_further_statement_of_the_same_key_spoils_nothing(stand: Stand, change: dict[str, Any]) -> None:
+    """Whoever may push can attach what this key once signed for something else."""
+    stand.say_all()
+    stand.say({**stand.provenance(), **change})
+    assert look(stand).verdict == "trusted"
+
+
+def test_an_envelope_of_very_many_signatures_is_not_looked_at(stand: Stand) -> None:
+    stand.say_all()
+    signed = json.loads(dsse.sign(stand.provenance(), stand.signer).as_bytes())
+    signed["signatures"] *= dsse.MOST_SIGNATURES + 1
+    with pytest.raises(UntrustedError, match="more than 16 signatures"):
+        dsse.read(canonical(signed))
+    stand.attach(canonical(signed))
+    assert look(stand).verdict == "trusted"

@@ -1,0 +1,167 @@
+"""The LLVM commit that a checkout of Triton pins, as its own files say it."""
+
+from __future__ import annotations
+
+import json
+import re
+import stat
+from pathlib import Path
+from typing import Any
+
+from toolchain.catalog.release_data import REPOSITORY, LlvmPin, is_commit
+from toolchain.catalog.releases import repository_of
+from toolchain.errors import PinError
+
+UPSTREAM = "llvm/llvm-project"
+_PUT = "name a pin file, a folder with one, or a checkout; or put the file there again"
+MAX_PIN_BYTES = 64 << 10  # an llvm-info.json has about 700 bytes
+
+_NAMES = tuple(f"{stem}{end}" for stem in ("llvm-hash", "llvm-info") for end in (".txt", ".json", ""))
+# Pins of other compilers, and of builds that run ahead of the pin.
+_OTHER = re.compile(r"(amd|nvidia)-.*|.*build-info.*")
+
+
+def read_pin(path: Path) -> LlvmPin:
+    """The LLVM pin in a file, a folder, or a Triton checkout (its `cmake/`, or the top level as Triton 2.1 had it).
+
+    All pin files of a folder must agree. `llvm-build-info.json` beside them may run ahead: it never is the pin, but
+    where it agrees its `repository` counts.
+
+    Raises:
+        PinError: none there, malformed, or contradictory; the message names every file and value concerned.
+    """
+    if path.is_dir():
+        files = pin_files(path)
+        if not files:
+            raise PinError(
+                f"no LLVM pin in {path}",
+                why="neither llvm-hash.txt nor llvm-info.json is there or in its cmake/ folder",
+                fix="name the pin file itself, or a Triton checkout",
+            )
+    else:
+        files = [path]
+        if _OTHER.fullmatch(path.name):
+            raise PinError(
+                f"{path} does not hold the pin of Triton's LLVM",
+                why="it names the LLVM of another part of Triton, or of a build that may run ahead of the pin",
+                fix="give llvm-hash.txt or llvm-info.json",
+            )
+    found = {file: _commit_in(file) for file in files}
+    if len(set(found.values())) > 1:
+        raise PinError(
+            f"the pins in {path} contradict each other",
+            why="; ".join(f"{file} says {commit}" for file, commit in found.items()),
+            fix="remove the stale file, or name the one that counts",
+        )
+    file, commit = next(iter(found.items()))
+    repository, warnings = _repository_beside(files, commit)
+    return LlvmPin(
+        commit=commit, repository=repository, origin=str(file), certainty="verified", warnings=tuple(warnings)
+    )
+
+
+def pin_files(folder: Path) -> list[Path]:
+    """The files in a folder, or in the `cmake/` of a checkout, that say which LLVM Triton is built with.
+
+    What has such a name and cannot be read is among them: passed over, another LLVM would be built than the one named.
+
+    Raises:
+        PinError: one of the two may not be looked into, or its `cmake` is a link to nothing.
+    """
+    cmake = folder / "cmake"
+    if cmake.is_symlink() and not cmake.exists():
+        why = f"it is a link to nothing: {cmake.readlink()}"
+        raise PinError(f"cannot read {cmake}", why=why, fix="mend the link, or remove it")
+    return [place / name for place in (folder, cmake) for name in _NAMES if _lies_there(place / name)]
+
+
+def _lies_there(file: Path) -> bool:
+    """Whether anything has that name, a link to nothing too."""
+    try:
+        file.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise PinError(f"cannot look for {file}", why=error.strerror or str(error), fix="check its rights") from error
+    return True
+
+
+def _text_of(file: Path) -> str:
+    """A small text file, without a byte order mark and surrounding space."""
+    try:
+        if not stat.S_ISREG(file.stat().st_mode):
+            raise PinError(f"cannot read {file}", why="it is no regular file", fix=_PUT)
+        with file.open("rb") as stream:
+            content = stream.read(MAX_PIN_BYTES + 1)
+    except FileNotFoundError as error:
+        why = f"it is a link to nothing: {file.readlink()}" if file.is_symlink() else "it does not exist"
+        raise PinError(f"cannot read {file}", why=why, fix=_PUT) from error
+    except OSError as error:
+        raise PinError(f"cannot read {file}", why=error.strerror or str(error), fix="check path and rights") from error
+    if len(content) > MAX_PIN_BYTES:
+        why = f"it has more than {MAX_PIN_BYTES} bytes"
+        raise PinError(f"{file} is no pin file", why=why, fix="give llvm-hash.txt or llvm-info.json")
+    try:
+        return content.decode("utf-8-sig").strip()
+    except UnicodeDecodeError as error:
+        why = f"byte {error.start} is not UTF-8"
+        raise PinError(f"{file} is no pin file", why=why, fix="give llvm-hash.txt or llvm-info.json") from error
+
+
+def _object_in(file: Path, text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise PinError(f"{file} is not JSON", why=str(error), fix="take the file from Triton again") from error
+    if not isinstance(value, dict):
+        raise PinError(f"{file} holds no JSON object", fix="take the file from Triton again")
+    return value
+
+
+def _commit_in(file: Path) -> str:
+    """The commit a pin file names: the bare digits or the JSON key `llvm_hash`, whatever the file is called."""
+    text = _text_of(file)
+    value: object = text
+    if text.startswith(("{", "[")):
+        content = _object_in(file, text)
+        if "llvm_hash" not in content:
+            why = f"the key llvm_hash is missing; there are: {', '.join(sorted(content)) or 'none'}"
+            raise PinError(f"{file} names no LLVM", why=why, fix="take the file from Triton again")
+        value = content["llvm_hash"]
+    commit = value.strip().lower() if isinstance(value, str) else ""
+    if not is_commit(commit):
+        shown = repr(value if not isinstance(value, str) or len(value) <= 60 else f"{value[:60]}…")
+        size = f", {len(commit)} characters" if commit else ""
+        fix = "give all 40 digits; a short value may mean more than one commit"
+        raise PinError(f"{file} holds no commit: {shown}{size}", why="a commit has 40 hexadecimal digits", fix=fix)
+    return commit
+
+
+def _repository_beside(files: list[Path], commit: str) -> tuple[str, list[str]]:
+    """Which repository holds `commit`, as llvm-build-info.json beside the pins or the data say; and warnings."""
+    warnings = []
+    for folder in dict.fromkeys(file.parent for file in files):
+        build = folder / "llvm-build-info.json"
+        if not _lies_there(build):
+            continue
+        try:
+            content = _object_in(build, _text_of(build))
+            built = _commit_in(build)
+        except PinError as error:
+            warnings.append(f"{build} is ignored: {error.what}")
+            continue
+        if built != commit:
+            warnings.append(f"{build} is ahead of the pin: it builds {built}, the pin stays {commit}")
+            continue
+        if "repository" in content:
+            named = content["repository"]
+            short = re.sub(r"^https://github\.com/|\.git$|/$", "", named) if isinstance(named, str) else ""
+            if not REPOSITORY.fullmatch(short):
+                fix = "take the file from Triton again"
+                raise PinError(f"{build} names no repository: {named!r}", why="it is written owner/name", fix=fix)
+            return short, warnings
+    if known := repository_of(commit):
+        return known, warnings
+    if any(file.name.startswith("llvm-info") for file in files):
+        warnings.append(f"no file says which repository holds {commit}; {UPSTREAM} is assumed, it may be a fork's")
+    return UPSTREAM, warnings

@@ -1,0 +1,80 @@
+"""Standard output and standard error, when whoever reads them has gone or where they go to is full."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import signal
+import sys
+from typing import Any, TextIO
+
+from toolchain.errors import ResourceError
+
+
+class ReaderGoneError(SystemExit):
+    """Nobody reads any more, as after `| head -1`. It unwinds as an exit does, so no code takes it for its own."""
+
+
+class OutputLostError(SystemExit):
+    """What was written cannot be had: the disk is full, or failed."""
+
+
+class _Guarded(io.TextIOWrapper):
+    """A stream whose failure ends the program in order: whoever writes would take it for an error of what it does."""
+
+    def write(self, text: str) -> int:
+        try:
+            return super().write(text)
+        except OSError as error:
+            raise self._lost(error) from error
+
+    def flush(self) -> None:
+        try:
+            super().flush()
+        except OSError as error:
+            raise self._lost(error) from error
+
+    def _lost(self, error: OSError) -> SystemExit:
+        # What is still in the buffer goes nowhere, or the interpreter would meet the same error when it ends.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self.fileno())
+        os.close(nowhere)
+        if error.errno == errno.EPIPE:
+            return ReaderGoneError(128 + signal.SIGPIPE)
+        from toolchain import console  # noqa: PLC0415 - as the verb that prints has it
+
+        what = "standard error" if self.fileno() == 2 else "standard output"
+        lost = ResourceError(f"{what} cannot be written", why=str(error.strerror), fix="free room where it goes to")
+        console.failure(lost, as_json=False)
+        return OutputLostError(lost.code)
+
+
+def guard() -> None:
+    """Let failures of standard output and standard error end the program in order; a closed one is as /dev/null."""
+    for number, name in ((0, "stdin"), (1, "stdout"), (2, "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            # Else the next file that is opened gets this number, and what is printed goes into it.
+            os.open(os.devnull, os.O_RDWR)
+            if getattr(sys, name) is None:
+                stream = os.fdopen(number, "r" if number == 0 else "w", encoding="utf-8")
+                setattr(sys, name, stream)
+                setattr(sys, f"__{name}__", stream)  # as Python itself keeps it: dropped, it would close its file
+    sys.stdout, sys.stderr = _guarded(sys.stdout), _guarded(sys.stderr)
+
+
+def _guarded(stream: TextIO) -> Any:
+    if not isinstance(stream, io.TextIOWrapper):
+        return stream  # a test's
+    return _Guarded(
+        stream.buffer, encoding=stream.encoding, errors=stream.errors, line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )  # fmt: skip
+
+
+def die_of_pipe() -> None:
+    """End as a program ends that a closed pipe kills: silently, and whoever waits sees the signal."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGPIPE)

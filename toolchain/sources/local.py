@@ -1,0 +1,88 @@
+"""A file or folder of the user's own as a source: what can be one, told before a verb begins."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from toolchain.errors import SourceError
+from toolchain.sources.spec import FORMS, SourceSpec
+
+TAR = re.compile(r"\.(tar(\.(gz|xz|bz2|zst))?|tgz|txz|tbz2|tzst)$")
+_ZIP = b"PK\x03\x04"
+_ZSTD = b"\x28\xb5\x2f\xfd"
+_VERSION = re.compile(r"[vV]?[0-9]+(\.[0-9A-Za-z]+)+")
+_COMMIT = re.compile(r"[0-9a-fA-F]{7,40}")
+
+
+def check_local(name: str, spec: SourceSpec) -> None:
+    """Insist that something of that name is here, and that it can be a source.
+
+    Args:
+        name: of the source, e.g. `triton`.
+        spec: of the kind `local`; nothing is asked of others.
+
+    Raises:
+        SourceError: nothing lies there, or a file that is neither a tar archive nor a wheel.
+    """
+    path = spec.path
+    if path is None or path.is_dir():
+        return
+    given = f"--source {name}={spec.where}"
+    if not path.exists():
+        link = f"it is a link to nothing: {path.readlink()}" if path.is_symlink() else ""
+        why = link or f"nothing lies at {path.absolute()}"
+        raise SourceError(f"{given} names no source", why=why, fix=_meant(name, spec.where))
+    if not path.is_file():
+        fix = "name a folder, a tar archive or a wheel"
+        raise SourceError(f"{given} is no source", why="it is neither a file nor a folder", fix=fix)
+    try:
+        why = _not_a_source(path)
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise SourceError(f"{given} cannot be read", why=why, fix="check path and rights") from error
+    if why:
+        fix = "name a folder, a tar archive (.tar.gz, .tar.xz, .tar.bz2, .tar.zst, .tar) or a wheel (.whl)"
+        raise SourceError(f"{given} is no source", why=why, fix=fix)
+
+
+def _not_a_source(path: Path) -> str:
+    """Why a file can be no source: its name and its first bytes tell; empty where it can be one."""
+    with path.open("rb") as stream:
+        head = stream.read(4)
+    if path.name.endswith(".whl"):
+        return "" if head == _ZIP else "it is called a wheel, and is no ZIP archive"
+    if not TAR.search(path.name):
+        return "its name is neither that of a tar archive nor of a wheel"
+    if head == _ZSTD:
+        return ""  # Python cannot look into it
+    import tarfile  # noqa: PLC0415 - most sources are no files of one's own
+
+    return "" if tarfile.is_tarfile(path) else "it is called a tar archive, and is none"
+
+
+def _meant(name: str, text: str) -> str:
+    """What to write in the place of a path that is none."""
+    if _VERSION.fullmatch(text):
+        return _version_of(name, text.lstrip("vV"))
+    prefix, sign, rest = text.partition(":")
+    if sign and prefix.lower() in {"distro", "pypi", "stored", "http", "https", "ssh", "file"}:
+        slashes = "//" if prefix.lower() in {"http", "https", "ssh", "file"} else ""
+        return f"write {prefix.lower()}:{slashes}{rest.lstrip('/')}"
+    if _COMMIT.fullmatch(text):
+        also = f"; for a commit on record --triton {text}" if name == "triton" else ""
+        return f"a commit needs its repository: --source {name}=URL@COMMIT, with all 40 digits{also}"
+    return f"check --source {name}=...: {FORMS}"
+
+
+def _version_of(name: str, plain: str) -> str:
+    """What to write for a version of the source `name`."""
+    match name:
+        case "triton":
+            return f"for Triton {plain} from source: --triton {plain}; for its wheel: --source triton=pypi:{plain}"
+        case "aotriton":
+            return f"for a release: --aotriton {plain}; for one of your own its PATH or URL@COMMIT"
+        case "llvm":
+            return "for the distribution's: --source llvm=distro:PACKAGE, such as llvm-toolchain-22; or URL@COMMIT"
+        case _:
+            return f"for that version of the index: --source {name}=pypi:{plain}; for your own its PATH"
