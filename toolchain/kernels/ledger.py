@@ -92,11 +92,15 @@ class Ledger:
         try:
             # FULL: a committed entry is on disk, whatever is killed next.
             self._db = sqlite3.connect(path, isolation_level=None)
+        except sqlite3.DatabaseError as error:
+            raise self._unusable(error) from error
+        try:
             self._db.execute("PRAGMA synchronous=FULL")
             self._db.executescript(_SCHEMA)
             known = dict(self._db.execute("SELECT name, value FROM about"))
         except sqlite3.DatabaseError as error:
-            raise ConfigError(f"the ledger {path} cannot be used", why=str(error), fix=f"remove {path}") from error
+            self._db.close()
+            raise self._unusable(error) from error
         self._progress = known.pop(_PROGRESS, "")
         if known.get("format") != FORMAT:
             self._progress = ""
@@ -104,6 +108,10 @@ class Ledger:
                 self._db.execute("DELETE FROM entry")
                 self._db.execute("DELETE FROM about")
                 self._db.execute("INSERT INTO about VALUES ('format', ?)", (FORMAT,))
+
+    def _unusable(self, error: sqlite3.DatabaseError) -> ConfigError:
+        path = self.path
+        return ConfigError(f"the ledger {path} cannot be used", why=str(error), fix=f"remove {path}")
 
     def __enter__(self) -> Ledger:
         return self

@@ -79,8 +79,6 @@ class TritonPortableStage:
         args = {"PYTHONS": " ".join(versions), "ARCH": arch}
         out = build_wheels(RECIPE, taken, dependencies, workspace, args=args, contexts=contexts)
         wheels = {version: for_python(wheels_in(out), version) for version in versions}
-        from toolchain.stages.wheel_check import check_wheel  # noqa: PLC0415 - plans need no reader of ELF files
-
         facts = {
             "checked_wheels": {
                 version: check_wheel(wheel, python=version, arch=arch, glibc=request.glibc)
