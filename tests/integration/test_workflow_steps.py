@@ -394,6 +394,7 @@ def test_the_action_builds_publishes_and_signs(
 
 
 @pytest.mark.full
+@pytest.mark.timeout(0)
 def test_all_of_it_from_nothing(ground: Ground, tmp_path: Path) -> None:
     """Each job in a bare container, with an empty cache and the container's own zlib: base and tablegen are made."""
     bare = replace(ground, way=Way(folder=tmp_path / "way", registry=ground.registry), prepared="", environment=None)
