@@ -19,6 +19,8 @@ HEAVY = {
     "sqlite3", "urllib3",
 }  # fmt: skip
 IDLE = HEAVY | {"toolchain.request", "toolchain.build.run", "toolchain.stages", "toolchain.oci"}
+# `plan` asks one module of the engine's room how many cores there are.
+ENGINES = {f"toolchain.engine.{name}" for name in ("buildah", "docker", "isolation", "progress", "single", "storage")}
 _SHOW = """
 import atexit, sys
 atexit.register(lambda: sys.stderr.write("modules: " + " ".join(sys.modules)))
@@ -47,7 +49,7 @@ def modules(folder: Path, *words: str) -> set[str]:
         (("-v", "--version"), {*IDLE, "rich"}),
         (("--help",), IDLE),
         (("cache", "--help"), IDLE - {"toolchain.request"}),
-        (("plan", "--json"), {*HEAVY, "rich", "toolchain.kernels", "toolchain.engine", "toolchain.lock.file"}),
+        (("plan", "--json"), {*HEAVY, "rich", "toolchain.kernels", *ENGINES, "toolchain.lock.file"}),
         (("plan", "aotriton", "--aotriton", "0.11b", "--gpu", "gfx942", "--json"), HEAVY - {"sqlite3"} | {"rich"}),
         (("plan",), HEAVY),
     ],

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any
 
 import typer
 
@@ -11,8 +11,10 @@ from toolchain import console
 from toolchain.build.run import PlanRow, settled
 from toolchain.build.run import plan as plan_stages
 from toolchain.catalog import stages
+from toolchain.catalog.costs import Cost, cost_of
 from toolchain.cli import options as o
 from toolchain.cli.request import with_request
+from toolchain.engine.resources import MEMORY, cores
 from toolchain.request import Request
 from toolchain.sources.tree import Source
 
@@ -24,9 +26,11 @@ def plan(stage: StageArg = "all", *, request: Request) -> None:
     """Show what would be built and what is already here. No network, no engine."""
     rows = plan_stages(request, stage, proved=True)
     if request.json:
-        console.data({"stages": [row.as_json() for row in rows]})
+        console.data({"stages": [row.as_json() | _cost(row, request, cores()) for row in rows]})
         return
     _show(rows)
+    for line in _takes(rows, request, cores()):
+        console.text(line)
 
 
 def _show(rows: Sequence[PlanRow]) -> None:
@@ -52,6 +56,34 @@ def _show(rows: Sequence[PlanRow]) -> None:
             ", ".join(planned.binaries),
         )
     console.show(table)
+
+
+def _cost_of(row: PlanRow, request: Request) -> Cost | None:
+    spec = request.sources.get("triton")
+    parts = {"llvm": request.only, "triton": "wheel" if spec is not None and spec.wheel else ""}
+    return None if row.built else cost_of(row.planned.name, parts.get(row.planned.name, ""))
+
+
+def _cost(row: PlanRow, request: Request, count: int) -> dict[str, Any]:
+    cost = _cost_of(row, request)
+    if cost is None:
+        return {}
+    memory = {"memory_per_job": MEMORY[cost.job]} if cost.job else {}
+    return {"takes": {**cost.as_json(count), "disk": row.planned.disk, **memory}}
+
+
+def _takes(rows: Sequence[PlanRow], request: Request, count: int) -> Iterator[str]:
+    """What building the rest takes on this machine, a line for each stage, at most 80 columns wide."""
+    told = [(row.planned, cost) for row in rows if (cost := _cost_of(row, request))]
+    if told:
+        yield f"still to build, on {count} core{'s' if count != 1 else ''} (reckoned from few machines: docs/costs.md):"
+    for planned, cost in told:
+        parts = [cost.told(count)]
+        if planned.disk:
+            parts.append(f"disk {console.size(planned.disk)}")
+        if cost.job:
+            parts.append(f"memory {console.size(MEMORY[cost.job])} a {cost.job}")
+        yield f"  {planned.name:9}" + ", ".join(parts)
 
 
 def _how_sure(source: Source) -> str:

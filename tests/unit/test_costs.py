@@ -1,0 +1,63 @@
+"""What a stage takes: every stage has a row, every row a source, and `plan` tells it in 80 columns."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from toolchain.catalog.costs import Cost, cost_of, costs
+from toolchain.catalog.stages import STAGES
+from toolchain.cli import plan_cmd
+from toolchain.cli.app import app
+
+TOP = Path(__file__).resolve().parents[2]
+
+
+def test_every_stage_has_a_row_and_every_row_a_source() -> None:
+    measured = set(re.findall(r"^#+ (.*)$", (TOP / "docs/measurements.md").read_text(), re.MULTILINE))
+    assert {one.stage for one in costs()} == {one.name for one in STAGES}
+    assert [one for one in costs() if one.source not in measured and not one.source.startswith("not measured: ")] == []
+
+
+def test_hours_follow_the_cores() -> None:
+    llvm, base = cost_of("llvm", "distribution"), cost_of("base")
+    assert llvm is not None
+    assert base is not None
+    assert (llvm.told(2), llvm.told(8), llvm.told(64)) == ("2 to 5 h", "30 to 75 min", "4 to 9 min")
+    assert base.told(2) == base.told(64)
+    assert cost_of("llvm", "no such part") is None
+    kernels = Cost(stage="kernels", minutes=(12, 120), cores=2, kernel=2.0, source="x")
+    assert kernels.told(2) == "12 min to 2 h + 1.0 s a kernel"
+    assert kernels.as_json(4) == {"cores": 4, "minutes": [6.0, 60.0], "seconds_per_kernel": 0.5}
+
+
+@pytest.fixture
+def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CliRunner:
+    monkeypatch.setenv("TOOLCHAIN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(plan_cmd, "cores", lambda: 8)
+    return CliRunner()
+
+
+def test_plan_tells_hours_disk_and_memory(planned: CliRunner) -> None:
+    words = ["plan", "aotriton", "--aotriton", "0.11b", "--gpu", "MI300X", "--allow-binary", "libdevice"]
+    said = planned.invoke(app, words).stdout.partition("still to build, on 8 cores")[2].splitlines()[1:]
+    assert [line.split()[0] for line in said] == ["base", "sysroot", "python", "llvm", "triton", "aotriton"]
+    assert [line for line in said if "30 to 75 min, disk 14.0 GB, memory 5.4 GB a link" in line] == [said[3]]
+    assert max(map(len, said)) <= 80
+    rows = json.loads(planned.invoke(app, [*words, "--json"]).stdout)["stages"]
+    takes = {row["name"]: row["takes"] for row in rows}
+    assert takes["llvm"] == {"cores": 8, "minutes": [30.0, 75.0], "disk": 14_000_000_000, "memory_per_job": 5 << 30}
+    assert takes["aotriton"]["seconds_per_kernel"] == 0.26
+
+
+def test_a_part_takes_less(planned: CliRunner) -> None:
+    for only, least in (("tablegen", 2.0), ("support", 0.8)):
+        rows = json.loads(planned.invoke(app, ["plan", "llvm", "--only", only, "--json"]).stdout)["stages"]
+        assert rows[-1]["takes"]["minutes"][0] == least
+    wheel = ["plan", "triton", "--source", "triton=pypi:3.7.1", "--allow-binary", "triton-wheel", "--json"]
+    assert json.loads(planned.invoke(app, wheel).stdout)["stages"][-1]["takes"]["minutes"] == [1.0, 1.0]

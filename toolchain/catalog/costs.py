@@ -1,0 +1,69 @@
+"""What a stage takes: data of data/costs.toml, reckoned for a number of cores. Hints from few machines, no promises."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from toolchain.data import load
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """A row of data/costs.toml; that file says what each field is."""
+
+    stage: str
+    part: str = ""
+    minutes: tuple[int, int]
+    cores: int
+    kernel: float = 0.0
+    job: Literal["", "compile", "link", "kernel"] = ""
+    output: tuple[int, int] | None = None
+    source: str
+
+    def on(self, cores: int) -> tuple[float, float]:
+        """From and to, in minutes, on so many cores, without its kernels."""
+        share = self.cores / cores if self.cores else 1.0
+        least, most = self.minutes
+        return least * share, most * share
+
+    def told(self, cores: int) -> str:
+        """The time for people: `2 to 5 h`, `12 to 30 min + 1.1 s a kernel`."""
+        least, most = (_told(one) for one in self.on(cores))
+        same_unit = least.split()[-1] == most.split()[-1]
+        time = least if least == most else f"{least.split()[0] if same_unit else least} to {most}"
+        return f"{time} + {self.kernel / cores:.1f} s a kernel" if self.kernel else time
+
+    def as_json(self, cores: int) -> dict[str, Any]:
+        """As `plan --json` prints it."""
+        least, most = self.on(cores)
+        return {
+            "cores": cores,
+            "minutes": [round(least, 1), round(most, 1)],
+            **({"seconds_per_kernel": round(self.kernel / cores, 2)} if self.kernel else {}),
+        }
+
+
+def costs() -> tuple[Cost, ...]:
+    """Every row, in the order of the data."""
+    return tuple(
+        Cost(**{**row, "minutes": tuple(row["minutes"]), "output": tuple(row["output"]) if "output" in row else None})
+        for row in load("costs")["cost"]
+    )
+
+
+def cost_of(stage: str, part: str = "") -> Cost | None:
+    """What a stage takes; of a part that no row knows nothing is known."""
+    return next((one for one in costs() if (one.stage, one.part) == (stage, part)), None)
+
+
+def _told(minutes: float) -> str:
+    if minutes < 1.5:
+        return "1 min"
+    return f"{round(minutes)} min" if minutes < 100 else f"{_halves(minutes / 60)} h"
+
+
+def _halves(hours: float) -> str:
+    whole = math.floor(hours * 2 + 0.5) / 2
+    return f"{whole:g}"
