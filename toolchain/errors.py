@@ -16,6 +16,7 @@ class ToolchainError(Exception):
 
     code: ClassVar[int] = 1
     title: ClassVar[str] = "Error"
+    remedy: ClassVar[str] = ""  # what usually helps; docs/exit-codes.md shows it
 
     def __init__(self, what: str, *, why: str = "", fix: str = "") -> None:
         super().__init__(what)
@@ -41,6 +42,10 @@ class ConfigError(ToolchainError):
 
     code = 3
     title = "Configuration"
+    remedy = (
+        "Correct the option or the key that the message names. docs/options.md lists them, "
+        "`toolchain VERB --help` shows those of one verb."
+    )
 
 
 class PinError(ToolchainError):
@@ -48,6 +53,10 @@ class PinError(ToolchainError):
 
     code = 4
     title = "Pin"
+    remedy = (
+        "`toolchain pins` shows what is on record. Name an LLVM yourself: `--source "
+        "llvm=URL@COMMIT`, or a checkout: `--triton FOLDER`."
+    )
 
 
 class SourceError(ToolchainError):
@@ -55,6 +64,7 @@ class SourceError(ToolchainError):
 
     code = 5
     title = "Source"
+    remedy = "Check the path, the commit or the network. `toolchain fetch STAGE` tries the sources alone."
 
 
 class DigestError(ToolchainError):
@@ -62,6 +72,9 @@ class DigestError(ToolchainError):
 
     code = 6
     title = "Digest"
+    remedy = (
+        "Ask again: a mirror or a proxy gave other bytes. If it stays, do not use them, and tell whoever serves them."
+    )
 
 
 class UnsupportedError(ToolchainError):
@@ -69,6 +82,7 @@ class UnsupportedError(ToolchainError):
 
     code = 7
     title = "Unsupported"
+    remedy = "The message names what is known. docs/compatibility.md says what is tested, expected and refused."
 
 
 class EngineError(ToolchainError):
@@ -76,6 +90,7 @@ class EngineError(ToolchainError):
 
     code = 8
     title = "Engine"
+    remedy = "`toolchain doctor` says what is missing, with the command that installs it."
 
 
 class ResourceError(ToolchainError):
@@ -83,6 +98,10 @@ class ResourceError(ToolchainError):
 
     code = 9
     title = "Resources"
+    remedy = (
+        "Free disk (`toolchain cache prune`), name another folder (`--cache`), or give fewer "
+        "`--jobs`. Then run it again: it goes on."
+    )
 
 
 class BuildError(ToolchainError):
@@ -90,6 +109,10 @@ class BuildError(ToolchainError):
 
     code = 10
     title = "Build"
+    remedy = (
+        "Read the end of the log that the message names; it lies in `logs/` of the cache. Then run "
+        "it again: it goes on."
+    )
 
 
 class ContractError(ToolchainError):
@@ -97,6 +120,10 @@ class ContractError(ToolchainError):
 
     code = 11
     title = "Contract"
+    remedy = (
+        "The message names the library, tool or symbol that is missing. Report it for a release "
+        "that is tested; for your own tree mend the tree."
+    )
 
 
 class KernelError(ToolchainError):
@@ -104,6 +131,10 @@ class KernelError(ToolchainError):
 
     code = 12
     title = "Kernels"
+    remedy = (
+        "The message lists the kernels. `--keep-going` goes on without them, `--kernel-timeout "
+        "SECONDS` gives them longer."
+    )
 
 
 class RegistryError(ToolchainError):
@@ -111,6 +142,10 @@ class RegistryError(ToolchainError):
 
     code = 13
     title = "Registry"
+    remedy = (
+        "docs/registries.md lists what each answer means. Most often it is a login: `skopeo login "
+        "--authfile ~/.docker/config.json HOST`."
+    )
 
 
 class LockHeldError(ToolchainError):
@@ -118,6 +153,10 @@ class LockHeldError(ToolchainError):
 
     code = 14
     title = "Lock"
+    remedy = (
+        "Wait for the process that the message names. `TOOLCHAIN_LOCK_TIMEOUT` says for how many "
+        "seconds: a day by default, 0 for not at all."
+    )
 
 
 class PolicyError(ToolchainError):
@@ -125,6 +164,7 @@ class PolicyError(ToolchainError):
 
     code = 15
     title = "Policy"
+    remedy = "Decide on each name: `--allow-binary NAME` lets it in, `--drop-binary NAME` leaves it out."
 
 
 class PatchError(ToolchainError):
@@ -132,6 +172,7 @@ class PatchError(ToolchainError):
 
     code = 16
     title = "Patch"
+    remedy = "Make the patch anew against the very source that the plan names."
 
 
 class UntrustedError(ToolchainError):
@@ -139,6 +180,10 @@ class UntrustedError(ToolchainError):
 
     code = 17
     title = "Untrusted"
+    remedy = (
+        "Do not use the image. Check that the key is the publisher's; ask the publisher. "
+        "docs/trust.md lists the checks in their order."
+    )
 
 
 class UnreachableError(ToolchainError):
@@ -146,6 +191,7 @@ class UnreachableError(ToolchainError):
 
     code = 18
     title = "Unreachable"
+    remedy = "Check the network, or use `--mirror`, or a bundle and `--offline`. It says nothing about an image."
 
 
 class HostileInputError(ToolchainError):
@@ -153,6 +199,7 @@ class HostileInputError(ToolchainError):
 
     code = 19
     title = "Hostile input"
+    remedy = "Do not use that file. Get it from another place, by its digest."
 
 
 class NotReproducedError(ToolchainError):
@@ -160,6 +207,10 @@ class NotReproducedError(ToolchainError):
 
     code = 20
     title = "Not reproduced"
+    remedy = (
+        "The message names the files that differ. Build with the options of the first build; if it "
+        "stays, report it with both files."
+    )
 
 
 class LockedError(ToolchainError):
@@ -167,3 +218,6 @@ class LockedError(ToolchainError):
 
     code = 21
     title = "Not locked"
+    remedy = (
+        "Compare with `toolchain lock STAGE --check`. What changed on purpose is locked anew: `toolchain lock STAGE`."
+    )

@@ -31,7 +31,7 @@ def test_hours_follow_the_cores() -> None:
     assert base.told(2) == base.told(64)
     assert cost_of("llvm", "no such part") is None
     kernels = Cost(stage="kernels", minutes=(12, 120), cores=2, kernel=2.0, source="x")
-    assert kernels.told(2) == "12 min to 2 h + 1.0 s a kernel"
+    assert kernels.told(2) == "12 min to 2 h + 1 s a kernel"
     assert kernels.as_json(4) == {"cores": 4, "minutes": [6.0, 60.0], "seconds_per_kernel": 0.5}
 
 

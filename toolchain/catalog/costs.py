@@ -33,7 +33,7 @@ class Cost:
         least, most = (_told(one) for one in self.on(cores))
         same_unit = least.split()[-1] == most.split()[-1]
         time = least if least == most else f"{least.split()[0] if same_unit else least} to {most}"
-        return f"{time} + {self.kernel / cores:.1f} s a kernel" if self.kernel else time
+        return f"{time} + {self.kernel / cores:.2g} s a kernel" if self.kernel else time
 
     def as_json(self, cores: int) -> dict[str, Any]:
         """As `plan --json` prints it."""
