@@ -297,6 +297,14 @@ def _attest(service: Service, machine: Machine, given: Mapping[str, Any]) -> boo
     return bool(given["subject-name"]) and str(given["subject-digest"]).startswith("sha256:")
 
 
+def _pages(service: Service, machine: Machine, given: Mapping[str, Any]) -> bool:
+    return _upload(service, machine, {"name": "github-pages", "if-no-files-found": "error", **given})
+
+
+def _deploy(service: Service, machine: Machine, given: Mapping[str, Any]) -> bool:
+    return (service.place("artifacts", "github-pages") / "index.html").is_file()
+
+
 STAND_INS: dict[str, Callable[[Service, Machine, Mapping[str, Any]], bool]] = {
     "actions/checkout": _checkout,
     "actions/setup-python": _python,
@@ -305,6 +313,8 @@ STAND_INS: dict[str, Callable[[Service, Machine, Mapping[str, Any]], bool]] = {
     "actions/upload-artifact": _upload,
     "actions/download-artifact": _download,
     "actions/attest": _attest,
+    "actions/upload-pages-artifact": _pages,
+    "actions/deploy-pages": _deploy,
 }
 
 

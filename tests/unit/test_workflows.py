@@ -183,9 +183,11 @@ def test_permissions() -> None:
     assert writes == {
         "publish:publish": {"packages", "id-token", "attestations"},
         "pins:open": {"issues", "actions"},
+        "site:deploy": {"pages", "id-token"},
     }
     environments = {name: job["environment"] for name, job in jobs() if "environment" in job}
-    assert environments == {"publish:publish": "ghcr", "publish:keys": "ghcr"}
+    pages = {"name": "github-pages", "url": "${{ steps.deploy.outputs.page_url }}"}
+    assert environments == {"publish:publish": "ghcr", "publish:keys": "ghcr", "site:deploy": pages}
     for path in WORKFLOWS:
         said = set(re.findall(r"secrets\.(\w+)", path.read_text()))
         assert said == ({"TOOLCHAIN_SIGNING_KEY"} if path.stem == "publish" else set())

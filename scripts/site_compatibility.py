@@ -1,0 +1,259 @@
+"""docs/compatibility.md and docs/costs.md: made from the data, from what the code refuses, and from what was tried."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from toolchain.catalog.architectures import MACHINES
+from toolchain.catalog.bases import load_bases
+from toolchain.catalog.costs import costs
+from toolchain.catalog.floors import load_floors
+from toolchain.catalog.pythons import load_pythons
+from toolchain.catalog.releases import aotriton_release, aotriton_releases, triton_release, triton_releases
+from toolchain.catalog.stages import STAGES
+from toolchain.data import load
+from toolchain.engine.resources import MEMORY
+from toolchain.errors import ToolchainError
+from toolchain.stages.aotriton import _DISK as AOTRITON_DISK
+from toolchain.stages.base import _DISK as BASE_DISK
+from toolchain.stages.llvm_subset import FULL_DISK
+from toolchain.stages.triton import cross_machines
+from toolchain.stages.triton_source import _DISK as TRITON_DISK
+
+MADE = "*Made by `python -m scripts.site_pages` from the data. Do not edit this page.*\n"
+_EXPECTED = "expected"
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A row of data/tried.toml; that file says what each field is."""
+
+    what: str
+    of: str
+    section: str
+    part: str = ""
+    as_: str = ""
+
+    @property
+    def cell(self) -> str:
+        """As a cell of a table, with a link to its figures."""
+        link = f"[**tested**](measurements.md#{anchor(self.section)})"
+        return f"{link}: {self.part}" if self.part else link
+
+
+def anchor(heading: str) -> str:
+    """The anchor of a heading, as the site and GitHub make it."""
+    return re.sub(r"[^\w -]", "", heading.lower()).strip().replace(" ", "-")
+
+
+def tried() -> tuple[Tried, ...]:
+    """Every row of what was tried."""
+    return tuple(Tried(**{"as_" if key == "as" else key: value for key, value in row.items()})
+                 for row in load("tried")["tried"])  # fmt: skip
+
+
+def _tested(what: str, of: str, column: str) -> str:
+    return next((one.cell for one in tried() if (one.what, one.of, one.as_) == (what, of, column)), "")
+
+
+def refused(error: ToolchainError) -> str:
+    """The cell of something that the code refuses."""
+    return f"refused: [{error.code}](exit-codes.md), {error.what}"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)]) + "\n"
+
+
+def compatibility() -> str:
+    """The page of what goes together."""
+    return "\n".join([
+        "# Compatibility\n",
+        MADE,
+        ("**tested** leads to the figures, with the part that was tried where it was not all. **expected** follows from the"
+        " data and from what was tried beside it; nobody has tried that very cell. **refused** names the exit code that"
+        " tells it at once, before anything is built.\n"),
+        "## Triton: its LLVM and its wheels\n",
+        ("A wheel is built for each `--python`. The columns of wheels are those on the portable layer (glibc 2.31); the last"
+        " one is bound to the base `debian13`. AMD's compilers are in every one; NVIDIA's need `--allow-binary libdevice`.\n"),
+        _tritons(),
+        ("Wheels on the portable layer are new: they were tried with a small stand-in for Triton, and not yet in full."
+        " Upstream's `python_requires` decides at build time, and a Python outside of it is refused with 7.\n"),
+        "Two rows more were tried, each on an LLVM that is not the pin:\n",
+        _others(),
+        "## glibc: where a layer is linked and run\n",
+        ("A layer or wheel serves systems whose glibc is as new as its floor, or newer. Older ones are refused by the check"
+        " in the layer, and by pip for a wheel.\n"),
+        _systems(),
+        "## Bases, and HIP for AOTriton\n",
+        _bases(),
+        ("AOTriton's library links the HIP of its base: `debian13` has 5.7.1, whose library is `libamdhip64.so.5`. ROCm 6 and"
+        " 7 bring `.so.6` and `.so.7`, so such a library does not load beside them alone. That is **expected** from the names;"
+        " nothing was run on a GPU. The packs of kernels hold code objects and know no HIP version. A library for ROCm 6 or 7"
+        " needs [a base of your own](tasks/own-base.md) with that HIP.\n"),
+        "## AOTriton releases\n",
+        _aotritons(),
+        "## Architectures\n",
+        _architectures(),
+    ])  # fmt: skip
+
+
+def _line(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+
+
+def _wheel(version: str, python: str) -> str:
+    row: dict[str, str] = next((one for one in load("tried")["python"] if one["version"] == python), {})
+    if _line(version) > _line(row.get("last", "99.0")):
+        return "refused: [7](exit-codes.md)"
+    if _line(version) < _line(row.get("first", "0.0")):
+        return "the tree decides"
+    return _EXPECTED
+
+
+def _tritons() -> str:
+    pythons = list(load_pythons())
+    rows = []
+    for one in triton_releases():
+        if not one.version:
+            continue
+        try:
+            llvm = triton_release(one.version).pin.commit
+        except ToolchainError as error:
+            rows.append([one.version, "", refused(error), *[""] * (len(pythons) + 2)])
+            continue
+        wheels = [_wheel(one.version, python) for python in pythons]
+        rows.append([one.version, f"`{llvm[:8]}` {one.certainty}", _EXPECTED, _EXPECTED, *wheels, wheels[-1]])
+    for version in load("triton")["refused"]:
+        try:
+            triton_release(version)
+        except ToolchainError as error:
+            rows.append([version, "", refused(error), *[""] * (len(pythons) + 2)])
+    head = ["Triton", "LLVM, and how surely", "layer for glibc 2.31", "layer for debian13"]
+    return table([*head, *(f"wheel, Python {one}" for one in pythons), "wheel of debian13 (3.13)"], rows)
+
+
+def _others() -> str:
+    rows = []
+    names = {"llvm": "LLVM", "wheel": "Triton", "kernels": "FlashAttention kernels by Triton", "aotriton": "AOTriton"}
+    for one in tried():
+        if one.what in names and one.as_ in {"debian13", "glibc 2.31"}:
+            rows.append([f"{names[one.what]} {one.of[:12]}", one.as_, one.cell])
+    return table(["what", "on or for", "how far"], rows)
+
+
+def _systems() -> str:
+    floors = load_floors()
+    base = "2.41"
+    rows = []
+    for one in load("tried")["system"]:
+        cells = []
+        for floor, column in (*((floor, f"glibc {floor}") for floor in floors), (base, "debian13")):
+            tested = _tested("consumer", one["name"], column)
+            if floor in floors and not floors[floor].tested:
+                cells.append("refused: [7](exit-codes.md)")
+            else:
+                cells.append(tested or (_EXPECTED if _line(one["glibc"]) >= _line(floor) else "refused: older"))
+        rows.append([one["name"], one["glibc"], *cells])
+    rows = sorted(rows, key=lambda row: _line(row[1]))
+    return table(["system", "its glibc", *(f"`--glibc {floor}`" for floor in floors), "`--base debian13`"], rows)
+
+
+def _bases() -> str:
+    rows = []
+    for name, one in load_bases().items():
+        builds = "**tested**" if one.tested else _tested("base", name, "base") or _EXPECTED
+        hip = one.tools.get("hip", "")
+        aotriton = _tested("aotriton", "30ae96716b3e7a1bf0d7892ce3b8288244f8ebec", name) or (
+            _EXPECTED if one.hip else "refused: no HIP with hipStreamGetDevice"
+        )
+        rows.append([f"`{name}`", builds, hip or "none", aotriton, one.note])
+    rows.append(["your own, `oci:DIR`", "**tested**: debian13's image given as one", "what it holds",
+                 "expected where its HIP has hipStreamGetDevice; else refused: [7](exit-codes.md)",
+                 "asked before anything is built: [what it must hold](bases.md#a-base-of-your-own)"])  # fmt: skip
+    return table(["base", "LLVM and Triton", "HIP", "AOTriton", "remarks"], rows)
+
+
+def _aotritons() -> str:
+    rows = []
+    for one in aotriton_releases():
+        try:
+            known = aotriton_release(one.name)
+        except ToolchainError as error:
+            rows.append([one.name, f"`{one.triton[:8]}`" if one.triton else "unknown", "unknown", refused(error)])
+            continue
+        rows.append([one.name, f"`{known.triton[:8]}`", f"`{known.llvm[:8]}` {known.certainty}", _EXPECTED])
+    text = "An *inferred* LLVM is taken with a warning; an *unknown* one is refused, and `--source llvm=` names it instead."
+    text += " One commit near 0.14 was tried, so the older the release, the less is certain."
+    return f"{text} Bases: those with HIP above.\n\n" + table(["AOTriton", "Triton", "LLVM", "on debian13"], rows)
+
+
+def _architectures() -> str:
+    from toolchain.cli.request import make_request  # noqa: PLC0415 - reads the environment
+
+    cross = cross_machines(make_request())
+    rows = []
+    for arch in MACHINES:
+        cells = []
+        for stage in STAGES:
+            if arch == "amd64":
+                cells.append("yes")
+            elif stage.name == "llvm":
+                cells.append(_tested("llvm", "22.1.8", arch))
+            elif stage.name in {"base", "sysroot", "python"}:
+                cells.append("made on that machine" if stage.name == "base" else _EXPECTED)
+            else:
+                cells.append(_EXPECTED if stage.name == "triton" and arch in cross else "refused: [7](exit-codes.md)")
+        rows.append([arch, *cells])
+    text = "`--arch`, on an amd64 machine. For amd64 the tables above hold."
+    return f"{text}\n\n" + table(["architecture", *(stage.name for stage in STAGES)], rows)
+
+
+def what_it_takes() -> str:
+    """The page of hours, memory and disk."""
+    disk = {"base": BASE_DISK, "llvm": FULL_DISK, "triton": TRITON_DISK, "aotriton": AOTRITON_DISK}
+    parts = {"distribution": "", "wheel": " (the index's wheel)"}
+    counts = (2, 8, 32)
+    rows = []
+    for one in costs():
+        name = f"`{one.stage}`" + parts.get(one.part, f", `--only {one.part}`" if one.part else "")
+        room = disk.get(one.stage) if one.part in {"", "distribution"} else None
+        memory = f"{MEMORY[one.job] / 1e9:.1f} GB a {one.job}" if one.job else "little"
+        output = f"{one.output[0]} / {one.output[1]} MB" if one.output else "not measured"
+        source = one.source if one.source.startswith("not") else f"[{one.source}](measurements.md#{anchor(one.source)})"
+        times = [one.told(count) if one.cores or count == counts[0] or one.kernel else "the same" for count in counts]
+        rows.append([name, *times, memory, f"{room / 1e9:.0f} GB" if room else "small", output, source])
+    head = [
+        "stage",
+        *(f"{count} cores" for count in counts),
+        "memory",
+        "disk while built",
+        "layer packed / on disk",
+        "from",
+    ]
+    return "\n".join([
+        "# Hours, memory and disk\n",
+        MADE,
+        ("Two cores are what was measured. Other columns are reckoned from them: compiling goes as the cores, unpacking does"
+        " not. `toolchain plan STAGE` prints the same for the cores of this machine, and `--json` has it as `takes`.\n"),
+        table(head, rows),
+        ("- The number of jobs follows cores and memory by itself; `--jobs` bounds it.\n"
+        "- Disk is what must be free before a stage is begun; a build with less ends at once with"
+        " [exit code 9](exit-codes.md). Room of one stage is free again when it is done, so the largest one counts.\n"
+        "- The compiler cache lies in it and stays, bounded at 20 GB.\n"
+
+        "- A whole GPU of AOTriton has 14,485 to 19,187 kernels. With 2.1 s of a core each, 19,001 kernels of gfx942 are 5.5"
+        " hours on two cores. That is reckoned from 328 of them, and no whole GPU has been compiled yet.\n"
+        "- `--only tablegen` tries a machine in minutes, and `--limit` a campaign.\n"),
+        "## What is brought in\n",
+        table(["what", "size"], [
+            ["base packages of debian13", "478 MB packed, 1.5 GB on disk"],
+            ["the portable floor (sysroot)", "123 MB on disk"],
+            ["LLVM's sources", "hundreds of MB; by git at depth 1"],
+            ["a bundle of `llvm` for arm64 with its base", "1.8 GB"],
+        ]),
+    ])  # fmt: skip

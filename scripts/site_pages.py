@@ -1,0 +1,53 @@
+"""Every page and picture of the site that is made from code and data.
+
+python -m scripts.site_pages            # writes them
+python -m scripts.site_pages --check    # exit code 1 where one is not what it would be now
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from scripts import options_table, site_compatibility, site_pictures, site_reference
+
+TOP = Path(__file__).resolve().parents[1]
+DOCS = TOP / "docs"
+MADE: dict[str, Callable[[], str]] = {
+    "options.md": lambda: options_table.page(options_table.commands()),
+    "compatibility.md": site_compatibility.compatibility,
+    "costs.md": site_compatibility.what_it_takes,
+    "exit-codes.md": site_reference.exit_codes,
+    "reference/verbs.md": site_reference.verbs,
+    "reference/configuration.md": site_reference.configuration,
+    "reference/names.md": site_reference.names,
+    "reference/prebuilt.md": site_reference.prebuilt,
+    "reference/gpus.md": site_reference.gpus,
+    "assets/flow.svg": site_pictures.flow,
+    "assets/house.svg": site_pictures.house,
+}
+
+
+def stale(docs: Path = DOCS) -> list[str]:
+    """Names of those that are not what they would be now."""
+    return [name for name, make in MADE.items() if not _is(docs / name, make())]
+
+
+def _is(path: Path, content: str) -> bool:
+    return path.is_file() and path.read_text(encoding="utf-8") == content
+
+
+def main(words: list[str]) -> None:
+    """Write them, or compare them."""
+    if words == ["--check"]:
+        if old := stale():
+            sys.exit(f"{', '.join(old)}: not what code and data say now. Run python -m scripts.site_pages")
+        return
+    for name, make in MADE.items():
+        (DOCS / name).parent.mkdir(parents=True, exist_ok=True)
+        (DOCS / name).write_text(make(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,197 @@
+"""The pages of reference that are made from the code: verbs, configuration, exit codes, names, prebuilt things, GPUs."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+from scripts.options_table import commands
+from scripts.site_compatibility import MADE, table
+from toolchain import errors
+from toolchain.catalog.gpus import known_gpus, parse_gpus
+from toolchain.catalog.stages import STAGES
+from toolchain.cli.config_file import render
+from toolchain.cli.verbs import GROUPS, VERBS
+from toolchain.data import load
+from toolchain.errors import ToolchainError
+from toolchain.oci import labels
+from toolchain.stages.prebuilt import known_files
+
+
+def _one_line(text: str) -> str:
+    """Text of code as prose: `name` stays code, line ends go."""
+    return " ".join(text.replace("\\[", "[").split())
+
+
+def verbs() -> str:
+    """Every verb with its help, arguments and options."""
+    parts = ["# Verbs\n", MADE,
+             ("`toolchain VERB --help` prints the same. What options mean, and where else they may be set:"
+             " [Options](../options.md).\n"),
+             table(["verb", "does"], [[f"[`{verb.name}`](#{_anchor(verb.name)})", verb.brief] for verb in VERBS])]  # fmt: skip
+    found = commands()
+    for verb in VERBS:
+        command = found[verb.name]
+        group = verb.name.partition(" ")[0]
+        parts.append(f"## {verb.name} {{ #{_anchor(verb.name)} }}\n")
+        if group in GROUPS and verb.name.startswith(group + " "):
+            parts.append(f"{GROUPS[group]}\n")
+        parts.append(f"{_one_line(command.help or verb.brief)}\n")
+        arguments = [one for one in command.params if one.param_type_name == "argument"]
+        words = [(one.name or "").rstrip("_").upper() if one.required else f"[{(one.name or '').rstrip('_').upper()}]"
+                 for one in arguments]  # fmt: skip
+        parts.append(f"```text\ntoolchain {' '.join([verb.name, *words, '[OPTIONS]'])}\n```\n")
+        parts += [
+            f"- `{(one.name or '').rstrip('_').upper()}`: {_one_line(one.help)}\n" for one in arguments if one.help
+        ]
+        flags = sorted(one.opts[0] for one in command.params if one.param_type_name == "option")
+        parts.append(f"Options: {', '.join(f'`{flag}`' for flag in flags)}\n")
+    return "\n".join(parts)
+
+
+def _anchor(name: str) -> str:
+    return "verb-" + name.replace(" ", "-")
+
+
+def configuration() -> str:
+    """A whole toolchain.toml."""
+    return "\n".join([
+        "# Configuration\n",
+        MADE,
+        ("`toolchain init` writes this file, and `toolchain init --gpu gfx942 --stage aotriton` the same with those two lines"
+        " in force. It is read from the current folder, or from where `toolchain --config FILE VERB` says.\n"),
+        "```toml\n" + render({}, Path()) + "```\n",
+        "## Environment\n",
+        ("An option is also `TOOLCHAIN_` and its name in capitals; lists have spaces between their values."
+        " [Options](../options.md) says which. These are variables alone:\n"),
+        table(["variable", "what"], [
+            ["`TOOLCHAIN_KEY_PASSPHRASE`", "passphrase of the private key, for `keygen` and `publish`"],
+            ["`TOOLCHAIN_LOCK_TIMEOUT`", "seconds to wait for another invocation: 86400; 0 does not wait"],
+            ["`TOOLCHAIN_CONFIG`", "as `--config`"],
+            ["`REGISTRY_AUTH_FILE`, `DOCKER_CONFIG`", "where logins lie, before `~/.docker/config.json`"],
+        ]),
+        ("**`TOOLCHAIN_KEY` means two things.** For `publish` it is the private key that signs. For `verify` and"
+        " `build --reuse-from` it is the public key that is believed. A script that does both sets neither and writes"
+        " `--key` each time.\n"),
+    ])  # fmt: skip
+
+
+def exit_codes() -> str:
+    """Every exit code with what helps."""
+    rows = [
+        ["0", "done", "all that was asked for is there", ""],
+        ["1", "a bug", "what nobody expected", "Please report it, with the traceback."],
+        ["2", "usage", "an unknown verb or option, a value out of range", "`toolchain VERB --help`"],
+    ]
+    classes = [one for one in vars(errors).values() if inspect.isclass(one) and issubclass(one, ToolchainError)]
+    for one in sorted((one for one in classes if one is not ToolchainError), key=lambda one: one.code):
+        meaning = _one_line((one.__doc__ or "").strip()).rstrip(".")
+        rows.append([str(one.code), one.title, meaning[0].lower() + meaning[1:], _linked(one.remedy)])
+    rows += [
+        ["129", "hung up", "SIGHUP: the terminal went away", "Run it again: it goes on."],
+        ["130", "interrupted", "Ctrl-C", "Run it again: it goes on."],
+        ["143", "terminated", "SIGTERM", "Run it again: it goes on."],
+    ]
+    return "\n".join([
+        "# Exit codes\n",
+        MADE,
+        "Every error says what happened, why, and what to do; the class of the error decides the code.\n",
+        table(["code", "name", "meaning", "what helps"], rows),
+        ("`verify` ends with 0 for an image that is trusted (with `--key`) or whole (without). It ends with 17 for one that is"
+        " not, and with 18 when the registry does not answer. Any other code says nothing about the image: 13, for instance,"
+        " that there is none.\n"),
+        ("`build --reuse-from WHERE` has no codes of its own: what is not there (13), does not verify (17) or does not answer"
+        " (18) is told and built. With `--reuse-only` these codes end it, and 5 where the inputs are not locked and cannot be"
+        " asked for.\n"),
+        "`build --keep-going` ends with 12 where kernels are marked as known bad, although the image is there.\n",
+    ])  # fmt: skip
+
+
+def _linked(text: str) -> str:
+    return re.sub(r"docs/([a-z-]+)\.md", r"[\1](\1.md)", text)
+
+
+_OF_LABELS = {
+    "CREATED": "a fixed time, so that images stay equal",
+    "TITLE": "for people",
+    "REVISION": "the commit of the source",
+    "LICENSES": "SPDX expression of what is in the layer",
+    "INPUT_DIGEST": "SHA-256 of all that decides the bytes; the tag of the image begins with it",
+    "BINARIES": "prebuilt things that were let in by name",
+    "PARTIAL": "what is left out, where the image is a part",
+    "GPUS": "the GPUs that kernels are for",
+    "KERNELS": "how many kernels are in it, and how many are known bad",
+    "GLIBC": "the oldest glibc that the layer links with",
+    "GLIBCXX": "the newest symbol of libstdc++ that it asks for",
+    "BUILD_TYPE": "CMake's build type of the layer",
+    "TRITON_BUILD": "the setting that a Triton built on the layer needs",
+}
+
+
+def names() -> str:
+    """Names of images, tags and labels."""
+    stages = [[f"`{one.name}`", one.title.format("NAME") or "the image's own name",
+               ", ".join(f"`{name}`" for name in sorted(one.sources)) or "packages",
+               one.license or "those of the packages"] for one in STAGES]  # fmt: skip
+    own = {name: value for name, value in vars(labels).items() if name.isupper() and not name.startswith("_")}
+    return "\n".join([
+        "# Names and labels\n",
+        MADE,
+        "## Images\n",
+        table(["image", "what"], [
+            ["`toolchain-base-BASE`", "a base"],
+            ["`toolchain-sysroot-glibc-FLOOR`, `toolchain-sysroot-BASE`", "headers and libraries to compile against"],
+            ["`toolchain-python-VERSIONS`", "the CPythons of portable wheels"],
+            ["`llvm-triton-HASH8`", "LLVM at a commit, for every later distribution: the first eight digits"],
+            ["`llvm-triton-22.1.8`", "the same of a distribution's source package: its version"],
+            ["`llvm-triton-HASH8-BASE`", "LLVM for one base alone"],
+            ["`llvm-triton-tablegen-…`, `llvm-triton-support-…`", "parts, by `--only`"],
+            ["`triton-HASH8-BASE`", "Triton in an image with the base's Python"],
+            ["`flash-attn-kernels-VERSION-BASE`", "FlashAttention code objects; `-partial-` where not all"],
+            ["`aotriton-HASH8-GPUS-BASE`", "AOTriton's library and kernels"],
+        ]),
+        ("The layer lies below `/usr/lib64/` and the image's own name without the base, `/usr/lib64/llvm-triton-f6ded0be` for"
+        " one. `toolchain inspect REF --use` prints the lines that take it.\n"),
+        ("Tags: `latest`, and the first 12 digits of the input digest. Use the digest of the image itself where it must stay"
+        " the same; `publish` prints it.\n"),
+        "## Stages\n",
+        table(["stage", "title", "sources by name", "licence"], stages),
+        "## Labels\n",
+        table(["label", "says"], [[f"`{value}`", _OF_LABELS[name]] for name, value in own.items()]),
+    ])  # fmt: skip
+
+
+def prebuilt() -> str:
+    """What --allow-binary and --drop-binary know by name."""
+    rows = [[f"`{one.name}`", one.source, f"`{one.path}`",
+             f"the base's own: `{one.replace}`" if one.replace else "refused: 15", _one_line(one.why)]
+            for one in known_files()]  # fmt: skip
+    return "\n".join([
+        "# Prebuilt things by name\n",
+        MADE,
+        ("Only sources enter a build. Machine code or bitcode in a source tree is found by content, and each find needs a"
+        " decision: `--allow-binary NAME` lets it in and writes the name into label, provenance and SBOM."
+        " `--drop-binary NAME` leaves it out. A file that is not listed here is named by its path in the tree.\n"),
+        table(["name", "source", "file", "without a decision", "what it is"], rows),
+        ("| name | what |\n|---|---|\n| `triton-wheel` | a whole Triton as the index's wheel, named as a source:"
+        " `--source triton=pypi:3.7.1` |\n"),
+        ("`verify --policy source-only` refuses an image with any of these, unless `verify --allow-binary NAME` says the same"
+        " name.\n"),
+    ])  # fmt: skip
+
+
+def gpus() -> str:
+    """GPUs by LLVM's name and by the names that people use."""
+    rows = [[f"`{row['name']}`", ", ".join(row["market"]) or "none known", f"`{row['pack']}`"]
+            for row in load("gpus")["gpu"]]  # fmt: skip
+    assert {row[0].strip("`") for row in rows} == set(known_gpus())  # noqa: S101 - the page says all of them
+    assert parse_gpus("MI300X") == ("gfx942",)  # noqa: S101 - the example below
+    return "\n".join([
+        "# GPUs\n",
+        MADE,
+        ("`--gpu` takes LLVM's names and the names that people use: `--gpu gfx942`, `--gpu MI300X`, `--gpu 'gfx942;RX 7900"
+        " XTX'`. Case, spaces, `-` and `_` do not count.\n"),
+        table(["LLVM's name", "market names", "AOTriton's pack"], rows),
+        "Compiling for a GPU needs none. Nothing was run on one.\n",
+    ])  # fmt: skip

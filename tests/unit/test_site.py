@@ -1,0 +1,314 @@
+"""The site: pages are what the code says, links lead somewhere, nothing is of another host, its commands are run."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from scripts import site_pages, site_pictures
+from scripts.options_table import commands
+from scripts.site_compatibility import anchor
+from toolchain.catalog.stages import STAGES
+from toolchain.cli.app import app
+from toolchain.cli.verbs import GROUPS
+from toolchain.data import load
+from toolchain.trust import dsse
+from toolchain.trust.keys import load_signer
+
+TOP = Path(__file__).resolve().parents[2]
+DOCS = TOP / "docs"
+PAGES = sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md"))
+_FENCE = re.compile(r"^( *)```([^\n]*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
+_RUN, _NOT_RUN, _BY = "Run by a test", "Not run by a test", "Run by tests/"
+LANGUAGES = {"sh", "text", "json", "yaml", "toml", "dockerfile"}
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of code: where, what it is in, the line above it, and its text."""
+
+    page: str
+    number: int
+    language: str
+    title: str
+    text: str
+
+    @property
+    def lines(self) -> list[str]:
+        """Its command lines; those that go on are joined."""
+        return self.text.replace("\\\n", " ").splitlines()
+
+
+def blocks(page: str, text: str) -> Iterator[Block]:
+    """Every block of a page."""
+    for number, found in enumerate(_FENCE.finditer(text), 1):
+        language, _, rest = found[2].partition(" ")
+        title = re.fullmatch(r'title="([^"]+)"', rest.strip())
+        body = re.sub(f"^{found[1]}", "", found[3], flags=re.MULTILINE)
+        yield Block(page, number, language, title[1] if title else "", body)
+
+
+def of_page(page: str) -> list[Block]:
+    return list(blocks(page, (DOCS / page).read_text(encoding="utf-8")))
+
+
+def wrong(block: Block) -> str:
+    """What a block does not say; empty where all is well."""
+    if block.language not in LANGUAGES:
+        return f"{block.language!r} is no language of a block"
+    if block.language != "sh":
+        return (
+            "a command in a block that is not sh"
+            if re.search(r"^toolchain [a-z]", block.text, re.MULTILINE) and ("[OPTIONS]" not in block.text)
+            else ""
+        )
+    if block.title.startswith(_BY):
+        path = block.title.removeprefix("Run by ").partition(",")[0]
+        return "" if (TOP / path).is_file() else f"there is no {path}"
+    if block.title.startswith(_NOT_RUN):
+        named = re.findall(r"tests/\w+/\w+\.py", block.title)
+        missing = [path for path in named if not (TOP / path).is_file()]
+        return (
+            f"there is no {missing[0]}" if missing else "" if re.search(r": \S", block.title) else "no reason is told"
+        )
+    return "" if block.title.startswith(_RUN) else "nothing says whether a test runs it"
+
+
+def check_line(words: list[str]) -> None:
+    """Parse a call of the tool as the tool does; nothing is run.
+
+    Raises:
+        click.exceptions.UsageError: a verb, option or value that there is not.
+    """
+    known = commands()
+    words = words[1:]
+    while words and words[0] in {"-v", "--verbose"}:
+        words = words[1:]
+    if words and words[0] in {"--version", "--help"}:
+        return
+    if words[:1] == ["--config"]:
+        words = words[2:]
+    depth = 2 if " ".join(words[:2]) in known else 1
+    verb = " ".join(words[:depth])
+    assert verb in known, f"{verb!r} is no verb"
+    if not {"--help", "-h"} & set(words):
+        known[verb].make_context(verb, words[depth:])
+
+
+def calls(text: str) -> Iterator[list[str]]:
+    """Every call of the tool in lines of shell."""
+    for line in text.replace("\\\n", " ").splitlines():
+        words = shlex.split(line, comments=True) if line.startswith(("toolchain ", ".venv/bin/toolchain ")) else []
+        if words:
+            yield words
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_block_says_whether_it_is_run(page: str) -> None:
+    assert [f"{one.page}, block {one.number}: {why}" for one in of_page(page) if (why := wrong(one))] == []
+
+
+@pytest.mark.parametrize("page", [*PAGES, "../README.md"])
+def test_every_call_of_the_tool_can_be_parsed(page: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in list(os.environ):
+        if name.startswith("TOOLCHAIN_"):
+            monkeypatch.delenv(name)
+    text = (DOCS / page).read_text(encoding="utf-8")
+    found = [words for one in _FENCE.finditer(text) for words in calls(one[3]) if "[OPTIONS]" not in words]
+    for words in found:
+        try:
+            check_line(words)
+        except Exception as error:
+            raise AssertionError(f"{shlex.join(words)}: {error}") from error
+    # Within sentences calls may lack arguments; their verbs and options there must be.
+    known = commands()
+    for one in re.findall(r"`toolchain ((?:[a-z]+ ?)+)([^`]*)`", _FENCE.sub("", text)):
+        said = one[0].split()
+        verb = next((name for name in (" ".join(said[:2]), said[0]) if name in known), "")
+        assert verb or said[0] in GROUPS, one
+        flags = {flag for parameter in known[verb].params for flag in parameter.opts} if verb else set()
+        assert set(re.findall(r"--[a-z-]+", one[1])) <= flags, one
+
+
+def test_what_cannot_be_run_or_parsed_is_told() -> None:
+    texts = {
+        "```\ntoolchain plan\n```": "no language",
+        "```sh\ntoolchain plan\n```": "nothing says",
+        '```sh title="Not run by a test"\ntoolchain plan\n```': "no reason",
+        '```sh title="Run by tests/unit/test_none.py"\ntoolchain plan\n```': "there is no tests/unit/test_none.py",
+        "```text\ntoolchain plan llvm\n```": "a command",
+    }
+    for text, told in texts.items():
+        (one,) = blocks("some.md", text)
+        assert told in wrong(one)
+    for line in ("toolchain plam", "toolchain plan --tritn 3.6.0", "toolchain cache prune --unused-for 0"):
+        with pytest.raises((AssertionError, Exception)):
+            check_line(shlex.split(line))
+
+
+# The blocks that are run
+
+
+def checkout(folder: Path) -> None:
+    """What tells that a folder is a Triton checkout."""
+    for name in ("cmake", "include", "lib", "python/triton", "third_party/amd", "third_party/nvidia"):
+        (folder / name).mkdir(parents=True)
+    (folder / "cmake/llvm-hash.txt").write_text("f6ded0be897e2878612dd903f7e8bb85448269e5\n")
+    (folder / "python/triton/__init__.py").write_text("__version__ = '3.6.0'\n")
+    (folder / "setup.py").touch()
+    (folder / "CMakeLists.txt").touch()
+
+
+def evidence(folder: Path) -> None:
+    """An SBOM in an envelope, signed by the key that a block before made, and the layer that it lists."""
+    (folder / "thing").write_bytes(b"words\n")
+    with tarfile.open(folder / "LAYER_BLOB", "w:gz") as tar:
+        tar.add(folder / "thing", "usr/thing")
+    sums = [{"algorithm": "SHA256", "checksumValue": hashlib.sha256(b"words\n").hexdigest()}]
+    files = [{"fileName": "./usr/thing", "comment": "", "checksums": sums}]
+    signed = dsse.sign({"predicate": {"files": files}}, load_signer(folder / "release-key"))
+    (folder / "envelope.json").write_bytes(signed.as_bytes())
+    assert base64.b64decode(json.loads(signed.as_bytes())["payload"])
+
+
+BEFORE: dict[tuple[str, int], Callable[[Path], None]] = {("trust.md", 3): evidence}
+EXECUTED = [page for page in PAGES if any(one.title.startswith(_RUN) for one in of_page(page))]
+
+
+@pytest.mark.parametrize("page", EXECUTED)
+def test_what_says_so_is_run(page: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in list(os.environ):
+        if name.startswith("TOOLCHAIN_"):
+            monkeypatch.delenv(name)
+    folder = tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("TOOLCHAIN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    for one in of_page(page):
+        if not one.title.startswith(_RUN):
+            continue
+        if "in a stand-in for a checkout" in one.title:
+            checkout(folder)
+        if (page, one.number) in BEFORE:
+            BEFORE[page, one.number](folder)
+        run_block(one)
+
+
+def run_block(one: Block) -> None:
+    """Run a block; calls of the tool alone without a process for each."""
+    if all(line.startswith(("toolchain ", "#")) or not line.strip() for line in one.lines):
+        for words in calls(one.text):
+            done = CliRunner().invoke(app, words[1:])
+            assert done.exit_code == 0, f"{shlex.join(words)}: {done.output}"
+            # `cache ls` of nothing and notes for people say nothing on standard output.
+            assert done.output.strip(), shlex.join(words)
+        return
+    shell = subprocess.run(["sh", "-eu", "-c", one.text], capture_output=True, text=True, check=False, timeout=120)
+    assert shell.returncode == 0, f"{one.page}, block {one.number}: {shell.stdout}{shell.stderr}"
+
+
+# Pages
+
+
+def test_pages_and_pictures_are_what_code_and_data_say(tmp_path: Path) -> None:
+    assert site_pages.stale() == [], "run python -m scripts.site_pages"
+    shutil.copytree(DOCS, tmp_path / "docs")
+    (tmp_path / "docs/costs.md").write_text("old")
+    (tmp_path / "docs/assets/flow.svg").unlink()
+    assert site_pages.stale(tmp_path / "docs") == ["costs.md", "assets/flow.svg"]
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    def leaves(value: Any) -> Iterator[str]:
+        if isinstance(value, str):
+            yield value
+        else:
+            for one in value.values() if isinstance(value, dict) else value:
+                yield from leaves(one)
+
+    assert sorted(leaves(config()["nav"])) == PAGES
+
+
+def config() -> dict[str, Any]:
+    loaded = yaml.safe_load((TOP / "mkdocs.yml").read_text(encoding="utf-8"))
+    assert isinstance(loaded, dict)
+    return loaded
+
+
+def test_the_twelve_tasks_say_what_they_take_give_and_what_can_go_wrong() -> None:
+    tasks = [page for page in PAGES if page.startswith("tasks/") and page != "tasks/index.md"]
+    assert len(tasks) == 12
+    for page in tasks:
+        text = (DOCS / page).read_text(encoding="utf-8")
+        assert "| takes |" in text, page
+        assert "| gives |" in text, page
+        assert "\n## What can go wrong\n" in text, page
+        assert any(one.language == "sh" for one in of_page(page)), page
+
+
+def test_what_was_tried_has_its_figures() -> None:
+    headings = set(re.findall(r"^#+ (.*)$", (DOCS / "measurements.md").read_text(encoding="utf-8"), re.MULTILINE))
+    assert [one["section"] for one in load("tried")["tried"] if one["section"] not in headings] == []
+    assert anchor("A part of gfx942") == "a-part-of-gfx942"
+
+
+def build(folder: Path) -> subprocess.CompletedProcess[str]:
+    program = shutil.which("zensical", path=str(Path(sys.executable).parent))
+    if program is None:
+        pytest.skip("ZENSICAL IS NOT INSTALLED: the site is not built (pip install '.[docs]')")
+    words = [program, "build", "--clean", "--strict"]
+    return subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False, timeout=300)
+
+
+def test_the_site_builds_strictly_and_needs_no_other_host(tmp_path: Path) -> None:
+    shutil.copytree(DOCS, tmp_path / "docs")
+    shutil.copy2(TOP / "mkdocs.yml", tmp_path)
+    done = build(tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    pages = sorted((tmp_path / "site").rglob("*.html"))
+    assert len(pages) >= len(PAGES)
+    taken = re.compile(r"""<(?:script|img|iframe|link)\b[^>]*?\b(?:src|href)=["']?(?:https?:)?//[^"'> ]+""")
+    assert [found[0] for path in pages for found in [taken.search(path.read_text(encoding="utf-8"))] if found] == []
+    with (tmp_path / "docs/install.md").open("a") as file:
+        file.write("[One](nowhere.md) [two](costs.md#nothing-there)\n")
+    done = build(tmp_path)
+    assert done.returncode != 0
+    assert "page does not exist" in re.sub(r"\x1b\[[0-9;]*m", "", done.stdout + done.stderr)
+
+
+# Pictures
+
+
+def test_the_flow_has_every_stage_above_what_it_stands_on() -> None:
+    levels = site_pictures.levels()
+    assert set(levels) == {one.name for one in STAGES}
+    assert all(levels[one.name] > levels[under] for one in STAGES for under in one.on)
+    written = {text.text for text in ET.fromstring(site_pictures.flow()).iter() if text.text}  # noqa: S314 - ours
+    assert {one.name for one in STAGES} <= written
+
+
+def test_the_house_is_drawn_from_the_roof_down() -> None:
+    drawn = site_pictures.house({"roof": {"cellar"}, "cellar": set()})
+    texts = [one.text for one in ET.fromstring(drawn).iter() if one.tag.endswith("text")]  # noqa: S314 - ours
+    assert texts == ["1", "roof", "0", "cellar", "2 rooms, 2 floors; imports run downwards only"]
+    assert "prefers-color-scheme:dark" in drawn
