@@ -74,8 +74,8 @@ def compatibility() -> str:
     return "\n".join([
         "# Compatibility\n",
         MADE,
-        ("**tested** leads to the figures, with the part that was tried where it was not all. **expected** follows from the"
-        " data and from what was tried beside it; nobody has tried that very cell. **refused** names the exit code that"
+        ("**tested** leads to the figures, with the part that was tried where it was not all. **expected**: the data has all"
+        " that it takes, and nothing known speaks against it; nobody has tried that very cell. **refused** names the exit code that"
         " tells it at once, before anything is built.\n"),
         "## Triton: its LLVM and its wheels\n",
         ("A wheel is built for each `--python`. The columns of wheels are those on the portable layer (glibc 2.31); the last"
@@ -124,7 +124,7 @@ def _tritons() -> str:
         try:
             llvm = triton_release(one.version).pin.commit
         except ToolchainError as error:
-            rows.append([one.version, "", refused(error), *[""] * (len(pythons) + 2)])
+            rows.append(_all_refused(one.version, error, len(pythons) + 3))
             continue
         wheels = [_wheel(one.version, python) for python in pythons]
         rows.append([one.version, f"`{llvm[:8]}` {one.certainty}", _EXPECTED, _EXPECTED, *wheels, wheels[-1]])
@@ -132,9 +132,14 @@ def _tritons() -> str:
         try:
             triton_release(version)
         except ToolchainError as error:
-            rows.append([version, "", refused(error), *[""] * (len(pythons) + 2)])
+            rows.append(_all_refused(version, error, len(pythons) + 3))
     head = ["Triton", "LLVM, and how surely", "layer for glibc 2.31", "layer for debian13"]
     return table([*head, *(f"wheel, Python {one}" for one in pythons), "wheel of debian13 (3.13)"], rows)
+
+
+def _all_refused(version: str, error: ToolchainError, cells: int) -> list[str]:
+    why = error.what.removeprefix(f"Triton {version}").removeprefix(":").strip()
+    return [version, why, *[f"refused: [{error.code}](exit-codes.md)"] * cells]
 
 
 def _others() -> str:

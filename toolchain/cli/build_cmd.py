@@ -65,7 +65,7 @@ def kernels_run(request: Request) -> None:
 
 
 def kernels_status(cache: o.CacheOpt = None, json_: o.JsonOpt = False) -> None:
-    """How far the kernel campaigns are whose objects are kept: how many of those asked for last are through."""
+    """Show the progress of each kernel campaign: how many of those asked for last are done, failed or timed out."""
     from toolchain.kernels.ledger import Ledger  # noqa: PLC0415 - build needs it only inside the stage
 
     request = make_request(cache=cache)

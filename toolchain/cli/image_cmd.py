@@ -73,7 +73,7 @@ def publish(
     *,
     request: Request,
 ) -> None:
-    """Publish finished images, children first, each read back and compared; then what is inside and how it was made."""
+    """Push images, then the index, and verify each; then attach SBOM and provenance."""
     from toolchain.publish.images import deliver  # noqa: PLC0415 - brings the registry client in
     from toolchain.trust.keyless import Keyless  # noqa: PLC0415
     from toolchain.trust.keys import load_signer  # noqa: PLC0415
