@@ -13,7 +13,8 @@ import typer
 from toolchain import console
 from toolchain.catalog import stages
 from toolchain.cli import options as o
-from toolchain.cli.config_file import DEST, KEY, SOURCE_REPO
+from toolchain.cli.config_file import DEST, KEY, PUBLIC_KEY, SOURCE_REPO
+from toolchain.cli.public_key import FormerKeyOpt, chosen
 from toolchain.cli.request import with_request
 from toolchain.errors import ConfigError, DigestError, UntrustedError
 from toolchain.oci import descriptor as media
@@ -31,8 +32,8 @@ _WORDS = {"trusted": "trusted", "intact": "intact, not authenticated (no --key)"
 _DO_NOT = "do not use it; fetch or build it again"
 DestArg = Annotated[str | None, typer.Argument(metavar="DEST", help="oci:DIR or REGISTRY/NS.", show_default=False)]
 StageOpt = Annotated[str, typer.Option("--stage", help=stages.choice(), autocompletion=o.stage())]
-KeyOpt = Annotated[Path | None, o.typed(KEY, help="Private key in PEM: signs SBOM and provenance.")]
-PublicKeyOpt = Annotated[Path | None, o.typed(KEY, help="Key in PEM whose signature counts.")]
+KeyOpt = Annotated[Path | None, o.typed(KEY)]
+PublicKeyOpt = Annotated[Path | None, o.typed(PUBLIC_KEY, "--key", help="Key in PEM whose signature counts.")]
 KeylessOpt = Annotated[
     bool,
     typer.Option("--keyless", envvar="TOOLCHAIN_KEYLESS", help="Sign as this CI job, by OIDC and Sigstore."),
@@ -119,7 +120,8 @@ def keygen(
 
 def verify(
     ref: RefArg,
-    key: PublicKeyOpt = None,
+    public_key: PublicKeyOpt = None,
+    former_key: FormerKeyOpt = None,
     identity: IdentityOpt = None,
     issuer: IssuerOpt = None,
     sigstore: SigstoreOpt = None,
@@ -141,6 +143,7 @@ def verify(
     from toolchain.trust.keys import PublicKey, load_public  # noqa: PLC0415
     from toolchain.trust.policy import make_policy, named  # noqa: PLC0415
 
+    key = chosen(public_key, former_key) if identity is None and issuer is None else public_key
     demands = make_policy(
         policy, allow=allow_binary or (), source_repos=source_repo or (), max_age=max_age, image=image
     )
