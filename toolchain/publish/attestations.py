@@ -38,7 +38,7 @@ from toolchain.trust.image_facts import (
 )
 from toolchain.trust.keyless import Identity, Keyless
 from toolchain.trust.keys import PublicKey, Signer
-from toolchain.trust.verify import Evidence, gather
+from toolchain.trust.statements import Evidence, gather
 
 PREDICATE_TYPE = "in-toto.io/predicate-type"
 _ANNOTATED = {CREATED: timestamp(EPOCH)}
