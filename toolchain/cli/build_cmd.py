@@ -53,7 +53,7 @@ def build(
         check_folder(stage, archive)
     built = build_stages(request, stage, command=_command(), reuse=reuse)
     if archive is not None:
-        _archive(request, built, archive)
+        _archive(request, built, archive, reuse)
     _show(built, request.json)
     _tell_known_bad(built)
 
@@ -98,9 +98,13 @@ def _command() -> list[str]:
     return [shlex.quote(word) for word in ("toolchain", *sys.argv[1:])]
 
 
-def _archive(request: Request, built: list[Built], folder: Path) -> None:
+def _archive(request: Request, built: list[Built], folder: Path, reuse: Reuse | None) -> None:
     from toolchain.publish.files import write_archives  # noqa: PLC0415
 
+    if reuse is not None:
+        from toolchain.publish.artifacts import bring_wheels  # noqa: PLC0415 - the registry client
+
+        bring_wheels(request, built, reuse)
     for path in write_archives(request, built, folder):
         console.note(f"archive: {path} ({console.size(path.stat().st_size)})")
 

@@ -12,6 +12,7 @@ from toolchain.errors import RegistryError, UntrustedError
 from toolchain.oci import descriptor as media
 from toolchain.oci.check import verify_layout
 from toolchain.oci.descriptor import Descriptor
+from toolchain.oci.files import are_files
 from toolchain.oci.image import diff_ids_of, labels_of
 from toolchain.oci.labels import GLIBC, INPUT_DIGEST
 from toolchain.oci.layer_files import LayerFile, layer_files
@@ -19,6 +20,7 @@ from toolchain.oci.layout import Layout
 from toolchain.oci.manifest import parse_object
 from toolchain.oci.place import Place
 from toolchain.trust import attest, policy, sbom
+from toolchain.trust.files import named_files, signed_files
 from toolchain.trust.keyless import Identity
 from toolchain.trust.keys import PublicKey
 from toolchain.trust.policy import Policy
@@ -88,7 +90,18 @@ def verify(
         verdict.verdict = "untrusted"
         return verdict
     verdict.checks["digests"] = "every blob and every unpacked layer has the digest that names it"
+    now = now or datetime.now(UTC)
     try:
+        if top.media_type in media.IMAGES and are_files(value := layout.read_json(top)):
+            files = named_files(value, top)
+            if key is not None:
+                found = gather(place, [top.digest], layout)
+                demands = demands or Policy()
+                verdict.provenance = signed_files(
+                    key, files, top, found, demands=demands, now=now, checks=verdict.checks
+                )
+            verdict.verdict = "intact" if key is None else "trusted"
+            return verdict
         images = _images(layout, top)
         if floor := _one_floor(layout, images):
             verdict.checks["floor"] = floor
@@ -98,7 +111,7 @@ def verify(
             if key is None:
                 look.unsigned()
             else:
-                verdict.provenance = look.signed(key, demands or Policy(), now or datetime.now(UTC))
+                verdict.provenance = look.signed(key, demands or Policy(), now)
     except UntrustedError as error:
         verdict.verdict = "untrusted"
         verdict.problems = [error.what + (f" ({error.why})" if error.why else "")]
