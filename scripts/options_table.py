@@ -31,10 +31,10 @@ The command line wins over the environment, the environment over the file, the f
 one. Its keys are the options without the dashes. Relative paths in it are relative to its folder. In the environment an
 option is `TOOLCHAIN_` and its name in capitals: `--kernel-timeout` is `TOOLCHAIN_KERNEL_TIMEOUT`.
 
-"Set by" says where an option may stand. `verify` takes neither `key` nor `allow-binary` from the file, and `pins`
-takes nothing from it. "Recorded" options are part of what is built: records and provenance hold them. "Locked" options
-are kept by `toolchain.lock`. The verbs of builds are `plan`, `fetch`, `lock`, `build`, `publish`, `reproduce`,
-`kernels run` and `bundle export`.
+"Set by" says where an option may stand. `verify` takes neither `public-key` nor `allow-binary` from the file, and
+`pins` takes nothing from it. "Recorded" options are part of what is built: records and provenance hold them. "Locked"
+options are kept by `toolchain.lock`. The verbs of builds are `plan`, `fetch`, `lock`, `build`, `publish`,
+`reproduce`, `kernels run` and `bundle export`.
 
 """
 _OF_BUILDS = ("plan", "fetch", "lock", "build", "publish", "reproduce", "kernels run", "bundle export")
@@ -59,7 +59,7 @@ def page(verbs: Mapping[str, Any]) -> str:
         if name == "init":  # takes what the file holds
             continue
         for one in command.params:
-            if one.param_type_name == "option":
+            if one.param_type_name == "option" and not one.hidden:
                 key = (", ".join(f"`{flag}`" for flag in (*one.opts, *one.secondary_opts)), one.help or "")
                 rows.setdefault(key, []).append(name)
                 by_flag.setdefault(key, one)

@@ -232,7 +232,9 @@ def finished_python(cache: Cache, work: Path) -> Built:
     return _finished(PythonStage(), request, work)
 
 
-def finished_llvm(request: Request, work: Path, files: Mapping[str, bytes]) -> Built:
+def finished_llvm(
+    request: Request, work: Path, files: Mapping[str, bytes], facts: Mapping[str, Any] | None = None
+) -> Built:
     """An LLVM in the cache as a build leaves it, of a few small files: enough for `publish --stage llvm`."""
     planned = LlvmStage().plan(request, {"base": BaseStage().plan(request, {})})
     tree = work / "llvm tree"
@@ -244,7 +246,7 @@ def finished_llvm(request: Request, work: Path, files: Mapping[str, bytes]) -> B
         workspace = BuildWorkspace(
             request=request, log=work / "log", progress=progress, stage="a-test", prefetch=prefetch
         )
-        return workspace.finish(planned, tree=tree, facts={})
+        return workspace.finish(planned, tree=tree, facts=dict(facts or {}))
 
 
 def _finished(stage: Stage, request: Request, work: Path) -> Built:

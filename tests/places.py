@@ -16,6 +16,7 @@ from toolchain.oci.registry import Registry
 from toolchain.oci.tagged import Tagged
 from toolchain.publish import attestations
 from toolchain.publish.attestations import AttachedEvidence
+from toolchain.trust import statements
 from toolchain.trust import verify as trust
 
 
@@ -80,10 +81,10 @@ def attach_evidence(
         return attestations.attach_evidence(image_facts, layout, manifest, index, place, **how)
 
 
-def gather(ref: Target, subjects: Sequence[str], scratch: Layout) -> list[trust.Evidence]:
+def gather(ref: Target, subjects: Sequence[str], scratch: Layout) -> list[statements.Evidence]:
     """`verify.gather`."""
     with at(ref) as place:
-        return trust.gather(place, subjects, scratch)
+        return statements.gather(place, subjects, scratch)
 
 
 def verify(

@@ -92,8 +92,14 @@ def failure(error: ToolchainError, *, as_json: bool) -> None:
         err().print(plain(f"  why: {error.why}"), markup=False)
     if error.fix:
         err().print(plain(f"  do:  {error.fix}"), markup=False)
-    if as_json and not _said:
-        data(error.as_json())
+    if as_json:
+        error_data(error.as_json())
+
+
+def error_data(value: Any) -> None:
+    """Print an error as JSON, unless this command has printed a document."""
+    if not _said:
+        data(value)
 
 
 def size(count: float) -> str:

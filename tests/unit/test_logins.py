@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,100 @@ def test_a_helper_under_another_name(home: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("PATH", f"{helper.parent}:/usr/bin:/bin")
     written(home / ".docker" / "config.json", {"credHelpers": {"https://reg.example/": "test"}})
     assert auth.credentials("reg.example") == LOGIN
+
+
+def helper(home: Path, monkeypatch: pytest.MonkeyPatch, script: str, name: str = "test") -> None:
+    """A credential helper that is found by its name."""
+    program = home / "bin" / f"docker-credential-{name}"
+    program.parent.mkdir(exist_ok=True)
+    program.write_text(f"#!/bin/sh\nread key\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
+
+
+GIVES = 'echo "{\\"ServerURL\\": \\"$key\\", \\"Username\\": \\"user\\", \\"Secret\\": \\"pass-word\\"}"'
+
+
+@pytest.mark.parametrize("kind", ["credHelpers", "credsStore"])
+def test_a_login_out_of_a_helper(home: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Of its own registry or of all; what it needs stands in the environment."""
+    helper(home, monkeypatch, f'[ "$1 $key $ASKED_FOR" = "get reg.example yes" ] || exit 1\n{GIVES}')
+    monkeypatch.setenv("ASKED_FOR", "yes")
+    value = {"credHelpers": {"reg.example": "test"}} if kind == "credHelpers" else {"credsStore": "test"}
+    written(home / ".docker" / "config.json", {"auths": {"reg.example": {}}, **value})
+    assert auth.credentials("reg.example") == LOGIN
+
+
+def test_the_login_in_the_file_is_taken_before_a_helper_is_asked(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    helper(home, monkeypatch, f"touch {home}/asked\n{GIVES}")
+    value = {"auths": {"reg.example": {"auth": OTHER}}, "credsStore": "test"}
+    written(home / ".docker" / "config.json", value)
+    assert auth.credentials("reg.example") == OTHER
+    assert not (home / "asked").exists()
+
+
+def test_the_own_helper_of_a_registry_is_asked_before_the_store(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    helper(home, monkeypatch, "echo credentials not found in native keychain; exit 1", "store")
+    helper(home, monkeypatch, GIVES, "own")
+    value = {"credHelpers": {"reg.example": "own"}, "credsStore": "store"}
+    written(home / ".docker" / "config.json", value)
+    assert auth.credentials("reg.example") == LOGIN
+    assert auth.credentials("other.example") is None
+
+
+def test_an_identity_token_out_of_a_helper(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    helper(home, monkeypatch, 'echo \'{"Username": "<token>", "Secret": "somebody"}\'')
+    written(home / ".docker" / "config.json", {"credsStore": "test"})
+    assert auth.identity_of(auth.credentials("reg.example")) == "somebody"
+
+
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        ("echo credentials not found in native keychain; exit 1", ""),
+        ("echo no bus; echo se-cret >&2; exit 3", "docker-credential-test fails for reg.example (exit code 3)"),
+        (None, "docker-credential-test, which the login file of docker names, is not installed"),
+    ],
+    ids=["none", "fails", "missing"],
+)
+def test_without_a_login_of_a_helper_nobody_goes_on_in_silence(
+    home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, script: str | None, told: str
+) -> None:
+    if script is not None:
+        helper(home, monkeypatch, script)
+    written(home / ".docker" / "config.json", {"credHelpers": {"reg.example": "test"}})
+    assert auth.credentials("reg.example") is None
+    warned = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
+    assert len(warned) == bool(told)
+    assert told in "".join(warned)
+    assert "se-cret" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "said", ["", "se-cret", '{"Username": "se-cret"}', '{"Username": 7, "Secret": "se-cret"}', "[]"]
+)
+def test_what_is_no_answer_of_a_helper_is_told_and_not_shown(
+    home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, said: str
+) -> None:
+    caplog.set_level("DEBUG")
+    helper(home, monkeypatch, f"echo '{said}'")
+    written(home / ".docker" / "config.json", {"credHelpers": {"reg.example": "test"}})
+    with pytest.raises(RegistryError, match="docker-credential-test answers without a login") as caught:
+        auth.credentials("reg.example")
+    assert "se-cret" not in f"{caught.value} {caught.value.why} {caught.value.fix} {caplog.text}"
+
+
+@pytest.mark.parametrize(("name", "host"), [("localhost:5000", "127.0.0.1:5000"), ("127.0.0.1:5000", "localhost:5000")])
+def test_this_machine_is_one_registry_under_both_names(home: Path, name: str, host: str) -> None:
+    logged_in(home, name)
+    assert auth.credentials(host) == LOGIN
+    assert auth.credentials("127.0.0.1:5001") is None
+
+
+def test_no_other_package_decides_who_we_are() -> None:
+    """A login came out of a private attribute of oras: renamed, everything would have gone on anonymously."""
+    sources = Path(auth.__file__).parents[1].rglob("*.py")
+    assert [path for path in sources if re.search(r"^\s*(from|import) oras\b", path.read_text(), re.MULTILINE)] == []
 
 
 def test_of_two_files_the_first_counts(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

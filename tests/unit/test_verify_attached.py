@@ -145,7 +145,7 @@ def test_what_others_attach_is_not_all_kept(
 ) -> None:
     """Some things of half a gigabyte each would fill any memory; a size that is a lie does not help."""
     stand.say_all()
-    monkeypatch.setattr("toolchain.trust.verify._MOST_BYTES", 20_000)
+    monkeypatch.setattr("toolchain.trust.statements._MOST_BYTES", 20_000)
     for number in range(40):
         stand.attach(b"%d" % number + b"x" * 3000)
     kept = gather(stand.ref, [stand.manifest.digest], stand.layout)

@@ -203,7 +203,7 @@ def _rest(cache: Cache) -> Iterator[Item]:
         size, used = _size(cache.engine), _touched(cache.engine)
         yield Item(kind="engine", name="containers' storage", key="", bytes=size, used=used, stays=True)
     for log in _children(cache.logs):
-        yield _kept("log", log.name, log, log.lstat().st_mtime)
+        yield _kept("log", log.name, log, _touched(log))
 
 
 def _kept(kind: Kind, name: str, path: Path, used: float) -> Item:
@@ -215,12 +215,20 @@ def _kept(kind: Kind, name: str, path: Path, used: float) -> Item:
 
 
 def _children(folder: Path) -> list[Path]:
-    return sorted(folder.iterdir()) if folder.is_dir() and not folder.is_symlink() else []
+    with contextlib.suppress(FileNotFoundError):  # a build that ends meanwhile removes what it worked with
+        return sorted(folder.iterdir()) if folder.is_dir() and not folder.is_symlink() else []
+    return []
 
 
 def _touched(path: Path) -> float:
-    """When something in a folder was last made, removed or written, as far as two levels tell."""
-    times = [path.lstat().st_mtime]
+    """When something in a folder was last made, removed or written, as far as two levels tell.
+
+    What was removed meanwhile was in use just now.
+    """
+    try:
+        times = [path.lstat().st_mtime]
+    except FileNotFoundError:
+        return time.time()
     for one in _children(path):
         with contextlib.suppress(OSError):
             times += [one.lstat().st_mtime, *(below.lstat().st_mtime for below in _children(one))]

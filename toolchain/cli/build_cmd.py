@@ -13,7 +13,8 @@ from toolchain import console
 from toolchain.build.run import build as build_stages
 from toolchain.catalog import stages
 from toolchain.cli import options as o
-from toolchain.cli.config_file import KEY, REUSE_FROM
+from toolchain.cli.config_file import PUBLIC_KEY, REUSE_FROM
+from toolchain.cli.public_key import FormerKeyOpt, chosen
 from toolchain.cli.request import make_request, with_request
 from toolchain.errors import ConfigError, KernelError
 from toolchain.request import Request
@@ -27,7 +28,7 @@ ReuseOpt = Annotated[str | None, o.typed(REUSE_FROM)]
 ReuseOnlyOpt = Annotated[
     bool, typer.Option("--reuse-only", help="With --reuse-from: build nothing; fail where something would be built.")
 ]
-PublicKeyOpt = Annotated[Path | None, o.typed(KEY, help="Key in PEM whose signature counts for reuse.")]
+PublicKeyOpt = Annotated[Path | None, o.typed(PUBLIC_KEY, "--key", help="Key in PEM whose signature counts for reuse.")]
 ArchiveOpt = Annotated[
     Path | None, typer.Option("--archive", help="Also write plain files into this folder: archives and wheels.")
 ]
@@ -39,19 +40,20 @@ def build(
     archive: ArchiveOpt = None,
     reuse_from: ReuseOpt = None,
     reuse_only: ReuseOnlyOpt = False,
-    key: PublicKeyOpt = None,
+    public_key: PublicKeyOpt = None,
+    former_key: FormerKeyOpt = None,
     *,
     request: Request,
 ) -> None:
     """Build a stage and all below it. What is already here is not built again."""
-    reuse = _reuse(reuse_from, reuse_only, key, request.offline)
+    reuse = _reuse(reuse_from, reuse_only, (public_key, former_key), request.offline)
     if archive is not None:
         from toolchain.publish.files import check_folder  # noqa: PLC0415
 
         check_folder(stage, archive)
     built = build_stages(request, stage, command=_command(), reuse=reuse)
     if archive is not None:
-        _archive(request, built, archive)
+        _archive(request, built, archive, reuse)
     _show(built, request.json)
     _tell_known_bad(built)
 
@@ -82,23 +84,27 @@ def kernels_status(cache: o.CacheOpt = None, json_: o.JsonOpt = False) -> None:
         console.text("  ".join(f"{key} {value}" for key, value in row.items()))
 
 
-def _reuse(where: str | None, only: bool, key: Path | None, offline: bool) -> Reuse | None:
+def _reuse(where: str | None, only: bool, keys: tuple[Path | None, Path | None], offline: bool) -> Reuse | None:
     if where is None:
         if only:
             raise ConfigError("--reuse-only needs --reuse-from", fix="say where: --reuse-from REGISTRY/NS --key FILE")
         return None
     from toolchain.build.reuse import make_reuse  # noqa: PLC0415 - the registry client and cryptography
 
-    return make_reuse(where, key, only=only, offline=offline)
+    return make_reuse(where, chosen(*keys), only=only, offline=offline)
 
 
 def _command() -> list[str]:
     return [shlex.quote(word) for word in ("toolchain", *sys.argv[1:])]
 
 
-def _archive(request: Request, built: list[Built], folder: Path) -> None:
+def _archive(request: Request, built: list[Built], folder: Path, reuse: Reuse | None) -> None:
     from toolchain.publish.files import write_archives  # noqa: PLC0415
 
+    if reuse is not None:
+        from toolchain.publish.artifacts import bring_wheels  # noqa: PLC0415 - the registry client
+
+        bring_wheels(request, built, reuse)
     for path in write_archives(request, built, folder):
         console.note(f"archive: {path} ({console.size(path.stat().st_size)})")
 

@@ -22,7 +22,11 @@ DEST = Option(
 )  # fmt: skip
 KEY = Option(
     name="key", kind="path", place="path", example="release-key.pem",
-    help="Key in PEM: `publish` signs with the private one, `build --reuse-from` trusts the public one.",
+    help="Private key in PEM, with which `publish` signs SBOM and provenance.",
+)  # fmt: skip
+PUBLIC_KEY = Option(
+    name="public-key", kind="path", place="path", example="release-key.pem.pub",
+    help="Key in PEM whose signature counts: for `build --reuse-from`, and from the environment for `verify`.",
 )  # fmt: skip
 SOURCE_REPO = Option(
     name="source-repo", kind="names", metavar="OWNER/NAME|URL", example=["llvm/llvm-project"],
@@ -37,7 +41,7 @@ STAGE = Option(
     help=f"The stage for verbs that are given none: {stages.choice()}",
 )  # fmt: skip
 # Beside the options of a request, those of single verbs.
-OF_VERBS = (STAGE, DEST, KEY, SOURCE_REPO, REUSE_FROM)
+OF_VERBS = (STAGE, DEST, KEY, PUBLIC_KEY, SOURCE_REPO, REUSE_FROM)
 
 
 def file_options() -> tuple[Option, ...]:

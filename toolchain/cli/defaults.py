@@ -35,8 +35,9 @@ def defaults(config: Path | None) -> dict[str, Any] | None:
         return None
     # `pins` answers one question at a time. Whom `verify` trusts, and what it lets pass, no folder may decide that
     # it happens to run in.
-    judged = {name: value for name, value in values.items() if name not in {"key", "allow_binary"}}
-    return tree(values) | {"pins": {}, "verify": judged}
+    judged = {name: value for name, value in values.items() if name not in {"key", "public_key", "allow_binary"}}
+    # `key` was once whose signature counts for a build, too.
+    return tree(values) | {"pins": {}, "verify": judged, "build": values | {"former_key": values.get("key")}}
 
 
 def beside(strong: Sequence[str], weak: Sequence[str]) -> list[str]:

@@ -13,7 +13,8 @@ import typer
 from toolchain import console
 from toolchain.catalog import stages
 from toolchain.cli import options as o
-from toolchain.cli.config_file import DEST, KEY, SOURCE_REPO
+from toolchain.cli.config_file import DEST, KEY, PUBLIC_KEY, SOURCE_REPO
+from toolchain.cli.public_key import FormerKeyOpt, chosen
 from toolchain.cli.request import with_request
 from toolchain.errors import ConfigError, DigestError, UntrustedError
 from toolchain.oci import descriptor as media
@@ -31,8 +32,8 @@ _WORDS = {"trusted": "trusted", "intact": "intact, not authenticated (no --key)"
 _DO_NOT = "do not use it; fetch or build it again"
 DestArg = Annotated[str | None, typer.Argument(metavar="DEST", help="oci:DIR or REGISTRY/NS.", show_default=False)]
 StageOpt = Annotated[str, typer.Option("--stage", help=stages.choice(), autocompletion=o.stage())]
-KeyOpt = Annotated[Path | None, o.typed(KEY, help="Private key in PEM: signs SBOM and provenance.")]
-PublicKeyOpt = Annotated[Path | None, o.typed(KEY, help="Key in PEM whose signature counts.")]
+KeyOpt = Annotated[Path | None, o.typed(KEY)]
+PublicKeyOpt = Annotated[Path | None, o.typed(PUBLIC_KEY, "--key", help="Key in PEM whose signature counts.")]
 KeylessOpt = Annotated[
     bool,
     typer.Option("--keyless", envvar="TOOLCHAIN_KEYLESS", help="Sign as this CI job, by OIDC and Sigstore."),
@@ -40,6 +41,12 @@ KeylessOpt = Annotated[
 BundlesOpt = Annotated[
     bool,
     typer.Option("--bundles", envvar="TOOLCHAIN_BUNDLES", help="With --key, Sigstore bundles too (docs/verifiers.md)."),
+]
+FilesOpt = Annotated[
+    bool,
+    typer.Option(
+        "--files", envvar="TOOLCHAIN_FILES", help="Archives, wheels and reports too, as OCI artifacts (docs/files.md)."
+    ),
 ]
 SigstoreOpt = Annotated[
     Path | None,
@@ -70,6 +77,7 @@ def publish(
     keyless: KeylessOpt = False,
     sigstore: SigstoreOpt = None,
     bundles: BundlesOpt = False,
+    files: FilesOpt = False,
     *,
     request: Request,
 ) -> None:
@@ -89,7 +97,7 @@ def publish(
             "--bundles is for --key", why="what --keyless signs lies in bundles anyway", fix="add --key FILE"
         )
     signer = replace(load_signer(key), bundles=bundles) if key is not None else Keyless(sigstore) if keyless else None
-    done = deliver(request, stage, target, signer=signer)
+    done = deliver(request, stage, target, signer=signer, files=files)
     if signer is None:
         console.note("not signed: the SBOM is attached, a provenance is not (--key FILE or --keyless)")
     if request.json:
@@ -102,6 +110,9 @@ def _tell(done: Sequence[Delivered]) -> None:
     for one in done:
         sent = f"{console.size(one.pushed_bytes)} sent, {console.size(one.skipped_bytes)} already there"
         console.text(f"{one.refs[0]}\t{one.digest}\t{sent}")
+        if one.files is not None:
+            sent = f"{console.size(one.files.pushed_bytes)} sent, {console.size(one.files.skipped_bytes)} already there"
+            console.text(f"{one.files.refs[0]}\t{one.files.digest}\t{sent}")
     for one in done:
         console.note(f"\nto use {one.image}, paste into a Containerfile:\n")
         for line in one.use.text():
@@ -119,7 +130,8 @@ def keygen(
 
 def verify(
     ref: RefArg,
-    key: PublicKeyOpt = None,
+    public_key: PublicKeyOpt = None,
+    former_key: FormerKeyOpt = None,
     identity: IdentityOpt = None,
     issuer: IssuerOpt = None,
     sigstore: SigstoreOpt = None,
@@ -141,6 +153,7 @@ def verify(
     from toolchain.trust.keys import PublicKey, load_public  # noqa: PLC0415
     from toolchain.trust.policy import make_policy, named  # noqa: PLC0415
 
+    key = chosen(public_key, former_key) if identity is None and issuer is None else public_key
     demands = make_policy(
         policy, allow=allow_binary or (), source_repos=source_repo or (), max_age=max_age, image=image
     )
@@ -206,6 +219,8 @@ def inspect(
         return
     for row in rows:
         console.text(f"{row['ref']}  {row['digest']}")
+        for file in row["files"]:
+            console.text(f"  {file['file']}  {file['digest']}  {console.size(file['bytes'])}  {file['media_type']}")
         for image in row["images"]:
             console.text(f"  {image['platform']}  {image['digest']}")
             for key, value in sorted(image["labels"].items()):
@@ -221,8 +236,12 @@ def _uses(layout: Layout, found: Sequence[NamedImage]) -> list[Use]:
 
 
 def _describe(layout: Layout, name: str, descriptor: Descriptor) -> dict[str, Any]:
+    from toolchain.oci.files import are_files, read_files  # noqa: PLC0415
     from toolchain.oci.image import labels_of  # noqa: PLC0415
 
+    if descriptor.media_type in media.IMAGES and are_files(value := layout.read_json(descriptor)):
+        files = [one.as_json() for one in read_files(value, descriptor)]
+        return {"ref": name, "digest": descriptor.digest, "images": [], "files": files}
     images = []
     for one in layout.walk(descriptor) if descriptor.media_type in media.MANIFESTS else ():
         if one.media_type not in media.IMAGES:
@@ -237,4 +256,4 @@ def _describe(layout: Layout, name: str, descriptor: Descriptor) -> dict[str, An
                 "layers": [layer.as_json() for layer in layers],
             }
         )
-    return {"ref": name, "digest": descriptor.digest, "images": images}
+    return {"ref": name, "digest": descriptor.digest, "images": images, "files": []}

@@ -14,15 +14,16 @@ from toolchain.catalog import stages
 from toolchain.options import GIVEN, Declared, Option
 
 
-def typed(option: Option, *, help: str = "", environment: bool = True) -> Any:  # noqa: A002 - as Typer calls it
+def typed(option: Option, *also: str, help: str = "", environment: bool = True) -> Any:  # noqa: A002 - as Typer has it
     """What Typer reads beside a parameter's type.
 
     Args:
+        also: further flags of one verb.
         help: what it is for one verb, where that is not the same for all.
         environment: whether a variable sets it, where one can.
     """
     names = [f"{option.flag}/--no-{option.name}" if option.negated else option.flag]
-    names += [f"-{option.short}"] if option.short else []
+    names += [*([f"-{option.short}"] if option.short else []), *also]
     text, variable = help or option.help, option.variable if option.environment and environment else None
     if option.kind == "pairs" and variable:
         # Typer would part them at every space; `defaults.pairs_from_environment` reads it.

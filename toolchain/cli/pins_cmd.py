@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
+from rich.text import Text
 
 from toolchain import console
 from toolchain.catalog import releases as facts
 from toolchain.catalog.pin_files import read_pin
+from toolchain.cli.listing import Listing
 from toolchain.cli.options import JsonOpt
 
 _STYLES = {"verified": "green", "inferred": "yellow", "unknown": "red"}
@@ -72,17 +72,8 @@ def _row(value: Any) -> dict[str, Any]:
     return {**row, "tag": value.tag or None} if isinstance(value, facts.TritonRelease) else row
 
 
-def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-    for name in columns:
-        table.add_column(name, overflow="fold")  # a narrow terminal breaks a hash, never cuts it
-    for row in rows:
-        table.add_row(*row)
-    return table
-
-
-def _sure(certainty: str) -> str:
-    return f"[{_STYLES[certainty]}]{certainty}[/]"
+def _sure(certainty: str) -> Text:
+    return Text(certainty, style=_STYLES[certainty])
 
 
 def _all(as_json: bool) -> None:
@@ -96,10 +87,11 @@ def _all(as_json: bool) -> None:
         )
         return
     console.show(
-        _table(
-            "Triton",
-            ("triton", "llvm", "repository", "certainty", "source"),
-            [
+        Listing(
+            title="Triton",
+            columns=("triton", "llvm", "repository", "certainty", "source"),
+            head=("triton", "llvm", "certainty"),
+            rows=[
                 (
                     row.version or row.commit[:12],
                     row.llvm or "-",
@@ -110,10 +102,11 @@ def _all(as_json: bool) -> None:
                 for row in facts.triton_releases()
             ],
         ),
-        _table(
-            "AOTriton",
-            ("release", "date", "commit", "triton", "llvm", "certainty"),
-            [
+        Listing(
+            title="AOTriton",
+            columns=("release", "date", "commit", "triton", "llvm", "certainty"),
+            head=("release", "llvm", "certainty"),
+            rows=[
                 (
                     row.name,
                     row.date,
@@ -125,10 +118,11 @@ def _all(as_json: bool) -> None:
                 for row in facts.aotriton_releases()
             ],
         ),
-        _table(
-            "PyTorch",
-            ("pytorch", "aotriton", "certainty", "source"),
-            [(row.version, row.aotriton, _sure(row.certainty), row.source) for row in facts.pytorch_rows()],
+        Listing(
+            title="PyTorch",
+            columns=("pytorch", "aotriton", "certainty", "source"),
+            head=("pytorch", "aotriton", "certainty"),
+            rows=[(row.version, row.aotriton, _sure(row.certainty), row.source) for row in facts.pytorch_rows()],
         ),
     )
 

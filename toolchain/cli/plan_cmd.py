@@ -34,28 +34,24 @@ def plan(stage: StageArg = "all", *, request: Request) -> None:
 
 
 def _show(rows: Sequence[PlanRow]) -> None:
-    from rich.table import Table  # noqa: PLC0415 - only people look at a table
-    from rich.text import Text  # noqa: PLC0415
+    from toolchain.cli.listing import Listing  # noqa: PLC0415 - only people look at a table
 
-    table = Table()
-    for column in ("stage", "image", "input digest", "state", "sources", "prebuilt"):
-        table.add_column(column, overflow="fold")
+    told = []
     for row in rows:
         planned = row.planned
-        digest = (planned.input_digest or "not locked yet").removeprefix("sha256:")
         sources = "\n".join(
             f"{s.name} {s.ref}" + _how_sure(s) + "".join(f"\n  + {patch.name}" for patch in row.patches.get(s.name, ()))
             for s in planned.sources
         )
-        table.add_row(
-            planned.name,
-            planned.image + (f"\n{planned.partial}" if planned.partial else ""),
-            digest[:16],
-            "here" if row.built else "to build",
-            Text(sources),  # names of files are no markup
-            ", ".join(planned.binaries),
-        )
-    console.show(table)
+        digest = (planned.input_digest or "not locked yet").removeprefix("sha256:")[:16]
+        state = "here" if row.built else "to build"
+        told.append((planned.name, state, planned.image, planned.partial, digest, sources, ", ".join(planned.binaries)))
+    columns = ("stage", "state", "image", "a part", "input digest", "sources", "prebuilt")
+    empty = [name for at, name in enumerate(columns) if not any(row[at] for row in told)]
+    shown = [at for at, name in enumerate(columns) if name not in empty]
+    cells = [[row[at] for at in shown] for row in told]
+    head = ("stage", "state", "image")
+    console.show(Listing(columns=[columns[at] for at in shown], rows=cells, head=head, lines=True))
 
 
 def _cost_of(row: PlanRow, request: Request) -> Cost | None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
@@ -13,6 +15,7 @@ from typing import Any, ClassVar, ParamSpec, TypeVar
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from toolchain import console
 from toolchain.cli.values import take_as_given
 
 P = ParamSpec("P")
@@ -115,13 +118,38 @@ def _in_namespace(verb: Callable[P, R]) -> Callable[P, R]:
     return wrapper
 
 
+_UsageError: Any = typer.BadParameter.__base__  # Typer gives it no name of its own
+
+
 class Group(TyperGroup):
     """The list of verbs, and the options in front of them."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """As Typer does, with the readers of `values`."""
         take_as_given(self.get_params(ctx))
-        return super().parse_args(ctx, args)
+        console.begin()
+        with _as_data():
+            return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        """The verb, whose own options are read here too."""
+        with _as_data():
+            return super().invoke(ctx)
+
+
+@contextlib.contextmanager
+def _as_data() -> Iterator[None]:
+    """With `--json` a command line that cannot be read is told as data too; Typer tells people."""
+    try:
+        yield
+    except _UsageError as error:
+        if "--json" in sys.argv:
+            named = error.ctx.command_path if error.ctx is not None else "toolchain"
+            console.error_data(
+                {"error": "Usage", "exit_code": error.exit_code, "what": error.format_message(), "why": "",
+                 "fix": f"{named} --help"}
+            )  # fmt: skip
+        raise
 
 
 def register(app: typer.Typer, group: str = "") -> None:

@@ -17,6 +17,7 @@ import requests
 
 from toolchain.digest import CHUNK
 from toolchain.errors import RegistryError, UnreachableError
+from toolchain.oci.credential_helper import ask_helper
 from toolchain.oci.manifest import parse_object
 
 HUB = "docker.io"
@@ -33,25 +34,18 @@ _PARAMETER = re.compile(r'(\w+)=(?:"([^"]*)"|([^\s,"]+))')
 
 def credentials(host: str) -> str | None:
     """The user's login for `host` as the text that follows `Basic`, None without one: from `REGISTRY_AUTH_FILE`,
-    `DOCKER_CONFIG` and docker's config file, the first that has one; by oras from credential helpers and stores too.
+    `DOCKER_CONFIG` and docker's config file, the first that has one; from credential helpers and stores too.
 
     Raises:
         RegistryError: a file cannot be read, or its login cannot be sent.
     """
-    from oras.auth.base import AuthBackend  # noqa: PLC0415 - takes a while, and plan needs none of it
-    from oras.container import Container  # noqa: PLC0415
-
     known = registry_name(host)
     try:
         said = _login_files()
         written = [name for part in ("auths", "credHelpers") for name in said[part] if registry_name(name) == known]
-        for key in dict.fromkeys((host, f"https://{host}", *(_HUB_KEYS if known == HUB else ()), *written)):
-            backend = AuthBackend()
-            backend._auth_config = said  # oras would read the files in any order
-            backend.load_configs(Container("any/name", registry=key))
-            if token := _identity_token(said, key):
-                return base64.b64encode(f"{IDENTITY}:{token}".encode()).decode()
-            if found := str(getattr(backend, "_basic_auth", None) or ""):
+        names = dict.fromkeys((host, f"https://{host}", *(_HUB_KEYS if known == HUB else ()), *written))
+        for name in _with_loopback(names):
+            if found := _login(said, name):
                 if not _SENDABLE.fullmatch(found):
                     raise ValueError
                 return found
@@ -60,6 +54,28 @@ def credentials(host: str) -> str | None:
             "the login file of docker cannot be read", why=type(error).__name__, fix=f"log in again to {host}"
         ) from None
     return None
+
+
+def _with_loopback(names: Iterable[str]) -> tuple[str, ...]:
+    """The names, each followed by the other way to write this machine where it is one."""
+    other = (("localhost", "127.0.0.1"), ("127.0.0.1", "localhost"))
+    found = ((name, *(name.replace(old, new) for old, new in other if old in name)) for name in names)
+    return tuple(dict.fromkeys(name for group in found for name in group))
+
+
+def _login(said: dict[str, Any], name: str) -> str:
+    """The login under a name: the one in the file, that of its own helper, that of the store. Empty without one."""
+    entry = said["auths"].get(name)
+    if entry is not None:
+        # What docker keeps beside an empty password where the registry gave it a token to be known by (ACR does).
+        if isinstance(token := entry.get("identitytoken"), str) and token:
+            return base64.b64encode(f"{IDENTITY}:{token}".encode()).decode()
+        if login := entry.get("auth"):
+            return str(login)
+    for helper in filter(None, (said["credHelpers"].get(name), said["credsStore"])):
+        if found := ask_helper(str(helper), name):
+            return found
+    return ""
 
 
 def registry_name(said: str) -> str:
@@ -84,13 +100,6 @@ def _login_files() -> dict[str, Any]:
                 said[part] = {**(value.get(part) or {}), **said[part]}
             said["credsStore"] = said["credsStore"] or value.get("credsStore")
     return said
-
-
-def _identity_token(config: dict[str, Any], key: str) -> str:
-    """What docker keeps beside an empty password where the registry gave it a token to be known by (ACR does)."""
-    entry = config["auths"].get(key)
-    said = entry.get("identitytoken") if isinstance(entry, dict) else None
-    return said if isinstance(said, str) else ""
 
 
 def identity_of(login: str | None) -> str:

@@ -140,6 +140,10 @@ class Place(ABC):
     def name_of(self, image: str) -> str:
         """What a signature calls this place of `image`."""
 
+    @abstractmethod
+    def tagged(self, tag: str) -> Place:
+        """The same folder or repository, reached the same way, with another tag in `ref`."""
+
     def find(self, platform: Platform | None = None) -> tuple[Descriptor, bytes]:
         """The image or index that `ref` names, or of an index its one image for `platform`, with its bytes.
 
@@ -226,6 +230,9 @@ class LayoutPlace(Place):
         """The image's own name: a folder's path means nothing elsewhere."""
         return image
 
+    def tagged(self, tag: str) -> LayoutPlace:
+        return LayoutPlace(self.ref.at(tag=tag))
+
 
 class RepositoryPlace(Place):
     """A repository, reached by an open connection to its registry."""
@@ -262,6 +269,9 @@ class RepositoryPlace(Place):
     def name_of(self, image: str) -> str:  # noqa: ARG002
         """The repository, with its registry."""
         return str(self.ref.at())
+
+    def tagged(self, tag: str) -> RepositoryPlace:
+        return RepositoryPlace(self.ref.at(tag=tag), self._registry)
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from toolchain.errors import DigestError, RegistryError
 from toolchain.oci import descriptor as media
 from toolchain.oci import rules
 from toolchain.oci.descriptor import Descriptor
+from toolchain.oci.files import TYPE as FILES
 from toolchain.oci.layout import Layout
 from toolchain.oci.reference import LayoutRef, RegistryRef, check_tag
 from toolchain.oci.registry import Registry
@@ -156,8 +157,10 @@ def resolve(ref: LayoutRef) -> Descriptor:
     if ref.digest or ref.tag:
         return there.resolve(ref.digest or ref.tag or "")
     refs = there.images()
-    # Other tools leave an image without a name; an artifact without one is what is said about an image.
-    found = {one.digest for one in refs.values()} or {one.digest for one in there.roots() if not one.artifact_type}
+    # Other tools leave an image without a name; an artifact without one is what is said about an image. The files of an
+    # image have names of their own, and are not what a folder is named for.
+    named = {one.digest for one in refs.values() if one.artifact_type != FILES} or {one.digest for one in refs.values()}
+    found = named or {one.digest for one in there.roots() if not one.artifact_type}
     if len(found) != 1:
         raise RegistryError(
             f"{ref} holds {'several images' if found else 'no image'}",

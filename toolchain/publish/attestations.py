@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from toolchain.catalog.pythons import load_pythons
 from toolchain.digest import EPOCH, canonical, sha256_json
 from toolchain.errors import UnsupportedError, UntrustedError
 from toolchain.oci.descriptor import Descriptor
+from toolchain.oci.files import PlainFile
 from toolchain.oci.image import diff_ids_of, timestamp
 from toolchain.oci.labels import CREATED
 from toolchain.oci.layer_files import glance, layer_files
@@ -38,7 +39,7 @@ from toolchain.trust.image_facts import (
 )
 from toolchain.trust.keyless import Identity, Keyless
 from toolchain.trust.keys import PublicKey, Signer
-from toolchain.trust.verify import Evidence, gather
+from toolchain.trust.statements import Evidence, gather
 
 PREDICATE_TYPE = "in-toto.io/predicate-type"
 _ANNOTATED = {CREATED: timestamp(EPOCH)}
@@ -202,32 +203,101 @@ def attach_evidence(
     Raises:
         RegistryError, DigestError, UnreachableError: as `Place.attach` and `Place.attach_layers`.
     """
-    scratch.mkdir(parents=True, exist_ok=True)
     document = bill(image_facts, layout, manifest)
     about = attest.subjects(image_facts.record.image, [manifest.digest, index.digest])
     statements = [attest.sbom_statement(document, about), attest.provenance(image_facts, about)]
-    pushed, how = 0, "none"
-    tagged: list[Tagged] = []
-    with tempfile.TemporaryDirectory(dir=scratch, prefix="evidence-") as folder:
-        own = Layout(Path(folder)).ensure()
-        envelopes: list[tuple[str, dsse.Envelope]] = []
-        if signer is None:
-            said = [_Said(canonical(document), sbom.MEDIA_TYPE, {})]
-        elif isinstance(signer, Keyless):
-            known = _signed_before(signer.identity, manifest, place, own)
+    kinds = ("sbom",) if signer is None else ("sbom", "provenance")
+    if signer is None:
+        said = [_Said(canonical(document), sbom.MEDIA_TYPE, {})]
+        return _attach(said, (manifest, index), place, scratch, kinds)
+    image = image_facts.record.image
+    return _sign(statements, about, (manifest, index), place, signer=signer, scratch=scratch, image=image, kinds=kinds)
+
+
+def attach_to_files(
+    made_by: Sequence[tuple[ImageFacts, Sequence[PlainFile]]],
+    files: Descriptor,
+    place: Place,
+    *,
+    signer: Signer | Keyless | None,
+    scratch: Path,
+) -> AttachedEvidence:
+    """Sign the provenance of files that lie beside an image, and attach it to their artifact.
+
+    Each file is a subject of its own, so that who has the file alone can look it up there. Without a key nothing is
+    said: the image's SBOM is that of the image.
+
+    Args:
+        made_by: the build of each architecture, with the files that came of it.
+        files: the manifest of the artifact; `place` holds it.
+        scratch: a folder for temporary files.
+
+    Raises:
+        RegistryError, DigestError, UnreachableError: as `Place.attach` and `Place.attach_layers`.
+    """
+    if signer is None:
+        return AttachedEvidence((), "", "none", 0)
+    statements: list[attest.Statement] = []
+    everything: list[attest.Resource] = []
+    for image_facts, named in made_by:
+        about = attest.subjects(image_facts.record.image, [files.digest])
+        own = [one for file in named for one in attest.subjects(file.name, [file.blob.digest])]
+        statements.append(attest.provenance(image_facts, [*about, *own]))
+        everything = [*(everything or about), *own]
+    image = made_by[0][0].record.image
+    kinds = ("provenance",)
+    return _sign(statements, everything, (files,), place, signer=signer, scratch=scratch, image=image, kinds=kinds)
+
+
+def _sign(
+    statements: Sequence[attest.Statement],
+    about: Sequence[attest.Resource],
+    subjects: Sequence[Descriptor],
+    place: Place,
+    *,
+    signer: Signer | Keyless,
+    scratch: Path,
+    image: str,
+    kinds: tuple[str, ...],
+) -> AttachedEvidence:
+    """Sign statements about the subjects, and attach them in every form that the signer wants."""
+    with _own_layout(scratch) as own:
+        if isinstance(signer, Keyless):
+            known = _signed_before(signer.identity, subjects[0], place, own)
             said = [_by_identity(signer, one, known) for one in statements]
-        else:
-            signed = cosign.signature_statement(about)
-            envelopes = _by_key(
-                signer,
-                [*statements, signed] if signer.bundles else statements,
-                lambda: _signed_before(signer.public, manifest, place, own),
-            )
-            said = [_Said(one.as_bytes(), dsse.MEDIA_TYPE, {PREDICATE_TYPE: kind}) for kind, one in envelopes[:2]]
-            if signer.bundles:  # never a provenance without the SBOM: who finds a bundle looks at nothing else
-                said += [_bundled(kind, one, signer.public) for kind, one in envelopes]
+            return replace(_attach(said, subjects, place, scratch, kinds), signed_by=signer.identity.id)
+        envelopes = _by_key(
+            signer,
+            [*statements, cosign.signature_statement(about)] if signer.bundles else statements,
+            lambda: _signed_before(signer.public, subjects[0], place, own),
+        )
+        told = envelopes[: len(statements)]
+        said = [_Said(one.as_bytes(), dsse.MEDIA_TYPE, {PREDICATE_TYPE: kind}) for kind, one in told]
+        if signer.bundles:  # never a provenance without the SBOM: who finds a bundle looks at nothing else
+            said += [_bundled(kind, one, signer.public) for kind, one in envelopes]
+        done = _attach(said, subjects, place, scratch, kinds)
+        name = place.name_of(image)
+        tagged = [one for subject in subjects for one in _tagged(own, signer, name, told, subject.digest)]
+        pushed = place.attach_layers(own, tagged)
+    tags = tuple(one.tag for one in tagged)
+    return replace(done, signed_by=signer.public.id, pushed_bytes=done.pushed_bytes + pushed, tags=tags)
+
+
+@contextlib.contextmanager
+def _own_layout(scratch: Path) -> Iterator[Layout]:
+    scratch.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=scratch, prefix="evidence-") as folder:
+        yield Layout(Path(folder)).ensure()
+
+
+def _attach(
+    said: Sequence[_Said], subjects: Sequence[Descriptor], place: Place, scratch: Path, kinds: tuple[str, ...]
+) -> AttachedEvidence:
+    """Attach artifacts with these contents to each of the subjects."""
+    pushed, how = 0, "none"
+    with _own_layout(scratch) as own:
         blobs = [own.put_bytes(one.content, one.kind) for one in said]
-        for subject in (manifest, index):
+        for subject in subjects:
             artifacts = [
                 write_artifact(own, subject, blob, artifact_type=one.kind, annotations={**_ANNOTATED, **one.notes})
                 for blob, one in zip(blobs, said, strict=True)
@@ -235,12 +305,7 @@ def attach_evidence(
             done = place.attach(own, artifacts)
             pushed += done.pushed_bytes
             how = done.how if done.how != "none" else how
-            if isinstance(signer, Signer):
-                tagged += _tagged(own, signer, place.name_of(image_facts.record.image), envelopes[:2], subject.digest)
-        pushed += place.attach_layers(own, tagged)
-    kinds = ("sbom",) if signer is None else ("sbom", "provenance")
-    who = signer.public.id if isinstance(signer, Signer) else signer.identity.id if signer is not None else ""
-    return AttachedEvidence(kinds, who, how, pushed, tuple(one.tag for one in tagged))
+    return AttachedEvidence(kinds, "", how, pushed)
 
 
 def _by_identity(signer: Keyless, statement: attest.Statement, known: Mapping[bytes, Evidence]) -> _Said:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from toolchain.errors import EngineError, UntrustedError
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
+from toolchain.oci.files import are_files
 from toolchain.oci.image import labels_of
 from toolchain.oci.labels import INPUT_DIGEST, PARTIAL, TITLE
 from toolchain.oci.layer_files import layer_paths, read_member
@@ -84,6 +85,8 @@ def use_of(layout: Layout, found: Descriptor, where: Target, *, name: str = "") 
         name: what the image is called, for a layout folder; otherwise its label or tag says it.
     """
     images = [one for one in layout.walk(found) if one.media_type in media.IMAGES]
+    if images and are_files(layout.read_json(images[0])):
+        return Use("unknown", str(where), "", (), (f"what it is: no image, but files: oras pull {where}",))
     if not images:
         return Use("unknown", str(where), "", (), ("what it is: it is no image, but some other artifact",))
     config, *layers = layout.children(images[0])

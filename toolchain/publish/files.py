@@ -19,8 +19,9 @@ from toolchain.catalog.gpus import pack as pack_of
 from toolchain.catalog.gpus import short_list
 from toolchain.catalog.stages import STAGES, involves, loaded
 from toolchain.digest import EPOCH, FORMAT, sha256_file, sha256_json, write_atomically
-from toolchain.errors import ConfigError, SourceError
+from toolchain.errors import ConfigError, HostileInputError, SourceError
 from toolchain.oci.archive import write_tar_gz
+from toolchain.oci.files import is_plain_name
 from toolchain.oci.image import platform_of
 from toolchain.oci.layer import compressor_id
 from toolchain.oci.layout import Layout
@@ -31,6 +32,7 @@ from toolchain.stages.stage import Built
 from toolchain.stages.wheels import in_store
 
 _OF_A_TREE = re.compile(r"-tree[0-9a-f]{8}-")
+_DO_NOT = "do not use the image; build it"
 _Write = Callable[[Request, Built, Path], list[Path]]
 # llvm-<id>-<os>-<arch>
 _ARCH = {"amd64": "x64"}
@@ -135,7 +137,13 @@ def wheels(request: Request, built: Built, folder: Path) -> list[Path]:
         if kept is None:
             raise SourceError(
                 f"{wheel['file']} is no longer in the store",
-                fix="delete the record of this stage and build it again, without --reuse-from",
+                why="the image holds it unpacked",
+                fix="take it from where it was published with --files (--reuse-from), or delete the record of this "
+                "stage and build it again",
+            )
+        if not is_plain_name(wheel["file"]):
+            raise HostileInputError(
+                f"the wheel of {built.planned.image} is called {wheel['file'][:200]!r}", fix=_DO_NOT
             )
         out = folder / wheel["file"]
         # A copy: who edits the file in place must not edit the store with it. Under its name only once it is whole.

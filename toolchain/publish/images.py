@@ -15,15 +15,18 @@ from toolchain.digest import EPOCH, sha256_json
 from toolchain.errors import PolicyError, SourceError
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
+from toolchain.oci.files import tag_of
 from toolchain.oci.image import LayerBlob, platform_of, read_layers, standard_annotations, write_index
 from toolchain.oci.layer import Layer, compress
 from toolchain.oci.layout import Layout
 from toolchain.oci.place import open_place
 from toolchain.oci.reference import Target
+from toolchain.publish.artifacts import DeliveredFiles, deliver_files, require_files
 from toolchain.publish.attestations import AttachedEvidence, attach_evidence, collect
 from toolchain.publish.consumer import Use, use_of
 from toolchain.request import Request
 from toolchain.stages.stage import Built, Planned
+from toolchain.trust.image_facts import ImageFacts
 from toolchain.trust.keyless import Keyless
 from toolchain.trust.keys import Signer
 
@@ -40,6 +43,7 @@ class Delivered:
     partial: str
     evidence: AttachedEvidence
     use: Use
+    files: DeliveredFiles | None = None
 
     def as_json(self) -> dict[str, Any]:
         """A row of `publish --json`."""
@@ -52,21 +56,28 @@ class Delivered:
             "partial": self.partial,
             "evidence": self.evidence.as_json(),
             "use": self.use.as_json(),
+            "files": self.files.as_json() if self.files is not None else None,
         }
 
 
-def deliver(request: Request, target: str, dest: Target, *, signer: Signer | Keyless | None = None) -> list[Delivered]:
+def deliver(
+    request: Request, target: str, dest: Target, *, signer: Signer | Keyless | None = None, files: bool = False
+) -> list[Delivered]:
     """Publish the finished images of `target` (its topmost stage, or all but the base for `all`), each as an index.
 
     Images of one name for several architectures go into one index, whose bytes do not tell which was built first.
 
     Args:
         signer: signs SBOM and provenance; without it the SBOM alone is attached (see `evidence.attach_evidence`).
+        files: whether archives, wheels and reports go beside the images.
 
     Raises:
+        ConfigError: files are wanted, and none of the stages has any.
         SourceError: one of them is not built yet.
         RegistryError, UnreachableError: it could not be published.
     """
+    if files:
+        require_files(target)
     wanted: dict[str, list[_One]] = {}
     missing = []
     for one in by_arch(request):
@@ -82,7 +93,7 @@ def deliver(request: Request, target: str, dest: Target, *, signer: Signer | Key
         raise SourceError(
             f"not built yet: {', '.join(missing)}", fix=f"toolchain build {target}, with the same options"
         )
-    return [_deliver(request, image, images, dest, signer) for image, images in wanted.items()]
+    return [_deliver(request, image, images, dest, signer=signer, files=files) for image, images in wanted.items()]
 
 
 @dataclass(frozen=True)
@@ -109,7 +120,7 @@ def _tags(images: Sequence[_One]) -> tuple[str, ...]:
 
 
 def _deliver(
-    request: Request, image: str, images: Sequence[_One], dest: Target, signer: Signer | Keyless | None
+    request: Request, image: str, images: Sequence[_One], dest: Target, *, signer: Signer | Keyless | None, files: bool
 ) -> Delivered:
     planned, cache = images[0].row.planned, request.cache
     unlocked = [source.name for source in planned.sources if not source.locked and source.digest is None]
@@ -123,21 +134,27 @@ def _deliver(
     with open_place(refs[0]) as place:
         done = place.put(layout, index, [str(ref.tag) for ref in refs])
         attached: list[AttachedEvidence] = []
+        made: list[tuple[Built, ImageFacts]] = []
         # Known-bad kernels, for one, show when the work is done and not in the plan.
         partial: set[str] = set()
         for one, manifest in zip(images, manifests, strict=True):
             record = read_record(cache, one.built.input_digest)
             partial.add(record.partial or planned.partial)
             image_facts = collect(cache, record, one.plan)
+            made.append((one.built, image_facts))
             attached.append(
                 attach_evidence(image_facts, layout, manifest, index, place, signer=signer, scratch=cache.work)
             )
+        beside = [dest.image(image, tag_of(name)) for name in ("", *names)]
+        plain = deliver_files(request, made, index, place, beside, signer=signer) if files else None
     sent = sum(part.pushed_bytes for part in attached)
     about = tuple(sorted({tag for one in attached for tag in one.tags}))
     evidence = replace(attached[0], pushed_bytes=sent, tags=about)
     use = use_of(layout, index, refs[0], name=image)
     told = tuple(str(ref) for ref in refs)
-    return Delivered(image, told, done.digest, done.pushed_bytes, done.skipped_bytes, _joined(partial), evidence, use)
+    return Delivered(
+        image, told, done.digest, done.pushed_bytes, done.skipped_bytes, _joined(partial), evidence, use, plain
+    )
 
 
 def _joined(told: Set[str]) -> str:

@@ -157,14 +157,22 @@ def check_age(statement: Mapping[str, Any], policy: Policy, now: datetime) -> It
 
 def check_binaries(statement: Mapping[str, Any], document: Mapping[str, Any], policy: Policy) -> Iterator[str]:
     """Whether provenance and SBOM name the same prebuilt things, and only such as are allowed."""
-    said = sorted(statement["predicate"]["buildDefinition"]["internalParameters"]["binaries"])
-    listed = sbom.binaries_in(document)
+    said, listed = _binaries(statement), sbom.binaries_in(document)
     if said != listed:
         yield f"provenance and SBOM disagree about prebuilt things: {', '.join(said)} and {', '.join(listed)}"
+    yield from check_allowed(statement, policy)
+
+
+def check_allowed(statement: Mapping[str, Any], policy: Policy) -> Iterator[str]:
+    """The prebuilt things that a provenance names and nobody allowed."""
     if policy.source_only:
-        for name in said:
+        for name in _binaries(statement):
             if name not in policy.allow:
                 yield f"it was made with the prebuilt {name}, which is not allowed (--allow-binary {name})"
+
+
+def _binaries(statement: Mapping[str, Any]) -> list[str]:
+    return sorted(statement["predicate"]["buildDefinition"]["internalParameters"]["binaries"])
 
 
 def first(check: Check, problems: Iterator[str]) -> None:

@@ -1,0 +1,109 @@
+"""docs/json.md: what every verb prints with `--json`, out of docs/json.schema.json.
+
+.venv/bin/python scripts/json_page.py          # writes the page
+.venv/bin/python scripts/json_page.py --check  # says whether it is up to date
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+PAGE, SCHEMA = DOCS / "json.md", DOCS / "json.schema.json"
+_PARTS = ("source", "evidence", "file", "use", "pinned llvm", "pinned triton", "pinned aotriton", "pinned pytorch")
+_HEAD = """\
+# What `--json` prints
+
+Made by `scripts/json_page.py` from [json.schema.json](json.schema.json), a JSON Schema (2020-12) with a definition for
+each verb. Tests hold what the verbs print against it. Do not edit this page.
+
+Standard output holds one JSON document and nothing else; all that is for people goes to standard error. `verify`,
+`doctor`, `reproduce`, `cache prune` and `build` print their result also where they end with another code than 0. Any
+other failure prints an [error](#error) instead, also a command line that cannot be read. Only a bug (exit code 1)
+prints nothing there. Sizes are bytes, digests `sha256:` and 64 hexadecimal digits.
+
+The schema is of this version and knows every key. Later versions may add keys; those that are here stay, with their
+meaning.
+
+`init` and `keygen` have no `--json`: what they make is a file. A key in *italics* may be missing.
+
+"""
+
+
+def page(schema: Mapping[str, Any]) -> str:
+    """The page for a schema."""
+    shapes = schema["$defs"]
+    verbs = [name for name in shapes if name not in {"error", *_PARTS}]
+    parts = ["error", *sorted(verbs), *_PARTS]
+    return _HEAD + "\n".join(line for name in parts for line in _section(name, shapes[name]))
+
+
+def _section(name: str, shape: Mapping[str, Any]) -> Iterator[str]:
+    yield f"## {name}"
+    yield ""
+    if text := shape.get("description"):
+        yield f"{text[0].upper()}{text[1:]}"
+        yield ""
+    for one in shape.get("oneOf", [shape]):
+        if one is not shape:
+            yield f"{one['description'][0].upper()}{one['description'][1:]}:"
+            yield ""
+        yield "| key | type | meaning |"
+        yield "|---|---|---|"
+        yield from _rows(one, "")
+        yield ""
+
+
+def _rows(shape: Mapping[str, Any], before: str) -> Iterator[str]:
+    for key, value in shape["properties"].items():
+        named = f"`{before}{key}`"
+        told = named if key in shape["required"] else f"*{named}*"
+        yield f"| {told} | {_type(value)} | {_meaning(value)} |"
+        for inner, path in _inner(value, f"{before}{key}"):
+            yield from _rows(inner, f"{path}.")
+
+
+def _inner(value: Mapping[str, Any], path: str) -> Iterator[tuple[Mapping[str, Any], str]]:
+    if "properties" in value:
+        yield value, path
+    if "items" in value:
+        yield from _inner(value["items"], f"{path}[]")
+    for one in value.get("oneOf", ()):
+        yield from _inner(one, path)
+
+
+def _type(value: Mapping[str, Any]) -> str:
+    if "$ref" in value:
+        name = value["$ref"].rpartition("/")[2]
+        return f"[{name}](#{name.replace(' ', '-')})"
+    if "enum" in value:
+        return ", ".join(f"`{one}`" for one in value["enum"])
+    if "oneOf" in value:
+        return " or ".join(_type(one) for one in value["oneOf"])
+    if value["type"] == "array":
+        return f"list of {_type(value['items'])}"
+    if value.get("pattern"):
+        return "digest"
+    kinds = value["type"] if isinstance(value["type"], list) else [value["type"]]
+    return " or ".join("integer" if one == "integer" else one for one in kinds)
+
+
+def _meaning(value: Mapping[str, Any]) -> str:
+    return str(value.get("description", "")).replace("|", "\\|")
+
+
+def main(words: list[str]) -> None:
+    """Write the page, or compare it."""
+    made = page(json.loads(SCHEMA.read_text(encoding="utf-8")))
+    if words != ["--check"]:
+        PAGE.write_text(made, encoding="utf-8")
+    elif not PAGE.is_file() or PAGE.read_text(encoding="utf-8") != made:
+        sys.exit(f"{PAGE.name} is not what {SCHEMA.name} says: run scripts/json_page.py")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

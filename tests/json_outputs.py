@@ -1,0 +1,101 @@
+"""What the verbs print with `--json`, from one process and small data: `json_outputs.py FOLDER` prints a list of
+`[verb, what for, exit code, document]`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.with_report import register
+
+ASKED = ("--base", "debian13", "--source", "notes=notes")
+
+
+def main(folder: Path) -> None:
+    register("copied")  # before the modules with help texts
+    from typer.testing import CliRunner  # noqa: PLC0415
+
+    from tests.evidence_fixtures import finished_base  # noqa: PLC0415
+    from toolchain import doctor  # noqa: PLC0415
+    from toolchain.cache import Cache  # noqa: PLC0415
+    from toolchain.cli.app import app  # noqa: PLC0415
+    from toolchain.kernels.ledger import Ledger  # noqa: PLC0415
+
+    os.chdir(folder)
+    cache = Cache(folder / "cache")
+    os.environ["TOOLCHAIN_CACHE"] = str(cache.root)
+    finished_base(cache, folder / "work")
+    (folder / "notes").mkdir()
+    (folder / "notes" / "report.txt").write_text("all is well\n")
+    patch = folder / "a.patch"
+    patch.write_text("--- a/report.txt\n+++ b/report.txt\n@@ -1 +1 @@\n-all is well\n+all is better\n")
+    (cache.work / "a-campaign").mkdir(parents=True)
+    with Ledger(cache.work / "a-campaign" / "ledger.sqlite"):
+        pass
+    said: list[Any] = []
+
+    def call(verb: str, about: str, *words: str, code: int = 0, data: bool = True) -> None:
+        sys.argv = [
+            "toolchain",
+            *verb.split(),
+            *words,
+            "--json",
+        ]  # what fails before a verb's options are read looks there
+        done = CliRunner().invoke(app, [*verb.split(), *words, *(["--json"] if data else [])])
+        if done.exit_code != code:
+            raise SystemExit(f"{verb} {words}: {done.exit_code}\n{done.output}\n{done.exception!r}")
+        if data:
+            said.append([verb, about, code, json.loads(done.stdout)])
+
+    call("pins", "everything")
+    call("pins", "a PyTorch", "--pytorch", "2.9")
+    call("pins", "a Triton", "--triton", "3.7.1")
+    call("pins", "an AOTriton", "--aotriton", "0.11b")
+    call("pins", "a release that is none", "--triton", "9.9", code=7)
+    found = [doctor.Check("cache", "ok", "a folder"), doctor.Check("buildah", "fail", "not installed", "install it")]
+    doctor.examine = lambda _: iter(found)  # type: ignore[assignment] # it would ask the network
+    call("doctor", "a machine without an engine", code=8)
+    call("plan", "a patch", "report", *ASKED, "--patch", f"notes={patch}")
+    call("plan", "all", "all", "--triton", "3.6.0", "--arch", "amd64")
+    call("plan", "two architectures", "llvm", "--arch", "amd64,arm64")
+    call("fetch", "a checkout", "report", *ASKED)
+    call("lock", "whole", "report", *ASKED)
+    call("lock", "as it is", "report", *ASKED, "--check")
+    call("build", "a stage", "report", *ASKED)
+    call("build", "what is here", "report", *ASKED)
+    call("kernels status", "a campaign")
+    call("keygen", "", "key", data=False)
+    call("publish", "signed, with files", "oci:out", "--stage", "report", "--key", "key", "--files", *ASKED)
+    call("publish", "unsigned", "oci:plain", "--stage", "base")
+    call("verify", "signed", "oci:out", "--key", "key.pub", "--policy", "source-only")
+    call("verify", "not signed", "oci:plain")
+    call("verify", "by another key", "oci:plain", "--key", "key.pub", code=17)
+    call("inspect", "images and files", "oci:out")
+    call("inspect", "use", "oci:plain", "--use")
+    call("reproduce", "the same", "--stage", "report", *ASKED)
+    call("bundle export", "", "oci:bundle", "report", *ASKED)
+    os.environ["TOOLCHAIN_CACHE"] = str(folder / "another cache")
+    call("bundle import", "", "oci:bundle", "--lock-file", "bundle.lock")
+    os.environ["TOOLCHAIN_CACHE"] = str(cache.root)
+    call("build", "taken", "base", "--reuse-from", "oci:plain", "--key", "key.pub", "--offline")
+    call("cache ls", "")
+    call("cache prune", "dry", "--dry-run")
+    call("cache prune", "")
+    call("verify", "not there", "oci:nowhere", code=13)
+    call("plan", "a value that cannot be", "llvm", "--source", "x=y", code=3)
+    call("plan", "an option that is none", "--no-such-option", code=2)
+    call("build", "a number that is none", "llvm", "--jobs", "many", code=2)
+    call("pins", "two questions", "--triton", "3.7.1", "--pytorch", "2.9", code=2)
+    call("no-such-verb", "", code=2)
+    call("cache no-such-verb", "", code=2)
+    call("verify", "nothing", code=2)
+    Path("toolchain.toml").write_text("nonsense = 1\n")
+    call("plan", "a file that cannot be", code=3)
+    print(json.dumps(said))  # noqa: T201
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

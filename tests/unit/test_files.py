@@ -1,0 +1,329 @@
+"""Plain files as artifacts beside an image: their form, who is believed about them, and names that are no names."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.evidence_fixtures import FINISHED, Stand, ed25519_signer, image_facts
+from tests.places import folder, gather, verify
+from toolchain.build.reuse import Reuse, reference
+from toolchain.cache import Cache
+from toolchain.digest import sha256_bytes, sha256_file
+from toolchain.errors import ConfigError, HostileInputError, RegistryError, SourceError
+from toolchain.oci import descriptor as media
+from toolchain.oci.descriptor import Descriptor
+from toolchain.oci.files import TYPE, PlainFile, file_media_type, is_plain_name, read_files, tag_of, write_files
+from toolchain.oci.labels import TITLE
+from toolchain.oci.layout import Layout
+from toolchain.oci.publish import resolve
+from toolchain.oci.reference import LayoutRef
+from toolchain.publish.artifacts import DeliveredFiles, bring_wheels, deliver_files, require_files
+from toolchain.publish.attestations import attach_to_files
+from toolchain.publish.consumer import use_of
+from toolchain.publish.files import write_archives
+from toolchain.request import Request
+from toolchain.sources.store import Store
+from toolchain.stages.stage import Built, Planned
+from toolchain.trust.policy import Policy
+from toolchain.trust.verify import Verdict
+
+WHEEL = "triton-3.7.1-cp313-cp313-linux_x86_64.whl"
+CONTENT = b"PK a wheel"
+NOW = datetime.fromtimestamp(FINISHED, UTC) + timedelta(days=10)
+HOSTILE = ["../evil", "a/b", "/etc/passwd", "..", ".", ".bashrc", "", "a\\b", "a\x1b[2J", "a b", "x" * 300]
+
+
+class Shop:
+    """A Triton that was built here, with its wheel, and the folder that it is published in."""
+
+    def __init__(self, work: Path, **facts: Any) -> None:
+        self.facts = {"wheels": [{"file": WHEEL, "digest": sha256_bytes(CONTENT)}], "contract": {"seconds": 7}, **facts}
+        said = image_facts(stage="triton", image="triton-3.7.1", facts=self.facts)
+        self.stand = Stand(Layout(work / "lay out"), work / "stand", said)
+        self.request = Request(cache=Cache(work / "cache"))
+        self.keep(self.request, CONTENT)
+        self.planned = Planned(name="triton", image="triton-3.7.1", inputs=said.record.inputs)
+        self.built = Built(
+            planned=self.planned, input_digest=said.record.input_digest, manifest=self.stand.manifest.digest, layers=(),
+            facts=self.facts,
+        )  # fmt: skip
+        self.place = folder(self.stand.layout)
+
+    @staticmethod
+    def keep(request: Request, content: bytes) -> None:
+        """Put a wheel into the store."""
+        request.cache.work.mkdir(parents=True, exist_ok=True)
+        file = request.cache.work / WHEEL
+        file.write_bytes(content)
+        Store(request.cache.store).add_file(file, sha256_bytes(content), name=WHEEL)
+
+    def publish(self, *, signed: bool = True) -> DeliveredFiles:
+        """As `publish --files` does after the image."""
+        short = self.built.input_digest.removeprefix("sha256:")[:12]
+        refs = [self.stand.ref.image("triton-3.7.1", tag_of(name)) for name in ("", short)]
+        made = [(self.built, self.stand.image_facts)]
+        signer = self.stand.signer if signed else None
+        done = deliver_files(self.request, made, self.stand.index, self.place, refs, signer=signer)
+        assert done is not None
+        return done
+
+    def tagged(self, value: Any, blobs: tuple[bytes, ...] = ()) -> Descriptor:
+        """A manifest of anybody's under the tags of the files."""
+        layout = self.stand.layout
+        for blob in (b"{}", *blobs):
+            layout.put_bytes(blob, media.EMPTY)
+        made = replace(layout.put_json(value, media.MANIFEST), artifact_type=TYPE)
+        short = self.built.input_digest.removeprefix("sha256:")[:12]
+        for tag in (tag_of(), tag_of(short)):
+            layout.tag(made, f"triton-3.7.1.{tag}")
+        return made
+
+    def manifest(self, *files: tuple[str, bytes]) -> dict[str, Any]:
+        """The manifest of an artifact with these names."""
+        layers = [
+            {"mediaType": "application/zip", "digest": sha256_bytes(content), "size": len(content),
+             "annotations": {TITLE: name}}
+            for name, content in files
+        ]  # fmt: skip
+        config = {"mediaType": media.EMPTY, "digest": sha256_bytes(b"{}"), "size": 2}
+        subject = self.stand.index.plain.as_json()
+        return {"schemaVersion": 2, "mediaType": media.MANIFEST, "artifactType": TYPE, "config": config,
+                "layers": layers, "subject": subject}  # fmt: skip
+
+    def judge(self, found: Descriptor | str, *, key: bool = True, **demands: Any) -> Verdict:
+        """What `verify` says."""
+        layout = self.stand.layout
+        top = layout.resolve(found) if isinstance(found, str) else found
+        who = self.stand.signer.public if key else None
+        return verify(self.stand.ref, layout, top, key=who, demands=Policy(**demands), now=NOW)
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Shop:
+    return Shop(tmp_path)
+
+
+def test_the_form_of_the_artifact(shop: Shop) -> None:
+    done = shop.publish()
+    layout = shop.stand.layout
+    value = json.loads(layout.read(layout.resolve(done.digest)))
+    assert (value["artifactType"], value["config"]["mediaType"]) == (TYPE, media.EMPTY)
+    assert value["subject"]["digest"] == shop.stand.index.digest
+    titles = [(one["annotations"][TITLE], one["mediaType"]) for one in value["layers"]]
+    assert titles == [("triton-3.7.1-amd64.report.json", "application/json"), (WHEEL, "application/zip")]
+    assert layout.blob(value["layers"][1]["digest"]).read_bytes() == CONTENT
+    report = json.loads(layout.blob(value["layers"][0]["digest"]).read_bytes())
+    assert report["facts"] == {"wheels": shop.facts["wheels"], "contract": {}}, "what took how long is of this machine"
+    short = shop.built.input_digest.removeprefix("sha256:")[:12]
+    assert done.refs == tuple(f"{shop.stand.ref}:triton-3.7.1.{tag}" for tag in ("files", f"{short}-files"))
+    assert [str(layout.refs()[ref.rpartition(":")[2]].digest) for ref in done.refs] == [done.digest] * 2
+    listed = [one.artifact_type for one in shop.place.referrers(shop.stand.index.digest)]
+    assert listed == [TYPE], "the files lie beside the image, and are found from there"
+    assert sorted(path.name for path in shop.request.cache.work.iterdir()) == []
+
+
+def test_again_is_the_same_and_nothing_is_written(shop: Shop) -> None:
+    first = shop.publish()
+    files = {path: path.stat().st_mtime_ns for path in shop.stand.layout.root.rglob("*") if path.is_file()}
+    again = shop.publish()
+    assert (again.digest, again.pushed_bytes, again.evidence.pushed_bytes) == (first.digest, 0, 0)
+    del files[shop.stand.layout.root / ".index.lock"]
+    assert {path: path.stat().st_mtime_ns for path in files} == files
+
+
+def test_what_is_signed_is_believed(shop: Shop) -> None:
+    done = shop.publish()
+    assert (done.evidence.kinds, done.evidence.signed_by) == (("provenance",), shop.stand.signer.public.id)
+    good = shop.judge(done.digest, source_only=True, max_age=11, image="triton-3.7.1", allow=("libdevice",),
+                      source_repos=("https://github.com/llvm/llvm-project",))  # fmt: skip
+    assert (good.verdict, good.problems) == ("trusted", [])
+    assert good.checks["provenance"].startswith("it names each of 2 files")
+    assert {"digests", "signature", "provenance", "source-repo", "age", "policy"} == good.checks.keys()
+    assert good.as_json()["provenance"]["image"] == "triton-3.7.1"
+    # Who has the file alone finds it in what is signed.
+    (evidence,) = gather(shop.stand.ref, [done.digest], shop.stand.layout)
+    subject = json.loads(evidence.envelope().payload)["subject"]
+    assert {"name": WHEEL, "digest": {"sha256": sha256_bytes(CONTENT).removeprefix("sha256:")}} in subject
+
+
+@pytest.mark.parametrize(
+    ("demands", "told"),
+    [
+        ({"max_age": 9}, "age: the build ended"),
+        ({"image": "llvm"}, "provenance: it is about triton-3.7.1, not about llvm"),
+        ({"source_repos": ("https://github.com/other/llvm",)}, "source-repo: the source llvm comes from"),
+    ],
+)
+def test_what_is_demanded_of_files(shop: Shop, demands: dict[str, Any], told: str) -> None:
+    judged = shop.judge(shop.publish().digest, **demands)
+    assert (judged.verdict, judged.provenance) == ("untrusted", None)
+    assert told in judged.problems[0]
+
+
+def test_nothing_prebuilt_that_nobody_allowed(tmp_path: Path) -> None:
+    shop = Shop(tmp_path)
+    said = shop.stand.image_facts
+    shop.stand.image_facts = replace(said, record=replace(said.record, binaries=("libdevice",)))
+    digest = shop.publish().digest
+    assert "prebuilt libdevice" in shop.judge(digest, source_only=True).problems[0]
+    assert shop.judge(digest, source_only=True, allow=("libdevice",)).verdict == "trusted"
+
+
+def test_without_a_key_the_bytes_alone_are_looked_at(shop: Shop) -> None:
+    done = shop.publish(signed=False)
+    assert (done.evidence.kinds, done.evidence.pushed_bytes) == ((), 0)
+    assert shop.judge(done.digest, key=False).verdict == "intact"
+    assert "nothing signed is attached" in shop.judge(done.digest).problems[0]
+
+
+def test_a_stranger_signs_the_same_files(shop: Shop) -> None:
+    done = shop.publish(signed=False)
+    layout = shop.stand.layout
+    manifest = layout.resolve(done.digest)
+    made = [(shop.stand.image_facts, read_files(layout.read_json(manifest), manifest))]
+    attach_to_files(made, manifest, shop.place, signer=ed25519_signer(), scratch=shop.request.cache.work)
+    assert "is signed by the key" in shop.judge(done.digest).problems[0]
+    attach_to_files(made, manifest, shop.place, signer=shop.stand.signer, scratch=shop.request.cache.work)
+    assert shop.judge(done.digest).verdict == "trusted", "one good one is enough"
+
+
+def test_what_is_signed_names_another_file(shop: Shop) -> None:
+    """About this artifact, by the key, and yet one of the files is not named: it was put there by a mistake."""
+    done = shop.publish(signed=False)
+    layout = shop.stand.layout
+    manifest = layout.resolve(done.digest)
+    report, wheel = read_files(layout.read_json(manifest), manifest)
+    for named in ([report], [report, PlainFile("other.whl", wheel.blob)], [report, PlainFile(WHEEL, report.blob)]):
+        made = [(shop.stand.image_facts, named)]
+        attach_to_files(made, manifest, shop.place, signer=shop.stand.signer, scratch=shop.request.cache.work)
+        assert f"does not name {WHEEL}" in shop.judge(done.digest).problems[0]
+    # The rest in a statement of its own, as another architecture has it.
+    made = [(shop.stand.image_facts, [wheel])]
+    attach_to_files(made, manifest, shop.place, signer=shop.stand.signer, scratch=shop.request.cache.work)
+    assert shop.judge(done.digest).verdict == "trusted"
+
+
+def test_damage_is_seen(shop: Shop) -> None:
+    done = shop.publish()
+    blob = shop.stand.layout.blob(done.files[1].blob.digest)
+    blob.write_bytes(CONTENT[:-1] + b"X")
+    assert "holds other bytes" in shop.judge(done.digest).problems[0]
+    blob.unlink()
+    assert "is missing" in shop.judge(done.digest).problems[0]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_name_that_is_none(shop: Shop, tmp_path: Path, name: str) -> None:
+    assert not is_plain_name(name)
+    made = shop.tagged(shop.manifest((name, CONTENT)), (CONTENT,))
+    for key in (True, False):
+        assert shop.judge(made, key=key).problems[0].startswith("names: the artifact holds the name")
+    assert other_machine(shop, tmp_path) == []
+    # In the report that a key has signed, too.
+    odd = Shop(tmp_path / "odd", wheels=[{"file": name, "digest": sha256_bytes(CONTENT)}])
+    with pytest.raises(HostileInputError, match="is called"):
+        write_archives(odd.request, [odd.built], tmp_path / "out" / "deep")
+    assert list((tmp_path / "out" / "deep").iterdir()) == []
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["deep"]
+
+
+def test_one_name_twice(shop: Shop, tmp_path: Path) -> None:
+    made = shop.tagged(shop.manifest((WHEEL, CONTENT), (WHEEL, b"other")), (CONTENT, b"other"))
+    assert f"holds {WHEEL} twice" in shop.judge(made).problems[0]
+    for part in ("a", "b"):
+        (tmp_path / part).mkdir()
+        (tmp_path / part / WHEEL).write_text(part)
+    with pytest.raises(RegistryError, match="two files are called"):
+        write_files(shop.stand.layout, shop.stand.index, [tmp_path / "a" / WHEEL, tmp_path / "b" / WHEEL], title="x")
+
+
+def other_machine(shop: Shop, work: Path) -> list[str]:
+    """The wheels that a machine gets which took the image and never built it."""
+    request = Request(cache=Cache(work / "other cache"))
+    request.cache.work.mkdir(parents=True)
+    bring_wheels(request, [shop.built], Reuse(place=shop.stand.ref, key=shop.stand.signer.public))
+    if not request.cache.store.exists():
+        return []
+    out = work / "other out"
+    try:
+        return [path.name for path in write_archives(request, [shop.built], out) if path.read_bytes() == CONTENT]
+    except SourceError:
+        return []
+
+
+def test_wheels_of_an_image_that_was_taken(shop: Shop, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The image holds the wheel unpacked; without its files beside it `build --archive` could only fail."""
+    assert other_machine(shop, tmp_path) == []
+    assert "no wheels beside triton-3.7.1" in " ".join(capsys.readouterr().err.split())
+    shop.publish()
+    assert other_machine(shop, tmp_path / "again") == [WHEEL]
+    # Who has it asks nobody: a place that is not there does not matter.
+    bring_wheels(shop.request, [shop.built], Reuse(place=LayoutRef(tmp_path / "none"), key=shop.stand.signer.public))
+    assert capsys.readouterr().err.count("no wheels") == 0
+
+
+def test_only_the_bytes_that_the_report_names_are_taken(shop: Shop, tmp_path: Path) -> None:
+    evil = CONTENT[:-1] + b"X"
+    shop.tagged(shop.manifest((WHEEL, evil)), (evil,))
+    assert other_machine(shop, tmp_path / "one") == []
+    value = shop.manifest((WHEEL, CONTENT))
+    shop.tagged(value, (CONTENT,))
+    shop.stand.layout.blob(sha256_bytes(CONTENT)).write_bytes(evil)
+    assert other_machine(shop, tmp_path / "two") == []
+    shop.stand.layout.blob(sha256_bytes(CONTENT)).write_bytes(CONTENT)
+    value["artifactType"] = "application/vnd.example"
+    shop.tagged(value)
+    assert other_machine(shop, tmp_path / "three") == []
+    value["artifactType"] = TYPE
+    shop.tagged(value)
+    assert other_machine(shop, tmp_path / "four") == [WHEEL]
+
+
+def test_the_image_stays_what_a_folder_is_named_for(shop: Shop) -> None:
+    shop.publish()
+    assert resolve(shop.stand.ref).digest == shop.stand.index.digest
+    assert reference(shop.stand.ref, shop.planned) != shop.stand.ref
+    shop.stand.layout.untag("thing")
+    assert resolve(shop.stand.ref).artifact_type == TYPE, "alone it is what is meant"
+    use = use_of(shop.stand.layout, resolve(shop.stand.ref), shop.stand.ref)
+    assert (use.kind, "oras pull" in use.unknown[0]) == ("unknown", True)
+
+
+def test_what_has_no_files_says_so() -> None:
+    require_files("llvm")
+    require_files("all")
+    for target in ("base", "kernels", "python"):
+        with pytest.raises(ConfigError, match="--files is for llvm, triton, aotriton"):
+            require_files(target)
+
+
+def test_media_types() -> None:
+    names = ("a.whl", "a.tar.gz", "a.report.json", "a.txt")
+    kinds = ["application/zip", "application/gzip", "application/json", "application/octet-stream"]
+    assert [file_media_type(name) for name in names] == kinds
+
+
+def test_two_architectures_in_one_artifact(shop: Shop, tmp_path: Path) -> None:
+    """Each build says which files are its own; the order in which they are given does not count."""
+    made = []
+    for arch in ("amd64", "arm64"):
+        path = tmp_path / f"llvm-{arch}.tar.gz"
+        path.write_text(arch)
+        made.append((path, sha256_file(path)))
+    layout = shop.stand.layout
+    first = write_files(layout, shop.stand.index, [path for path, _ in made], title="x")
+    for path, _ in made:
+        path.write_text(path.name.split("-")[1].removesuffix(".tar.gz"))
+    assert write_files(layout, shop.stand.index, [path for path, _ in reversed(made)], title="x") == first
+    shop.place.attach(layout, [first])
+    files = read_files(layout.read_json(first), first)
+    by_build = [(shop.stand.image_facts, [one]) for one in files]
+    done = attach_to_files(by_build, first, shop.place, signer=shop.stand.signer, scratch=tmp_path / "scratch")
+    assert done.kinds == ("provenance",)
+    assert shop.judge(first).checks["provenance"].startswith("it names each of 2 files")

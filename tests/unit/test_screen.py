@@ -1,0 +1,215 @@
+"""What is shown at 80 columns, and where colours are: nothing is cut off, and no colour is where nobody wants one."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import re
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from rich.text import Text
+from typer.testing import CliRunner
+
+from tests.evidence_fixtures import finished_base
+from toolchain import console, doctor
+from toolchain.build import cache_usage
+from toolchain.cache import Cache
+from toolchain.catalog.releases import aotriton_releases, pytorch_rows, triton_releases
+from toolchain.cli.app import app
+from toolchain.cli.listing import Listing
+
+ANSI = re.compile(r"\x1b\[([0-9;]*)m")
+# Foreground and background, plain, bright and of the larger palettes.
+COLOUR = re.compile(r"(?:^|;)(?:3[0-8]|4[0-8]|9[0-7]|10[0-7])(?:;|$)")
+NO_TERMINAL = {"FORCE_COLOR", "NO_COLOR", "TERM", "COLUMNS", "GITHUB_ACTIONS", "PY_COLORS", "TTY_COMPATIBLE"}
+
+
+@pytest.fixture
+def narrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A terminal of 80 columns, and a cache with a base."""
+    for name in NO_TERMINAL:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"FORCE_COLOR": "1", "COLUMNS": "80", "LINES": "50", "TERM": "xterm"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("TOOLCHAIN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    console.err.cache_clear()
+    finished_base(Cache(tmp_path / "cache"), tmp_path / "work")
+    return tmp_path
+
+
+def shown(*words: str) -> list[str]:
+    """The lines of a verb, without colours."""
+    done = CliRunner().invoke(app, list(words))
+    console.err.cache_clear()
+    assert done.exit_code == 0, done.output
+    lines = [line.rstrip() for line in ANSI.sub("", done.stdout).splitlines()]
+    assert max(map(len, lines)) <= 80, [line for line in lines if len(line) > 80]
+    assert "…" not in done.stdout
+    return lines
+
+
+def test_a_plan_can_be_read_and_copied(narrow: Path) -> None:
+    """Names and commits stand whole; they were broken wherever a column ended."""
+    (narrow / "a long name of a patch.patch").write_text("")
+    lines = shown("plan", "triton", "--patch", f"llvm={narrow / 'a long name of a patch.patch'}", "--triton", "3.7.1")
+    said = "\n".join(lines)
+    for whole in (
+        "toolchain-sysroot-glibc-2.31", "unpacked to compile against, not installed", "not locked yet",
+        "llvm 1f126a6dea50d185c0781743a667390037ae88bd", "+ a long name of a patch.patch",
+        "wheel-setuptools pypi:setuptools==",
+    ):  # fmt: skip
+        assert whole in said, whole
+    assert re.search(r"^base +here +toolchain-base-debian13$", said, re.MULTILINE)
+    assert "prebuilt" not in said, "nothing is prebuilt, so nothing is said of it"
+    assert "toolchain-base-debian13" in "\n".join(shown("plan", "base"))
+
+
+def test_pins_can_be_read_and_copied(narrow: Path) -> None:
+    said = "\n".join(shown("pins"))
+    for row in triton_releases():
+        assert re.search(
+            rf"^{re.escape(row.version or row.commit[:12])} +{row.llvm or '-'} +{row.certainty}$", said, re.MULTILINE
+        )
+    for release in aotriton_releases():
+        assert re.search(
+            rf"^{re.escape(release.name)} +{release.llvm or '-'} +{release.certainty}$", said, re.MULTILINE
+        )
+    words = " ".join(said.split())
+    sources = [*(row.source for row in triton_releases()), *(row.source for row in pytorch_rows())]
+    assert [source for source in sources if " ".join(source.split()) not in words] == []
+
+
+@pytest.mark.parametrize("words", [("cache", "ls"), ("cache", "prune", "--dry-run", "--unused-for", "1")])
+def test_the_cache_fits(narrow: Path, words: tuple[str, ...]) -> None:
+    old = narrow / "cache" / "work" / ("x" * 100) / "large"
+    old.parent.mkdir(parents=True)
+    old.write_bytes(os.urandom(2_000_000))
+    for path in (old, old.parent):
+        os.utime(path, (1, 1))
+    said = re.findall(r" (x{5,})", "\n".join(shown(*words)))
+    assert "".join(said) == "x" * 100, "folded, not cut"
+
+
+def test_doctor_fits(narrow: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = "a detail of many words " * 10
+    found = [doctor.Check("isolation", "ok", long), doctor.Check("git-host", "warn", long, f"--source {'x' * 100}")]
+    monkeypatch.setattr(doctor, "examine", lambda _: iter(found))
+    done = CliRunner().invoke(app, ["doctor"])
+    console.err.cache_clear()
+    lines = [line.rstrip() for line in ANSI.sub("", done.output).splitlines()]
+    assert max(map(len, lines[:-1])) <= 80, "the last line is a sentence, which the terminal wraps"
+    assert " ".join(" ".join(lines).split()).count("a detail of many words") == 20
+    assert "x" * 100 in "".join("".join(lines).split())
+    assert [line.split()[:2] for line in lines if line.startswith(("ok", "warn"))] == [
+        ["ok", "isolation"],
+        ["warn", "git-host"],
+    ]
+
+
+def test_other_lines_are_wrapped_by_the_terminal_itself(narrow: Path) -> None:
+    """What is one line for a script stays one."""
+    done = CliRunner().invoke(app, ["pins", "--triton", "3.7.1"])
+    assert done.exit_code == 0
+    assert all(line.strip() for line in done.stdout.splitlines())
+
+
+LISTING = Listing(
+    title="Things",
+    columns=("name", "size", "commit", "why"),
+    rows=[("[bold]a[/]", "1", "c" * 40, "because of it"), (Text("much longer", style="red"), "100", "-", "")],
+    head=("name", "size"),
+    right=("size",),
+)
+
+
+def drawn(listing: Listing, width: int) -> list[str]:
+    out = io.StringIO()
+    Console(file=out, width=width, highlight=False).print(listing)
+    return [line.rstrip() for line in out.getvalue().splitlines()]
+
+
+def test_a_listing_is_a_table_where_it_fits() -> None:
+    wide = drawn(LISTING, 100)
+    assert wide == [
+        "Things",
+        "name         size  commit                                    why",
+        f"[bold]a[/]      1  {'c' * 40}  because of it",
+        "much longer   100  -",
+    ]
+    assert drawn(LISTING, len(max(wide, key=len))) == wide
+    assert drawn(LISTING, 60) == [
+        "Things",
+        "name         size",
+        "[bold]a[/]      1",
+        f"    commit  {'c' * 40}",
+        "    why     because of it",
+        "much longer   100",
+    ]
+    assert "c" * 40 in "".join("".join(drawn(LISTING, 20)).split()), "broken where nothing else helps, never cut"
+    assert max(map(len, drawn(LISTING, 20))) <= 20
+
+
+def test_what_goes_while_it_is_listed_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A build that ends removes what it worked with; `cache ls` ended with a traceback."""
+    cache = Cache(tmp_path)
+    cache.tag.touch()
+    real = cache_usage._children
+    monkeypatch.setattr(
+        cache_usage, "_children", lambda folder: [*real(folder), *([folder / "gone"] if folder == cache.work else [])]
+    )
+    (ghost,) = cache_usage.survey(cache)
+    assert (ghost.name, ghost.bytes) == ("gone", 0)
+    assert cache_usage.prune(cache, unused_for=3600.0, dry=True).gone == ()
+
+
+# Colours
+
+
+def on_a_terminal(words: tuple[str, ...], env: dict[str, str]) -> str:
+    """What a verb writes to a terminal of its own, both streams together."""
+    kept = {name: value for name, value in os.environ.items() if name not in NO_TERMINAL}
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (50, 80))
+    child = subprocess.Popen(
+        [sys.executable, "-m", "toolchain", *words], stdin=theirs, stdout=theirs, stderr=theirs, env={**kept, **env}
+    )
+    os.close(theirs)
+    said = b""
+    try:
+        while piece := os.read(ours, 1 << 16):
+            said += piece
+    except OSError:  # as Linux tells that the other end is closed
+        pass
+    finally:
+        os.close(ours)
+        child.wait(60)
+    return said.decode()
+
+
+def colours(text: str) -> list[str]:
+    return [code for code in ANSI.findall(text) if COLOUR.search(code)]
+
+
+VERBS = (("pins",), ("build", "nothing"), ("plan", "--help"))
+
+
+@pytest.mark.parametrize("words", VERBS, ids=" ".join)
+def test_colours_are_where_somebody_looks_and_nowhere_else(words: tuple[str, ...], tmp_path: Path) -> None:
+    env = {"TOOLCHAIN_CACHE": str(tmp_path), "TERM": "xterm-256color"}
+    assert colours(on_a_terminal(words, env))
+    assert colours(on_a_terminal(words, {**env, "NO_COLOR": "1"})) == []
+    dumb = on_a_terminal(words, {**env, "TERM": "dumb"})
+    assert ANSI.findall(dumb) == []
+    assert "\x1b" not in dumb
+    kept = {name: value for name, value in os.environ.items() if name not in NO_TERMINAL}
+    piped = subprocess.run(
+        [sys.executable, "-m", "toolchain", *words], capture_output=True, text=True, check=False, env={**kept, **env}
+    )
+    assert "\x1b" not in piped.stdout + piped.stderr

@@ -1,0 +1,92 @@
+"""Rows for people: a table where it fits, and where it does not, a line for each row with the rest of it below."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+_ANY_WIDTH = 1 << 20
+_NOTHING = ("", "-")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listing:
+    """Rows that a terminal of any width shows whole: commits and names can be copied out of it.
+
+    Args:
+        columns: their names.
+        rows: a cell for each column; nothing in it is markup.
+        head: the columns that stand in the line of a row where the table is too wide; the others follow below it.
+        right: the columns that are aligned on the right.
+        lines: whether the table has lines around it.
+    """
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str | Text]]
+    head: Collection[str]
+    title: str = ""
+    right: Collection[str] = ()
+    lines: bool = False
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        table = self._table()
+        needed = Measurement.get(console, options.update(width=_ANY_WIDTH), table).maximum
+        if needed <= options.max_width:
+            yield table
+            return
+        yield from self._stacked()
+
+    def _table(self) -> Table:
+        look = Table(title=self.title or None, title_justify="left", pad_edge=self.lines)
+        if not self.lines:
+            look.box = None
+        for name in self.columns:
+            look.add_column(name, overflow="fold", justify="right" if name in self.right else "left")
+        for row in self.rows:
+            look.add_row(*(_text(cell) for cell in row))
+        return look
+
+    def _stacked(self) -> RenderResult:
+        if self.title:
+            yield Text(self.title, style="table.title")
+        at = [number for number, name in enumerate(self.columns) if name in self.head]
+        cells = [[_text(row[number]) for number in at] for row in self.rows]
+        names = [Text(self.columns[number], style="table.header") for number in at]
+        widths = [max(_width(row[column]) for row in (names, *cells)) for column in range(len(at))]
+        right = [self.columns[number] in self.right for number in at]
+        yield _line(names, widths, right)
+        for row, heads in zip(self.rows, cells, strict=True):
+            yield _line(heads, widths, right)
+            below = Table.grid(padding=(0, 2, 0, 0))
+            below.add_column(overflow="fold")
+            below.add_column(overflow="fold")
+            for number, name in enumerate(self.columns):
+                if number not in at and _text(row[number]).plain not in _NOTHING:
+                    below.add_row(Text(name, style="dim"), _text(row[number]))
+            if below.row_count:
+                yield Padding(below, (0, 0, 0, 4))
+
+
+def _text(cell: str | Text) -> Text:
+    return cell if isinstance(cell, Text) else Text(cell)
+
+
+def _width(cell: Text) -> int:
+    return max((cell_len(line) for line in cell.plain.split("\n")), default=0)
+
+
+def _line(cells: Sequence[Text], widths: Sequence[int], right: Sequence[bool]) -> Text:
+    found = Text(overflow="fold")
+    for number, (cell, width) in enumerate(zip(cells, widths, strict=True)):
+        space = Text(" " * (width - _width(cell)))
+        found.append_text(Text("  ") if number else Text())
+        found.append_text(space + cell if right[number] else cell + space)
+    found.rstrip()
+    return found

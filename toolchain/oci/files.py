@@ -1,0 +1,125 @@
+"""Plain files as an OCI artifact: a layer each, named by its title, as any client that pulls artifacts writes them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from toolchain.digest import EPOCH
+from toolchain.errors import HostileInputError, RegistryError
+from toolchain.oci import descriptor as media
+from toolchain.oci.descriptor import Descriptor
+from toolchain.oci.image import timestamp
+from toolchain.oci.labels import CREATED, TITLE
+from toolchain.oci.layout import Layout
+from toolchain.oci.manifest import children_of
+
+TYPE = "application/vnd.toolchain.files.v1"
+TAG = "files"
+_MEDIA_TYPES = {".whl": "application/zip", ".tar.gz": "application/gzip", ".json": "application/json"}
+_ANY = "application/octet-stream"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+~!-]{0,254}")
+
+
+@dataclass(frozen=True)
+class PlainFile:
+    """A file in an artifact: its name, and its blob with the file's own media type."""
+
+    name: str
+    blob: Descriptor
+
+    def as_json(self) -> dict[str, Any]:
+        """As `--json` prints it."""
+        return {
+            "file": self.name,
+            "media_type": self.blob.media_type,
+            "digest": self.blob.digest,
+            "bytes": self.blob.size,
+        }
+
+
+def is_plain_name(text: str) -> bool:
+    """Whether this can be a file's name and nothing else: no path, no hidden file, nothing that steers a terminal."""
+    return _NAME.fullmatch(text) is not None
+
+
+def file_media_type(name: str) -> str:
+    """What a file is, by the end of its name."""
+    return next((kind for end, kind in _MEDIA_TYPES.items() if name.endswith(end)), _ANY)
+
+
+def tag_of(tag: str = "") -> str:
+    """The tag of the files that belong to the image under `tag`; the empty one is that of the newest."""
+    return f"{tag}-{TAG}" if tag else TAG
+
+
+def write_files(layout: Layout, subject: Descriptor, paths: Sequence[Path], *, title: str) -> Descriptor:
+    """Move files into a layout, and store the manifest of the artifact that holds them.
+
+    The same files and subject give the same bytes, in whatever order they are given.
+
+    Args:
+        subject: the image index that they belong to; it need not be in `layout`.
+        title: of the whole.
+
+    Raises:
+        RegistryError: two of them have one name, or a file cannot be stored.
+        HostileInputError: a name that could become a path.
+    """
+    import jsonschema  # noqa: PLC0415 - to write, not to read
+    import oras.oci  # noqa: PLC0415
+    import oras.schemas  # noqa: PLC0415
+
+    layers: dict[str, Descriptor] = {}
+    for path in sorted(paths, key=lambda one: one.name):
+        _require_plain(path.name)
+        if path.name in layers:
+            raise RegistryError(f"two files are called {path.name}", fix="publish the architectures one by one")
+        blob = layout.put_file(path, move=True, media_type=file_media_type(path.name))
+        layers[path.name] = blob.annotated({TITLE: path.name})
+    notes = {CREATED: timestamp(EPOCH), TITLE: title}
+    value = {
+        **oras.oci.NewManifest(),
+        "artifactType": TYPE,
+        "config": layout.put_bytes(b"{}", media.EMPTY).as_json(),
+        "layers": [one.as_json() for one in layers.values()],
+        "subject": subject.plain.as_json(),
+        "annotations": notes,
+    }
+    # What oras would refuse to pull must not be published.
+    jsonschema.validate(value, oras.schemas.manifest)
+    return replace(layout.put_json(value, media.MANIFEST), artifact_type=TYPE, annotations=notes)
+
+
+def are_files(value: Mapping[str, Any]) -> bool:
+    """Whether a manifest's JSON is that of such an artifact."""
+    return value.get("artifactType") == TYPE
+
+
+def read_files(value: Mapping[str, Any], manifest: Descriptor) -> tuple[PlainFile, ...]:
+    """The files that the manifest of an artifact names; anybody may have written it.
+
+    Raises:
+        RegistryError: it is malformed, or holds something else.
+        HostileInputError: a name that could become a path, or one name twice.
+    """
+    if not are_files(value):
+        raise RegistryError(f"{manifest.digest} holds no files", why=f"it is of the type {value.get('artifactType')!r}")
+    found: dict[str, PlainFile] = {}
+    for blob in children_of(dict(value), manifest)[1:]:
+        name = blob.annotations.get(TITLE, "")
+        _require_plain(name)
+        if name in found:
+            raise HostileInputError(f"the artifact holds {name} twice", fix="do not use it")
+        found[name] = PlainFile(name, blob.plain)
+    return tuple(found.values())
+
+
+def _require_plain(name: str) -> None:
+    if not is_plain_name(name):
+        raise HostileInputError(
+            f"the artifact holds the name {name[:200]!r}", why="it is no plain name of a file", fix="do not use it"
+        )

@@ -1,0 +1,171 @@
+"""The plain files of a stage as an artifact beside its image: published, and brought back."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from toolchain import console
+from toolchain.build.reuse import reference
+from toolchain.catalog.stages import STAGES, published, row
+from toolchain.digest import canonical
+from toolchain.errors import ConfigError, SourceError, ToolchainError
+from toolchain.oci.descriptor import Descriptor
+from toolchain.oci.files import PlainFile, read_files, tag_of, write_files
+from toolchain.oci.layout import Layout
+from toolchain.oci.manifest import parse_object
+from toolchain.oci.place import Place, open_place
+from toolchain.oci.reference import Target
+from toolchain.publish.attestations import AttachedEvidence, attach_to_files
+from toolchain.publish.files import write_archives
+from toolchain.request import Request
+from toolchain.sources.store import Store
+from toolchain.stages.stage import Built, Planned
+from toolchain.stages.wheels import in_store
+from toolchain.trust.image_facts import ImageFacts
+from toolchain.trust.keyless import Keyless
+from toolchain.trust.keys import Signer
+
+if TYPE_CHECKING:
+    from toolchain.build.reuse import Reuse
+
+
+@dataclass(frozen=True)
+class DeliveredFiles:
+    """The files of an image where they were published."""
+
+    refs: tuple[str, ...]
+    digest: str
+    pushed_bytes: int
+    skipped_bytes: int
+    files: tuple[PlainFile, ...]
+    evidence: AttachedEvidence
+
+    def as_json(self) -> dict[str, Any]:
+        """The `files` of a row of `publish --json`."""
+        return {
+            "refs": list(self.refs),
+            "digest": self.digest,
+            "pushed_bytes": self.pushed_bytes,
+            "skipped_bytes": self.skipped_bytes,
+            "files": [one.as_json() for one in self.files],
+            "evidence": self.evidence.as_json(),
+        }
+
+
+def require_files(target: str) -> None:
+    """See before anything is sent that something published for `target` has plain files.
+
+    Raises:
+        ConfigError: nothing has.
+    """
+    if not any(row(name).archive for name in published(target)):
+        names = ", ".join(one.name for one in STAGES if one.archive)
+        raise ConfigError(f"--files is for {names}", why="the other stages have no plain form")
+
+
+def deliver_files(
+    request: Request,
+    made: Sequence[tuple[Built, ImageFacts]],
+    index: Descriptor,
+    place: Place,
+    refs: Sequence[Target],
+    *,
+    signer: Signer | Keyless | None,
+) -> DeliveredFiles | None:
+    """Publish archives, wheels and reports of an image beside it, as one artifact whose subject is the index.
+
+    Args:
+        made: the image's build for each architecture, and what is known of it.
+        index: it is at `place` already.
+        refs: where the files go, each with a tag; the first names them for people.
+        signer: signs a provenance that names each file.
+
+    Returns:
+        None where the stage has no plain form.
+
+    Raises:
+        SourceError: a file can no longer be made.
+        RegistryError, UnreachableError: it could not be published.
+    """
+    if not row(made[0][0].planned.name).archive:
+        return None
+    request.cache.work.mkdir(parents=True, exist_ok=True)
+    # Beside the cache's own images; the archives are moved, never copied.
+    with tempfile.TemporaryDirectory(dir=request.cache.work, prefix="files-") as folder:
+        paths = [_write(request, built, facts, Path(folder) / str(at)) for at, (built, facts) in enumerate(made)]
+        layout = Layout(Path(folder) / "layout").ensure()
+        image = made[0][0].planned.image
+        names = [[path.name for path in of_one] for of_one in paths]
+        manifest = write_files(layout, index, [path for of_one in paths for path in of_one], title=f"{image}: files")
+        files = read_files(layout.read_json(manifest), manifest)
+        tags = [str(ref.tag) for ref in refs]
+        done = place.tagged(tags[0]).put(layout, manifest, tags)
+        listed = place.attach(layout, [manifest])
+        by_build = [
+            (facts, [one for one in files if one.name in of_one])
+            for (_, facts), of_one in zip(made, names, strict=True)
+        ]
+        evidence = attach_to_files(by_build, manifest, place, signer=signer, scratch=request.cache.work)
+    pushed = done.pushed_bytes + listed.pushed_bytes
+    return DeliveredFiles(tuple(str(ref) for ref in refs), manifest.digest, pushed, done.skipped_bytes, files, evidence)
+
+
+def _write(request: Request, built: Built, facts: ImageFacts, folder: Path) -> list[Path]:
+    paths = write_archives(request, [built], folder)
+    record = facts.record
+    report = folder / f"{record.image}-{record.arch}.report.json"
+    value = {
+        "image": record.image,
+        "stage": record.stage,
+        "arch": record.arch,
+        "input_digest": record.input_digest,
+        "facts": _lasting(dict(built.facts)),
+    }
+    report.write_bytes(canonical(value) + b"\n")
+    return [*paths, report]
+
+
+def _lasting(value: Any) -> Any:
+    """A report without what took how long: the same work gives the same bytes, wherever and whenever it is done."""
+    if isinstance(value, Mapping):
+        return {key: _lasting(one) for key, one in value.items() if not str(key).endswith("seconds")}
+    return [_lasting(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+# Brought back
+
+
+def bring_wheels(request: Request, built: Sequence[Built], reuse: Reuse) -> None:
+    """Bring the wheels of images that were taken instead of built into the store, from the files beside them.
+
+    An image's report, which the key has signed, names each wheel by its digest. So whoever wrote the artifact, only
+    those bytes are taken. What cannot be had is told; writing the archive then fails for the wheel that is missing.
+    """
+    for one in built:
+        wanted = {str(wheel["digest"]): str(wheel["file"]) for wheel in one.facts.get("wheels", ())}
+        missing = {digest: name for digest, name in wanted.items() if in_store(request.cache, digest) is None}
+        if missing:
+            try:
+                _bring(request, one.planned, missing, reuse.place)
+            except ToolchainError as error:
+                console.note(f"{one.planned.name}: no wheels beside {one.planned.image} ({error.what})")
+
+
+def _bring(request: Request, planned: Planned, missing: Mapping[str, str], where: Target) -> None:
+    image = reference(where, planned)
+    ref = where.image(planned.image, tag_of(str(planned.input_digest).removeprefix("sha256:")[:12]))
+    with open_place(ref) as place:
+        manifest, content = place.manifest()
+        files = {one.blob.digest: one for one in read_files(parse_object(content, manifest.digest), manifest)}
+        with tempfile.TemporaryDirectory(dir=request.cache.work, prefix="files-") as folder:
+            scratch = Layout(Path(folder)).ensure()
+            for digest, name in missing.items():
+                if digest not in files:
+                    raise SourceError(f"the files of {image} have no {name} with the digest {digest}")
+                path = place.blob(files[digest].blob, scratch)
+                Store(request.cache.store).add_file(path, digest, name=name)
+                console.note(f"{planned.name}: {name} is taken from {ref}")

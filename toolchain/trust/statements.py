@@ -1,0 +1,192 @@
+"""What is said about an image and lies beside it: gathered, opened, and told apart by who signed it."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from toolchain.errors import DigestError, RegistryError, UntrustedError
+from toolchain.oci import descriptor as media
+from toolchain.oci.descriptor import Descriptor
+from toolchain.oci.layout import Layout
+from toolchain.oci.manifest import children_of, parse_object
+from toolchain.oci.place import Place
+from toolchain.oci.referrers import subject_of
+from toolchain.trust import attest, dsse, keyless, sbom
+from toolchain.trust.keyless import Identity
+from toolchain.trust.keys import PublicKey
+
+LOG = logging.getLogger(__name__)
+T = TypeVar("T")
+# Anyone who may push can attach things; none of it may eat memory or time.
+_MOST_ARTIFACTS = 200
+_MOST_BYTES = 512 << 20  # together; an SBOM of ours has a few
+_KINDS = frozenset({dsse.MEDIA_TYPE, sbom.MEDIA_TYPE, keyless.MEDIA_TYPE})
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Something attached to an image: the kind and bytes of its content, and the artifact that brought it."""
+
+    media_type: str
+    content: bytes
+    artifact: str
+
+    def envelope(self) -> dsse.Envelope:
+        """The envelope that it is, or that it wraps; nothing is checked but its form.
+
+        Raises:
+            UntrustedError: there is none.
+        """
+        return dsse.from_bundle(self.content) if self.media_type == keyless.MEDIA_TYPE else dsse.read(self.content)
+
+
+def gather(place: Place, subjects: Sequence[str], scratch: Layout) -> list[Evidence]:
+    """What is attached to the given digests, of the kinds known here. What is broken is left out and logged.
+
+    Args:
+        scratch: a layout that takes the blobs.
+    """
+    found: dict[str, Evidence] = {}
+    left, room = _MOST_ARTIFACTS, _MOST_BYTES
+    for subject in subjects:
+        for artifact in place.referrers(subject):
+            left -= 1
+            if left < 0:
+                LOG.warning("more than %d things are attached; the rest is not looked at", _MOST_ARTIFACTS)
+                return list(found.values())
+            try:
+                for one in _contents(place, artifact, subject, scratch, room=room):
+                    room -= len(one.content)
+                    found.setdefault(one.media_type + one.artifact, one)
+            except (RegistryError, DigestError) as error:
+                LOG.warning("%s, which is attached, cannot be read: %s", artifact.digest, error.what)
+    return list(found.values())
+
+
+def _contents(place: Place, artifact: Descriptor, subject: str, scratch: Layout, *, room: int) -> Iterable[Evidence]:
+    if artifact.media_type not in media.IMAGES:
+        return
+    value = parse_object(place.manifest(artifact.digest)[1], artifact.digest)
+    if subject_of(value) != subject:
+        return
+    for layer in children_of(value, artifact)[1:]:
+        if layer.media_type not in _KINDS:
+            continue
+        if layer.size > room:
+            LOG.warning("%s, which is attached, is too large: %d bytes", artifact.digest, layer.size)
+            continue
+        room -= layer.size
+        path = place.blob(layer, scratch)
+        if path.stat().st_size != layer.size:
+            raise DigestError(f"{layer.digest} has another size than its artifact says")
+        yield Evidence(layer.media_type, path.read_bytes(), artifact.digest)
+
+
+def signed_by(
+    key: PublicKey | Identity, found: Sequence[Evidence], digest: str, checks: dict[str, str]
+) -> list[dict[str, Any]]:
+    """The statements among what is attached that a key or an identity has signed.
+
+    Args:
+        digest: of what they are attached to, for people.
+        checks: takes who it was.
+
+    Raises:
+        UntrustedError: there is none.
+    """
+    # An identity signs bundles. A key's envelope may lie in one too; what that says about it is not looked at.
+    kinds = {keyless.MEDIA_TYPE} | ({dsse.MEDIA_TYPE} if isinstance(key, PublicKey) else set())
+    contents = [one for one in found if one.media_type in kinds]
+    good, broken, names = [], "", set()
+    for one in contents:
+        try:
+            if isinstance(key, Identity):
+                good.append(key.opened(one.content))
+                continue
+            envelope = one.envelope()
+        except UntrustedError as error:
+            broken = error.what + (f": {error.why}" if error.why else "")
+            continue
+        names |= {name[:80] or "no key" for name, _ in envelope.signatures}
+        if envelope.signed_by(key):
+            good.append(envelope)
+    who = f"the key {key.id}" if isinstance(key, PublicKey) else key.id
+    if not contents or not (good or names or isinstance(key, Identity)):
+        raise UntrustedError(
+            f"signature: nothing signed is attached to {digest}",
+            why=broken,
+            fix="publish it with --key or --keyless, or ask who published it",
+        )
+    statements = []
+    for envelope in (one for one in good if one.payload_type == dsse.IN_TOTO):
+        try:
+            statements.append(opened(envelope))
+        except UntrustedError as error:  # one good one is enough, whoever attached the others
+            LOG.warning("%s is passed over: %s", error.what, error.why)
+            broken = f"{error.what}: {error.why}"
+    if not statements:
+        raise UntrustedError(
+            f"signature: none of {len(contents)} envelopes is signed by {who}",
+            why=broken if good or not names else f"they name {', '.join(sorted(names)[:3])}",
+        )
+    checks["signature"] = f"by {who}"
+    return statements
+
+
+def about(statements: Sequence[dict[str, Any]], needed: Set[str], kinds: Set[str], name: str) -> list[dict[str, Any]]:
+    """Those of some kinds whose subjects have all the digests that are needed.
+
+    Raises:
+        UntrustedError: there is none; `name` stands before the words.
+    """
+    of_kind = [one for one in statements if one["predicateType"] in kinds]
+    if not of_kind:
+        raise UntrustedError(f"{name}: none is signed by this key")
+    found = [one for one in of_kind if needed <= subjects_of(one)]
+    if not found:
+        missing = sorted(needed - subjects_of(of_kind[-1]))
+        raise UntrustedError(f"{name}: what is signed is about other images, not about {missing[0]}")
+    return found
+
+
+def one_of(candidates: Sequence[T], check: Callable[[T], None]) -> T:
+    """The first that passes. Several may be attached, and whoever may push can add one: one good one is enough."""
+    problem: UntrustedError | None = None
+    for one in candidates:
+        try:
+            check(one)
+        except UntrustedError as error:
+            problem = problem or error
+        else:
+            return one
+    assert problem is not None  # noqa: S101 - the callers have candidates
+    raise problem
+
+
+def opened(envelope: dsse.Envelope) -> dict[str, Any]:
+    """The statement in an envelope.
+
+    Raises:
+        UntrustedError: there is none.
+    """
+    try:
+        value = json.loads(envelope.payload)
+        if value["_type"] != attest.STATEMENT or not isinstance(value["predicate"], dict):
+            raise ValueError(value["_type"])
+        return {**value, "predicateType": str(value["predicateType"]), "subject": list(value["subject"])}
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UntrustedError("signature: an envelope holds no in-toto statement", why=repr(error)) from error
+
+
+def subjects_of(statement: Mapping[str, Any]) -> set[str]:
+    """The digests that a statement is about."""
+    found = set()
+    for one in statement["subject"]:
+        digest = one.get("digest") if isinstance(one, dict) else None
+        if isinstance(digest, dict) and isinstance(digest.get("sha256"), str):
+            found.add(f"sha256:{digest['sha256']}")
+    return found
