@@ -77,11 +77,11 @@ def test_the_process_goes_on_with_the_same_words_and_knows_who_it_was(user: pyte
     called: list[tuple[str, list[str], dict[str, str]]] = []
     user.setattr(namespace, "_UNSHARE", ("true",))
     user.setattr(os, "execvpe", lambda *words: called.append(words))
-    user.setattr(sys, "argv", ["toolchain", "build", "a b", "--json"])
+    user.setattr(sys, "orig_argv", ["python3", "scripts/one.py", "a b", "--json"])
     enter()
     ((program, words, env),) = called
     assert program == "true"
-    assert words[-6:] == [sys.executable, "-m", "toolchain", "build", "a b", "--json"]
+    assert words[-4:] == [sys.executable, "scripts/one.py", "a b", "--json"]
     assert env[INSIDE] == "4711"
     called.clear()
     user.setenv(INSIDE, "4711")

@@ -31,7 +31,8 @@ def enter() -> None:
     if os.geteuid() == 0 or INSIDE in os.environ:
         return
     require()
-    words = [*_UNSHARE, "--", sys.executable, "-m", "toolchain", *sys.argv[1:]]
+    # As it was started: scripts of the project come here too.
+    words = [*_UNSHARE, "--", sys.executable, *sys.orig_argv[1:]]
     sys.stdout.flush()
     sys.stderr.flush()
     os.execvpe(words[0], words, {**os.environ, INSIDE: str(os.geteuid())})  # noqa: S606 - no shell is wanted
