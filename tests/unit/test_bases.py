@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
 import subprocess
 from pathlib import Path
@@ -162,14 +161,9 @@ def test_nothing_of_this_machine_stays_in_a_base(tmp_path: Path, monkeypatch: py
     for name in ("apt/sources.list", "apt/sources.list.d/x.sources", "hostname", "resolv.conf", "machine-id"):
         (top / "etc" / name).parent.mkdir(parents=True, exist_ok=True)
         (top / "etc" / name).write_text("http://user:secret@mirror.invalid")
-    partial = top / "var/lib/apt/lists/partial"
-    partial.mkdir(parents=True)
-    if os.geteuid() == 0:
-        os.chown(partial, 42, 42)  # as apt does where it can
     for hook in given["options"][1:]:  # the first one lists packages, by chroot
         subprocess.run(["sh", "-c", hook.removeprefix("--customize-hook="), "sh", top], check=True)
     assert [path for path in top.rglob("*") if path.is_file() and path.read_text()] == []
-    assert partial.stat().st_uid == os.geteuid()
 
 
 @pytest.mark.parametrize("name", BY_IMAGE)

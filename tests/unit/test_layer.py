@@ -335,3 +335,20 @@ def test_archive_has_one_top_folder_and_is_deterministic(tmp_path: Path) -> None
     for bad in ("", "..", "a/b"):
         with pytest.raises(ConfigError):
             write_tar_gz(tree, tmp_path / "c.tar.gz", top=bad, epoch=EPOCH)
+
+
+def test_apts_own_folders_are_root_s_whoever_made_the_base(tmp_path: Path) -> None:
+    """apt gives them to its own user where it may change to it."""
+    found = set()
+    for owner in (0, 42):
+        with tarfile.open(tmp_path / "in.tar", "w") as made:
+            for name in ("var/lib/apt/lists/partial", "var/cache/apt/archives/partial", "home/me"):
+                info = tarfile.TarInfo(name)
+                info.type, info.uid = tarfile.DIRTYPE, owner if "partial" in name else 7
+                info.gid = info.uid
+                made.addfile(info)
+        layer = normalise_tar(tmp_path / "in.tar", tmp_path / "out.tar", epoch=EPOCH)
+        with tarfile.open(layer.path) as got:
+            assert [member.uid for member in got] == [0, 0, 7]
+        found.add(layer.diff_id)
+    assert len(found) == 1

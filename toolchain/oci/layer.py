@@ -206,11 +206,15 @@ _KINDS = {
 }
 
 
+# apt gives them to its own user where it can, which depends on who it runs as.
+_APTS_OWN = {b"var/cache/apt/archives/partial", b"var/lib/apt/lists/partial"}
+
+
 def normalise_tar(tar_in: Path, out: Path, *, epoch: int) -> Layer:
     """Rewrite a root file system's tar as a layer, in one pass and in the order it has.
 
     Times after `epoch` become `epoch`, owner names and all attributes but file capabilities go, a leading `./` goes.
-    Owners, modes, links and device nodes stay.
+    Owners, modes, links and device nodes stay; two folders of apt's become root's.
 
     Raises:
         HostileInputError: a name leaves the root.
@@ -237,8 +241,8 @@ def _rewrite(source: tarfile.TarFile, info: tarfile.TarInfo, sink: HashedFile, e
         kind=kind,
         mode=info.mode,
         mtime=min(int(info.mtime), epoch),
-        uid=info.uid,
-        gid=info.gid,
+        uid=0 if name in _APTS_OWN else info.uid,
+        gid=0 if name in _APTS_OWN else info.gid,
         size=info.size if kind == tar.REGULAR else 0,
         link=_inside(info.linkname) if kind == tar.HARDLINK else _raw(info.linkname) if kind == tar.SYMLINK else b"",
         device=(info.devmajor, info.devminor) if kind in {tar.CHARACTER, tar.BLOCK_DEVICE} else (0, 0),

@@ -146,11 +146,6 @@ def _mmdebstrap(recipe: BaseRecipe, tar: Path, packages: Path, workspace: Worksp
         "rm -f " + " ".join(f'"$1"/etc/{"apt/" if name.startswith("sources") else ""}{name}' for name in of_here)
     )
     hooks.append(': > "$1"/etc/machine-id')
-    # apt gives them to its own user where it can, which depends on who it runs as.
-    hooks.append(
-        "for at in var/cache/apt/archives/partial var/lib/apt/lists/partial; do"
-        ' [ ! -d "$1/$at" ] || chown 0:0 "$1/$at"; done'
-    )
     run_mmdebstrap(
         workspace,
         tar,
