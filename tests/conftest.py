@@ -10,6 +10,7 @@ import pytest
 _BUILDING = {"quickstart", "base", "base_layout"}
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
 def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
     """Groups for `--dist loadgroup`: all that builds is one, and of the other integration tests each file."""
     for item in items:
