@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 
 # A test with one of these waits for, or works on, what the quickstart builds in the user's cache.
 _BUILDING = {"quickstart", "base", "base_layout"}
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
-def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
-    """Groups for `--dist loadgroup`: all that builds is one, and of the other integration tests each file."""
-    for item in items:
-        if item.path.parent.name != "integration":
-            continue
-        fixtures = set(getattr(item, "fixturenames", ()))
-        builds = item.get_closest_marker("engine") is not None or bool(fixtures & _BUILDING)
-        item.add_marker(pytest.mark.xdist_group("engine" if builds else item.path.stem))
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--part`, for two processes beside each other."""
+    parser.addoption("--part", choices=("building", "rest"), help="only the tests that build, or only the others")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the other part out."""
+    part = config.getoption("--part")
+    if part is None:
+        return
+    left = [item for item in items if builds(item) != (part == "building")]
+    config.hook.pytest_deselected(items=left)
+    items[:] = [item for item in items if builds(item) == (part == "building")]
+
+
+def builds(item: pytest.Item) -> bool:
+    """Whether a test works with containers on the cache that all share."""
+    fixtures = set(getattr(item, "fixturenames", ()))
+    return item.get_closest_marker("engine") is not None or bool(fixtures & _BUILDING)
