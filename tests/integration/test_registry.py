@@ -513,7 +513,9 @@ def test_no_secret_is_shown(
     registry_host: str, repository: str, layout: Layout, caplog: pytest.LogCaptureFixture, uses: int
 ) -> None:
     blob, path = some_blob(layout)
-    caplog.set_level(logging.DEBUG)
+    # Verbs that ran in this process before may have made other loggers silent.
+    for name in ("", "toolchain", "urllib3"):
+        caplog.set_level(logging.DEBUG, logger=name or None)
     texts = []
     login = base64.b64encode(b"user:pass-word").decode()
     wrong = base64.b64encode(b"user:other-word").decode()
