@@ -16,7 +16,8 @@ import pytest
 from tests.integration.conftest import TOP, toolchain
 
 pytestmark = pytest.mark.engine
-NAME = "toolchain-test-user"
+# Of this process alone: two runs beside each other must not end each other's.
+NAME = f"toolchain-test-{os.getpid()}"
 PYTHON = "/usr/bin/python3"
 LLVM = "distro:llvm-toolchain-22"
 _PASSED = ("PIP_", "SSL_", "REQUESTS_", "CURL_", "http", "HTTP")
