@@ -18,7 +18,7 @@ from toolchain.catalog.stages import row as stage_row
 from toolchain.digest import EPOCH, FORMAT, sha256_file, sha256_json
 from toolchain.errors import ConfigError, LockedError, SourceError, UnreachableError
 from toolchain.lock.diff import differences
-from toolchain.lock.file import Lock, LockedBase, LockedPackage, LockedPatch, LockedSource, read, write
+from toolchain.lock.file import Lock, LockedBase, LockedPackage, LockedPatch, LockedSource, State, read, write
 from toolchain.oci.layer import compressor_id
 from toolchain.options import declared, plain
 from toolchain.request import Request
@@ -241,27 +241,18 @@ def _base(request: Request, *, open_base: bool) -> LockedBase:
 
 def _sysroot(request: Request, *, open_base: bool) -> LockedBase:
     planned, system = SysrootStage().plan(request, {}), sysroot_system(request)
-    base = LockedBase(
-        name=system.name,
-        arch=system.arch,
-        state="open" if open_base else "unresolved",
-        stage="sysroot",
-        recipe=sysroot_digest(system),
-        suite=system.suite,
-    )
-    return base if open_base else _resolved(base, request.cache, planned)
+    return _system(planned, request, system.name, sysroot_digest(system), system.suite, open_base=open_base)
 
 
 def _python(request: Request, *, open_base: bool) -> LockedBase:
     planned, asked = PythonStage().plan(request, {}), pythons(request)
-    base = LockedBase(
-        name=asked.name,
-        arch=asked.arch,
-        state="open" if open_base else "unresolved",
-        stage="python",
-        recipe=asked.digest,
-        suite=asked.suite,
-    )
+    return _system(planned, request, asked.name, asked.digest, asked.suite, open_base=open_base)
+
+
+def _system(planned: Planned, request: Request, name: str, recipe: str, suite: str, *, open_base: bool) -> LockedBase:
+    stage: Any = planned.name
+    state: State = "open" if open_base else "unresolved"
+    base = LockedBase(name=name, arch=request.arch[0], state=state, stage=stage, recipe=recipe, suite=suite)
     return base if open_base else _resolved(base, request.cache, planned)
 
 

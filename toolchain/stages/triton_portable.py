@@ -6,8 +6,6 @@ emulator.
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,19 +14,19 @@ from typing import Any
 from toolchain import recipe
 from toolchain.catalog.architectures import emulator, this_machine
 from toolchain.catalog.pythons import check_range
-from toolchain.errors import ContractError, UnsupportedError
+from toolchain.errors import UnsupportedError
 from toolchain.recipe import Mount, digests
 from toolchain.request import Request
 from toolchain.stages.python import own_python, versions_of
 from toolchain.stages.stage import Built, Planned, Workspace
 from toolchain.stages.triton_origin import triton_source
 from toolchain.stages.triton_source import (
-    CONTRACT_GPUS,
     build_wheels,
     check_compiles,
     finish,
     for_python,
     plan_from_source,
+    run_contract,
     take_source,
     tree_here,
     wheels_in,
@@ -150,35 +148,23 @@ def check_wheel_compiles(
     if not tree.exists():
         unzip(wheel, tree)
     mounts = [
-        Mount(recipe.root() / "aotriton", "/recipe/aotriton", read_only=True),
         Mount(recipe.root() / "containerfiles" / RECIPE, "/recipe/python", read_only=True),
         Mount(contexts["pythons"], "/pythons", read_only=True),
         Mount(tree, "/wheel", read_only=True),
     ]
-    env = {"PYTHONPATH": "/wheel", "HOME": "/tmp", "LD_BIND_NOW": "1"}  # noqa: S108 - in the container
+    env = {"PYTHONPATH": "/wheel", "LD_BIND_NOW": "1"}
     if (emulator_folder := contexts.get("emulator")) is not None:
         mounts.append(Mount(emulator_folder, "/emulator", read_only=True))
         env["EMULATOR"] = "/emulator/emulator"
-    workspace.step("contract")
-    words = ["sh", "/recipe/python/python.sh", version, "/recipe/aotriton/triton_contract.py", *CONTRACT_GPUS]
-    done = workspace.runner.run(image, words, mounts=mounts, env=env, log=workspace.log, capture=True, check=False)
-    try:
-        found: dict[str, Any] = json.loads((done.stdout.strip().splitlines() or [""])[-1])
-    except ValueError:
-        why = "\n".join(done.tail[-40:])
-        missing = re.search(r"undefined symbol: (\S+)", why)
-        raise ContractError(
-            f"{wheel.name} does not start with Python {version}",
-            why=why,
-            fix=f"its library asks for {missing[1]}, which neither it nor the old system has" if missing else "",
-        ) from None
-    if done.returncode != 0 or found["failed"]:
-        raise ContractError(
-            f"{wheel.name} does not compile for " + ", ".join(sorted(found["failed"])),
-            why="\n".join(f"{gpu}: {why}" for gpu, why in sorted(found["failed"].items())),
-            fix="see the log; it may not fit the LLVM it was built with",
-        )
-    return found
+    return run_contract(
+        workspace,
+        image,
+        ["sh", "/recipe/python/python.sh", version],
+        mounts=mounts,
+        env=env,
+        name=wheel.name,
+        dead=f"{wheel.name} does not start with Python {version}",
+    )
 
 
 def _folder_of(emulate: Path, workspace: Workspace) -> Path:

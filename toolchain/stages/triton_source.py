@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -257,24 +258,57 @@ def check_compiles(workspace: Workspace, image: str) -> dict[str, Any]:
     Raises:
         ContractError: a GPU has no code object, or sm_90 no PTX although libdevice is there.
     """
+    return run_contract(
+        workspace,
+        image,
+        ["python3"],
+        mounts=(),
+        env={"PYTHONPATH": SITE},
+        name="this Triton",
+        dead="Triton does not start in its image",
+    )
+
+
+def run_contract(
+    workspace: Workspace,
+    image: str,
+    python: Sequence[str],
+    *,
+    mounts: Sequence[Mount],
+    env: Mapping[str, str],
+    name: str,
+    dead: str,
+) -> dict[str, Any]:
+    """Run aotriton/triton_contract.py in a fresh container of an image, and read what it prints.
+
+    Args:
+        python: the command that runs a Python with this Triton; `env` and `mounts` are what it needs.
+        name: of the Triton, for messages.
+        dead: what it means when nothing was printed.
+
+    Raises:
+        ContractError: see `check_compiles`.
+    """
     workspace.step("contract")
     done = workspace.runner.run(
         image,
-        ["python3", "/recipe/aotriton/triton_contract.py", *CONTRACT_GPUS],
-        mounts=[Mount(recipe.root() / "aotriton", "/recipe/aotriton", read_only=True)],
-        env={"PYTHONPATH": SITE, "HOME": "/tmp"},  # noqa: S108 - in the container
+        [*python, "/recipe/aotriton/triton_contract.py", *CONTRACT_GPUS],
+        mounts=[Mount(recipe.root() / "aotriton", "/recipe/aotriton", read_only=True), *mounts],
+        env={"HOME": "/tmp", **env},  # noqa: S108 - in the container
         log=workspace.log,
         capture=True,
         check=False,
     )
-    last = (done.stdout.strip().splitlines() or [""])[-1]
     try:
-        found: dict[str, Any] = json.loads(last)
+        found: dict[str, Any] = json.loads((done.stdout.strip().splitlines() or [""])[-1])
     except ValueError:
-        raise ContractError("Triton does not start in its image", why="\n".join(done.tail[-40:])) from None
+        why = "\n".join(done.tail[-40:])
+        missing = re.search(r"undefined symbol: (\S+)", why)
+        fix = f"its library asks for {missing[1]}, which nothing beside it has" if missing else ""
+        raise ContractError(dead, why=why, fix=fix) from None
     if done.returncode != 0 or found["failed"]:
         raise ContractError(
-            "this Triton does not compile for " + ", ".join(sorted(found["failed"])),
+            f"{name} does not compile for " + ", ".join(sorted(found["failed"])),
             why="\n".join(f"{gpu}: {why}" for gpu, why in sorted(found["failed"].items())),
             fix="see the log; it may not fit the LLVM it was built with",
         )
