@@ -1,0 +1,220 @@
+"""Compile the attention kernels of kernels.toml to PTX, with the Triton of the interpreter that runs this.
+
+It needs no GPU, no driver and no ptxas, and nothing but Triton and the standard library. For each kernel it writes
+NAME.ptx and NAME.json into a folder; `run.py` beside it launches them on a machine with a GPU. The JSON says what a
+launch needs: parameters in order with what to pass, grid, threads, shared memory, scratch memory.
+
+    python scripts/gpu/compile.py OUT --source aotriton=TREE --source flash-attn=TREE [--capability 90] [--only TEXT]
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import hashlib
+import importlib
+import itertools
+import json
+import math
+import os
+import sys
+import tempfile
+import time
+import tomllib
+import traceback
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+STANDIN = HERE.parents[1] / "aotriton" / "standin"
+# What LLVM's NVPTX backend and the drivers of CUDA 12.8 and later both know.
+PTX_VERSION = 86
+TYPES = {"i1", "i8", "i16", "i32", "i64", "u32", "u64", "fp16", "bf16", "fp32", "fp64"}
+LAUNCH = (
+    "name",
+    "shared",
+    "num_warps",
+    "num_ctas",
+    "global_scratch_size",
+    "global_scratch_align",
+    "profile_scratch_size",
+    "profile_scratch_align",
+)
+
+
+def find(table: Mapping[str, Any], name: str) -> Any:
+    """The line for an argument: its exact name, else the first glob.
+
+    Raises:
+        ValueError: no line covers it.
+    """
+    if name in table:
+        return table[name]
+    for pattern, value in table.items():
+        if fnmatch.fnmatchcase(name, pattern):
+            return value
+    raise ValueError(f"no line of [kernel.arguments] or [kernel.values] covers {name}")
+
+
+def kernels(text: str) -> list[dict[str, Any]]:
+    """All tables of kernels.toml, each with what it takes from the one that it is like."""
+    tables: list[dict[str, Any]] = tomllib.loads(text)["kernel"]
+    for table in tables:
+        if "like" in table:
+            model = next(t for t in tables if (t["family"], t["role"]) == (table["family"], table["like"]))
+            for part in ("arguments", "values"):
+                table[part] = {**model.get(part, {}), **table.get(part, {})}
+    return tables
+
+
+def forms(table: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Each form of a kernel as its axes' values; lengths and scale among them."""
+    names = list(table["axes"])
+    for values in itertools.product(*table["axes"].values()):
+        form = dict(zip(names, values, strict=True))
+        form["scale"] = 1 / math.sqrt(form["head"])
+        for lengths in table.get("lengths", [None]):
+            yield {**form, **(dict(zip(("Lq", "Lk"), lengths, strict=True)) if lengths else {})}
+
+
+def filled(value: Any, form: Mapping[str, Any]) -> Any:
+    """A line's value for one form: a text "{axis}" becomes the axis' value, with its type."""
+    if not isinstance(value, str):
+        return value
+    if value.startswith("{") and value.endswith("}"):
+        return form[value[1:-1]]
+    return value.format(**form)
+
+
+def patched(capability: int) -> Any:
+    """Triton's target for this capability, with its backend made to end at PTX.
+
+    The backend asks ptxas for its version and makes a cubin; neither is wanted, and Triton from source has no ptxas.
+    """
+    backend = importlib.import_module("triton.backends.nvidia.compiler").CUDABackend
+    begin, stages = backend.__init__, backend.add_stages
+
+    def begun(self: Any, *given: Any) -> None:
+        begin(self, *given)
+        self.binary_ext = "ptx"
+
+    def until_ptx(self: Any, table: dict[str, Any], *more: Any) -> None:
+        stages(self, table, *more)
+        table.pop("cubin")
+
+    backend.__init__ = begun
+    backend.add_stages = until_ptx
+    backend.hash = lambda _: "ptx"
+    return importlib.import_module("triton.backends.compiler").GPUTarget("cuda", capability, 32)
+
+
+def load(root: Path, file: str) -> Any:
+    """A kernel's module; its folder comes first on the module path, and modules of another family are forgotten."""
+    if str(root) not in sys.path:
+        for name in [n for n, m in sys.modules.items() if getattr(m, "__file__", None) and n in FAMILY]:
+            del sys.modules[name]
+        sys.path[:] = [str(root), *(p for p in sys.path if p not in ROOTS)]
+        ROOTS.add(str(root))
+    before = set(sys.modules)
+    module = importlib.import_module(file.removesuffix(".py").replace("/", "."))
+    FAMILY.update(set(sys.modules) - before)
+    return module
+
+
+ROOTS: set[str] = set()
+FAMILY: set[str] = set()
+
+
+def compile_one(table: Mapping[str, Any], form: Mapping[str, Any], root: Path, target: Any, out: Path) -> str:
+    """Compile one form and write its two files.
+
+    Returns:
+        the files' name without suffix.
+
+    Raises:
+        Exception: whatever Triton or the kernel's module raises.
+    """
+    triton = importlib.import_module("triton")
+    function: Any = getattr(load(root, table["file"]), filled(table["function"], form))
+    while not hasattr(function, "arg_names") or not hasattr(function, "src"):
+        function = function.fn
+    signature, constants, hints, parameters = {}, {}, {}, []
+    for index, argument in enumerate(function.arg_names):
+        kind = filled(find(table["arguments"], argument), form)
+        base, _, divisible = str(kind).partition(":")
+        if isinstance(kind, str) and (base in TYPES or base.startswith("*")):
+            signature[argument] = base
+            if divisible:
+                hints[(index,)] = [["tt.divisibility", int(divisible)]]
+            value = filled(find(table["values"], argument), form)
+            parameters.append({"name": argument, "type": base, "value": value, "divisible": int(divisible or 1)})
+        else:
+            signature[argument] = "constexpr"
+            constants[argument] = None if kind == "none" else kind
+    source = importlib.import_module("triton.compiler").ASTSource(
+        fn=function, signature=signature, constexprs=constants, attrs=hints
+    )
+    options = {"num_warps": table["num_warps"], "num_stages": table["num_stages"], "ptx_version": PTX_VERSION}
+    made = triton.compile(source, target=target, options=options)
+    code = made.asm["ptx"]
+    code = code if isinstance(code, bytes) else code.encode()
+    known = made.metadata._asdict()
+    parts = [table["family"], table["role"], *(str(form[a]) for a in table["axes"])]
+    parts += [str(form[length]) for length in ("Lq", "Lk") if length in form]
+    name = "-".join(parts)
+    about = {
+        "family": table["family"],
+        "role": table["role"],
+        "form": {k: v for k, v in form.items() if k != "scale"},
+        "function": function.__name__,
+        "grid": table["grid"],
+        "parameters": parameters,
+        "launch": {key: known[key] for key in LAUNCH if key in known},
+        "capability": target.arch,
+        "triton": triton.__version__,
+        "ptx_sha256": hashlib.sha256(code).hexdigest(),
+    }
+    (out / f"{name}.ptx").write_bytes(code)
+    (out / f"{name}.json").write_text(json.dumps(about, indent=1) + "\n")
+    return name
+
+
+def main() -> int:
+    """Compile all forms; a form that fails is told and leaves no files."""
+    parser = argparse.ArgumentParser(description="Attention kernels to PTX, without a GPU and without ptxas.")
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--source", action="append", required=True, metavar="FAMILY=TREE")
+    parser.add_argument("--capability", type=int, default=90)
+    parser.add_argument("--kernels", type=Path, default=HERE / "kernels.toml", help="another table of kernels")
+    parser.add_argument("--only", default="", help="only names that contain this text")
+    given = parser.parse_args()
+    trees = dict(source.split("=", 1) for source in given.source)
+    os.environ.update({"TRITON_DISABLE_LINE_INFO": "1", "TRITON_CACHE_DIR": tempfile.mkdtemp(prefix="ptx-")})
+    sys.dont_write_bytecode = True
+    sys.path.append(str(STANDIN))
+    target = patched(given.capability)
+    given.out.mkdir(parents=True, exist_ok=True)
+    failed = 0
+    for table in kernels(given.kernels.read_text()):
+        if table["family"] not in trees:
+            continue
+        root = (Path(trees[table["family"]]) / table["root"]).resolve()
+        for form in forms(table):
+            label = f"{table['family']}-{table['role']}-" + "-".join(str(form[a]) for a in table["axes"])
+            if given.only not in label:
+                continue
+            started = time.process_time()
+            try:
+                name = compile_one(table, form, root, target, given.out)
+            except Exception:  # noqa: BLE001 - a kernel module may raise anything; the others still count
+                traceback.print_exc()
+                failed += 1
+                print(f"failed {label}", flush=True)
+            else:
+                print(f"{time.process_time() - started:6.2f} s  {name}", flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

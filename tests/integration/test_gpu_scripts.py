@@ -1,0 +1,174 @@
+"""Kernels to PTX for a GPU that is elsewhere: a real Triton compiles, and what a launch needs is in the JSON.
+
+The launches themselves need a GPU; docs/measurements.md has what one said.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+TOP = Path(__file__).parents[2]
+SCRIPTS = TOP / "scripts" / "gpu"
+KERNEL = """
+import torch
+import triton
+import triton.language as tl
+
+@triton.jit
+def scaled(X, Y, factor, n, stride_x, BIAS, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(X + at * stride_x, at < n) * factor
+    if BIAS is not None:
+        value += BIAS
+    tl.store(Y + at, value, at < n)
+"""
+TABLE = """
+[[kernel]]
+family = "own"
+role = "fwd"
+root = "src"
+file = "inner/kernel.py"
+function = "scaled"
+num_warps = 4
+num_stages = 1
+axes = { dtype = ["fp16", "bf16"], head = [64] }
+grid = ["n/128"]
+[kernel.arguments]
+"[XY]" = "*{dtype}:16"
+factor = "fp32"
+n = "i32"
+"stride_*" = "i32:16"
+BIAS = "none"
+BLOCK = 128
+[kernel.values]
+X = "x"
+Y = "null"
+factor = "scale"
+n = "n"
+"stride_*" = "x.1"
+
+[[kernel]]
+family = "own"
+role = "dq"
+like = "fwd"
+root = "src"
+file = "inner/kernel.py"
+function = "{which}"
+num_warps = 4
+num_stages = 1
+axes = { which = ["scaled", "nothing"], dtype = ["fp16"], head = [64] }
+grid = ["n/64"]
+[kernel.arguments]
+BLOCK = 64
+"""
+
+
+@pytest.fixture
+def run_module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The runner as a module, with the stand-in where PyTorch would be."""
+    monkeypatch.syspath_prepend(str(TOP / "aotriton" / "standin"))
+    for name in [n for n in sys.modules if n.split(".")[0] == "torch"]:
+        monkeypatch.delitem(sys.modules, name)
+    spec = importlib.util.spec_from_file_location("gpu_run", SCRIPTS / "run.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "gpu_run", module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _compiled(tmp_path: Path) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
+    (tmp_path / "tree" / "src" / "inner").mkdir(parents=True)
+    (tmp_path / "tree" / "src" / "inner" / "kernel.py").write_text(KERNEL)
+    (tmp_path / "table.toml").write_text(TABLE)
+    command = [sys.executable, str(SCRIPTS / "compile.py"), str(tmp_path / "out"), "--kernels"]
+    command += [str(tmp_path / "table.toml"), "--source", f"own={tmp_path / 'tree'}"]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    made = {path.stem: json.loads(path.read_text()) for path in (tmp_path / "out").glob("*.json")}
+    return said, made
+
+
+def test_forms_become_ptx_and_what_a_launch_needs(tmp_path: Path, run_module: ModuleType) -> None:
+    """Parameters in order with what to pass; the PTX has one for each and two for scratch memory."""
+    pytest.importorskip("triton")
+    said, made = _compiled(tmp_path)
+    assert sorted(made) == ["own-dq-scaled-fp16-64", "own-fwd-bf16-64", "own-fwd-fp16-64"], said.stderr
+    about = made["own-fwd-fp16-64"]
+    ptx = (tmp_path / "out" / "own-fwd-fp16-64.ptx").read_text()
+    assert about["ptx_sha256"] == hashlib.sha256(ptx.encode()).hexdigest()
+    assert [(p["name"], p["type"], p["value"], p["divisible"]) for p in about["parameters"]] == [
+        ("X", "*fp16", "x", 16),
+        ("Y", "*fp16", "null", 16),
+        ("factor", "fp32", "scale", 1),
+        ("n", "i32", "n", 1),
+        ("stride_x", "i32", "x.1", 16),
+    ]
+    listed = run_module.entry(ptx, about["launch"]["name"])
+    scratch = sum(key in about["launch"] for key in ("global_scratch_size", "profile_scratch_size"))
+    assert len(re.findall(r"\.param", listed)) == 5 + scratch
+    assert re.search(r"\.target sm_90a", ptx)
+    assert made["own-dq-scaled-fp16-64"]["grid"] == ["n/64"], "what it is like has another grid"
+
+
+def test_a_form_that_does_not_compile_is_told_and_leaves_nothing(tmp_path: Path) -> None:
+    """The exit status is 1, the other forms are there."""
+    pytest.importorskip("triton")
+    said, made = _compiled(tmp_path)
+    assert said.returncode == 1
+    assert "failed own-dq-nothing-fp16-64" in said.stdout
+    assert not any("nothing" in name for name in made)
+
+
+def test_a_launch_refuses_what_the_kernel_was_not_compiled_for(run_module: ModuleType) -> None:
+    """A pointer or stride that is no multiple would read beside the data; tiles round up."""
+
+    class Tensor:
+        def __init__(self, pointer: int) -> None:
+            self.pointer = pointer
+
+        def data_ptr(self) -> int:
+            return self.pointer
+
+        def stride(self, dimension: int) -> int:
+            return (4096, 64, 1)[dimension]
+
+    run_module.torch.Tensor = Tensor
+    parameter = {"name": "X", "type": "*fp16", "value": "x", "divisible": 16}
+    assert run_module.argument(parameter, {"x": Tensor(4096)}).value == 4096
+    with pytest.raises(ValueError, match=r"X = 4104 is no multiple of 16"):
+        run_module.argument(parameter, {"x": Tensor(4104)})
+    stride = {"name": "stride_x", "type": "i32", "value": "x.1", "divisible": 16}
+    assert run_module.argument(stride, {"x": Tensor(0)}).value == 64
+    null = {"name": "B", "type": "*fp16", "value": "null", "divisible": 16}
+    assert run_module.argument(null, {}).value == 0
+    number = {"name": "p", "type": "fp32", "value": 0.5, "divisible": 1}
+    assert isinstance(run_module.argument(number, {}), ctypes.c_float)
+    assert [run_module.tiles(text, {"n": 129, "H": 3}) for text in ("n/128", "n/1", "H")] == [2, 129, 3]
+
+
+def test_the_real_table_has_a_value_for_every_argument_that_is_none() -> None:
+    """Each kernel's table reads; what it is like is there; each family has the four roles that the runner wants."""
+    spec = importlib.util.spec_from_file_location("gpu_compile", SCRIPTS / "compile.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    tables = module.kernels((SCRIPTS / "kernels.toml").read_text())
+    assert {(t["family"], t["role"]) for t in tables} == {
+        (family, role) for family in ("aotriton", "flash-attn") for role in ("fwd", "prep", "dkdv", "dq")
+    }
+    assert sum(len(list(module.forms(t))) for t in tables) == 80
+    split = next(t for t in tables if (t["family"], t["role"]) == ("flash-attn", "dq"))
+    assert (split["arguments"]["BLOCK_M"], split["arguments"]["sm_scale"]) == (128, "fp32")
