@@ -22,7 +22,7 @@ from toolchain.stages.llvm_subset import FULL_DISK
 from toolchain.stages.triton import cross_machines
 from toolchain.stages.triton_source import _DISK as TRITON_DISK
 
-MADE = "*Made by `python -m scripts.site_pages` from the data. Do not edit this page.*\n"
+MADE = "<!-- Made by `python -m scripts.site_pages` from the data. Do not edit this page. -->\n"
 _EXPECTED = "expected"
 
 

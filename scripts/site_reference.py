@@ -45,7 +45,11 @@ def verbs() -> str:
         parts += [
             f"- `{(one.name or '').rstrip('_').upper()}`: {_one_line(one.help)}\n" for one in arguments if one.help
         ]
-        flags = sorted(one.opts[0] for one in command.params if one.param_type_name == "option")
+        flags = sorted(
+            one.opts[0]
+            for one in command.params
+            if one.param_type_name == "option" and not getattr(one, "hidden", False)
+        )
         parts.append(f"Options: {', '.join(f'`{flag}`' for flag in flags)}\n")
     return "\n".join(parts)
 
@@ -71,9 +75,8 @@ def configuration() -> str:
             ["`TOOLCHAIN_CONFIG`", "as `--config`"],
             ["`REGISTRY_AUTH_FILE`, `DOCKER_CONFIG`", "where logins lie, before `~/.docker/config.json`"],
         ]),
-        ("**`TOOLCHAIN_KEY` means two things.** For `publish` it is the private key that signs. For `verify` and"
-        " `build --reuse-from` it is the public key that is believed. A script that does both sets neither and writes"
-        " `--key` each time.\n"),
+        ("`TOOLCHAIN_KEY` is the private key of `publish`. `TOOLCHAIN_PUBLIC_KEY` is the key that `verify` and"
+        " `build --reuse-from` believe. Where only `TOOLCHAIN_KEY` is set these two still take it, with a note.\n"),
     ])  # fmt: skip
 
 

@@ -21,11 +21,11 @@ DEST = Option(
     name="dest", place="oci", example="oci:out", help="Where `publish` sends images: oci:DIR or REGISTRY/NS.",
 )  # fmt: skip
 KEY = Option(
-    name="key", kind="path", place="path", example="release-key.pem",
+    name="key", kind="path", place="path", example="release-key",
     help="Private key in PEM, with which `publish` signs SBOM and provenance.",
 )  # fmt: skip
 PUBLIC_KEY = Option(
-    name="public-key", kind="path", place="path", example="release-key.pem.pub",
+    name="public-key", kind="path", place="path", example="release-key.pub",
     help="Key in PEM whose signature counts: for `build --reuse-from`, and from the environment for `verify`.",
 )  # fmt: skip
 SOURCE_REPO = Option(
