@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -14,9 +16,10 @@ import pytest
 
 from toolchain.cache import Cache
 from toolchain.engine import isolation
+from toolchain.engine import storage as engine_storage
 from toolchain.engine.storage import Storage, remove_tree
 from toolchain.errors import EngineError
-from toolchain.process import CommandError
+from toolchain.process import CommandError, Result
 
 # Counts its calls in a file and fails the first N times with the given words.
 PROGRAM = """
@@ -119,3 +122,35 @@ def test_every_isolation_is_tried(
     assert (found.mode, found.interfaces, found.offered, set(found.refused)) == (mode, 0, offered, refused)
     assert next(iter(found.offered)) == mode
     assert isolation.probe(storage) == found, "remembered"
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from toolchain.cache import Cache
+from toolchain.engine.storage import Storage
+with Storage(Cache(Path(sys.argv[1]))).invocation("build"):
+    print("at work", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_what_works_in_another_container_is_not_dead(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two containers on one cache: neither sees the other's processes."""
+    monkeypatch.setattr(engine_storage, "process_identity", lambda _: None)
+    monkeypatch.setattr(shutil, "which", lambda program: f"/bin/{program}")
+    monkeypatch.setattr(storage, "call", lambda *_, **__: Result(0, "", ()))
+    mounted = storage.cache.work / "buildah123" / "mnt"
+    words = [sys.executable, "-c", HOLD, str(storage.cache.root)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "at work\n"
+        mounted.mkdir(parents=True)
+        (held,) = storage.live.iterdir()
+        storage.cleanup()
+        assert (held.is_dir(), mounted.is_dir()) == (True, True)
+        child.kill()
+        child.wait()
+    storage.cleanup()
+    assert (held.is_dir(), mounted.is_dir()) == (False, False)
+    assert not list(storage.cache.engine.glob("live-*"))

@@ -1,12 +1,13 @@
 """The engine's own storage: one place for buildah's options, for working containers and for what a kill left behind.
 
-Every invocation has a folder below `cache.engine/live`, named after its process. It holds the invocation's small files;
-when its process is gone, the next one finds it and removes what it left in the storage.
+Every invocation has a folder below `cache.engine/live`, named after its process and locked by it. It holds the
+invocation's small files; when its process is gone, the next one finds it and removes what it left in the storage.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import glob
 import hashlib
 import itertools
@@ -15,6 +16,7 @@ import logging
 import os
 import re
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -40,7 +42,7 @@ _NOT_STARTED = "sealing memfd copy"
 _OURS = re.compile(r"toolchain-run-\d+-\d+-\d+")
 _LEFT_BY_BUILDAH = re.compile(r"buildah\d+")
 # Unfinished work that has no place to go on from; whoever still works on it has touched it within a day.
-SCRATCH = re.compile(r"(archive|bundle|evidence|files|git|pip|reuse)-[a-z0-9_]{8}|pack-[0-9a-f]{12}")
+SCRATCH = re.compile(r"(archive|bundle|evidence|files|git|live|pip|reuse)-[a-z0-9_]{8}|pack-[0-9a-f]{12}")
 _STALE = 86400
 
 
@@ -210,11 +212,19 @@ class Storage:
             self._swept = True
             self.cleanup()
         folder = self.live / f"{kind}-{process_identity(os.getpid())}-{next(_NUMBER)}"
-        folder.mkdir(parents=True)
+        self.live.mkdir(parents=True, exist_ok=True)
+        # Locked before it can be found: whoever shares this folder from another container does not see our process.
+        new = Path(tempfile.mkdtemp(prefix="live-", dir=self.cache.engine))
+        lock = os.open(new, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
+            with contextlib.suppress(OSError):  # a file system without locks on folders
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            new.chmod(0o755)
+            new.rename(folder)
             yield folder
         finally:
             remove_tree(folder)
+            os.close(lock)
 
     @contextlib.contextmanager
     def container(self, image: str) -> Iterator[str]:
@@ -255,18 +265,18 @@ class Storage:
 
     def _forget_scratch(self) -> None:
         """Remove what other parts of the tool left when they were killed."""
-        for place in (self.cache.work, self.cache.store / "partial"):
+        for place in (self.cache.work, self.cache.store / "partial", self.cache.engine):
             for left in place.iterdir() if place.is_dir() else []:
                 if SCRATCH.fullmatch(left.name) and time.time() - left.stat().st_mtime > _STALE:
                     left.unlink() if left.is_file() else remove_tree(left)
 
     def _dead(self) -> tuple[list[Path], bool]:
-        """Folders of processes that are gone, and whether a build is at work."""
+        """Folders of processes that are gone, also for other PID namespaces; and whether a build is at work."""
         dead: list[Path] = []
         building = False
         for folder in sorted(self.live.iterdir()) if self.live.is_dir() else []:
             kind, pid, start, _ = folder.name.split("-")
-            if process_identity(int(pid)) != f"{pid}-{start}":
+            if process_identity(int(pid)) != f"{pid}-{start}" and not _locked(folder):
                 dead.append(folder)
             elif kind == "build":
                 building = True
@@ -302,6 +312,23 @@ class Storage:
         for item in done:
             LOG.info("removed %s of an invocation that was killed", item)
         return done
+
+
+def _locked(folder: Path) -> bool:
+    """Whether a process of any PID namespace holds an invocation's folder, or has just removed it."""
+    try:
+        mark = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return True
+    try:
+        fcntl.flock(mark, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(mark)
+    return False
 
 
 def remove_tree(path: Path) -> None:
