@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
@@ -18,7 +19,6 @@ from pathlib import Path
 import pytest
 
 from toolchain.engine.buildah import Buildah
-from toolchain.engine.resources import ulimits
 from toolchain.sources.mirrors import apt_mirrors
 
 WORKSPACE, TEMP, HOME, VOLUME = "/__w/toolchain/toolchain", "/__w/_temp", "/github/home", "/var/cache/toolchain"
@@ -119,7 +119,9 @@ class Machine:
             place.mkdir(parents=True, exist_ok=True)
         self.programs = home / "programs"
         self.programs.mkdir(exist_ok=True)
-        self.name = engine.call("from", "--pull=never", "--quiet", *ulimits(), image).stdout.split()[-1]
+        # Held as the tool holds its own: what the tool runs beside this would sweep the mounts of a stranger away.
+        self._held = contextlib.ExitStack()
+        self.name = self._held.enter_context(engine.container(image))
 
     def outside(self, path: str) -> Path:
         """Where a path of the container, or one that is relative to the workspace, lies on this machine."""
@@ -167,7 +169,7 @@ class Machine:
 
     def remove(self) -> None:
         """The container goes; its folders stay."""
-        self._engine.call("rm", self.name, check=False)
+        self._held.close()
 
 
 def _wait(child: subprocess.Popen[bytes], cancel: Callable[[], bool] | None, limit: float) -> int:

@@ -1,0 +1,125 @@
+"""What runs in another container is left alone by whoever cleans up: its mounts would go with their mount points.
+
+A folder that is removed takes every mount on it along, in all mount namespaces. Processes inside then reach a detached
+tree, where no mount and no unmount succeeds: `overlay … invalid argument`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests import tiny_image
+from tests.own_engine import destroy
+from tests.workflow_machine import TEMP, Machine
+from toolchain.cache import Cache
+from toolchain.engine.buildah import Buildah
+
+pytestmark = pytest.mark.engine
+TOP = Path(__file__).resolve().parents[2]
+CONTAINERFILE = r"""
+ARG BASE
+FROM ${BASE} AS build
+RUN --mount=type=bind,from=tree,target=/src read said </src/said; echo "$said" >/out
+
+FROM scratch
+COPY --from=build /out /made/out
+"""
+BUILD = """
+import sys
+from pathlib import Path
+from toolchain.cache import Cache
+from toolchain.engine.buildah import Buildah
+from toolchain.recipe import Recipe
+top = Path(sys.argv[1])
+recipe = Recipe(name="tiny", containerfile="Tiny", base=sys.argv[2], contexts={"tree": top / "tree"})
+engine = Buildah(Cache(top / "cache"))
+engine.build(recipe, root=top / "recipes", out=top / "out", log=top / "log", isolation="chroot")
+"""
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[tuple[Buildah, str]]:
+    """One with a storage of the test's own, and a tiny image in it."""
+    if os.geteuid() != 0 or shutil.which("buildah") is None:
+        pytest.skip("NO CONTAINER IS SHARED WITH: this needs root, and buildah (apt-get install buildah)")
+    found = Buildah(Cache(tmp_path / "cache"))
+    layout, digest = tiny_image.make(tmp_path / "image")
+    yield found, found.ensure_image("tiny", layout, digest)
+    destroy(found)
+
+
+@contextlib.contextmanager
+def waiting(pipe: Path, failed: Any) -> Iterator[None]:
+    """Begin the block when somebody reads `pipe`; at its end give him a line."""
+    deadline = time.monotonic() + 150
+    writer = None
+    while writer is None:
+        try:
+            writer = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+        except OSError:  # nobody reads
+            assert time.monotonic() < deadline
+            assert failed() is None
+            time.sleep(0.1)
+    with os.fdopen(writer, "w") as line:
+        yield
+        line.write("hello\n")
+
+
+def test_a_build_in_another_pid_namespace_goes_on(engine: tuple[Buildah, str], tmp_path: Path) -> None:
+    """Two containers on one volume: each sees none of the other's processes."""
+    buildah, image = engine
+    for name in ("recipes", "tree"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "recipes" / "Tiny").write_text(CONTAINERFILE)
+    os.mkfifo(tmp_path / "tree" / "said")
+    words = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "--", sys.executable, "-c"]
+    child = subprocess.Popen(
+        [*words, textwrap.dedent(BUILD), str(tmp_path), image], env={**os.environ, "PYTHONPATH": str(TOP)}
+    )
+    try:
+        with waiting(tmp_path / "tree" / "said", child.poll):
+            assert Buildah(buildah.cache).cleanup() == []
+        assert child.wait(150) == 0, (tmp_path / "log").read_text()
+    finally:
+        child.kill()
+        child.wait()
+    assert (tmp_path / "out" / "made" / "out").read_text() == "hello\n"
+
+
+def test_a_machine_of_the_workflow_tests_keeps_its_mounts(engine: tuple[Buildah, str], tmp_path: Path) -> None:
+    """It runs for half an hour on the user's cache, where anybody may start the tool meanwhile."""
+    buildah, image = engine
+    way: Any = SimpleNamespace(env={}, mounts=[])
+    machine = Machine(buildah, image, way, tmp_path / "home")
+    pipe = machine.outside(f"{TEMP}/pipe")
+    os.mkfifo(pipe)
+    codes: list[int] = []
+    script = f"read said <{TEMP}/pipe"
+    run = threading.Thread(
+        target=lambda: codes.append(machine.run(["/bin/sh", "{0}"], script, {}, log=tmp_path / "log", limit=300))
+    )
+    run.start()
+    try:
+        with waiting(pipe, lambda: None if run.is_alive() else (tmp_path / "log").read_text()):
+            mounted = sorted(buildah.cache.work.glob("buildah[0-9]*/*"))
+            assert mounted
+            assert Buildah(buildah.cache).cleanup() == []
+            assert sorted(buildah.cache.work.glob("buildah[0-9]*/*")) == mounted
+    finally:
+        run.join()
+        machine.remove()
+    assert codes == [0], (tmp_path / "log").read_text()
+    assert buildah.call("containers", "--quiet", "--all").stdout.split() == []
