@@ -27,6 +27,8 @@ class Recipe:
         cache_key: replaces the id of the tree cache (`toolchain-<name>-tree`), so that a killed build finds its tree.
         network: whether the build may reach out; only base and fetch do.
         steps: relative weight of each `@step` the in-image script announces, for the estimate.
+        courses: of a `@step` that is a run of ninja, what its own steps cost, in ninja's order: how many in a row, and
+            the seconds of one core that each of them takes.
     """
 
     name: str
@@ -38,6 +40,7 @@ class Recipe:
     cache_key: str = ""
     network: bool = False
     steps: Mapping[str, float] = field(default_factory=dict)
+    courses: Mapping[str, Sequence[tuple[int, float]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What a stage takes: data of data/costs.toml, reckoned for a number of cores. Hints from few machines, no promises."""
+"""What a stage takes, reckoned for a number of cores, and what its steps do. Hints from few machines, no promises."""
 
 from __future__ import annotations
 
@@ -56,6 +56,16 @@ def costs() -> tuple[Cost, ...]:
 def cost_of(stage: str, part: str = "") -> Cost | None:
     """What a stage takes; of a part that no row knows nothing is known."""
     return next((one for one in costs() if (one.stage, one.part) == (stage, part)), None)
+
+
+def step_costs(part: str) -> tuple[tuple[int, float], ...]:
+    """What the steps of ninja cost that build a part of LLVM: of data/step_costs.toml, in ninja's order.
+
+    Returns:
+        How many in a row, and the seconds of one core that each takes; nothing for a part that was not measured.
+    """
+    rows = load("step_costs").get(part, {}).get("steps", [])
+    return tuple((int(count), float(seconds)) for count, seconds, _ in rows)
 
 
 def _told(minutes: float) -> str:

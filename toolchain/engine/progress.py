@@ -7,7 +7,7 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
@@ -17,6 +17,7 @@ from rich.live import Live
 from rich.text import Text
 
 from toolchain import console as people
+from toolchain.engine.estimate import Course, Pace
 
 _STEP = re.compile(r"^@step (\S.*)$")
 # NINJA_STATUS='@ninja %f/%t %r %e@ ': finished, total, running, seconds since ninja's start.
@@ -37,6 +38,8 @@ class _Step:
     done: int = 0
     total: int = 0
     label: str = ""
+    course: Course | None = None
+    pace: Pace | None = None
     # Counts of ninja runs in this step that have ended, and the running one's last figures.
     before: int = 0
     run_done: int = 0
@@ -56,22 +59,29 @@ class _Step:
         while len(self.samples) > 2 and now - self.samples[0][0] > _WINDOW:
             self.samples.popleft()
 
-    def ninja(self, done: int, total: int, seconds: float, now: float) -> None:
+    def ninja(self, done: int, total: int, running: int, seconds: float, now: float) -> None:
         if done <= 1 <= self.run_done and seconds < self.run_seconds:
-            # Another ninja has begun.
+            # Another ninja has begun. The course is of the first one.
             self.before += self.run_done
             self.run_done = self.run_total = 0
+            self.course = self.pace = None
         self.run_done = max(self.run_done, done)
         self.run_total = max(self.run_total, total)
         self.run_seconds = seconds
         self.count(self.before + self.run_done, self.before + self.run_total, now)
+        if self.course is not None:
+            if self.pace is None:
+                self.pace = Pace(self.course)
+            self.pace.count(max(0, total - self.run_done), running, now)
 
     def left(self, now: float) -> float | None:
-        """Seconds to the end of the step at the rate of the last ten minutes; None while nothing can be said."""
+        """Seconds to the end of the step, by what its steps cost or by their number; None while nothing can be said."""
         if not self.total:
             return None
         if self.done >= self.total:
             return 0.0
+        if self.pace is not None:
+            return self.pace.left(now)
         since, done = self.samples[0]
         if self.done == done:
             # Nothing moved for the whole window: the step's own average. What was done before it began says nothing.
@@ -110,6 +120,7 @@ class Progress:
         self.total = total
         self._weights = dict(weights or {})
         self._known = dict(known or {})
+        self._courses: dict[str, Course] = {}
         self._console = console or people.err()
         self._clock = clock
         self._begun = clock()
@@ -123,11 +134,18 @@ class Progress:
         self._github = bool(os.environ.get("GITHUB_ACTIONS"))
         self._said = self._begun
 
-    def weigh(self, weights: Mapping[str, float], known: Mapping[str, float] | None = None) -> None:
-        """Add steps that come to be known only now, e.g. with a recipe."""
+    def weigh(
+        self,
+        weights: Mapping[str, float],
+        known: Mapping[str, float] | None = None,
+        *,
+        courses: Mapping[str, Sequence[tuple[int, float]]] | None = None,
+    ) -> None:
+        """Add steps that come to be known only now, e.g. with a recipe; `courses` as in `toolchain.recipe.Recipe`."""
         with self._lock:
             self._weights.update(weights)
             self._known.update(known or {})
+            self._courses.update({name: Course(runs) for name, runs in (courses or {}).items()})
 
     # -- what the lines say
 
@@ -139,9 +157,9 @@ class Progress:
     def _line(self, text: str) -> bool:
         now = self._clock()
         if found := _NINJA.match(text):
-            done, total, _, seconds, what = found.groups()
+            done, total, running, seconds, what = found.groups()
             step = self._current(now)
-            step.ninja(int(done), int(total), float(seconds), now)
+            step.ninja(int(done), int(total), int(running), float(seconds), now)
             step.label = what
         elif found := _COUNT.match(text):
             step = self._current(now)
@@ -169,7 +187,7 @@ class Progress:
             self._steps[-1].ended = now
         # The scripts say `done` last; it is no step, and what follows is the engine's export.
         name = "export" if name == "done" else name
-        self._steps.append(_Step(name, now))
+        self._steps.append(_Step(name, now, course=self._courses.get(name)))
         if self._live is None:
             self._say(now)
 

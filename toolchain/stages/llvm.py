@@ -10,6 +10,7 @@ from typing import Any
 
 from toolchain.catalog.architectures import emulator, this_machine
 from toolchain.catalog.components import LlvmRequirements, features_of, needs_for
+from toolchain.catalog.costs import step_costs
 from toolchain.catalog.floors import floor_of
 from toolchain.catalog.pin_files import read_pin
 from toolchain.catalog.release_data import require as require_known
@@ -124,6 +125,7 @@ class LlvmStage:
                 contexts={"llvm": source.path, **({"sysroot": system} if system else {})},
                 cache_key=str(planned.input_digest).removeprefix("sha256:")[:12],
                 steps=_CROSS_WEIGHTS if cross else _WEIGHTS,
+                courses={"compile": costs} if (costs := step_costs(part.name)) else {},
             )
         )
 

@@ -1,0 +1,123 @@
+"""How long a build says it will still take: replayed from logs of real builds, and the ways in which a build is odd."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from scripts import step_costs as reading
+from scripts.replay_estimates import at, ninja_lines, reduced, replay, worst
+from toolchain.catalog.costs import step_costs
+from toolchain.engine.estimate import Course, Pace
+from toolchain.stages.llvm_subset import DISTRIBUTION, SUPPORT, TABLEGEN
+
+RECORDED = Path(__file__).resolve().parents[1] / "recorded"
+HALVES = ((100, 1.0), (100, 9.0))  # the second half of such a build takes nine times as long
+
+
+def run(pace: Pace, begun: float, steps: range, each: float) -> float:
+    """Steps that end one after the other, two at a time; the second after the last of them."""
+    now = begun
+    for left in reversed(steps):
+        now += each
+        pace.count(left, 2, now)
+    return now
+
+
+@pytest.mark.parametrize(("log", "part"), [("ninja-tablegen", TABLEGEN), ("ninja-support-arm64", SUPPORT)])
+def test_what_builds_told_was_within_half_of_what_they_took(log: str, part: str) -> None:
+    told = replay(RECORDED / f"{log}.log.gz", step_costs(part))
+    assert worst(told).factor <= 1.5
+    # By the number of steps alone it was not.
+    assert worst(replay(RECORDED / f"{log}.log.gz", ())).factor > 2
+
+
+def test_a_load_that_comes_later_is_not_foreseen_but_followed() -> None:
+    # From its middle on other builds took most of the machine: by then a tenth of the time was long told.
+    told = replay(RECORDED / "ninja-llvm-loaded.log.gz", step_costs(DISTRIBUTION))
+    assert worst(told).factor < 2
+    assert all(at(told, tenth).factor < 1.5 for tenth in (3, 4, 5, 6, 7, 8, 9))
+
+
+def test_a_course_knows_the_last_steps_and_grows_with_a_larger_build() -> None:
+    course = Course(HALVES)
+    assert course.left(0) == 0
+    assert course.left(50) == 450
+    assert course.left(150) == 950
+    assert course.left(200) == 1000
+    assert course.left(400) == 2000
+
+
+def test_a_dear_second_half_is_foreseen() -> None:
+    pace = Pace(Course(HALVES))
+    now = run(pace, 0.0, range(150, 201), 0.5)
+    left = pace.left(now)
+    assert left is not None
+    assert left == pytest.approx(950 / 2, rel=0.05), "by the number of steps it would be 75"
+
+
+def test_a_build_that_goes_on_counts_what_is_left_of_the_same_course() -> None:
+    pace = Pace(Course(HALVES))
+    now = run(pace, 0.0, range(40, 51), 9 / 2)
+    left = pace.left(now)
+    assert left is not None
+    assert left == pytest.approx(40 * 9 / 2, rel=0.05)
+
+
+def test_steps_from_the_compiler_cache_do_not_make_the_rest_seem_cached() -> None:
+    pace = Pace(Course([(400, 4.0)]))
+    now = run(pace, 0.0, range(300, 401), 0.02)
+    now = run(pace, now, range(260, 300), 2.0)
+    left = pace.left(now)
+    assert left is not None
+    assert left == pytest.approx(260 * 2, rel=0.1)
+
+
+def test_a_build_that_is_all_cached_is_told_to_end_soon() -> None:
+    pace = Pace(Course([(400, 4.0)]))
+    now = run(pace, 0.0, range(300, 401), 0.02)
+    left = pace.left(now)
+    assert left is not None
+    assert left == pytest.approx(300 * 0.02, rel=0.1)
+
+
+def test_steps_that_cmake_adds_count_and_cost_nothing_yet() -> None:
+    pace = Pace(Course([(400, 4.0)]))
+    assert pace.left(0.0) is None
+    pace.count(1, 1, 1.0)
+    pace.count(400, 2, 2.0)
+    now = run(pace, 2.0, range(360, 400), 2.0)
+    left = pace.left(now)
+    assert left is not None
+    assert left == pytest.approx(360 * 2, rel=0.05)
+
+
+def test_a_step_that_hangs_makes_the_estimate_grow() -> None:
+    pace = Pace(Course([(400, 4.0)]))
+    now = run(pace, 0.0, range(360, 401), 2.0)
+    before, after = pace.left(now), pace.left(now + 300)
+    assert before is not None
+    assert after is not None
+    assert after > 2 * before
+
+
+def test_every_part_has_a_table_of_its_steps() -> None:
+    assert sum(count for count, _ in step_costs(DISTRIBUTION)) == 4279
+    assert sum(count for count, _ in step_costs(TABLEGEN)) == 363
+    assert sum(count for count, _ in step_costs(SUPPORT)) == 189
+    assert step_costs("no such part") == ()
+
+
+def test_a_table_is_read_from_a_log_and_the_load_divided_out(tmp_path: Path) -> None:
+    lines, now = ["@ninja 0/1 1 0.1@ Re-running CMake..."], 1.0
+    for done in range(1, 401):
+        now += 4.5 if done <= 200 else 45.0  # the machine ten times slower
+        lines.append(f"@ninja {done}/400 1 {now:.3f}@ Building CXX object lib/IR/CMakeFiles/LLVMCore.dir/a{done}.cpp.o")
+    (tmp_path / "log").write_text("\n".join(lines))
+    rows = list(reading.rows(list(reading.without_load(tmp_path / "log"))))
+    assert [(count, where) for count, _, where in rows] == [(400, "lib/IR")]
+    assert rows[0][1] == pytest.approx(4.5, rel=0.1)
+    small = tmp_path / "log.gz"
+    small.write_bytes(reduced(tmp_path / "log"))
+    assert [line[:2] for line in ninja_lines(small)] == [line[:2] for line in ninja_lines(tmp_path / "log")]
