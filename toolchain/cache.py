@@ -108,7 +108,7 @@ class Cache:
             place = place.parent
         why = "it may not be written to" if write and not os.access(place, os.W_OK | os.X_OK) else ""
         if not place.is_dir():
-            why = "it is no folder"
+            why = "it is not a folder"
         if why:
             raise ConfigError(
                 f"the cache cannot lie in {self.root}", why=f"{place}: {why}", fix="name another: --cache"

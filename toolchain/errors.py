@@ -11,18 +11,19 @@ class ToolchainError(Exception):
     Args:
         what: what happened, one sentence.
         why: the cause as far as it is known.
-        fix: what the user can do.
+        fix: what the user can do; where it is not given, `advice` of the class.
     """
 
     code: ClassVar[int] = 1
     title: ClassVar[str] = "Error"
     remedy: ClassVar[str] = ""  # what usually helps; docs/exit-codes.md shows it
+    advice: ClassVar[str] = ""  # what to do about any error of a class, where that is always the same
 
     def __init__(self, what: str, *, why: str = "", fix: str = "") -> None:
         super().__init__(what)
         self.what = what
         self.why = why
-        self.fix = fix
+        self.fix = fix or self.advice
 
     def __str__(self) -> str:
         lines = [self.what]
@@ -180,6 +181,7 @@ class UntrustedError(ToolchainError):
 
     code = 17
     title = "Untrusted"
+    advice = "do not use it; check that the key is the publisher's, then ask the publisher"
     remedy = (
         "Do not use the image. Check that the key is the publisher's; ask the publisher. "
         "docs/trust.md lists the checks in their order."
@@ -199,6 +201,7 @@ class HostileInputError(ToolchainError):
 
     code = 19
     title = "Hostile input"
+    advice = "do not use it; get it again from whoever made it"
     remedy = "Do not use that file. Get it from another place, by its digest."
 
 

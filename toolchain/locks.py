@@ -61,7 +61,9 @@ def patience() -> float:
     """
     text = os.environ.get("TOOLCHAIN_LOCK_TIMEOUT", "86400")
     if not re.fullmatch(r"\d+(\.\d+)?", text):
-        raise ConfigError(f"TOOLCHAIN_LOCK_TIMEOUT={text!r} is no number of seconds", fix="e.g. 3600; 0 does not wait")
+        raise ConfigError(
+            f"TOOLCHAIN_LOCK_TIMEOUT={text!r} is not a number of seconds", fix="give e.g. 3600, or 0 to not wait at all"
+        )
     return float(text)
 
 

@@ -80,7 +80,7 @@ def arches(text: str) -> tuple[str, ...]:
     for name in names:
         machine_of(name)
     if not names:
-        raise ConfigError("--arch names no architecture")
+        raise ConfigError("--arch names no architecture", fix="e.g. --arch amd64, or leave it out")
     return names
 
 
@@ -183,7 +183,7 @@ def patches(values: Sequence[str]) -> dict[str, tuple[Path, ...]]:
     for name, file in _pairs(values, "--patch"):
         path = Path(file)
         if not path.is_file():
-            raise ConfigError(f"--patch {name}={file}: no such file")
+            raise ConfigError(f"--patch {name}={file}: no such file", fix="check the path")
         found[name] = (*found.get(name, ()), path.absolute())
     return found
 

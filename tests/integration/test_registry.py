@@ -496,7 +496,7 @@ def test_a_login_made_with_oras_is_used(
         (tmp_path / "docker" / "config.json").write_text('{"auths":{}}')
         monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "docker"))
         monkeypatch.setenv("HOME", str(tmp_path))
-        with Registry(proxy.host) as registry, pytest.raises(RegistryError, match="does not let us in") as caught:
+        with Registry(proxy.host) as registry, pytest.raises(RegistryError, match="refuses the login") as caught:
             registry.push_blob(repository, blob, path)
         assert "skopeo login --authfile ~/.docker/config.json" in caught.value.fix
         docker_login(tmp_path / "docker", proxy.host, "user:pass-word")

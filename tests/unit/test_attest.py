@@ -101,7 +101,7 @@ def test_a_key_gets_no_folder(tmp_path: Path) -> None:
         new_key(tmp_path / "my keys" / "key")
     assert f"mkdir -m 700 -p '{tmp_path}/my keys'" in caught.value.fix
     for name in ("", "/"):
-        with pytest.raises(ConfigError, match="no name of a file"):
+        with pytest.raises(ConfigError, match="not a name of a file"):
             new_key(Path(name))
     assert list(tmp_path.iterdir()) == []
 

@@ -236,7 +236,7 @@ def test_an_architecture_without_an_image_is_refused(tmp_path: Path) -> None:
         (DEBIAN + 'tag = "9"\n', "has no 'tag'"),
         (DEBIAN + '[mine.links.amd64]\n"usr/x" = "y"\n', "no absolute path"),
         (DEBIAN + '[mine.links.amd64]\n"/usr/../../x" = "y"\n', "no absolute path"),
-        (DEBIAN.replace("[mine]", '["a b"]'), "no name for a base"),
+        (DEBIAN.replace("[mine]", '["a b"]'), "not a name for a base"),
         (IMAGE.replace("@" + DIGEST, ":9"), "is not REPOSITORY@sha256:DIGEST"),
         (IMAGE.replace('seen = "2026-01-01"\n', ""), "needs 'seen'"),
         (IMAGE.replace('"containerfile"\n', '"tarball"\n'), "bad value for 'mine.kind'"),

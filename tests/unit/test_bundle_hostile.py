@@ -110,7 +110,7 @@ def _other_type(value: dict[str, Any], _: Layout) -> None:
         (_no_lock, HostileInputError, "0 locks"),
         (_two_locks, HostileInputError, "2 locks"),
         (_huge_lock, HostileInputError, "too large"),
-        (_other_type, RegistryError, "is no bundle"),
+        (_other_type, RegistryError, "is not a bundle"),
     ],
 )
 def test_what_does_not_belong_is_refused(

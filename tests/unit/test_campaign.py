@@ -150,7 +150,7 @@ def test_finished_rules_are_not_compiled_again(place: Place) -> None:
 @pytest.mark.parametrize("kernel", ["killed", "starved"])
 def test_what_the_machine_does_is_no_bad_kernel(place: Place, kernel: str) -> None:
     bad = make_rule(kernel)
-    with pytest.raises(ResourceError, match="not a kernel") as caught:
+    with pytest.raises(ResourceError, match="not the kernel") as caught:
         place.run([make_rule("good"), bad, make_rule("fine")], workers=1, keep_going=True)
     assert bad.out in caught.value.why
     assert not (place.out / bad.out).exists(), "an empty object would count as known bad"
@@ -198,7 +198,7 @@ def test_failed_rules_are_tried_again(place: Place) -> None:
 def test_workers_that_never_come_up_end_the_campaign(place: Place) -> None:
     (place.workers.folder / "broken").touch()
 
-    with pytest.raises(KernelError, match="does not come up") as caught:
+    with pytest.raises(KernelError, match="does not start") as caught:
         place.run([make_rule(f"k{number}") for number in range(50)])
     assert "no module named triton" in caught.value.why
     assert "exited with 1" in caught.value.why

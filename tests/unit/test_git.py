@@ -109,7 +109,7 @@ def test_offline(repository: Path, store: Store) -> None:
 
 @pytest.mark.parametrize("sha", ["main", "a" * 39, "A" * 40, "--upload-pack=evil", "a" * 41])
 def test_only_whole_commits(repository: Path, store: Store, sha: str) -> None:
-    with pytest.raises(SourceError, match="no commit"):
+    with pytest.raises(SourceError, match="not a commit"):
         fetch_git(str(repository), sha, store, offline=False)
 
 

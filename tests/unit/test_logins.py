@@ -219,7 +219,7 @@ def test_of_two_files_the_first_counts(home: Path, monkeypatch: pytest.MonkeyPat
 def test_a_login_file_that_cannot_be_read_is_told(home: Path, content: str) -> None:
     written(home / ".docker" / "config.json", {})
     (home / ".docker" / "config.json").write_text(content)
-    with pytest.raises(RegistryError, match="login file") as caught:
+    with pytest.raises(RegistryError, match="file of registry logins") as caught:
         auth.credentials("reg.example")
     assert "log in" in caught.value.fix
 

@@ -139,14 +139,14 @@ def test_the_address_of_an_upload_that_is_none(odd: Odd, registry: Registry, blo
         Said("POST ", 202, {"Location": "/v2/ns/name/blobs/uploads/x"}),
     ]
     said = told(lambda: push(registry, blob))
-    assert "leads to an address that is none" in said
+    assert "redirects to an address that cannot be used" in said
     assert "hidden" not in said
 
 
 @pytest.mark.parametrize("to", [BAD, "http://a..b/", "http://\xff[/"])
 def test_a_redirect_to_what_is_no_address(odd: Odd, registry: Registry, tmp_path: Path, to: str) -> None:
     odd.said = [Said("GET ", 302, {"Location": to})]
-    assert "leads to an address that is none" in told(lambda: pull(registry, tmp_path))
+    assert "redirects to an address that cannot be used" in told(lambda: pull(registry, tmp_path))
 
 
 @pytest.mark.parametrize("link", [f'<{BAD}>; rel="next"', "<" * 60_000 + ">; rel=next"])
@@ -154,7 +154,7 @@ def test_a_further_page_that_is_nowhere(odd: Odd, registry: Registry, link: str)
     page = json.dumps({"schemaVersion": 2, "manifests": []}).encode()
     odd.said = [Said("GET .*/referrers/", 200, {"Content-Type": media.INDEX, "Link": link}, page, times=1)]
     if BAD in link:
-        assert "leads to an address" in told(lambda: referrers_in_repository(registry, "ns/name", BLOB.digest))
+        assert "redirects to an address" in told(lambda: referrers_in_repository(registry, "ns/name", BLOB.digest))
     else:
         assert referrers_in_repository(registry, "ns/name", BLOB.digest) == ()
 

@@ -157,8 +157,8 @@ def test_other_compilers_pins_are_never_read(name: str, tmp_path: Path) -> None:
         (b'{"llvm_hash": ', "not JSON"),
         (b'["llvm_hash"]', "no JSON object"),
         (b"[" * 60000, "not JSON"),
-        (b"\xff\xfe1\x000\x00", "no pin file"),
-        (HASH.encode() + b" " * 70000, "no pin file"),
+        (b"\xff\xfe1\x000\x00", "not a pin file"),
+        (HASH.encode() + b" " * 70000, "not a pin file"),
     ],
 )
 def test_malformed(content: bytes, match: str, tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_a_huge_file_is_not_read(tmp_path: Path) -> None:
     file = tmp_path / "llvm-hash.txt"
     with file.open("wb") as stream:
         stream.truncate(1 << 40)  # sparse: reading it all would not end
-    with pytest.raises(PinError, match="no pin file"):
+    with pytest.raises(PinError, match="not a pin file"):
         read_pin(tmp_path)
 
 
@@ -207,8 +207,8 @@ def as_somebody() -> Iterator[None]:
 UNREADABLE = {
     "dangling": "it is a link to nothing: nowhere",
     "loop": "symbolic links",
-    "folder": "it is no regular file",
-    "pipe": "it is no regular file",
+    "folder": "it is not a regular file",
+    "pipe": "it is not a regular file",
 }
 
 

@@ -209,9 +209,9 @@ def test_triton_that_is_not_on_record(version: str) -> None:
 
 @pytest.mark.parametrize("version", ["", "latest", "3", "3.2.0.1", "3.8.0rc1", "HEAD", "10dc3a8e"])
 def test_what_is_no_version(version: str) -> None:
-    with pytest.raises(PinError, match="no Triton version"):
+    with pytest.raises(PinError, match="not a Triton version"):
         pins.triton_release(version)
-    with pytest.raises(PinError, match="no PyTorch version"):
+    with pytest.raises(PinError, match="not a PyTorch version"):
         pins.aotriton_for_pytorch(version)
 
 
@@ -228,10 +228,10 @@ def test_what_is_no_version(version: str) -> None:
 def test_what_is_nearly_a_version_is_refused(text: str, says: str) -> None:
     """A name that no release has must not be another's: it stands in records and in names of images."""
     assert not pins.is_version(text)
-    with pytest.raises(PinError, match="no Triton version") as caught:
+    with pytest.raises(PinError, match="not a Triton version") as caught:
         pins.triton_release(text)
     assert says in caught.value.fix
-    with pytest.raises(PinError, match="no PyTorch version"):
+    with pytest.raises(PinError, match="not a PyTorch version"):
         pins.aotriton_for_pytorch(text)
 
 

@@ -91,7 +91,7 @@ def test_every_row_can_be_asked_for() -> None:
 
 @pytest.mark.parametrize("version", ["3", "3.13.1", "2.7", "\uff13.13", "3.x", "", "3.13\n"])
 def test_what_is_no_version_is_refused(version: str) -> None:
-    with pytest.raises(PinError, match="is no Python version"):
+    with pytest.raises(PinError, match="is not a Python version"):
         python_of(version)
 
 

@@ -211,7 +211,7 @@ def test_a_list_that_never_comes_to_rest(without_api: FakeRegistry, layout: Layo
 
     with pytest.MonkeyPatch.context() as patch, connection(without_api) as registry:
         patch.setattr(Registry, "manifest_digest", thief)
-        with pytest.raises(RegistryError, match="does not come to rest"):
+        with pytest.raises(RegistryError, match="keeps changing"):
             attach(layout, [about(layout, subject, "a")], RegistryRef(without_api.host, "x"), registry=registry)
 
 

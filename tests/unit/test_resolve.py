@@ -144,8 +144,8 @@ def test_a_wheel_that_lies_here_is_that_of_the_index_or_refused(
     wheel = tmp_path / "triton-9-cp313-cp313-linux_x86_64.whl"
     wheel.write_bytes(b"wheel")
     request = request_module.Request(cache=Cache(tmp_path / "cache"), sources=specs({"triton": str(wheel)}))
-    assert not from_source(request), "a wheel is no source tree"
-    with pytest.raises(UnsupportedError, match="is no wheel of the Python index"):
+    assert not from_source(request), "a wheel is not a source tree"
+    with pytest.raises(UnsupportedError, match="is not a wheel of the Python index"):
         wheel_source(request)
     row = dataclasses.replace(known_files()[1], sha256=hashlib.sha256(b"wheel").hexdigest())
     for module in (pypi, resolve):

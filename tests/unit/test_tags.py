@@ -201,7 +201,7 @@ def test_mirrors_replace_whole_parts_of_an_address_the_longest_first() -> None:
     assert mirrored("https://github.company/x", mirrors) == "https://github.company/x"
     assert mirrored("https://a.example/x/y.tar", mirrors) == "/m/y.tar"
     for wrong in ("https://github.com", "https://github.com=", "=https://x.example/", "a=b"):
-        with pytest.raises(SourceError, match="no URL=URL"):
+        with pytest.raises(SourceError, match="not of the form URL=URL"):
             parse_mirrors([wrong])
     for wrong in ("https://github.com=https://x.example:99999/", "https:///=https://x.example/"):
         with pytest.raises(SourceError, match="not a URL"):

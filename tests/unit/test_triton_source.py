@@ -126,7 +126,7 @@ def test_plan_shows_sources_wheels_and_what_is_let_in(tmp_path: Path, request_: 
 
 @pytest.mark.parametrize("text", ["cp313", "3.013", "3", "3.13,2.7", "\uff13.13"])
 def test_a_python_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
-    with pytest.raises(PinError, match="no Python version"):
+    with pytest.raises(PinError, match="not a Python version"):
         make_request(cache=tmp_path, python=text)
 
 

@@ -111,7 +111,7 @@ KINDS: list[tuple[str, Callable[[Source], bool] | int, str]] = [
     (COMMIT.upper(), at(COMMIT), ""),
     ("../checkout", lambda source: source.ref == "local:checkout" and source.repository == "local", ""),
     ("../llvm-hash.txt", 4, "names no Triton"),
-    ("../empty", 4, "no checkout of Triton"),
+    ("../empty", 4, "not a checkout of Triton"),
     ("3.6.7", 7, "3.6.0 below and 3.7.0 above"),
     ("3.1.9", 7, "3.1.0 below and 3.2.0 above"),
     ("4.0", 7, "3.9.0 below"),

@@ -300,7 +300,7 @@ def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
     age(thesis, 60)
     age(thesis.parent, 60)
     for dry in (True, False):
-        with pytest.raises(ConfigError, match="is no cache of this tool"):
+        with pytest.raises(ConfigError, match="is not a cache of this tool"):
             prune(Cache(tmp_path), unused_for=DAY, dry=dry)
     assert thesis.exists()
 

@@ -99,7 +99,7 @@ def prune(cache: Cache, *, unused_for: float, now: float | None = None, dry: boo
     """
     if not cache.tag.is_file() and not (cache.images / "oci-layout").is_file():
         raise ConfigError(
-            f"{cache.root} is no cache of this tool",
+            f"{cache.root} is not a cache of this tool",
             why=f"it holds no {cache.tag.name}, and no images",
             fix="name the cache: --cache; `toolchain build` makes one",
         )

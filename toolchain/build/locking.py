@@ -83,7 +83,11 @@ def make(request: Request, planned: Sequence[Planned], target: str, path: Path, 
         ToolchainError: a source cannot be had, or nothing promises its digest.
     """
     if path.is_dir() or not path.absolute().parent.is_dir():
-        raise ConfigError(f"cannot write {path}", why="it is a folder, or in none", fix="name another file: -o FILE")
+        raise ConfigError(
+            f"cannot write {path}",
+            why="it is a folder, or lies in one that does not exist",
+            fix="name another file: -o FILE",
+        )
     fetch_all(request, planned)
     found = _made(resolve(request, planned, target, open_base=open_base))
     loose = [one.ref for one in found.sources if not one.digest]
@@ -91,7 +95,7 @@ def make(request: Request, planned: Sequence[Planned], target: str, path: Path, 
         raise SourceError(
             f"cannot be locked: {', '.join(loose)}",
             why="no digest is known before a fetch",
-            fix="run it once more, now that it was fetched; without --offline",
+            fix="run the command again, without --offline: what was fetched has a digest now",
         )
     write(found, path)
     return found
@@ -300,7 +304,11 @@ def _package(row: Any) -> LockedPackage:
         )
     found = re.fullmatch(r"([^:=]+):([^=]+)=([^,]+),?(.*)", str(row))
     if found is None:
-        raise SourceError(f"the base's list of packages holds {str(row)[:80]!r}", fix="make the base again")
+        raise SourceError(
+            f"the base's list of packages cannot be read: {str(row)[:80]!r}",
+            why="a row names a package, its architecture and its version",
+            fix="make the base again",
+        )
     return LockedPackage(name=found[1], arch=found[2], version=found[3].removeprefix("0:"), header=found[4])
 
 

@@ -88,7 +88,7 @@ def reproduce(
     """
     if len(request.arch) != 1:
         raise UnsupportedError(
-            f"{len(request.arch)} architectures at once are not reproduced", fix="name one: --arch amd64"
+            f"{len(request.arch)} architectures cannot be reproduced at once", fix="name one: --arch amd64"
         )
     rows = plan(request, target)
     top = rows[-1]
@@ -127,7 +127,7 @@ def require_whole(layout: Layout, image: Descriptor, name: str) -> None:
         DigestError: they are not.
     """
     for problem in verify_layout(layout, image):
-        raise DigestError(f"{name} is not what its digests name", why=problem, fix="fetch or build it again")
+        raise DigestError(f"{name} does not match its digests", why=problem, fix="fetch or build it again")
 
 
 def _own_layer(built: Built, layout: Layout) -> dict[str, Any]:

@@ -66,9 +66,15 @@ def make_reuse(where: str, key: Path | None, *, only: bool = False, offline: boo
         )
     place = parse(where)
     if place.tag or place.digest:
-        raise ConfigError(f"--reuse-from {where} names one image", fix="name the place alone: REGISTRY/NS or oci:DIR")
+        raise ConfigError(
+            f"--reuse-from {where} names one image",
+            why="it is searched for the image of every stage",
+            fix="name the place alone: REGISTRY/NS or oci:DIR",
+        )
     if offline and place.remote:
-        raise ConfigError("--offline forbids to ask a registry", fix="leave one of the two out, or use oci:DIR")
+        raise ConfigError(
+            "--offline does not let --reuse-from ask a registry", fix="leave one of the two out, or use oci:DIR"
+        )
     return Reuse(place=place, key=load_public(key), only=only)
 
 
@@ -99,7 +105,7 @@ def take(request: Request, planned: Planned, reuse: Reuse) -> Built | None:
     if planned.input_digest is None:
         if reuse.only:
             raise SourceError(
-                f"{planned.image} cannot be asked for",
+                f"{planned.image} cannot be looked for elsewhere",
                 why="something that it is made from is not locked, so nobody knows its input digest",
                 fix="build it once, or bring the lock of its base",
             )
@@ -115,7 +121,7 @@ def take(request: Request, planned: Planned, reuse: Reuse) -> Built | None:
     except UnreachableError as error:
         if reuse.only:
             raise
-        _note(planned, f"{ref} cannot be asked for", error.what)
+        _note(planned, f"{ref} cannot be looked for elsewhere", error.what)
     except (RegistryError, EngineError) as error:  # EngineError: a compressor that this machine lacks
         if reuse.only:
             raise
@@ -143,7 +149,7 @@ def _look(request: Request, planned: Planned, place: Place, key: PublicKey) -> B
         demands = Policy(source_only=True, allow=let_in_names(request), input_digest=planned.input_digest)
         verdict = verify(place, scratch, found, key=key, demands=demands)
         if verdict.problems or verdict.provenance is None:
-            raise UntrustedError(verdict.problems[0] if verdict.problems else "nothing is said about it")
+            raise UntrustedError(verdict.problems[0] if verdict.problems else "nothing says who made it")
         told = _told(verdict.provenance, planned, request)
         layers = _bring(scratch, found, Layout(request.cache.images).ensure(), planned)
     by_digest = str(place.ref.at(digest=found.digest))

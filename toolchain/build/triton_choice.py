@@ -88,7 +88,7 @@ def settle(asked: Asked, *, lock: Lock | None, folder: Path, cache: Cache) -> As
     else:
         raise PinError(
             f"--triton {asked.triton!r} names no Triton",
-            why="it is no Triton version such as 3.7.1, no commit of 40 digits, and nothing of that name is here",
+            why="it is not a Triton version such as 3.7.1, no commit of 40 digits, and nothing of that name is here",
             fix=f"{near_version(wanted)}give one of these, or the folder of a checkout",
         )
     _compare(asked, cache)
@@ -143,7 +143,11 @@ def _as_locked(asked: Asked, lock: Lock) -> Asked:
         # A lock from when the wheel came without being named.
         specs.setdefault("triton", wheel.spec)
     if version is not None and not (is_version(str(version)) or is_commit(str(version))):
-        raise ConfigError(f"the lock was made for --triton {version!r}", why="that is no version and no commit")
+        raise ConfigError(
+            f"the lock was made for --triton {version!r}",
+            why="that is no version and no commit",
+            fix="make the lock again: toolchain lock",
+        )
     return replace(asked, triton=version, aotriton=release, sources={**specs, **asked.sources})
 
 
@@ -236,7 +240,7 @@ def _llvm_named(asked: Asked, cache: Cache) -> list[tuple[str, str]]:
 def _as_folder(asked: Asked, path: Path, cache: Cache) -> Asked:
     if not pin_files(path) and not _is_checkout(path):
         raise PinError(
-            f"--triton {path} is no checkout of Triton",
+            f"--triton {path} is not a checkout of Triton",
             why="it holds neither Triton's files nor an LLVM pin",
             fix="name the top folder of a checkout, a version or a commit",
         )

@@ -76,7 +76,7 @@ def require_record(value: Any, base: LockedBase, layers: Sequence[Mapping[str, A
         known = LayerFacts.parse(record.facts).as_json()
     except RecordError as error:
         why = one_line(str(error))[:200]
-        raise HostileInputError(f"{title} is no record of a {base.stage}", why=why, fix=DO_NOT) from error
+        raise HostileInputError(f"{title} is not a record of a {base.stage}", why=why, fix=DO_NOT) from error
     inputs, packages = record.inputs, record.facts.get("packages")
     # Of other inputs than these the digest tells: no plan has it.
     given = (record.stage, inputs.get("stage"), record.image, record.arch, inputs.get("arch"), inputs.get("base"),
@@ -102,7 +102,7 @@ def require_packages(value: Mapping[str, Any], base: LockedBase) -> None:
     try:
         found = locked_packages(value) if isinstance(rows, list) and value.keys() == {"recipe", "packages"} else ()
     except (SourceError, KeyError) as error:
-        raise HostileInputError(f"the bundle's list of packages of {base} is none", why=str(error)) from error
+        raise HostileInputError(f"the bundle's list of packages of {base} is malformed", why=str(error)) from error
     same = sha256_json(dict(value)) == base.packages_digest and value.get("recipe") == base.recipe
     if not same or set(found) != set(base.packages):
         raise HostileInputError("the bundle's list of packages is not the one in its lock", fix=DO_NOT)
@@ -161,7 +161,7 @@ def require_whole(lock: Lock, entries: Sequence[Entry]) -> None:
         source = lock.source(entry.name)
         if entry.kind == "file" and source is not None and entry.title != source.file:
             raise HostileInputError(
-                f"the bundle calls {source.file} otherwise than its lock: {entry.title}", fix=DO_NOT
+                f"the bundle names a file {entry.title} that its lock names {source.file}", fix=DO_NOT
             )
     for kind, name, digest in sorted(expected - there):
         raise HostileInputError(f"the bundle lacks the {kind} {name} that its lock names", why=digest, fix=DO_NOT)

@@ -79,12 +79,16 @@ class Entry:
         kind, title = found.annotations.get(_KIND, ""), found.annotations.get(labels.TITLE, "")
         name, of = found.annotations.get(_OWNER, ""), found.annotations.get(_MEDIA, "")
         if kind not in get_args(Kind):
-            raise HostileInputError(f"the bundle holds a thing of the kind {kind[:80]!r}", fix="do not use it")
+            raise HostileInputError(f"the bundle holds an entry of an unknown kind: {kind[:80]!r}", fix="do not use it")
         for text in (name, title):
             if not _NAME.fullmatch(text):
-                raise HostileInputError(f"the bundle holds the name {text[:200]!r}", fix="do not use this bundle")
+                raise HostileInputError(
+                    f"the bundle holds an entry with an unusable name: {text[:200]!r}", fix="do not use this bundle"
+                )
         if of and not _MEDIA_TYPE.fullmatch(of):
-            raise HostileInputError(f"the bundle holds the media type {of[:200]!r}", fix="do not use this bundle")
+            raise HostileInputError(
+                f"the bundle holds an entry of an unexpected media type: {of[:200]!r}", fix="do not use this bundle"
+            )
         return cls(kind=cast("Kind", kind), name=name, title=title, blob=found.plain, of=of)
 
     def as_json(self) -> dict[str, Any]:

@@ -113,7 +113,11 @@ def import_bundle(ref: Target, cache: Cache, lock_path: Path) -> Imported:
 def _entries(manifest: Descriptor, content: bytes, ref: str) -> tuple[Entry, ...]:
     value = parse_object(content, ref)
     if manifest.media_type not in media.IMAGES or value.get("artifactType") != TYPE:
-        raise RegistryError(f"{ref} is no bundle", why=f"its type is {value.get('artifactType')!r}, not {TYPE}")
+        raise RegistryError(
+            f"{ref} is not a bundle",
+            why=f"its type is {value.get('artifactType')!r}, not {TYPE}",
+            fix="name what `toolchain bundle export` wrote",
+        )
     return tuple(Entry.parse(found) for found in children_of(value, manifest)[1:])
 
 
@@ -212,7 +216,7 @@ class _Taker:
             try:
                 canonical(value)
             except (ValueError, RecursionError) as error:
-                raise HostileInputError(f"{entry.title} is nothing that can be kept", why=str(error)) from error
+                raise HostileInputError(f"{entry.title} cannot be kept as a record", why=str(error)) from error
             base = _owner(entry, lock)
             record = require_record(value, base, self._layers[base.image], entry.title)
             known = known_record(self._cache, record.input_digest)
@@ -230,7 +234,9 @@ class _Taker:
             require_packages(value, base)
             path = self._cache.package_list(base.stage, base.name, base.arch)
             if path.name != entry.title:
-                raise HostileInputError(f"the bundle calls {path.name} otherwise: {entry.title}", fix=DO_NOT)
+                raise HostileInputError(
+                    f"the bundle names a file {entry.title} that the store names {path.name}", fix=DO_NOT
+                )
             if (known := _read(path)) is not None and known != value:
                 raise refused([f"{base} is resolved otherwise in this cache"], "the bundle brings another base")
             found[entry] = (path, value)

@@ -138,7 +138,11 @@ def load_bases(arch: str = "amd64", *, path: Path | None = None) -> dict[str, Ba
 
 def _recipe(name: str, content: Any, arch: str, source: Path) -> BaseRecipe:
     if not _NAME.fullmatch(name):
-        raise ConfigError(f"{source}: {name!r} is no name for a base", why="it becomes part of image names")
+        raise ConfigError(
+            f"{source}: {name!r} is not a name for a base",
+            why="it becomes part of image names",
+            fix="use letters, digits and single . _ - between them",
+        )
     row = typed_row(_Row, content, name, source)
     try:
         row.check()

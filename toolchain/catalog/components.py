@@ -196,7 +196,7 @@ def _line(version: str) -> tuple[int, int]:
     match = _LINE.fullmatch(version)
     if not match:
         fix = "give a version such as 3.7.1 or a commit of 40 digits"
-        raise PinError(f"{version!r} is no Triton version", why="it reads MAJOR.MINOR[.PATCH]", fix=fix)
+        raise PinError(f"{version!r} is not a Triton version", why="it reads MAJOR.MINOR[.PATCH]", fix=fix)
     return int(match[1]), int(match[2])
 
 

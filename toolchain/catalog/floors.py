@@ -63,7 +63,11 @@ def load_floors(path: Path | None = None) -> dict[str, Floor]:
 
 def _floor(name: str, row: Mapping[str, object], source: Path) -> Floor:
     if not _VERSION.fullmatch(name):
-        raise ConfigError(f"{DATA}: {name!r} is no version of glibc", why="it becomes part of names")
+        raise ConfigError(
+            f"{DATA}: {name!r} is not a version of glibc",
+            why="it becomes part of names",
+            fix="write it as MAJOR.MINOR, such as 2.31",
+        )
     return typed_row(Floor, {**row, "glibc": name} if isinstance(row, dict) else row, name, source)
 
 

@@ -90,7 +90,7 @@ def _text_of(file: Path) -> str:
     """A small text file, without a byte order mark and surrounding space."""
     try:
         if not stat.S_ISREG(file.stat().st_mode):
-            raise PinError(f"cannot read {file}", why="it is no regular file", fix=_PUT)
+            raise PinError(f"cannot read {file}", why="it is not a regular file", fix=_PUT)
         with file.open("rb") as stream:
             content = stream.read(MAX_PIN_BYTES + 1)
     except FileNotFoundError as error:
@@ -100,12 +100,12 @@ def _text_of(file: Path) -> str:
         raise PinError(f"cannot read {file}", why=error.strerror or str(error), fix="check path and rights") from error
     if len(content) > MAX_PIN_BYTES:
         why = f"it has more than {MAX_PIN_BYTES} bytes"
-        raise PinError(f"{file} is no pin file", why=why, fix="give llvm-hash.txt or llvm-info.json")
+        raise PinError(f"{file} is not a pin file", why=why, fix="give llvm-hash.txt or llvm-info.json")
     try:
         return content.decode("utf-8-sig").strip()
     except UnicodeDecodeError as error:
         why = f"byte {error.start} is not UTF-8"
-        raise PinError(f"{file} is no pin file", why=why, fix="give llvm-hash.txt or llvm-info.json") from error
+        raise PinError(f"{file} is not a pin file", why=why, fix="give llvm-hash.txt or llvm-info.json") from error
 
 
 def _object_in(file: Path, text: str) -> dict[str, Any]:

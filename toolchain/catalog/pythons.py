@@ -68,7 +68,7 @@ def check_version(version: str) -> str:
         PinError: it is none.
     """
     if not _VERSION.fullmatch(version):
-        raise PinError(f"{version!r} is no Python version", fix="give e.g. --python 3.13")
+        raise PinError(f"{version!r} is not a Python version", fix="give e.g. --python 3.13")
     return version
 
 
@@ -89,7 +89,11 @@ def check_range(version: str, requires: str, *, name: str) -> None:
     try:
         supported = SpecifierSet(requires)
     except InvalidSpecifier as error:
-        raise PinError(f"{name} supports no range of Pythons that can be read: {requires!r}", why=str(error)) from error
+        raise PinError(
+            f"{name} supports no range of Pythons that can be read: {requires!r}",
+            why=str(error),
+            fix="mend that line of its source, or leave --python out",
+        ) from error
     if not supported.contains(version):
         raise UnsupportedError(
             f"{name} does not support Python {version}",

@@ -47,11 +47,21 @@ class LlvmPin:
 
     def __post_init__(self) -> None:
         if not is_commit(self.commit):
-            raise PinError(f"{self.commit!r} is no commit", why="a commit has 40 hexadecimal digits, lower case")
+            raise PinError(
+                f"{self.commit!r} is not a commit",
+                why="a commit has 40 hexadecimal digits, lower case",
+                fix="give all 40 digits, in lower case",
+            )
         if not REPOSITORY.fullmatch(self.repository):
-            raise PinError(f"{self.repository!r} is no repository", why="it is written owner/name")
+            raise PinError(
+                f"{self.repository!r} is no repository", why="it is written owner/name", fix="correct the row"
+            )
         if self.certainty not in CERTAINTIES:
-            raise PinError(f"{self.certainty!r} is no certainty", why=f"there are {', '.join(CERTAINTIES)}")
+            raise PinError(
+                f"{self.certainty!r} is not a certainty",
+                why=f"there are {', '.join(CERTAINTIES)}",
+                fix="correct the row",
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,7 +207,7 @@ def _checked(path: Path, raw: dict[str, Any], commits: tuple[str, ...]) -> dict[
     row: dict[str, Any] = {
         key.replace("-", "_"): tuple(value) if isinstance(value, list) else value for key, value in raw.items()
     }
-    problems = [f"{field} is no commit" for field in commits if row.get(field) and not is_commit(row[field])]
+    problems = [f"{field} is not a commit" for field in commits if row.get(field) and not is_commit(row[field])]
     sure = [row.get("certainty"), *(row.get(f"{what}_certainty", "unknown") for what in ("tag", "commit"))]
     if not set(sure) <= set(CERTAINTIES):
         problems.append(f"certainty is none of {', '.join(CERTAINTIES)}")

@@ -118,7 +118,7 @@ def _parsed(version: str) -> tuple[str, str | None, str]:
     match = _VERSION.fullmatch(version)
     if not match:
         fix = f"{near_version(version)}give a version such as 3.7.1 or a commit of 40 digits"
-        raise PinError(f"{version!r} is no Triton version", why=f"it reads {_FORM}", fix=fix)
+        raise PinError(f"{version!r} is not a Triton version", why=f"it reads {_FORM}", fix=fix)
     major, minor, patch, local = match.groups()
     return f"{int(major)}.{int(minor)}", patch, local or ""
 
@@ -179,7 +179,7 @@ def aotriton_for_pytorch(version: str) -> PytorchRow:
     match = _VERSION.fullmatch(version.strip())
     if not match:
         fix = "give a version such as 2.9"
-        raise PinError(f"{version!r} is no PyTorch version", why=f"it reads {_FORM}", fix=fix)
+        raise PinError(f"{version!r} is not a PyTorch version", why=f"it reads {_FORM}", fix=fix)
     wanted = f"{int(match[1])}.{int(match[2])}"
     by_name = {row.version: row for row in pytorch_data()}
     row = by_name.get(wanted)

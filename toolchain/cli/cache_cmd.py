@@ -63,7 +63,7 @@ def cache_prune(
         console.note(f"{console.size(_total(done.gone))} {'would be' if dry_run else 'were'} freed")
     if done.failed:
         raise ConfigError(
-            f"{len(done.failed)} of {len(done.gone) + len(done.failed)} could not be removed",
+            f"{len(done.failed)} of {len(done.gone) + len(done.failed)} entries could not be removed",
             why="\n".join(f"{name}: {why}" for name, why in done.failed[:10]),
             fix="remove them by hand, as the user who made them",
         )

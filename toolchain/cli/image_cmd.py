@@ -88,13 +88,13 @@ def publish(
 
     where = where or dest
     if not where:
-        raise ConfigError("no destination", fix="toolchain publish oci:DIR, or REGISTRY/NS")
+        raise ConfigError("publish has no destination", fix="toolchain publish oci:DIR, or REGISTRY/NS")
     target = parse(where)
     if key is not None and keyless:
-        raise ConfigError("--key and --keyless sign in two ways", fix="leave one of them out")
+        raise ConfigError("--key and --keyless exclude each other", fix="leave one of them out")
     if bundles and key is None:
         raise ConfigError(
-            "--bundles is for --key", why="what --keyless signs lies in bundles anyway", fix="add --key FILE"
+            "--bundles needs --key", why="what --keyless signs lies in bundles anyway", fix="add --key FILE"
         )
     signer = replace(load_signer(key), bundles=bundles) if key is not None else Keyless(sigstore) if keyless else None
     done = deliver(request, stage, target, signer=signer, files=files)

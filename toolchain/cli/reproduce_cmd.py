@@ -70,7 +70,11 @@ def _expected(ref: str, scratch: Path, arch: str) -> dict[str, Any]:
     require_whole(layout, manifest, ref)
     layers, diff_ids = layout.children(manifest)[1:], diff_ids_of(content)
     if not layers or len(layers) != len(diff_ids):
-        raise UnsupportedError(f"{ref} holds no image of this tool", why=f"{len(layers)} layers, {len(diff_ids)} named")
+        raise UnsupportedError(
+            f"{ref} holds no image of this tool",
+            why=f"{len(layers)} layers, {len(diff_ids)} named",
+            fix="name an image that `toolchain publish` or `toolchain build` made",
+        )
     return {
         "image": ref,
         "input_digest": labels_of(content).get(INPUT_DIGEST, ""),

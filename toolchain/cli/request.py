@@ -96,7 +96,10 @@ def _one_line(flag: str, value: Any) -> None:
     """
     for text in value if isinstance(value, list) else [value]:
         if isinstance(text, str) and any(ord(char) < 32 or ord(char) == 127 for char in text):
-            raise ConfigError(f"{flag} {text[:200]!r} holds a control character")
+            raise ConfigError(
+                f"{flag} {text[:200]!r} holds a control character",
+                fix="write it without line breaks, tabs and the like",
+            )
 
 
 def _floor(base: str | None, glibc: str | None) -> str:

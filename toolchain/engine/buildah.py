@@ -171,7 +171,11 @@ class Buildah(Storage):
         words = [word for name, value in sorted(arguments.items()) for word in ("--build-arg", f"{name}={value}")]
         for name, path in sorted(recipe.contexts.items()):
             if not path.is_dir():
-                raise EngineError(f"{recipe.name}: the tree {name!r} is missing", why=f"{path} is no folder")
+                raise EngineError(
+                    f"{recipe.name}: the tree {name!r} is missing",
+                    why=f"{path} is not a folder",
+                    fix="run the command again; if that folder was deleted meanwhile, it is made again",
+                )
             words += ["--build-context", f"{name}={path.absolute()}"]
         return words
 
@@ -311,7 +315,7 @@ def _build_error(recipe: Recipe, error: process.CommandError) -> BuildError:
     said = [line.removeprefix("toolchain: ") for line in lines if line.startswith("toolchain: ")]
     if said:
         what = f"{what}: {said[-1]}"
-    return BuildError(what, why="\n".join(lines[-process.TAIL_LINES :]))
+    return BuildError(what, why="\n".join(lines[-process.TAIL_LINES :]), fix="read the end of the log")
 
 
 def _drain(child: subprocess.Popen[str], log: Path) -> None:

@@ -90,7 +90,11 @@ class DockerRunner:
             try:
                 process.run(argv, cwd=folder)
             except CommandError as error:
-                raise EngineError(f"cannot convert {digest} for {self.program}", why=error.why) from error
+                raise EngineError(
+                    f"cannot convert {digest} for {self.program}",
+                    why=error.why,
+                    fix="check that skopeo works here and that the temporary folder has room",
+                ) from error
             with self._errors("load"):
                 self._client.image.load(folder / "image.tar", quiet=True)
         return reference

@@ -102,7 +102,7 @@ def tiny_root(folder: Path) -> Path:
     static = busybox is not None and not _libraries(Path(busybox))
     program = Path(busybox) if busybox is not None and static else shell
     if not program.exists():
-        raise EngineError("there is no /bin/sh to try the isolation with")
+        raise EngineError("the isolation of builds cannot be tried: there is no /bin/sh", fix="apt-get install dash")
     (folder / "bin").mkdir(parents=True)
     shutil.copy2(program.resolve(), folder / "bin" / "sh")
     for library in _libraries(program):

@@ -188,7 +188,9 @@ class Storage:
             # What the failed driver left in the folder makes the next one refuse it.
             shutil.rmtree(self.root, ignore_errors=True)
         raise EngineError(
-            "buildah cannot use its storage", why="\n".join(tails), fix=f"check the file system of {self.root}"
+            "buildah cannot use its storage",
+            why="\n".join(tails),
+            fix=f"name a folder on another file system with --cache; it is {self.root} now",
         )
 
     def version(self) -> str:

@@ -15,6 +15,7 @@ MAGIC = b"AKS2"
 _HEADER = struct.Struct("<III")  # unpacked bytes, kernels, bytes of the directory
 _ENTRY = struct.Struct("<IIIII")  # shared memory, threads of a block, offset, size, bytes of the name with its NUL
 _LIMIT = 4 << 30
+_AGAIN = "build again; report it if it stays"
 
 
 @dataclass(frozen=True)
@@ -39,36 +40,42 @@ def read_aks2(data: bytes) -> tuple[Kernel, ...]:
         KernelError: it is damaged.
     """
     if data[:4] != MAGIC or len(data) < 16:
-        raise KernelError("not an AKS2 file", why=f"it begins with {data[:4]!r}")
+        raise KernelError("not an AKS2 file", why=f"it begins with {data[:4]!r}", fix=_AGAIN)
     total, count, directory = _HEADER.unpack_from(data, 4)
     if total > _LIMIT or directory > total:
-        raise KernelError("an AKS2 file with impossible sizes", why=f"{total} bytes, directory {directory}")
+        raise KernelError("an AKS2 file with impossible sizes", why=f"{total} bytes, directory {directory}", fix=_AGAIN)
     unpack = lzma.LZMADecompressor()
     try:
         content = unpack.decompress(data[16:], max_length=total + 1)
     except lzma.LZMAError as error:
-        raise KernelError("an AKS2 file that does not unpack", why=str(error)) from error
+        raise KernelError("an AKS2 file that does not unpack", why=str(error), fix=_AGAIN) from error
     if not unpack.eof or unpack.unused_data:
         # Without the end there is no checksum; the loader would take such a file all the same.
-        raise KernelError("an AKS2 file that ends early, or goes on behind its end", why=f"{len(data)} bytes")
+        raise KernelError(
+            "an AKS2 file that ends early, or goes on behind its end", why=f"{len(data)} bytes", fix=_AGAIN
+        )
     if len(content) != total:
-        raise KernelError("an AKS2 file of another size than it says", why=f"{len(content)} bytes instead of {total}")
+        raise KernelError(
+            "an AKS2 file of another size than it says", why=f"{len(content)} bytes instead of {total}", fix=_AGAIN
+        )
     found = []
     place = 0
     for _ in range(count):
         try:
             shared, threads, offset, size, length = _ENTRY.unpack_from(content, place)
         except struct.error as error:
-            raise KernelError("an AKS2 file whose directory ends early", why=str(error)) from error
+            raise KernelError("an AKS2 file whose directory ends early", why=str(error), fix=_AGAIN) from error
         place += _ENTRY.size
         name = content[place : place + length].rstrip(b"\0").decode("utf-8")
         place += length
         start = directory + offset
         if start + size > total:
-            raise KernelError("an AKS2 file whose entry lies outside", why=name)
+            raise KernelError("an AKS2 file whose entry lies outside", why=name, fix=_AGAIN)
         found.append(Kernel(name, shared, threads, content[start : start + size]))
     if place != directory:
-        raise KernelError("an AKS2 file whose directory has another size than it says", why=f"{place}, {directory}")
+        raise KernelError(
+            "an AKS2 file whose directory has another size than it says", why=f"{place}, {directory}", fix=_AGAIN
+        )
     return tuple(found)
 
 
@@ -83,10 +90,10 @@ def read_archive(path: Path) -> Iterator[tuple[str, tuple[Kernel, ...]]]:
             seen: set[str] = set()
             for member in archive.infolist():
                 if member.compress_type != zipfile.ZIP_STORED or member.flag_bits & 1:
-                    raise KernelError(f"{path.name} is compressed or encrypted", why=member.filename)
+                    raise KernelError(f"{path.name} is compressed or encrypted", why=member.filename, fix=_AGAIN)
                 if member.filename in seen:
-                    raise KernelError(f"{path.name} holds one name twice", why=member.filename)
+                    raise KernelError(f"{path.name} holds one name twice", why=member.filename, fix=_AGAIN)
                 seen.add(member.filename)
                 yield member.filename, read_aks2(archive.read(member))
     except zipfile.BadZipFile as error:
-        raise KernelError(f"{path.name} is no whole .zip", why=str(error)) from error
+        raise KernelError(f"{path.name} is no whole .zip", why=str(error), fix=_AGAIN) from error

@@ -21,6 +21,7 @@ from toolchain.kernels.rules import Rule, RuleSet, Value, cut
 COMPILE, CLUSTER, FLATZIP, AFFINE = "Bare.compile", "Bare.cluster", "Bare.flatzip", "Affine.cluster"
 _FIELDS = 10
 _HINTS = (1, 8, 16)
+_REPORT = "take an AOTriton that docs/compatibility.md says is tested; report it for one that is"
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ def read_plan(folder: Path, tree: Path, *, build: str, source: str) -> BarePlan:
         rule = _rule(fields, tree, build=build, source=source, groups=group)
         known = rules.setdefault(rule.out, rule)
         if known != rule:
-            raise SourceError(f"AOTriton's generator plans {rule.out} twice, differently")
+            raise SourceError(f"AOTriton's generator plans {rule.out} twice, differently", fix=_REPORT)
     archives = tuple(_archive(folder, fields, build) for fields in _lines(folder / FLATZIP, 4))
     affine = tuple(";".join(fields[:3]) for fields in _lines(folder / AFFINE, 3)) if (folder / AFFINE).exists() else ()
     found = _distinct(rules.values())
@@ -101,12 +102,12 @@ def _lines(path: Path, least: int) -> Iterable[list[str]]:
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise SourceError(f"AOTriton's generator left no {path.name}", why=str(error.strerror)) from error
+        raise SourceError(f"AOTriton's generator left no {path.name}", why=str(error.strerror), fix=_REPORT) from error
     for number, line in enumerate(text.splitlines(), 1):
         fields = line.split(";")
         if len(fields) < least:
             raise SourceError(
-                f"{path.name}:{number} has {len(fields)} fields, {least} or more expected", why=line[:200]
+                f"{path.name}:{number} has {len(fields)} fields, {least} or more expected", why=line[:200], fix=_REPORT
             )
         yield fields
 
@@ -117,7 +118,7 @@ def _below(path: str, top: str) -> str:
     except ValueError:
         found = ""
     if not found or not _is_plain(found):
-        raise SourceError(f"AOTriton's generator names {path}, which does not lie in {top}")
+        raise SourceError(f"AOTriton's generator names {path}, which does not lie in {top}", fix=_REPORT)
     return found
 
 
@@ -135,7 +136,7 @@ def _manifest(path: Path, build: str, listed: Sequence[str]) -> tuple[tuple[str,
     try:
         rows = [line.split("\0") for line in path.read_text(encoding="utf-8").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
-        raise SourceError(f"cannot read {path.name} of AOTriton's plan", why=str(error)) from error
+        raise SourceError(f"cannot read {path.name} of AOTriton's plan", why=str(error), fix=_REPORT) from error
     if any(len(row) != 3 for row in rows) or [row[0] for row in rows] != list(listed) or not rows:
         raise SourceError(
             f"the manifest {path} and AOTriton's plan name different files",
@@ -143,7 +144,7 @@ def _manifest(path: Path, build: str, listed: Sequence[str]) -> tuple[tuple[str,
             fix="build again; report it if it stays",
         )
     if len({row[1] for row in rows}) < len(rows):
-        raise SourceError(f"the manifest {path} gives one name to two files")
+        raise SourceError(f"the manifest {path} gives one name to two files", fix=_REPORT)
     return tuple((_below(row[0], build), row[1]) for row in rows)
 
 
@@ -212,7 +213,9 @@ def _rule(fields: Sequence[str], tree: Path, *, build: str, source: str, groups:
     try:
         launch = (int(warps), int(stages), int(waves))
     except ValueError:
-        raise SourceError(f"{COMPILE}: {out} has launch values that are no numbers", why=";".join(fields)) from None
+        raise SourceError(
+            f"{COMPILE}: {out} has launch values that are no numbers", why=";".join(fields), fix=_REPORT
+        ) from None
     return Rule(
         source=file,
         root=str(PurePosixPath(file).parent),
@@ -243,7 +246,9 @@ def parse_signature(
     """
     parts = [part.strip(" ") for part in text.split(",")]
     if len(parts) != len(names):
-        raise SourceError(f"{where}: {len(parts)} arguments for a kernel with {len(names)}", why=text[:300])
+        raise SourceError(
+            f"{where}: {len(parts)} arguments for a kernel with {len(names)}", why=text[:300], fix=_REPORT
+        )
     kinds: list[tuple[str, str]] = []
     constants: dict[str, Value] = {}
     for name, part in zip(names, parts, strict=True):
@@ -252,7 +257,7 @@ def parse_signature(
         if value is None and mark:
             number = _constant(hint)
             if number not in _HINTS or isinstance(number, bool):
-                raise SourceError(f"{where}: {name} has the hint {hint!r}", why=f"known: {_HINTS}")
+                raise SourceError(f"{where}: {name} has the hint {hint!r}", why=f"known: {_HINTS}", fix=_REPORT)
             if number == 1:
                 value = 1
         if value is not None:
@@ -277,11 +282,11 @@ def _argument_names(path: Path, kernel: str) -> tuple[str, ...]:
     try:
         module = ast.parse(path.read_text(encoding="utf-8"))
     except (OSError, SyntaxError, UnicodeDecodeError) as error:
-        raise SourceError(f"cannot read the kernel source {path}", why=str(error)) from error
+        raise SourceError(f"cannot read the kernel source {path}", why=str(error), fix=_REPORT) from error
     for node in module.body:
         if isinstance(node, ast.FunctionDef) and node.name == kernel:
             return tuple(argument.arg for argument in [*node.args.posonlyargs, *node.args.args])
-    raise SourceError(f"{path} has no function {kernel}")
+    raise SourceError(f"{path} has no function {kernel}", fix=_REPORT)
 
 
 def _distinct(rules: Iterable[Rule]) -> tuple[Rule, ...]:
@@ -294,5 +299,5 @@ def _distinct(rules: Iterable[Rule]) -> tuple[Rule, ...]:
     seen: dict[str, str] = {}
     for rule in found:
         if (other := seen.setdefault(rule.id, rule.out)) != rule.out:
-            raise KernelError(f"{rule.out} and {other} are one and the same rule")
+            raise KernelError(f"{rule.out} and {other} are one and the same rule", fix=_REPORT)
     return tuple(found)

@@ -184,7 +184,7 @@ def _blame_the_machine(entry: Entry, out: Path) -> None:
     starved = entry.status == FAILED and shutil.disk_usage(out).free < _LEAST_FREE
     if starved or (entry.status == FAILED and _OF_THE_MACHINE.search(entry.reason)):
         raise ResourceError(
-            "the disk is full" if starved else "the machine, not a kernel, made a compile fail",
+            "the disk is full" if starved else "the machine failed a compile, not the kernel",
             why=f"{entry.out}: {_brief(entry.reason)}",
             fix="free disk or memory, or give fewer --jobs, and run it again: it goes on with this kernel",
         )
@@ -208,7 +208,11 @@ def _objects(out: Path, rule: Rule | Entry, *, unlink: bool = False) -> tuple[Pa
     """
     path = out / rule.out
     if not path.parent.resolve().is_relative_to(out.resolve()) or path.is_symlink():
-        raise KernelError(f"{rule.out} leads out of {out}", why="a worker or a rule made a link or a path that does")
+        raise KernelError(
+            f"{rule.out} leads out of {out}",
+            why="a worker or a rule made a link or a path that does",
+            fix="remove what lies there, then run it again: it goes on",
+        )
     both = (path, path.with_suffix(".json"))
     if unlink:
         for one in both:

@@ -28,7 +28,7 @@ def check_object(path: Path, gpu: str, kernel: str | None = None) -> None:
     check_gpu(gpu)
     why = _fault(path, gpu, kernel)
     if why:
-        raise KernelError(f"{path} is no code object for {gpu}", why=why, fix="compile it again")
+        raise KernelError(f"{path} is not a code object for {gpu}", why=why, fix="compile it again")
 
 
 @dataclass(frozen=True)

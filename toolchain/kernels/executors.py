@@ -282,7 +282,7 @@ class _Crew:
                 raise
             why = str(error) or f"no sign of life for {START_SECONDS:.0f} s"
             raise KernelError(
-                "a kernel worker does not come up", why=why, fix="check that Triton imports there"
+                "a kernel worker does not start", why=why, fix="check that `import triton` works there"
             ) from error
         self.about = {name: value for name, value in hello.items() if name != "ready"}
         return worker

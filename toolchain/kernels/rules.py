@@ -122,7 +122,9 @@ def cut(rules: Iterable[Rule], *, select: str | None = None, limit: int | None =
         if not clusters:
             kernels = ", ".join(sorted({rule.kernel for rule in everything}))
             raise ConfigError(
-                f"--select {select!r} matches no kernel", why=f"kernels: {kernels}", fix="give a glob on one"
+                f"--select {select!r} matches no kernel",
+                why=f"kernels: {kernels}",
+                fix="give a glob that matches one of these",
             )
     if limit is not None:
         clusters = _first(clusters, limit)
@@ -172,7 +174,9 @@ def load_rules(
     try:
         root, kernels = content["source"]["root"], content["kernel"]
     except KeyError as error:
-        raise ConfigError(f"cannot use the kernel data file {data}", why=repr(error)) from error
+        raise ConfigError(
+            f"cannot use the kernel data file {data}", why=repr(error), fix="reinstall toolchain, or correct the file"
+        ) from error
     rules = [rule for kernel in kernels for rule in _kernel(data, source_root, root, kernel, sorted(set(gpus)))]
     for what in ("id", "out"):
         seen: set[str] = set()
@@ -189,7 +193,9 @@ def _kernel(data: Path, tree: Path, root: str, kernel: Mapping[str, Any], gpus: 
         launch = {name: int(kernel[name]) for name in ("num_warps", "num_stages", "waves_per_eu")}
         direction, axes = kernel["direction"], kernel.get("axes", {})
     except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"{data}: a kernel lacks or misuses a key", why=repr(error)) from error
+        raise ConfigError(
+            f"{data}: a kernel lacks or misuses a key", why=repr(error), fix="correct that kernel in the file"
+        ) from error
     path = tree / root / source
     names = _arguments(path, function)
     group = f"{PurePosixPath(source).stem}.{function}"

@@ -51,7 +51,7 @@ def credentials(host: str) -> str | None:
                 return found
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise RegistryError(
-            "the login file of docker cannot be read", why=type(error).__name__, fix=f"log in again to {host}"
+            "the file of registry logins cannot be read", why=type(error).__name__, fix=f"log in again to {host}"
         ) from None
     return None
 
@@ -255,7 +255,7 @@ class Authorizer:
 
     def refused(self, why: str) -> RegistryError:
         """The error that says so."""
-        return RegistryError(f"{self._host} does not let us in", why=why, fix=f"log in: {login_command(self._host)}")
+        return RegistryError(f"{self._host} refuses the login", why=why, fix=f"log in: {login_command(self._host)}")
 
 
 def _parameters(text: str) -> dict[str, str]:

@@ -55,7 +55,11 @@ def check_digest(text: str) -> str:
         RegistryError: it is anything else.
     """
     if not _DIGEST.fullmatch(text):
-        raise RegistryError(f"{text[:120]!r} is not a digest", why="expected sha256: and 64 hexadecimal digits")
+        raise RegistryError(
+            f"{text[:120]!r} is not a digest",
+            why="expected sha256: and 64 hexadecimal digits",
+            fix="give sha256: and all 64 digits",
+        )
     return text
 
 
@@ -135,4 +139,8 @@ class Descriptor:
                 str(value.get("artifactType") or ""),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise RegistryError("a descriptor is malformed", why=f"{type(error).__name__}: {error}") from error
+            raise RegistryError(
+                "a descriptor is malformed",
+                why=f"{type(error).__name__}: {error}",
+                fix="publish or export it again; if it stays, ask who made it",
+            ) from error

@@ -107,7 +107,11 @@ def read_files(value: Mapping[str, Any], manifest: Descriptor) -> tuple[PlainFil
         HostileInputError: a name that could become a path, or one name twice.
     """
     if not are_files(value):
-        raise RegistryError(f"{manifest.digest} holds no files", why=f"it is of the type {value.get('artifactType')!r}")
+        raise RegistryError(
+            f"{manifest.digest} holds no files",
+            why=f"it is of the type {value.get('artifactType')!r}",
+            fix="name an artifact that `toolchain publish --files` made",
+        )
     found: dict[str, PlainFile] = {}
     for blob in children_of(dict(value), manifest)[1:]:
         name = blob.annotations.get(TITLE, "")
@@ -121,5 +125,5 @@ def read_files(value: Mapping[str, Any], manifest: Descriptor) -> tuple[PlainFil
 def _require_plain(name: str) -> None:
     if not is_plain_name(name):
         raise HostileInputError(
-            f"the artifact holds the name {name[:200]!r}", why="it is no plain name of a file", fix="do not use it"
+            f"the artifact holds the name {name[:200]!r}", why="it is not a plain name of a file", fix="do not use it"
         )

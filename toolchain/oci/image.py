@@ -78,7 +78,7 @@ def read_layers(layout: Layout, manifest: Descriptor) -> tuple[LayerBlob, ...]:
     diff_ids = diff_ids_of(layout.read_json(config))
     if len(diff_ids) != len(layers):
         raise RegistryError(
-            f"{manifest.digest} is malformed",
+            f"the image {manifest.digest} is malformed",
             why=f"{len(layers)} layers, {len(diff_ids)} diff_ids",
             fix="fetch it again",
         )
@@ -150,15 +150,21 @@ def write_index(
         RegistryError: no image, one without platform, two for one platform, or one that is missing.
     """
     if not manifests:
-        raise RegistryError("an index needs an image", fix="build at least one architecture")
+        raise RegistryError("an index of no image cannot be written", fix="build at least one architecture")
     keyed: dict[Platform, Descriptor] = {}
     for manifest in manifests:
         layout.blob(manifest.digest)
         if manifest.platform is None:
-            raise RegistryError(f"{manifest.digest} has no platform", why="an index tells images by platform")
+            raise RegistryError(
+                f"{manifest.digest} has no platform",
+                why="an index tells images by platform",
+                fix="build the image again",
+            )
         if keyed.setdefault(manifest.platform, manifest).digest != manifest.digest:
             raise RegistryError(
-                f"two images for {manifest.platform}", why=f"{keyed[manifest.platform].digest}, {manifest.digest}"
+                f"two images for {manifest.platform}",
+                why=f"{keyed[manifest.platform].digest}, {manifest.digest}",
+                fix="leave one of them out",
             )
     value: dict[str, Any] = {
         "schemaVersion": 2,

@@ -169,7 +169,7 @@ def _walk(path: Path, media_type: str, keep: tuple[str, int, list[bytes]] | None
         while stream.read(CHUNK):  # so that the decompressor checks its own sums
             pass
         if stream.last > tar.offset:
-            raise UntrustedError("a layer holds something behind its end mark", why=f"{stream.last - tar.offset} bytes")
+            raise UntrustedError("a layer holds data after its end mark", why=f"{stream.last - tar.offset} bytes")
     _require_folders(folders)
 
 
@@ -179,7 +179,7 @@ def _name(member: tarfile.TarInfo) -> str:
         raise UntrustedError("a layer holds a sparse file", why="readers disagree about it")
     name = member.name.removeprefix("./")
     if name not in {"", "."} and not {"", ".", ".."}.isdisjoint(name.split("/")):
-        raise UntrustedError(f"a layer holds a name that is no plain path: {shown(member.name)}")
+        raise UntrustedError(f"a layer holds a name that is not a plain path: {shown(member.name)}")
     return shown(name)
 
 
@@ -189,7 +189,7 @@ def _require_folders(folders: Mapping[str, bool]) -> None:
         above = name.rpartition("/")[0]
         while above:
             if not folders.get(above, True):
-                raise UntrustedError(f"a layer holds {name} below {above}, which is no folder")
+                raise UntrustedError(f"a layer holds {name} below {above}, which is not a folder")
             above = above.rpartition("/")[0]
 
 

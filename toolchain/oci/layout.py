@@ -59,7 +59,11 @@ class Layout:
                 f"{self.root} cannot be an OCI layout", why=str(error), fix="name another folder"
             ) from error
         if version != "1.0.0":
-            raise RegistryError(f"{self.root} is an OCI layout of version {version}", why="only 1.0.0 is known")
+            raise RegistryError(
+                f"{self.root} is an OCI layout of version {version}",
+                why="only 1.0.0 is known",
+                fix="name another folder, or write it anew with a tool that knows 1.0.0",
+            )
         return self
 
     def _lock(self) -> FileLock:
@@ -132,7 +136,9 @@ class Layout:
         try:
             found, size = self._store(path, digest, move)
         except OSError as error:
-            raise RegistryError(f"cannot store {path} in {self.root}", why=str(error)) from error
+            raise RegistryError(
+                f"cannot store {path} in {self.root}", why=str(error), fix="check the path and its rights"
+            ) from error
         return Descriptor(media_type, found, size)
 
     def _store(self, path: Path, digest: str | None, move: bool) -> tuple[str, int]:
@@ -173,7 +179,9 @@ class Layout:
             try:
                 write_atomically(self._path(digest), content)
             except OSError as error:
-                raise RegistryError(f"cannot write to {self.root}", why=str(error)) from error
+                raise RegistryError(
+                    f"cannot write to {self.root}", why=str(error), fix="check its rights, or name another folder"
+                ) from error
         return Descriptor(media_type, digest, len(content))
 
     def put_json(self, value: Any, media_type: str) -> Descriptor:
@@ -189,7 +197,11 @@ class Layout:
         """
         path = self.blob(descriptor.digest)
         if path.stat().st_size > MANIFEST_LIMIT:
-            raise RegistryError(f"{descriptor.digest} is too large for a manifest", why=f"{path.stat().st_size} bytes")
+            raise RegistryError(
+                f"{descriptor.digest} is too large for a manifest",
+                why=f"{path.stat().st_size} bytes",
+                fix="name a manifest; this is something else",
+            )
         content = path.read_bytes()
         _compare(path, descriptor.digest, sha256_bytes(content))
         return content
@@ -219,11 +231,23 @@ class Layout:
         try:
             content = parse_object(self._index.read_bytes(), str(self._index))
         except FileNotFoundError as error:
-            raise RegistryError(f"{self.root} is not an OCI layout", why="it has no index.json") from error
+            raise RegistryError(
+                f"{self.root} is not an OCI layout",
+                why="it has no index.json",
+                fix="name a folder that `toolchain publish oci:DIR` wrote",
+            ) from error
         if not isinstance(content.get("manifests"), list):
-            raise RegistryError(f"{self._index} is not an index", why="it has no list of manifests")
+            raise RegistryError(
+                f"{self._index} is not an index",
+                why="it has no list of manifests",
+                fix="publish to it anew, or name another folder",
+            )
         if not all(isinstance(entry, dict) for entry in content["manifests"]):
-            raise RegistryError(f"{self._index} is not an index", why="its list holds something else than manifests")
+            raise RegistryError(
+                f"{self._index} is not an index",
+                why="its list holds something else than manifests",
+                fix="publish to it anew, or name another folder",
+            )
         return content
 
     def tag(self, descriptor: Descriptor, name: str) -> None:
@@ -234,7 +258,9 @@ class Layout:
         """
         if not _NAME.fullmatch(name):
             raise RegistryError(
-                f"{name!r} cannot be a tag", why="letters, digits and single separators . _ - are allowed"
+                f"{name!r} cannot be a tag",
+                why="letters, digits and single separators . _ - are allowed",
+                fix="name another tag",
             )
         self.blob(descriptor.digest)
         self.retag(name, lambda _: descriptor)
@@ -333,7 +359,9 @@ class Layout:
         refs = self.refs()
         if name not in refs:
             known = ", ".join(refs) or "none"
-            raise RegistryError(f"{self.root} has no image {name!r}", why=f"images there: {known}")
+            raise RegistryError(
+                f"{self.root} has no image {name!r}", why=f"images there: {known}", fix="name one of these"
+            )
         return _untagged(refs[name])
 
     def children(self, descriptor: Descriptor) -> tuple[Descriptor, ...]:

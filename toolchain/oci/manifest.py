@@ -9,6 +9,8 @@ from toolchain.errors import RegistryError
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
 
+_OTHER = "check the name; if it is right, publish it again, or ask who did"
+
 
 def parse_object(content: bytes, name: str) -> dict[str, Any]:
     """JSON bytes that must hold an object.
@@ -19,9 +21,9 @@ def parse_object(content: bytes, name: str) -> dict[str, Any]:
     try:
         value = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise RegistryError(f"{name} is not JSON", why=str(error)) from error
+        raise RegistryError(f"{name} is not JSON", why=str(error), fix=_OTHER) from error
     if not isinstance(value, dict):
-        raise RegistryError(f"{name} is not a JSON object")
+        raise RegistryError(f"{name} is not a JSON object", fix=_OTHER)
     return value
 
 
@@ -45,4 +47,4 @@ def children_of(value: dict[str, Any], descriptor: Descriptor) -> tuple[Descript
             return tuple(Descriptor.from_json(entry) for entry in value["manifests"])
         return tuple(Descriptor.from_json(entry) for entry in [value["config"], *value["layers"]])
     except (KeyError, TypeError) as error:
-        raise RegistryError(f"{descriptor.digest} is not a manifest", why=f"it lacks {error}") from error
+        raise RegistryError(f"{descriptor.digest} is not a manifest", why=f"it lacks {error}", fix=_OTHER) from error

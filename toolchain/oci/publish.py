@@ -44,7 +44,9 @@ def require_publishable(descriptor: Descriptor) -> None:
     """
     if descriptor.media_type not in media.INDEXES and not descriptor.artifact_type:
         raise RegistryError(
-            f"{descriptor.digest} is not an image index", why="only indexes are published", fix="use write_index"
+            f"{descriptor.digest} is not an image index",
+            why="only indexes are published",
+            fix="name an image that `toolchain publish` wrote",
         )
 
 
@@ -68,7 +70,9 @@ def require_shallow(item: Descriptor, depth: int) -> None:
         RegistryError: it does.
     """
     if depth > media.DEEPEST:
-        raise RegistryError(f"{item.digest} lies below more than {media.DEEPEST} indexes")
+        raise RegistryError(
+            f"{item.digest} lies below more than {media.DEEPEST} indexes", fix="name an image that lies less deep"
+        )
 
 
 def put_in_layout(layout: Layout, descriptor: Descriptor, dest: LayoutRef, tags: tuple[str, ...]) -> Published:
@@ -85,7 +89,11 @@ def put_in_layout(layout: Layout, descriptor: Descriptor, dest: LayoutRef, tags:
             there.put_file(layout.blob(item.digest), digest=item.digest)
             pushed += item.size
         if there.blob(item.digest).stat().st_size != item.size:
-            raise DigestError(f"{item.digest} has the wrong size in {there.root}", why=f"expected {item.size} bytes")
+            raise DigestError(
+                f"{item.digest} has the wrong size in {there.root}",
+                why=f"expected {item.size} bytes",
+                fix="fetch or build it again",
+            )
     for tag in tags:
         there.tag(descriptor, tag)
     if there.read(descriptor) != layout.read(descriptor):
@@ -117,7 +125,11 @@ def put_in_repository(
             continue
         path = layout.blob(item.digest)
         if path.stat().st_size != item.size:
-            raise DigestError(f"{item.digest} has the wrong size in {layout.root}", why=f"expected {item.size} bytes")
+            raise DigestError(
+                f"{item.digest} has the wrong size in {layout.root}",
+                why=f"expected {item.size} bytes",
+                fix="fetch or build it again",
+            )
         if not registry.push_blob(dest.repository, item, path):
             skipped += item.size
         elif registry.blob_size(dest.repository, item.digest) is None:

@@ -99,7 +99,11 @@ def _repository(text: str, whole: str) -> str:
                 else "use lower-case letters, digits and single . _ - between them",
             )
     if len(text) > 255:
-        raise ConfigError(f"{whole[:60]!r}… is too long", why=f"a repository's name has {len(text)} of 255 characters")
+        raise ConfigError(
+            f"{whole[:60]!r}… is too long",
+            why=f"a repository's name has {len(text)} of 255 characters",
+            fix="shorten the name",
+        )
     return text
 
 
@@ -120,7 +124,9 @@ def check_tag(tag: str) -> None:
 def _digest(text: str, whole: str) -> str:
     if not _DIGEST.fullmatch(text):
         raise ConfigError(
-            f"{whole!r} is not a reference", why=f"{text!r} is not a digest", fix="sha256: and 64 hex digits"
+            f"{whole!r} is not a reference",
+            why=f"{text!r} is not a digest",
+            fix="give sha256: and 64 hexadecimal digits",
         )
     return text
 
@@ -147,7 +153,7 @@ def parse(text: str) -> Target:
     name, at, digest = rest.partition("@")
     name, colon, tag = name.partition(":")
     if colon and not _TAG.fullmatch(tag):
-        raise ConfigError(f"{text!r} is not a reference", why=f"{tag!r} is not a tag", fix="letters, digits, . _ -")
+        raise ConfigError(f"{text!r} is not a reference", why=f"{tag!r} is not a tag", fix="use letters, digits, . _ -")
     return RegistryRef(
         host, _repository(name.removesuffix("/"), text), tag if colon else None, _digest(digest, text) if at else None
     )

@@ -102,7 +102,11 @@ def shared_subject(layout: Layout, artifacts: Sequence[Descriptor]) -> str:
     subjects = {subject_of(layout.read_json(artifact)) for artifact in artifacts}
     subject = next(iter(subjects), None)
     if subject is None or len(subjects) != 1:
-        raise RegistryError("artifacts of one image are attached at a time", why=f"{len(subjects)} subjects")
+        raise RegistryError(
+            "artifacts of one image are attached at a time",
+            why=f"{len(subjects)} subjects",
+            fix="attach to each image by itself",
+        )
     return subject
 
 
@@ -212,13 +216,19 @@ def _by_api(registry: Registry, repository: str, subject: str) -> list[Any] | No
             further = re.search(r'<([^<>]+)>;\s*rel="?next', got.headers.get("Link", ""))
         entries += index["manifests"]
         path = further[1] if further else None
-    raise RegistryError(f"{registry.host} lists referrers without an end", why=f"more than {_PAGES} pages")
+    raise RegistryError(
+        f"{registry.host} lists referrers without an end",
+        why=f"more than {_PAGES} pages",
+        fix="ask who runs the registry",
+    )
 
 
 def _manifests(content: bytes, name: str) -> dict[str, Any]:
     value = parse_object(content, name)
     if not isinstance(value.get("manifests"), list):
-        raise RegistryError(f"{name} is not an index", why="it has no list of manifests")
+        raise RegistryError(
+            f"{name} is not an index", why="it has no list of manifests", fix="ask who runs the registry"
+        )
     return value
 
 

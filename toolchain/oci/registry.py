@@ -113,13 +113,17 @@ class Registry(Transport):
         content, said = self.retries().run(lambda: self._read_manifest(repository, reference))
         if len(content) > MANIFEST_LIMIT:
             raise RegistryError(
-                f"{repository}:{reference} is too large for a manifest", why=f"over {MANIFEST_LIMIT} bytes"
+                f"{repository}:{reference} is too large for a manifest",
+                why=f"over {MANIFEST_LIMIT} bytes",
+                fix="check the name: it is no image",
             )
         self.traffic.received += len(content)
         digest = sha256_bytes(content)
         if reference.startswith("sha256:") and digest != reference:
             raise DigestError(
-                f"{self.host} sent another manifest than asked for", why=f"expected {reference}, got {digest}"
+                f"{self.host} sent another manifest than asked for",
+                why=f"expected {reference}, got {digest}",
+                fix="do not use it; ask who runs the registry",
             )
         value = parse_object(content, f"{repository}:{reference}")
         return Descriptor(said if said in media.MANIFESTS else media_type_of(value), digest, len(content)), content

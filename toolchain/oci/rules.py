@@ -70,7 +70,9 @@ class Rules:
         words |= {"position": ("range", "sent"), "last": ("empty", "piece")}
         for name, known in words.items():
             if getattr(self, name) not in known:
-                raise RegistryError(f"{self.name}: {name} is {getattr(self, name)!r}", why=f"there are {known}")
+                raise RegistryError(
+                    f"{self.name}: {name} is {getattr(self, name)!r}", why=f"there are {known}", fix="correct the row"
+                )
         if not self.source:
             raise RegistryError(f"{self.name}: nothing says where this is from", fix="name a source")
 
@@ -90,7 +92,9 @@ def known() -> tuple[Rules, ...]:
         rows = read_toml(_DATA, error=RegistryError)["registry"]
         names = {field.name for field in fields(Rules)}
         if strange := {name for row in rows for name in row} - names:
-            raise RegistryError(f"{_DATA} has {', '.join(sorted(strange))}", why="no rule has that name")
+            raise RegistryError(
+                f"{_DATA} has {', '.join(sorted(strange))}", why="no rule has that name", fix="correct the file"
+            )
         return tuple(Rules(**{name: _frozen(value) for name, value in row.items()}) for row in rows)
     except (KeyError, TypeError) as error:
         raise RegistryError(f"{_DATA} cannot be read", why=str(error), fix="install the tool again") from error

@@ -84,7 +84,7 @@ class SharedTag:
                 self._put_once(canonical(value), retries)
                 wrote, waited, calm = True, False, 0
         raise RegistryError(
-            f"{self.repository}:{self.tag} does not come to rest",
+            f"{self.repository}:{self.tag} keeps changing",
             why=f"in {_ROUNDS} rounds others kept replacing it",
             fix="publish again when no other publisher is at this image",
         )

@@ -25,6 +25,7 @@ LOG = logging.getLogger(__name__)
 Kind = Literal["sig", "att"]
 Same = Callable[[Descriptor, Descriptor], bool]
 _NEVER = "0001-01-01T00:00:00Z"  # as cosign writes it: nothing of it depends on when
+_TAKEN = "publish to a repository of your own, or delete that tag if nobody needs it"
 _OF_IMAGES = (media.LAYER, media.DOCKER_LAYER_GZIP, media.DOCKER_LAYER)
 
 
@@ -85,9 +86,11 @@ def read_layers_under(content: bytes, name: str) -> dict[str, Any]:
     value = parse_object(content, name)
     layers = value.get("layers")
     if not isinstance(layers, list) or not all(isinstance(one, dict) for one in layers):
-        raise RegistryError(f"{name} is not a list of statements", why="it has no list of layers")
+        raise RegistryError(f"{name} is not a list of statements", why="it has no list of layers", fix=_TAKEN)
     if any(str(one.get("mediaType", "")).startswith(_OF_IMAGES) for one in layers):
-        raise RegistryError(f"{name} is an image", why="under this tag cosign keeps what is said about an image")
+        raise RegistryError(
+            f"{name} is an image", why="under this tag cosign keeps what is said about an image", fix=_TAKEN
+        )
     return value
 
 

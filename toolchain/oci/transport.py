@@ -259,12 +259,16 @@ class Transport:
         for piece in response.iter_content(CHUNK):
             found += piece
             if len(found) > MANIFEST_LIMIT:
-                raise RegistryError(f"{name} of {self.host} is too long", why=f"over {MANIFEST_LIMIT} bytes")
+                raise RegistryError(
+                    f"{name} of {self.host} is too long",
+                    why=f"over {MANIFEST_LIMIT} bytes",
+                    fix="check the name; if it is right, ask who runs the registry",
+                )
         return bytes(found)
 
     def _unreadable(self, error: ValueError) -> RegistryError:
         return RegistryError(
-            f"{self.host} leads to an address that is none",
+            f"{self.host} redirects to an address that cannot be used",
             why=self._auth.redact(str(error))[:300],
             fix="check the name; if it is right, ask who runs the registry or the server in front of it",
         )

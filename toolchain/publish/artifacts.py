@@ -64,7 +64,11 @@ def require_files(target: str) -> None:
     """
     if not any(row(name).archive for name in published(target)):
         names = ", ".join(one.name for one in STAGES if one.archive)
-        raise ConfigError(f"--files is for {names}", why="the other stages have no plain form")
+        raise ConfigError(
+            f"--files is for {names}",
+            why="the other stages have no plain form",
+            fix="leave --files out, or publish one of these",
+        )
 
 
 def deliver_files(
@@ -165,7 +169,10 @@ def _bring(request: Request, planned: Planned, missing: Mapping[str, str], where
             scratch = Layout(Path(folder)).ensure()
             for digest, name in missing.items():
                 if digest not in files:
-                    raise SourceError(f"the files of {image} have no {name} with the digest {digest}")
+                    raise SourceError(
+                        f"the files of {image} have no {name} with the digest {digest}",
+                        fix="publish them again with --files where they were built, or build the stage here",
+                    )
                 path = place.blob(files[digest].blob, scratch)
                 Store(request.cache.store).add_file(path, digest, name=name)
                 console.note(f"{planned.name}: {name} is taken from {ref}")

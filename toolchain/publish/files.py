@@ -77,7 +77,11 @@ def write_archives(request: Request, built: list[Built], folder: Path) -> list[P
 
 def _no_plain_form() -> ConfigError:
     names = ", ".join(row.name for row in STAGES if row.archive)
-    return ConfigError(f"--archive is for {names}", why="the other stages have no plain form")
+    return ConfigError(
+        f"--archive is for {names}",
+        why="the other stages have no plain form",
+        fix="leave --archive out, or build one of these",
+    )
 
 
 def packed_once(write: _Write) -> _Write:

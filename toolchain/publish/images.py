@@ -125,7 +125,10 @@ def _deliver(
     planned, cache = images[0].row.planned, request.cache
     unlocked = [source.name for source in planned.sources if not source.locked and source.digest is None]
     if unlocked:
-        raise PolicyError(f"{image} rests on sources without a digest: {', '.join(unlocked)}")
+        raise PolicyError(
+            f"{image} rests on sources without a digest: {', '.join(unlocked)}",
+            fix="fetch or lock them: toolchain fetch, or toolchain lock",
+        )
     layout = Layout(cache.images).ensure()
     manifests = [_compressed(request, layout, one.built) for one in images]
     index = write_index(layout, manifests, standard_annotations(epoch=EPOCH, title=image))

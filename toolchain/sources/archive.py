@@ -153,11 +153,19 @@ class _Download:
                 return answer
             answer.close()
             url = check_http_url(urljoin(url, answer.headers["Location"]), plain_allowed=plain)
-        raise SourceError(f"{self.name}: too many redirects", why=without_query(self.url))
+        raise SourceError(
+            f"{self.name}: too many redirects",
+            why=without_query(self.url),
+            fix="give the URL that the redirects end at",
+        )
 
     def _too_large(self, count: int) -> SourceError:
         self.partial.unlink(missing_ok=True)
-        return SourceError(f"{self.name} is too large", why=f"{count} bytes; at most {self.limit} are allowed")
+        return SourceError(
+            f"{self.name} is too large",
+            why=f"{count} bytes; at most {self.limit} are allowed",
+            fix="check the URL: it gives something else than a source",
+        )
 
     def _refused(self, answer: requests.Response) -> ToolchainError:
         why = f"{without_query(self.url)} answered {answer.status_code} {answer.reason}"

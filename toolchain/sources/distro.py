@@ -248,7 +248,9 @@ class _Apt:
             match = re.match(r"'([^']+)' (\S+) ", line)
             if match and match[2] == found.file:
                 return match[1]
-        raise SourceError(f"apt names no address for {found.file}")
+        raise SourceError(
+            f"apt names no address for {found.file}", fix="apt-get update, then run it again; or give URL#sha256=DIGEST"
+        )
 
     def _download(self, uri: str, found: Package, store: Store) -> Path:
         """The tarball in the store."""

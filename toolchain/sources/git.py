@@ -62,7 +62,7 @@ def fetch_git(
     """
     if not _SHA.fullmatch(sha):
         raise SourceError(
-            f"{sha[:80]!r} is no commit", why="a branch or tag can move", fix="give all 40 hexadecimal digits"
+            f"{sha[:80]!r} is not a commit", why="a branch or tag can move", fix="give all 40 hexadecimal digits"
         )
     url = mirrored(repository_url, mirrors)
     protocol = git_protocol(url)
@@ -147,7 +147,9 @@ def _archive(url: str, sha: str, scratch: Path, *, env: Mapping[str, str], only:
     try:
         git("init", "--quiet", "--bare", "--template=", env["GIT_DIR"])
     except CommandError as error:
-        raise SourceError("git cannot make a repository", why=error.why) from error
+        raise SourceError(
+            "git cannot make a repository", why=error.why, fix="check the room and the rights of the cache"
+        ) from error
     try:
         git("fetch", "--quiet", "--depth=1", "--no-tags", "--no-recurse-submodules", "--", url, sha)
     except CommandError as error:
@@ -155,15 +157,24 @@ def _archive(url: str, sha: str, scratch: Path, *, env: Mapping[str, str], only:
     try:
         head = git("rev-parse", "--verify", "--end-of-options", "FETCH_HEAD^{commit}", capture=True)
         if head != sha:
-            raise DigestError(f"{url} answered with another commit", why=f"expected {sha}, found {head}")
+            raise DigestError(
+                f"{url} answered with another commit",
+                why=f"expected {sha}, found {head}",
+                fix="do not use this repository; ask who runs it",
+            )
         top = git("ls-tree", "--name-only", sha, capture=True).splitlines()
         names = top if only is None else [name for name in only if name in top]
         if not names:
-            raise SourceError(f"the tree of {sha[:12]} is empty or holds none of {', '.join(only or ())}")
+            raise SourceError(
+                f"the tree of {sha[:12]} is empty or holds none of {', '.join(only or ())}",
+                fix="name another commit, or check that it is the right repository",
+            )
         wanted = [] if only is None else [f":(top,literal){name}" for name in names]
         git("archive", "--format=tar", f"--output={archive}", sha, "--", *wanted)
     except CommandError as error:
-        raise SourceError(f"the tree of {sha[:12]} cannot be written", why=error.why) from error
+        raise SourceError(
+            f"the tree of {sha[:12]} cannot be written", why=error.why, fix="check the room and the rights of the cache"
+        ) from error
     return archive
 
 

@@ -35,7 +35,7 @@ def check_local(name: str, spec: SourceSpec) -> None:
         raise SourceError(f"{given} names no source", why=why, fix=_meant(name, spec.where))
     if not path.is_file():
         fix = "name a folder, a tar archive or a wheel"
-        raise SourceError(f"{given} is no source", why="it is neither a file nor a folder", fix=fix)
+        raise SourceError(f"{given} is not a source", why="it is neither a file nor a folder", fix=fix)
     try:
         why = _not_a_source(path)
     except OSError as error:
@@ -43,7 +43,7 @@ def check_local(name: str, spec: SourceSpec) -> None:
         raise SourceError(f"{given} cannot be read", why=why, fix="check path and rights") from error
     if why:
         fix = "name a folder, a tar archive (.tar.gz, .tar.xz, .tar.bz2, .tar.zst, .tar) or a wheel (.whl)"
-        raise SourceError(f"{given} is no source", why=why, fix=fix)
+        raise SourceError(f"{given} is not a source", why=why, fix=fix)
 
 
 def _not_a_source(path: Path) -> str:

@@ -59,7 +59,7 @@ def check_http_url(url: str, *, plain_allowed: bool = True) -> str:
         parts = urlsplit(url)
         host = parts.hostname
     except ValueError as error:
-        raise SourceError("not a URL", why=str(error)) from error
+        raise SourceError("not a URL", why=str(error), fix="write it as https://HOST/PATH") from error
     refuse_credentials(url)
     check_address(url)
     host = str(host)
@@ -107,9 +107,15 @@ def check_address(url: str) -> str:
     except ValueError as error:
         # The error repeats what it cannot read, and that may be a password.
         why = "the port must be a number from 1 to 65535" if "ort" in str(error) else "the host cannot be one"
-        raise SourceError(f"not a URL: {without_query(url.rpartition('@')[2])[:200]!r}", why=why) from None
+        raise SourceError(
+            f"not a URL: {without_query(url.rpartition('@')[2])[:200]!r}", why=why, fix="write it as https://HOST/PATH"
+        ) from None
     if port == 0:
-        raise SourceError(f"not a URL: {url[:200]!r}", why="the port must be a number from 1 to 65535")
+        raise SourceError(
+            f"not a URL: {url[:200]!r}",
+            why="the port must be a number from 1 to 65535",
+            fix="correct the port, or leave it out",
+        )
     if not parts.hostname and parts.scheme != "file":
         raise SourceError(f"not a URL: {url[:200]!r}", why="it names no host", fix="write it as https://HOST/PATH")
     if parts.scheme != "file" and any(ord(char) <= 32 for char in url):
@@ -158,7 +164,9 @@ def parse_mirrors(values: Sequence[str]) -> Mirrors:
         match = _MIRROR.fullmatch(value)
         if not match:
             fix = "e.g. --mirror https://github.com/=https://git.example/github/"
-            raise SourceError(f"--mirror {value[:200]!r} is no URL=URL", why="two URLs with a = between", fix=fix)
+            raise SourceError(
+                f"--mirror {value[:200]!r} is not of the form URL=URL", why="two URLs with a = between", fix=fix
+            )
         for url in match.groups():
             refuse_credentials(url)
         old, new = (url if url.startswith("/") else check_address(url) for url in match.groups())

@@ -30,7 +30,9 @@ def copy_tree(source: Path, dest: Path) -> None:
     try:
         process.run(["cp", "-a", "--reflink=auto", "--no-target-directory", "--", source, dest])
     except CommandError as error:
-        raise SourceError(f"cannot copy {source}", why=error.why) from error
+        raise SourceError(
+            f"cannot copy {source}", why=error.why, fix="check the room and the rights of the cache"
+        ) from error
 
 
 def apply_patches(tree: Path, patches: Sequence[Path], dest: Path) -> None:
@@ -68,7 +70,9 @@ def apply_patches(tree: Path, patches: Sequence[Path], dest: Path) -> None:
     try:
         check_links(dest)
     except HostileInputError as error:
-        raise PatchError(f"the patches make a link that leaves the tree: {error.what}", why=error.why) from error
+        raise PatchError(
+            f"the patches make a link that leaves the tree: {error.what}", why=error.why, fix="do not use this patch"
+        ) from error
 
 
 def check_patch(patch: Path) -> str:
@@ -87,7 +91,9 @@ def check_patch(patch: Path) -> str:
             f"cannot read the patch {patch}", why=str(error.strerror), fix="check --patch NAME=FILE"
         ) from error
     if content is None:
-        raise PatchError(f"{patch.name} is larger than {_LIMIT} bytes")
+        raise PatchError(
+            f"{patch.name} is larger than {_LIMIT} bytes", fix="split it, or give a source that has the change"
+        )
     names = list(_names(content))
     if not names:
         raise PatchError(f"{patch.name} is empty", why="it changes no file", fix="check --patch NAME=FILE")

@@ -109,7 +109,9 @@ def fetch_pypi(name: str, version: str, filename: str, sha256: str, store: Store
 def _wheel(name: str, version: str, filename: str, digest: str, store: Store) -> Path:
     match = _WHEEL.search(filename)
     if match is None:
-        raise SourceError(f"{filename} is not named as a wheel")
+        raise SourceError(
+            f"{filename} is not named as a wheel", fix="give the file by its whole name: NAME-VERSION-…-PLATFORM.whl"
+        )
     python = match["python"].rpartition(".")[2]
     store.partial.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="pip-", dir=store.partial) as folder:
@@ -129,7 +131,11 @@ def _wheel(name: str, version: str, filename: str, digest: str, store: Store) ->
         path = Path(folder) / filename
         if not path.is_file():
             came = ", ".join(sorted(p.name for p in Path(folder).iterdir()))
-            raise DigestError(f"the index gave another file than {filename}", why=f"it gave {came or 'nothing'}")
+            raise DigestError(
+                f"the index gave another file than {filename}",
+                why=f"it gave {came or 'nothing'}",
+                fix="check `pip config list`: the index that serves this machine is at fault",
+            )
         return store.add_file(path, digest, name=filename)
 
 
@@ -161,7 +167,9 @@ def _address(project: str, filename: str) -> str:
         with session() as web, web.get(page_url, timeout=60, headers={"Accept": "text/html"}) as answer:
             status, page, base = answer.status_code, answer.text, answer.url
     except OSError as error:
-        raise UnreachableError("the Python index does not answer", why=type(error).__name__) from error
+        raise UnreachableError(
+            "the Python index does not answer", why=type(error).__name__, fix="check the network and `pip config list`"
+        ) from error
     if status >= 500:
         raise UnreachableError("the Python index fails", why=f"it answered {status}", fix="try again later")
     for link in re.findall(r"""<a\s[^>]*href=["']([^"']+)["']""", page, re.IGNORECASE):

@@ -207,5 +207,7 @@ def check_sha256(text: str) -> str:
     """
     value = text.strip().lower().removeprefix("sha256:")
     if not re.fullmatch(r"[0-9a-f]{64}", value):
-        raise DigestError(f"{text[:100]!r} is no SHA-256", why="expected 64 hexadecimal digits")
+        raise DigestError(
+            f"{text[:100]!r} is not a SHA-256", why="expected 64 hexadecimal digits", fix="give all 64 digits"
+        )
     return f"sha256:{value}"

@@ -51,11 +51,15 @@ class Store:
             SourceError: it is a link or no file.
         """
         if not _is_plain(path):
-            raise SourceError(f"{path.name} is no plain file", fix="name the file itself")
+            raise SourceError(f"{path.name} is not a plain file", fix="name the file itself")
         found = sha256_file(path)
         if found != digest:
             path.unlink()
-            raise DigestError(f"{name or path.name} has the wrong digest", why=f"expected {digest}, found {found}")
+            raise DigestError(
+                f"{name or path.name} has the wrong digest",
+                why=f"expected {digest}, found {found}",
+                fix="check the digest and where the file came from; the file was removed",
+            )
         home = self._file_home(digest)
         name = Path(name or path.name).name
         with held(self.root / "locks" / f"file-{home.name}.lock", what=f"storing {name}"):
@@ -195,14 +199,20 @@ class Store:
 
     def _file_home(self, digest: str) -> Path:
         if not _SHA256.fullmatch(digest):
-            raise DigestError(f"{digest!r} is not a digest", why="expected sha256: and 64 hexadecimal digits")
+            raise DigestError(
+                f"{digest!r} is not a digest",
+                why="expected sha256: and 64 hexadecimal digits",
+                fix="give sha256: and all 64 digits",
+            )
         return self.root / "files" / digest.removeprefix("sha256:")
 
     def _key(self, digest: str, part: str) -> str:
         """A folder name for a digest: readable at its start, distinct for each repository and part."""
         if not (_SHA256.fullmatch(digest) or _GIT.fullmatch(digest)):
             raise DigestError(
-                f"{digest!r} is not a source digest", why="expected sha256:<64 hex> or git:<40 hex>@<repository>"
+                f"{digest!r} is not a source digest",
+                why="expected sha256:<64 hex> or git:<40 hex>@<repository>",
+                fix="give all digits of it",
             )
         kind, _, rest = digest.partition(":")
         head, _, repository = rest.partition("@")

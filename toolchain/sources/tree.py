@@ -90,7 +90,11 @@ class Source:
             SourceError: its digest is still not known.
         """
         if self.digest is None:
-            raise SourceError(f"the source {self.name} has no digest", why="without one nothing can be recorded")
+            raise SourceError(
+                f"the source {self.name} has no digest",
+                why="without one nothing can be recorded",
+                fix="name it by a commit or with a digest",
+            )
         # fmt: off
         return FetchedSource(
             name=self.name, kind=self.kind, where=self.where, version=self.version, digest=self.digest, path=path,
@@ -196,6 +200,7 @@ def _walk(top: Path) -> Iterator[tuple[str, str, os.DirEntry[str]]]:
                     raise SourceError(
                         f"{entry.path} is a socket, a pipe or a device",
                         why="a source holds files, folders and links only",
+                        fix="remove it, or give the source as a commit or an archive",
                     )
         if empty and self_entry is not None:
             yield prefix[:-1], "d", self_entry

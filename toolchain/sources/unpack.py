@@ -61,7 +61,7 @@ def unpack_tar(
     """
     made = not dest.exists()
     if not made and any(dest.iterdir()):
-        raise SourceError(f"cannot unpack into {dest}", why="it is not empty")
+        raise SourceError(f"cannot unpack into {dest}", why="it is not empty", fix="empty it, or name another folder")
     dest.mkdir(parents=True, exist_ok=True)
     done = False
     try:
@@ -241,7 +241,10 @@ class _Unpacker:
         self._enter(path, "f")
         if self._wanted(path):
             if not self._wanted(target):
-                raise SourceError(f"{path} is a hard link to {target}, which is not to be unpacked")
+                raise SourceError(
+                    f"{path} is a hard link to {target}, which is left out",
+                    fix="report it, with the name of the archive",
+                )
             self._folder(path.rpartition("/")[0])
             os.link(f"{self.dest}/{target}", f"{self.dest}/{path}", follow_symlinks=False)
 

@@ -331,23 +331,35 @@ def check_images(
         names = {name: member for member, name in archive.members}
         found = dict(read_archive(build / archive.path))
         if set(found) != set(names):
-            raise ContractError(f"{archive.path} holds other clusters than were packed")
+            raise ContractError(
+                f"{archive.path} holds other clusters than were packed",
+                fix="build the stage again; report it if it stays",
+            )
         for name, kernels in found.items():
             wanted: dict[str, Any] = {inside: path for path, inside in by_path[names[name]].objects}
             if [one.name for one in kernels] != list(wanted):
-                raise ContractError(f"{archive.path}: {name} holds other kernels than were compiled")
+                raise ContractError(
+                    f"{archive.path}: {name} holds other kernels than were compiled",
+                    fix="build the stage again; report it if it stays",
+                )
             for one in kernels:
                 path = wanted[one.name]
                 content = (build / path).read_bytes()
                 if one.content != content or bool(content) != (path in good):
-                    raise ContractError(f"{archive.path}: {one.name} is not what was compiled")
+                    raise ContractError(
+                        f"{archive.path}: {one.name} is not what was compiled",
+                        fix="build the stage again; report it if it stays",
+                    )
                 if content and f"sha256:{good[path]}" != sha256_bytes(content):
-                    raise ContractError(f"{path} has changed since it was compiled")
+                    raise ContractError(
+                        f"{path} has changed since it was compiled", fix="build the stage again; report it if it stays"
+                    )
                 launch = _launch(build / path) if content else (0, 0)
                 if (one.shared, one.threads) != launch:
                     raise ContractError(
                         f"{archive.path}: {one.name} would be launched with other values than it was compiled for",
                         why=f"shared memory and threads {(one.shared, one.threads)} instead of {launch}",
+                        fix="build the stage again; report it if it stays",
                     )
 
 

@@ -110,13 +110,18 @@ def aotriton_source(request: Request) -> Source:
 
     if request.base.image is None and not base_recipe(request.base.recipe, request.arch[0]).hip:
         raise UnsupportedError(
-            f"AOTriton cannot be built on {request.base}", why="its HIP lacks hipStreamGetDevice", fix="--base debian13"
+            f"AOTriton cannot be built on {request.base}",
+            why="its HIP lacks hipStreamGetDevice",
+            fix="use --base debian13",
         )
     spec = request.sources.get("aotriton")
     if spec is None and request.aotriton:
         commit = aotriton_release(request.aotriton).commit
         if not commit:
-            raise PinError(f"the commit of AOTriton {request.aotriton} is not known", fix="give --source aotriton=")
+            raise PinError(
+                f"the commit of AOTriton {request.aotriton} is not known",
+                fix="give --source aotriton=PATH or URL@COMMIT",
+            )
         spec = SourceSpec(kind="git", where=UPSTREAM, version=commit)
     if spec is None:
         raise PinError("no AOTriton is named", fix="give --aotriton RELEASE or --source aotriton=PATH")

@@ -131,7 +131,11 @@ def parse_packages(text: str) -> list[dict[str, str]]:
     named = ({keys[key]: value for key, value in stanza.items() if key in keys} for stanza in stanzas(text))
     rows = [row for row in named if row]
     if not rows:
-        raise BuildError("the base's package list is empty", why="apt-cache in the new root named no package")
+        raise BuildError(
+            "the base's package list is empty",
+            why="apt-cache in the new root named no package",
+            fix="run it again; if it stays, check that the mirror serves whole package lists",
+        )
     return sorted(rows, key=lambda row: (row["name"], row.get("architecture", "")))
 
 
@@ -267,7 +271,7 @@ def local_manifest(request: Request) -> tuple[Layout, Mapping[str, Any]]:
     from toolchain.oci.publish import resolve  # noqa: PLC0415 - the registry client, and most bases are recipes
 
     if request.base.image is None:
-        raise UnsupportedError(f"{request.base} is no local image", fix="name one: --base oci:DIR")
+        raise UnsupportedError(f"{request.base} is not a local image", fix="name one: --base oci:DIR")
     layout = Layout(request.base.image.path)
     found = resolve(request.base.image)
     for descriptor in layout.walk(found):
@@ -276,7 +280,10 @@ def local_manifest(request: Request) -> tuple[Layout, Mapping[str, Any]]:
             config = json.loads(layout.blob(manifest["config"]["digest"]).read_bytes())
             if config.get("architecture") == request.arch[0]:
                 return layout, {"digest": descriptor.digest, "manifest": manifest, "type": descriptor.media_type}
-    raise UnsupportedError(f"{request.base} holds no image for {request.arch[0]}")
+    raise UnsupportedError(
+        f"{request.base} holds no image for {request.arch[0]}",
+        fix=f"name an image for {request.arch[0]}, or choose another --arch",
+    )
 
 
 def base_label(request: Request) -> str:
@@ -307,7 +314,11 @@ def _take_local(planned: Planned, workspace: Workspace) -> Built:
             own.put_file(layout.blob(part["digest"]), digest=part["digest"])
     content = layout.blob(found["digest"]).read_bytes()
     if sha256_bytes(content) != found["digest"]:
-        raise SourceError(f"{workspace.request.base} is damaged", why=f"its manifest is not {found['digest']}")
+        raise SourceError(
+            f"{workspace.request.base} is damaged",
+            why=f"its manifest is not {found['digest']}",
+            fix="make or copy that image again",
+        )
     own.put_bytes(content, media_type=found["type"])
     digest = planned.input_digest
     assert digest is not None  # noqa: S101 - a local image is always locked

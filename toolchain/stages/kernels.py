@@ -78,7 +78,11 @@ class KernelsStage:
         require(source.path, "flash_attn/flash_attn_triton_amd")
         intake, findings = take_in("flash-attn", source.path, request)
         if intake.dropped:
-            raise PolicyError("prebuilt files of flash-attn cannot be left out", why=", ".join(intake.dropped))
+            raise PolicyError(
+                "prebuilt files of flash-attn cannot be left out",
+                why=", ".join(intake.dropped),
+                fix="leave --drop-binary out; --allow-binary NAME lets them in",
+            )
         planned = replace(planned, binaries=intake.binaries(planned.binaries))
         gpus = request.gpus or DEFAULT_GPUS
         top = recipe.root()

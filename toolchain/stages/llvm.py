@@ -183,7 +183,11 @@ def _take_in(tree: Path, request: Request, planned: Planned) -> tuple[Planned, d
     """
     intake, findings = take_in("llvm", tree, request, tests=("test", "unittests"))
     if intake.dropped:
-        raise PolicyError("prebuilt files of LLVM cannot be left out one by one", why=", ".join(intake.dropped))
+        raise PolicyError(
+            "prebuilt files of LLVM cannot be left out one by one",
+            why=", ".join(intake.dropped),
+            fix="leave --drop-binary out; --allow-binary NAME lets them in, --patch llvm=FILE removes them",
+        )
     tests = [one.as_json() for one in findings if one.file in intake.tests]
     others = [one for one in findings if one.file not in intake.tests]
     facts = {"found_binaries": intake.rows(others), "found_in_tests": {"count": len(tests), "list": sha256_json(tests)}}

@@ -38,7 +38,8 @@ def _spec(request: Request) -> SourceSpec:
         commit = aotriton_release(request.aotriton, allow_unknown=True).triton
         if not commit:
             raise PinError(
-                f"which Triton AOTriton {request.aotriton} carries is not known", fix="give --source triton="
+                f"which Triton AOTriton {request.aotriton} carries is not known",
+                fix="give --source triton=PATH or URL@COMMIT",
             )
         return SourceSpec(kind="git", where=AMD_FORK, version=commit)
     named = (request.triton or DEFAULT_TRITON).strip()

@@ -19,7 +19,9 @@ def lit_totals(path: Path) -> dict[str, Any]:
     try:
         cases = list(ET.parse(path).getroot().iter("testcase"))  # noqa: S314 - written by our own build
     except ET.ParseError as error:
-        raise BuildError(f"{path.name} is no JUnit file", why=str(error)) from error
+        raise BuildError(
+            f"{path.name} is not a JUnit file", why=str(error), fix="see the log; --no-contract leaves these tests out"
+        ) from error
     if not cases:
         raise BuildError(f"{path.name} has no test: lit ran none", fix="see the log; --no-contract leaves them out")
     failures, skipped = {}, {}

@@ -352,7 +352,9 @@ def check_llvm(workspace: Workspace, llvm: Built) -> None:
 
 def _require(tree: Path, source: Source) -> None:
     if tree.is_file():
-        raise SourceError(f"{source.ref} is no source tree of Triton", fix="give a folder, a .tar archive or a commit")
+        raise SourceError(
+            f"{source.ref} is not a source tree of Triton", fix="give a folder, a .tar archive or a commit"
+        )
     require(tree, "setup.py", "CMakeLists.txt", "third_party/amd", "third_party/nvidia")
 
 

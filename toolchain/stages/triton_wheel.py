@@ -74,7 +74,7 @@ def wheel_source(request: Request) -> Source:
     source = locate("triton", spec, cache=request.cache, offline=request.offline)
     if source.kind != "pypi":
         raise UnsupportedError(
-            f"--source triton={spec} is no wheel of the Python index",
+            f"--source triton={spec} is not a wheel of the Python index",
             why="its digest is none of data/pypi.toml" if spec.wheel else "",
             fix="name one: --source triton=pypi:VERSION",
         )

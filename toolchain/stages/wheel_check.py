@@ -97,7 +97,9 @@ def _binaries(archive: zipfile.ZipFile) -> Iterator[_Binary]:
         try:
             elf = ELFFile(io.BytesIO(archive.read(member)))
         except ELFError as error:
-            raise ContractError(f"{member.filename} is no whole ELF file", why=str(error)) from error
+            raise ContractError(
+                f"{member.filename} is no whole ELF file", why=str(error), fix="see the log, and build it again"
+            ) from error
         dynamic = [section for section in elf.iter_sections() if isinstance(section, DynamicSection)]
         versions = [
             version.name.removeprefix("GLIBC_")

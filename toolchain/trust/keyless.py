@@ -80,7 +80,7 @@ class Identity:
             raise UntrustedError("a bundle is not signed by this identity", why=_short(error)) from error
         except Exception as error:
             # Certificates and JSON of strangers reach deep into libraries, which raise what they like.
-            raise UntrustedError("what is attached is no bundle", why=type(error).__name__) from error
+            raise UntrustedError("what is attached is not a bundle", why=type(error).__name__) from error
         return Envelope(kind, payload, ((self.name, b""),))
 
 
@@ -154,7 +154,11 @@ def trust_config(path: Path | None) -> ClientTrustConfig:
     try:
         return ClientTrustConfig.from_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} is not a trust config of Sigstore", why=type(error).__name__) from error
+        raise ConfigError(
+            f"{path} is not a trust config of Sigstore",
+            why=type(error).__name__,
+            fix="give its ClientTrustConfig, as the JSON that whoever runs it hands out",
+        ) from error
 
 
 def _identity() -> IdentityToken:
@@ -223,7 +227,7 @@ def _patiently(call: Callable[[], T]) -> T:
     if failed:
         raise failed[0]
     if not found:
-        raise UnreachableError("Sigstore falls silent", why=f"no answer in {PATIENCE:g} s", fix="try again later")
+        raise UnreachableError("Sigstore stopped answering", why=f"no answer in {PATIENCE:g} s", fix="try again later")
     return found[0]
 
 

@@ -92,7 +92,7 @@ def new_key(path: Path) -> PublicKey:
         ConfigError: one of the two files is there already, or cannot be written. No folder is made; neither is left.
     """
     if not path.name:
-        raise ConfigError(f"{path} is no name of a file", fix="e.g. toolchain keygen release-key")
+        raise ConfigError(f"{path} is not a name of a file", fix="e.g. toolchain keygen release-key")
     if not path.parent.is_dir():
         fix = f"make it, for you alone: mkdir -m 700 -p {shlex.quote(str(path.parent))}"
         raise ConfigError(f"cannot write {path}", why=f"there is no folder {path.parent}", fix=fix)
@@ -189,7 +189,11 @@ def _signer(content: bytes, path: Path) -> Signer:
             fix = f"put its passphrase into the variable {PASSPHRASE}"
         raise ConfigError(f"{path} is not a private key that can be used", why=why, fix=fix) from error
     if not isinstance(key, _PRIVATE) or not _p256(key):
-        raise ConfigError(f"{path} is a key of another kind", why="Ed25519 and ECDSA on P-256 are known")
+        raise ConfigError(
+            f"{path} is a key of another kind",
+            why="Ed25519 and ECDSA on P-256 are known",
+            fix="make one with toolchain keygen FILE",
+        )
     return Signer(key)
 
 
@@ -209,5 +213,9 @@ def load_public(path: Path) -> PublicKey:
             f"{path} is not a public key", why="no PEM of a public key", fix="toolchain keygen FILE makes one"
         ) from error
     if not isinstance(key, _PUBLIC) or not _p256(key):
-        raise ConfigError(f"{path} is a key of another kind", why="Ed25519 and ECDSA on P-256 are known")
+        raise ConfigError(
+            f"{path} is a key of another kind",
+            why="Ed25519 and ECDSA on P-256 are known",
+            fix="give the publisher's key as PEM, of one of these kinds",
+        )
     return PublicKey(key)

@@ -82,7 +82,9 @@ def _contents(place: Place, artifact: Descriptor, subject: str, scratch: Layout,
         room -= layer.size
         path = place.blob(layer, scratch)
         if path.stat().st_size != layer.size:
-            raise DigestError(f"{layer.digest} has another size than its artifact says")
+            raise DigestError(
+                f"{layer.digest} has another size than its artifact says", fix="do not use it; ask who published it"
+            )
         yield Evidence(layer.media_type, path.read_bytes(), artifact.digest)
 
 
