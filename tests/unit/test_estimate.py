@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import io
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+from rich.console import Console
 
 from scripts import step_costs as reading
 from scripts.replay_estimates import at, ninja_lines, reduced, replay, worst
+from toolchain.build.prefetch import Prefetch
+from toolchain.build.workspace import BuildWorkspace
+from toolchain.cache import Cache
 from toolchain.catalog.costs import step_costs
+from toolchain.engine.buildah import Buildah
 from toolchain.engine.estimate import Course, Pace
+from toolchain.engine.progress import Progress
+from toolchain.recipe import Recipe
+from toolchain.request import Request
+from toolchain.sources.tree import FetchedSource, Source
+from toolchain.stages import llvm
 from toolchain.stages.llvm_subset import DISTRIBUTION, SUPPORT, TABLEGEN
 
 RECORDED = Path(__file__).resolve().parents[1] / "recorded"
@@ -38,6 +52,48 @@ def test_a_load_that_comes_later_is_not_foreseen_but_followed() -> None:
     told = replay(RECORDED / "ninja-llvm-loaded.log.gz", step_costs(DISTRIBUTION))
     assert worst(told).factor < 2
     assert all(at(told, tenth).factor < 1.5 for tenth in (3, 4, 5, 6, 7, 8, 9))
+
+
+def test_a_build_of_llvm_brings_its_course_to_the_line_that_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+
+    def ninja(_: Recipe, **kwargs: Any) -> None:
+        nonlocal now
+        kwargs["on_line"]("@step compile")
+        for done in range(1, 21):
+            now += 1
+            kwargs["on_line"](f"@ninja {done}/2272 2 {now}@ x")
+        raise KeyboardInterrupt
+
+    def fetch(_: BuildWorkspace, source: Source) -> FetchedSource:
+        return replace(source, digest="sha256:" + "1" * 64).fetched(tmp_path)
+
+    request = Request(cache=Cache(tmp_path / "cache"))
+    workspace = BuildWorkspace(
+        request=request,
+        log=tmp_path / "log",
+        progress=Progress("llvm", console=Console(file=io.StringIO()), clock=lambda: now),
+        stage="a-test",
+        prefetch=Prefetch([], cache=request.cache, offline=True, patches={}),
+        _engine=cast("Buildah", SimpleNamespace(build=ninja)),
+    )
+    monkeypatch.setattr(BuildWorkspace, "fetch", fetch)
+    monkeypatch.setattr(BuildWorkspace, "image", lambda *_: "base")
+    monkeypatch.setattr(BuildWorkspace, "require_disk", lambda *_: None)
+    monkeypatch.setattr(BuildWorkspace, "unpack", lambda *_: tmp_path)
+    monkeypatch.setattr(llvm, "_require", lambda *_: None)
+    monkeypatch.setattr(llvm, "_take_in", lambda _, __, planned: (planned, {}))
+    stage = llvm.LlvmStage()
+    under: Any = {"base": SimpleNamespace(input_digest="x"), "sysroot": SimpleNamespace(input_digest="y")}
+    with pytest.raises(KeyboardInterrupt):
+        stage.build(stage.plan(request, under), under, workspace)
+    pace = Pace(Course(step_costs(DISTRIBUTION)))
+    pace.count(2271, 2, 1.0)
+    run(pace, 1.0, range(2252, 2271), 1.0)
+    assert workspace.progress.estimate() == pytest.approx(pace.left(now), rel=0.02), "and the installation"
+    assert workspace.progress.estimate() != pytest.approx(2252, rel=0.05), "which is by the number of steps alone"
 
 
 def test_a_course_knows_the_last_steps_and_grows_with_a_larger_build() -> None:
