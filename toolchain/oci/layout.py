@@ -62,7 +62,7 @@ class Layout:
             raise RegistryError(
                 f"{self.root} is an OCI layout of version {version}",
                 why="only 1.0.0 is known",
-                fix="name another folder, or write it anew with a tool that knows 1.0.0",
+                fix="name another folder",
             )
         return self
 
@@ -227,6 +227,9 @@ class Layout:
 
     # Names
 
+    def _no_index(self, why: str) -> RegistryError:
+        return RegistryError(f"{self._index} is not an index", why=why, fix="publish to another folder")
+
     def _entries(self) -> dict[str, Any]:
         try:
             content = parse_object(self._index.read_bytes(), str(self._index))
@@ -237,17 +240,9 @@ class Layout:
                 fix="name a folder that `toolchain publish oci:DIR` wrote",
             ) from error
         if not isinstance(content.get("manifests"), list):
-            raise RegistryError(
-                f"{self._index} is not an index",
-                why="it has no list of manifests",
-                fix="publish to it anew, or name another folder",
-            )
+            raise self._no_index("it has no list of manifests")
         if not all(isinstance(entry, dict) for entry in content["manifests"]):
-            raise RegistryError(
-                f"{self._index} is not an index",
-                why="its list holds something else than manifests",
-                fix="publish to it anew, or name another folder",
-            )
+            raise self._no_index("its list holds something else than manifests")
         return content
 
     def tag(self, descriptor: Descriptor, name: str) -> None:
@@ -360,7 +355,9 @@ class Layout:
         if name not in refs:
             known = ", ".join(refs) or "none"
             raise RegistryError(
-                f"{self.root} has no image {name!r}", why=f"images there: {known}", fix="name one of these"
+                f"{self.root} has no image {name!r}",
+                why=f"images there: {known}",
+                fix="name one of these, or publish it there",
             )
         return _untagged(refs[name])
 
