@@ -21,12 +21,13 @@ from toolchain.cache import Cache
 from toolchain.digest import sha256_file
 from toolchain.errors import DigestError, SourceError, UnreachableError
 from toolchain.sources import pypi, resolve
-from toolchain.sources.pypi import PypiFile, fetch_pypi, python_of_wheel
+from toolchain.sources.pypi import PypiFile, download_wheel, fetch_pypi, python_of_wheel
 from toolchain.sources.spec import parse_source_spec
 from toolchain.sources.store import Store
 
 WHEEL = "thing_x-1.0-cp313-cp313-manylinux_2_27_x86_64.manylinux_2_28_x86_64.whl"
 STABLE = "thing_x-1.1-cp312-abi3-manylinux_2_27_x86_64.manylinux_2_28_x86_64.whl"
+EARLY = "thing_x-0.8-cp311-cp311-manylinux_2_17_x86_64.manylinux2014_x86_64.whl"
 PURE = "thing_x-1.0-py3-none-any.whl"
 OLD = "thing_x-0.9-py2.py3-none-any.whl"
 SDIST = "thing_x-1.0.tar.gz"
@@ -47,7 +48,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     page = tmp_path / "served" / "simple" / "thing-x" / "index.html"
     page.parent.mkdir(parents=True)
     files.mkdir()
-    for name in (WHEEL, PURE, OLD, STABLE):
+    for name in (WHEEL, PURE, OLD, STABLE, EARLY):
         with zipfile.ZipFile(files / name, "w") as wheel:
             version = name.split("-")[1]
             info = f"thing_x-{version}.dist-info"
@@ -63,7 +64,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         tar.addfile(member, io.BytesIO(evil))
     links = "".join(f'<a class="f" href="../../files/{name}#sha256={"0" * 64}">{name}</a>' for name in (SDIST,))
     needs = 'data-requires-python="&gt;=3.10"'
-    links += "".join(f'<a {needs} href="../../files/{name}">{name}</a>' for name in (WHEEL, PURE, OLD, STABLE))
+    links += "".join(f'<a {needs} href="../../files/{name}">{name}</a>' for name in (WHEEL, PURE, OLD, STABLE, EARLY))
     page.write_text(f"<!DOCTYPE html><html><body>{links}</body></html>")
     for name in [name for name in os.environ if name.startswith("PIP_") or name.lower().endswith("_proxy")]:
         monkeypatch.delenv(name)
@@ -89,6 +90,21 @@ def test_fetch(index: Path, tmp_path: Path, name: str) -> None:
     assert got.read_bytes() == (index / name).read_bytes()
     assert fetch_pypi("thing-x", version, name, digest, store, offline=True) == got
     assert not (tmp_path / "ran").exists(), "the sdist's own code must not run"
+
+
+@pytest.mark.parametrize("name", [WHEEL, STABLE, EARLY])
+def test_a_wheel_that_nobody_knows(index: Path, tmp_path: Path, name: str) -> None:
+    """Of the newest CPython that there is one for."""
+    folder = tmp_path / "here"
+    got = download_wheel("thing-x", name.split("-")[1], folder, machine="x86_64")
+    assert got == folder / name
+    assert sha256_file(got) == sha256_file(index / name)
+
+
+def test_a_wheel_for_another_machine(index: Path, tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="no wheel of thing-x 0.8 for aarch64"):
+        download_wheel("thing-x", "0.8", tmp_path, machine="aarch64")
+    assert list(tmp_path.glob("*.whl")) == []
 
 
 @pytest.mark.parametrize(
