@@ -88,6 +88,8 @@ def test_one_commit_one_repository() -> None:
         ("3.8", "5f07f818b51b786b0a87b4e514882600ecba112f", TRITON_FORK),
         ("3.9", "b010a18d2b648cab83c83967ff26b8fde11acdc6", UPSTREAM),
         ("d8da7c998c75c88691e0ec157fcfd92b49d7060a", "0729a74e66aeeb7a9839d80bfd64fc49b2e69f52", UPSTREAM),
+        ("18f97b6f48ff6127125ece8ee21ad91967c19cd4", "850a2b1b975c061ae0fc982ba68064d305485cb2", TRITON_FORK),
+        ("e7eab7dd36b76e085d1ec858c6cee3aa88208400", "850a2b1b975c061ae0fc982ba68064d305485cb2", TRITON_FORK),
     ],
 )
 def test_triton_pins(version: str, llvm: str, repository: str) -> None:
@@ -159,6 +161,25 @@ def test_gpus_grow() -> None:
     counts = {row.name: len(row.gpus) for row in pins.aotriton_releases()}
     assert (counts["0.11b"], counts["0.11.1b"], counts["0.11.2b"]) == (10, 11, 13)
     assert (counts["0.12b"], counts["0.12.1b"], counts["0.14b"]) == (13, 14, 14)
+
+
+@pytest.mark.parametrize(
+    ("name", "commit"),
+    [
+        ("0.12.50tp", "098300d1b2509d0e3599eacae542510e3f00a3cb"),
+        ("0.12.50tp2", "05f26c2d8fbdcf8dd6d95b9544d04f7a39fc9920"),
+        ("0.13.50tp", "c073da80c4bcb814f562bb62e1b2ff821fa2cdd1"),
+    ],
+)
+def test_previews_carry_the_triton_of_their_line_and_name_another(name: str, commit: str) -> None:
+    row = pins.aotriton_release(name)
+    assert (row.commit, row.triton) == (commit, pins.aotriton_release("0.13b").triton)
+    assert "another Triton for gfx125" in row.note
+
+
+def test_what_pytorch_main_pins() -> None:
+    row = pins.aotriton_release(pins.aotriton_for_pytorch("main").aotriton, allow_unknown=True)
+    assert row.commit == "c11b5b886a10a00f925f74133d38b3505e67ccd9"
 
 
 # --- looking up ---
@@ -321,6 +342,7 @@ def test_near_misses_are_named() -> None:
         ("2.10", "0.11.1b"),
         ("2.11", "0.11.2b"),
         ("2.13.0", "0.12b"),
+        ("main", "0.14.2b"),
     ],
 )
 def test_pytorch(version: str, aotriton: str) -> None:
@@ -332,7 +354,7 @@ def test_pytorch(version: str, aotriton: str) -> None:
 def test_every_pytorch_row_names_aotritons_on_record() -> None:
     known = {row.name for row in pins.aotriton_releases()}
     assert {name for row in pins.pytorch_rows() for name in (row.aotriton, *row.alternatives)} <= known
-    assert [row.version for row in pins.pytorch_rows()] == [f"2.{minor}" for minor in range(3, 14)]
+    assert [row.version for row in pins.pytorch_rows()] == [*(f"2.{minor}" for minor in range(3, 14)), "main"]
 
 
 @pytest.mark.parametrize("version", ["2.2", "2.14", "1.13"])

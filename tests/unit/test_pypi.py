@@ -102,7 +102,7 @@ def test_a_wheel_that_nobody_knows(index: Path, tmp_path: Path, name: str) -> No
 
 
 def test_a_wheel_for_another_machine(index: Path, tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match="no wheel of thing-x 0.8 for aarch64"):
+    with pytest.raises(SourceError, match=r"no wheel of thing-x 0\.8 for aarch64"):
         download_wheel("thing-x", "0.8", tmp_path, machine="aarch64")
     assert list(tmp_path.glob("*.whl")) == []
 

@@ -171,17 +171,17 @@ def pytorch_rows() -> tuple[PytorchRow, ...]:
 
 
 def aotriton_for_pytorch(version: str) -> PytorchRow:
-    """The row of a PyTorch version; patch number and `+rocm6.4` make no difference.
+    """The row of a PyTorch version, or of `main`; patch number and `+rocm6.4` make no difference.
 
     Raises:
         UnsupportedError: no such row.
         PinError: `version` is no version.
     """
     match = _VERSION.fullmatch(version.strip())
-    if not match:
-        fix = "give a version such as 2.9"
+    if not match and version.strip() != "main":
+        fix = "give a version such as 2.9, or main"
         raise PinError(f"{version!r} is no PyTorch version", why=f"it reads {_FORM}", fix=fix)
-    wanted = f"{int(match[1])}.{int(match[2])}"
+    wanted = f"{int(match[1])}.{int(match[2])}" if match else "main"
     by_name = {row.version: row for row in pytorch_data()}
     row = by_name.get(wanted)
     if row is None:

@@ -38,7 +38,7 @@ _CORE = re.compile(r"(?:.*/)?_C/libtriton(?:\.[\w-]+)*\.(?:so|pyd|dylib|dll)")
 _CODEGEN = re.compile(r"(?:.*/)?backends/(?P<name>\w+)/lib/(?:lib)?\w*codegen\w*\.(?:so|dylib|dll)")
 _BITCODE = re.compile(r"(?:.*/)?backends/\w+/lib/[^/]+\.(?:bc|ll)")
 # Triton's name of a backend, and LLVM's of the code generator.
-_TARGETS = {"amd": "AMDGPU", "nvidia": "NVPTX"}
+TARGETS = {"amd": "AMDGPU", "nvidia": "NVPTX"}
 _NAME = re.compile(
     r"(?P<project>[A-Za-z0-9._]+)-(?P<version>[A-Za-z0-9.+!_]+)(?:-[^-]+)?-(?P<tag>[^-]+-[^-]+-[^-]+)\.whl"
 )
@@ -161,7 +161,7 @@ def _part(name: str) -> str:
     if _CORE.fullmatch(name):
         return "core"
     if match := _CODEGEN.fullmatch(name):
-        return _TARGETS.get(match["name"], match["name"])
+        return TARGETS.get(match["name"], match["name"])
     return "bitcode" if _BITCODE.fullmatch(name) else ""
 
 
