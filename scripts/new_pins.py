@@ -21,18 +21,27 @@ from typing import Any
 from toolchain import process
 from toolchain.catalog.components import needs_for
 from toolchain.catalog.pin_files import read_pin
-from toolchain.catalog.releases import AotritonRelease, LlvmPin, aotriton_releases, is_commit, triton_releases
-from toolchain.errors import ToolchainError
+from toolchain.catalog.releases import (
+    AotritonRelease,
+    CodegenPin,
+    LlvmPin,
+    aotriton_releases,
+    is_commit,
+    triton_releases,
+)
+from toolchain.errors import PinError, ToolchainError
 from toolchain.process import CommandError
+from toolchain.stages.wheel_llvm import TARGETS
 
 TRITON = "https://github.com/triton-lang/triton"
 AOTRITON = "https://github.com/ROCm/aotriton"
 PIN_FILES = ("llvm-hash.txt", "cmake/llvm-hash.txt", "cmake/llvm-info.json", "cmake/llvm-build-info.json")
-# Its presence says that a second LLVM is needed, which this tool does not build.
-SECOND = "cmake/amd-llvm-info.json"
+# Of the LLVMs that make code for GPUs apart from Triton's own: what a Triton takes, and what upstream builds next. The
+# latter may be ahead of the pin, or come before there is one.
+_CODEGEN = re.compile(r"cmake/([a-z0-9]{1,20})-llvm-(build-)?info\.json")
 _TRITON_TAG = re.compile(r"refs/tags/v(\d{1,4}\.\d{1,4}\.\d{1,4})")
 _TRITON_BRANCH = re.compile(r"refs/heads/(main|release/\d{1,4}\.\d{1,4}\.x)")
-_AOTRITON_REF = re.compile(r"refs/tags/(\d{1,4}(?:\.\d{1,4}){1,3}b)|refs/heads/(main)")
+_AOTRITON_REF = re.compile(r"refs/tags/(\d{1,4}(?:\.\d{1,4}){1,3}(?:b|tp\d?))|refs/heads/(main)")
 _LIMIT = 100  # refs of one repository; more would be a flood
 
 
@@ -83,10 +92,11 @@ class Repository:
         """Bring a commit in."""
         self._git("fetch", "--quiet", "--depth=1", "--filter=blob:none", "--no-tags", "origin", commit)
 
-    def files(self, commit: str, names: Sequence[str]) -> dict[str, str]:
-        """The files that are there, by name."""
-        listed = self._git("ls-tree", "-r", "--name-only", commit, "--", *names).splitlines()
-        return {name: self._git("cat-file", "blob", f"{commit}:{name}")[:4096] for name in names if name in listed}
+    def pins(self, commit: str) -> dict[str, str]:
+        """The pin files that are there, by name."""
+        listed = self._git("ls-tree", "-r", "--name-only", commit, "--", "llvm-hash.txt", "cmake").splitlines()
+        names = [name for name in listed if name in PIN_FILES or _CODEGEN.fullmatch(name)]
+        return {name: self._git("cat-file", "blob", f"{commit}:{name}")[:4096] for name in names[:_LIMIT]}
 
     def submodule(self, commit: str, path: str) -> str:
         """The commit of a submodule; empty where there is none."""
@@ -106,7 +116,7 @@ def gather(triton: str, aotriton: str) -> dict[str, Any]:
         for ref, commit in one.refs(re.compile(f"{_TRITON_TAG.pattern}|{_TRITON_BRANCH.pattern}")).items():
             if _oldest_triton() <= _numbers(ref) or ref.endswith("main"):
                 one.fetch(commit)
-                tritons.append({"ref": ref, "commit": commit, "files": one.files(commit, (*PIN_FILES, SECOND))})
+                tritons.append({"ref": ref, "commit": commit, "files": one.pins(commit)})
         rows = []
         for ref, commit in other.refs(_AOTRITON_REF).items():
             if _oldest_aotriton() <= _numbers(ref) or ref.endswith("main"):
@@ -124,7 +134,7 @@ def _carried(triton: Repository, commit: str) -> dict[str, str]:
         triton.fetch(commit)
     except CommandError:
         return {}
-    return triton.files(commit, (*PIN_FILES, SECOND))
+    return triton.pins(commit)
 
 
 # What of it is new
@@ -144,6 +154,7 @@ def _triton(entry: Mapping[str, Any], known: set[str]) -> Iterator[Finding]:
     if not is_commit(entry["commit"]) or not (tag or branch):
         return
     pin, problem = _pin(entry["files"])
+    yield from _codegen_findings(tag[1] if tag else "", branch[1] if branch else "", entry)
     if branch:
         if pin is not None and pin.commit not in known:
             why = f"Triton's {branch[1]} at {entry['commit']} pins it"
@@ -154,6 +165,7 @@ def _triton(entry: Mapping[str, Any], known: set[str]) -> Iterator[Finding]:
     row = next((one for one in triton_releases() if one.version == version), None)
     llvm = pin.commit if pin else ""
     why = f"tag v{version} is {entry['commit']}; " + (f"it pins LLVM {llvm} of {pin.repository}" if pin else problem)
+    why += "".join(f"; for {one.target} {_named(one)}" for one in _codegen(entry["files"])[0].values())
     build = _build(pin, version, entry["files"])
     if row is None:
         yield Finding(f"Triton {version} is not on record", why, build)
@@ -207,9 +219,71 @@ def _pin(files: Mapping[str, str]) -> tuple[LlvmPin | None, str]:
             return None, re.sub(r"[^\w .,:;'()/-]", "?", error.what.replace(folder, ""), flags=re.ASCII)[:200]
 
 
+def _codegen(files: Mapping[str, str]) -> tuple[dict[str, CodegenPin], dict[str, str]]:
+    """The LLVMs for GPUs that some files pin, by LLVM's name of the target; and by name what is not as it must be."""
+    pins: dict[str, CodegenPin] = {}
+    odd: dict[str, str] = {}
+    for name in sorted({match[1] for file in files if (match := _CODEGEN.fullmatch(file))}):
+        pinned, built = (files.get(f"cmake/{name}-llvm-{what}.json") for what in ("info", "build-info"))
+        if name not in TARGETS:
+            odd[name] = "no rule knows it"
+        elif pinned is None:
+            odd[TARGETS[name]] = "it is built and not pinned yet"
+        elif (pin := _codegen_pin(TARGETS[name], pinned, built or "")) is None:
+            odd[TARGETS[name]] = "its pin cannot be read"
+        else:
+            pins[pin.target] = pin
+    return pins, odd
+
+
+def _codegen_pin(target: str, pinned: str, built: str) -> CodegenPin | None:
+    """One pin; the repository is that of the next build only where that one builds the same commit."""
+    try:
+        said, ahead = json.loads(pinned), json.loads(built or "{}")
+        same = isinstance(ahead, dict) and ahead.get("llvm_hash") == said["llvm_hash"]
+        repository = ahead.get("repository", "") if same else ""
+        return CodegenPin(
+            target=target, llvm=said["llvm_hash"], build=said["build_number"], repository=repository,
+            certainty="verified", source="its pin file",
+        )  # fmt: skip
+    except (ValueError, TypeError, KeyError, RecursionError, PinError):
+        return None
+
+
+def _named(pin: CodegenPin) -> str:
+    return f"{pin.revision} of {pin.repository or 'a repository that is not named'}"
+
+
+def _codegen_findings(version: str, branch: str, entry: Mapping[str, Any]) -> Iterator[Finding]:
+    """What is new of the LLVMs for GPUs. A tag that is not on record is told as a whole."""
+    pins, odd = _codegen(entry["files"])
+    who = f"Triton {version or branch}"
+    where = f"tag v{version} is {entry['commit']}" if version else f"Triton's {branch} is at {entry['commit']}"
+    for name, what in odd.items():
+        yield Finding(f"{who} has an LLVM for {name}: {what}", where)
+    if branch:
+        known = {pin.revision for row in triton_releases() for pin in row.codegen}
+        for pin in pins.values():
+            if pin.revision not in known:
+                title = f"LLVM {pin.llvm[:12]}-{pin.build} for {pin.target} of {who}"
+                yield Finding(title, f"{where}; it pins {_named(pin)}")
+        return
+    row = next((one for one in triton_releases() if one.version == version), None)
+    if row is None or not entry["files"]:
+        return
+    recorded = {pin.target: pin for pin in row.codegen}
+    for target in sorted({*pins, *recorded} - set(odd)):
+        here, there = pins.get(target), recorded.get(target)
+        why = f"{where}; it pins {_named(here) if here else 'none'}; on record is {_named(there) if there else 'none'}"
+        if here is None or there is None or here.revision != there.revision:
+            yield Finding(f"{who} has another LLVM for {target} than on record", why)
+        elif here.repository and here.repository != there.repository:
+            yield Finding(f"{who}: the repository of its LLVM for {target} is not on record", why)
+
+
 def _build(pin: LlvmPin | None, version: str, files: Mapping[str, str]) -> dict[str, str] | None:
     """Inputs of the build workflow; both values have a form that needs no quoting anywhere."""
-    if pin is None or SECOND in files:
+    if pin is None or any(_CODEGEN.fullmatch(name) for name in files):
         return None
     try:
         needs_for(version or None)

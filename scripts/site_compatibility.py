@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from toolchain.catalog.architectures import MACHINES
 from toolchain.catalog.bases import load_bases
+from toolchain.catalog.components import needs_for
 from toolchain.catalog.costs import costs
 from toolchain.catalog.floors import load_floors
 from toolchain.catalog.pythons import load_pythons
@@ -123,16 +124,12 @@ def _tritons() -> str:
             continue
         try:
             llvm = triton_release(one.version).pin.commit
+            needs_for(one.version)
         except ToolchainError as error:
             rows.append(_all_refused(one.version, error, len(pythons) + 3))
             continue
         wheels = [_wheel(one.version, python) for python in pythons]
         rows.append([one.version, f"`{llvm[:8]}` {one.certainty}", _EXPECTED, _EXPECTED, *wheels, wheels[-1]])
-    for version in load("triton")["refused"]:
-        try:
-            triton_release(version)
-        except ToolchainError as error:
-            rows.append(_all_refused(version, error, len(pythons) + 3))
     head = ["Triton", "LLVM, and how surely", "layer for glibc 2.31", "layer for debian13"]
     return table([*head, *(f"wheel, Python {one}" for one in pythons), "wheel of debian13 (3.13)"], rows)
 

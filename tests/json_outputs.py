@@ -6,12 +6,23 @@ from __future__ import annotations
 import json
 import os
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
 from tests.with_report import register
 
 ASKED = ("--base", "debian13", "--source", "notes=notes")
+
+
+def _wheel(folder: Path, version: str) -> Path:
+    """A wheel that holds the LLVM of Triton 3.7.1."""
+    folder.mkdir(exist_ok=True)
+    path = folder / f"triton-{version}-cp312-abi3-linux_x86_64.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("triton/_C/libtriton.so", "LLVM version 23.0.0git (1f126a6dea50d185c0781743a667390037ae88bd)")
+        archive.writestr("triton/backends/amd/lib/libtriton_amd_codegen.so", f"\0{'0' * 39}1-2\0")
+    return path
 
 
 def main(folder: Path) -> None:
@@ -75,6 +86,8 @@ def main(folder: Path) -> None:
     call("verify", "by another key", "oci:plain", "--key", "key.pub", code=17)
     call("inspect", "images and files", "oci:out")
     call("inspect", "use", "oci:plain", "--use")
+    call("inspect", "a wheel", str(_wheel(folder / "wheels", "3.7.1")))
+    call("inspect", "a wheel of another LLVM", str(_wheel(folder / "wheels", "3.9.0")), code=4)
     call("reproduce", "the same", "--stage", "report", *ASKED)
     call("bundle export", "", "oci:bundle", "report", *ASKED)
     os.environ["TOOLCHAIN_CACHE"] = str(folder / "another cache")

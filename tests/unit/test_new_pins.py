@@ -13,23 +13,34 @@ from typing import Any
 
 import pytest
 
-from scripts.new_pins import SECOND, Finding, findings, gather, main
+from scripts.new_pins import Finding, findings, gather, main
 from toolchain.catalog.releases import aotriton_releases, triton_releases
 
 # Read from AOTriton's repository in November 2026: each ref with its commit, its Triton, and that one's pin file.
 AOTRITON = json.loads((Path(__file__).resolve().parents[1] / "recorded" / "aotriton-refs.json").read_bytes())
 HASH = "cmake/llvm-hash.txt"
+AMD, AMD_NEXT = "cmake/amd-llvm-info.json", "cmake/amd-llvm-build-info.json"
 NEW, OTHER = "5" * 40, "6" * 40
+(RECORDED,) = next(row.codegen for row in triton_releases() if row.version == "3.9.0")
 
 
 def as_recorded() -> dict[str, Any]:
     """AOTriton as it was, and a Triton whose tags pin what is on record."""
     tritons = [
-        {"ref": f"refs/tags/v{row.version}", "commit": NEW, "files": {HASH: f"{row.llvm}\n"} if row.llvm else {}}
+        {
+            "ref": f"refs/tags/v{row.version}",
+            "commit": NEW,
+            "files": ({HASH: f"{row.llvm}\n"} if row.llvm else {})
+            | ({AMD: pinned(RECORDED.llvm, RECORDED.build)} if row.codegen else {}),
+        }
         for row in triton_releases()
         if row.version and "+" not in row.version
     ]
     return {"triton": tritons, "aotriton": copy.deepcopy(AOTRITON)}
+
+
+def pinned(llvm: str, build: object = 1, **more: str) -> str:
+    return json.dumps({"llvm_hash": llvm, "build_number": build, "sha256sum": {}, **more})
 
 
 def found_with(**more: Any) -> list[Finding]:
@@ -69,9 +80,53 @@ def test_the_repository_that_a_triton_names() -> None:
 
 
 def test_a_triton_with_two_llvms_is_told_but_not_built() -> None:
-    for entry in (triton("refs/tags/v3.9.0", **{HASH: NEW}), triton("refs/heads/main", **{HASH: NEW, SECOND: "{}"})):
-        (one,) = found_with(triton=[entry])
-        assert one.build is None
+    files = {HASH: NEW, AMD: pinned(OTHER, 3), AMD_NEXT: pinned(OTHER, 4, repository="ROCm/llvm-project")}
+    (one,) = found_with(triton=[triton("refs/tags/v3.10.0", **files)])
+    assert (one.title, one.build) == ("Triton 3.10.0 is not on record", None)
+    assert f"for AMDGPU {OTHER}-3 of ROCm/llvm-project" in one.why
+    one, other = found_with(triton=[triton("refs/heads/main", **files)])
+    assert (one.title, one.build) == (f"LLVM {OTHER[:12]}-3 for AMDGPU of Triton main", None)
+    assert (other.title, other.build) == (f"LLVM {NEW[:12]} of Triton main", None)
+
+
+@pytest.mark.parametrize(
+    ("files", "title"),
+    [
+        ({AMD: pinned(OTHER)}, "Triton 3.9.0 has another LLVM for AMDGPU than on record"),
+        ({AMD: pinned(RECORDED.llvm, 2)}, "Triton 3.9.0 has another LLVM for AMDGPU than on record"),
+        ({}, "Triton 3.9.0 has another LLVM for AMDGPU than on record"),
+        (
+            {AMD: pinned(RECORDED.llvm), AMD_NEXT: pinned(RECORDED.llvm, 2, repository="ROCm/llvm-project")},
+            "Triton 3.9.0: the repository of its LLVM for AMDGPU is not on record",
+        ),
+        ({AMD: pinned(RECORDED.llvm), AMD_NEXT: pinned(OTHER, 2, repository="ROCm/llvm-project")}, ""),
+        (
+            {AMD: pinned(RECORDED.llvm), "cmake/nvidia-llvm-info.json": pinned(NEW)},
+            "Triton 3.9.0 has another LLVM for NVPTX than on record",
+        ),
+        (
+            {AMD: pinned(RECORDED.llvm), "cmake/nvidia-llvm-build-info.json": pinned(NEW)},
+            "Triton 3.9.0 has an LLVM for NVPTX: it is built and not pinned yet",
+        ),
+        (
+            {AMD: pinned(RECORDED.llvm), "cmake/intel-llvm-info.json": pinned(NEW)},
+            "Triton 3.9.0 has an LLVM for intel: no rule knows it",
+        ),
+        *(({AMD: text}, "Triton 3.9.0 has an LLVM for AMDGPU: its pin cannot be read")
+          for text in ("{}", "[]", "{", "7", pinned("$(id)"), pinned(OTHER, "1"), pinned(OTHER, -1))),
+    ],
+)  # fmt: skip
+def test_llvms_for_gpus(files: dict[str, str], title: str) -> None:
+    facts = as_recorded()
+    entry = next(one for one in facts["triton"] if one["ref"].endswith("v3.9.0"))
+    entry["files"] = {HASH: entry["files"][HASH], **files}
+    assert [one.title for one in findings(facts)] == ([title] if title else [])
+
+
+def test_a_preview_of_aotriton_is_seen() -> None:
+    entry = {"ref": "refs/tags/0.15.50tp2", "commit": NEW, "triton": NEW, "files": {}}
+    (one,) = found_with(aotriton=[entry])
+    assert one.title == "AOTriton 0.15.50tp2 is not on record"
 
 
 def test_a_branch_is_known_by_its_llvm() -> None:
@@ -174,7 +229,8 @@ def upstream(tmp_path: Path) -> tuple[Path, Path]:
     git(one, "tag", "v3.7.2-rc1")
     git(one, "tag", "v1.0.0")
     (one / HASH).write_text(OTHER)
-    (one / SECOND).write_text("{}")
+    (one / AMD).write_text("{}")
+    (one / "cmake" / "FindLLVM.cmake").write_text("")
     git(one, "add", ".")
     git(one, "commit", "--quiet", "-m", "y")
     carried = git(one, "rev-parse", "v3.7.2^{commit}")
@@ -192,7 +248,7 @@ def test_gathered_with_git(upstream: tuple[Path, Path], tmp_path: Path, capsys: 
     tag = facts["triton"][1]
     assert tag["commit"] == git(one, "rev-parse", "v3.7.2^{commit}"), "not the tag's own object"
     assert tag["files"] == {HASH: f"{NEW}\n"}
-    assert facts["triton"][0]["files"] == {HASH: OTHER, SECOND: "{}"}
+    assert facts["triton"][0]["files"] == {HASH: OTHER, AMD: "{}"}
     assert [entry["ref"] for entry in facts["aotriton"]] == ["refs/heads/main", "refs/tags/0.15b"]
     assert facts["aotriton"][1]["triton"] == tag["commit"]
     assert facts["aotriton"][1]["files"] == {HASH: f"{NEW}\n"}

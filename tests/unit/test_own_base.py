@@ -12,6 +12,7 @@ from toolchain.cache import Cache
 from toolchain.catalog.bases import load_bases
 from toolchain.recipe import root
 from toolchain.request import Request
+from toolchain.sources.spec import SourceSpec
 from toolchain.stages.stage import Planned
 
 TOP = Path(__file__).resolve().parents[2]
@@ -59,6 +60,21 @@ def test_an_own_python_needs_its_headers_too() -> None:
     assert lacking(EVERYTHING, "triton", pythons=("3.12",)) == ["Python 3.12", "Python 3.12 headers"]
     assert lacking({**EVERYTHING, "python3.12": "3.12.1", "python3.12.h": ""}, "triton", pythons=("3.12",)) == []
     assert lacking(EVERYTHING, "llvm", pythons=("3.12",)) == []
+
+
+@pytest.mark.parametrize(
+    ("version", "has", "enough"),
+    [("3.7.1", "3.13.5", True), ("3.7.1", "3.12.1", False), ("3.7.1", "3.14.0", False),
+     ("3.9.0", "3.13.5", True), ("3.9.0", "3.12.1", True), ("3.9.0", "3.14.0", True), ("3.9.0", "3.11.2", False)],
+)  # fmt: skip
+def test_the_name_of_a_wheel_tells_which_python_it_needs(version: str, has: str, enough: bool) -> None:
+    spec = SourceSpec(kind="pypi", where="triton", version=version)
+    request = Request(cache=Cache(Path("/nowhere")), sources={"triton": spec})
+    found = {**EVERYTHING, "python3": has}
+    told = [need.name for need in wanted(request, ["triton-wheel"]) if not any(way.serves(found) for way in need.ways)]
+    assert told == ([] if enough else ["Python"])
+    told = [need.name for need in wanted(request, ["triton-wheel", "aotriton"]) if need.name == "Python"]
+    assert told == ["Python"], "numpy's wheel is for 3.13 alone"
 
 
 def test_bitcode_that_the_user_decided_on_need_not_be_in_the_base() -> None:

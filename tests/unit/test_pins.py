@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -22,6 +23,8 @@ OTHER = "86b69c31642e98f8357df62c09d118ad1da4e16a"
 NOWHERE = "0123456789abcdef0123456789abcdef01234567"
 UPSTREAM = "llvm/llvm-project"
 TRITON_FORK = "triton-lang/llvm-project"
+GOOD = f'llvm = "{HASH}"\nrepository = "{UPSTREAM}"\ncertainty = "verified"\nsource = "a test of the reader"\n'
+AMD = f'[[release.codegen]]\ntarget = "AMDGPU"\nllvm = "{HASH}"\nbuild = 1\ncertainty = "verified"\nsource = "a test"\n'
 
 
 # --- the data ---
@@ -81,8 +84,12 @@ def test_one_commit_one_repository() -> None:
         ("3.6", "f6ded0be897e2878612dd903f7e8bb85448269e5", UPSTREAM),
         ("3.7.0", "ac5dc54d509169d387fcfd495d71853d81c46484", UPSTREAM),
         ("3.7.1", FORK, TRITON_FORK),
+        ("3.5.1", "7d5de3033187c8a3bb4d2e322f5462cdaf49808f", TRITON_FORK),
         ("3.8", "5f07f818b51b786b0a87b4e514882600ecba112f", TRITON_FORK),
+        ("3.9", "b010a18d2b648cab83c83967ff26b8fde11acdc6", UPSTREAM),
         ("d8da7c998c75c88691e0ec157fcfd92b49d7060a", "0729a74e66aeeb7a9839d80bfd64fc49b2e69f52", UPSTREAM),
+        ("18f97b6f48ff6127125ece8ee21ad91967c19cd4", "850a2b1b975c061ae0fc982ba68064d305485cb2", TRITON_FORK),
+        ("e7eab7dd36b76e085d1ec858c6cee3aa88208400", "850a2b1b975c061ae0fc982ba68064d305485cb2", TRITON_FORK),
     ],
 )
 def test_triton_pins(version: str, llvm: str, repository: str) -> None:
@@ -156,6 +163,25 @@ def test_gpus_grow() -> None:
     assert (counts["0.12b"], counts["0.12.1b"], counts["0.14b"]) == (13, 14, 14)
 
 
+@pytest.mark.parametrize(
+    ("name", "commit"),
+    [
+        ("0.12.50tp", "098300d1b2509d0e3599eacae542510e3f00a3cb"),
+        ("0.12.50tp2", "05f26c2d8fbdcf8dd6d95b9544d04f7a39fc9920"),
+        ("0.13.50tp", "c073da80c4bcb814f562bb62e1b2ff821fa2cdd1"),
+    ],
+)
+def test_previews_carry_the_triton_of_their_line_and_name_another(name: str, commit: str) -> None:
+    row = pins.aotriton_release(name)
+    assert (row.commit, row.triton) == (commit, pins.aotriton_release("0.13b").triton)
+    assert "another Triton for gfx125" in row.note
+
+
+def test_what_pytorch_main_pins() -> None:
+    row = pins.aotriton_release(pins.aotriton_for_pytorch("main").aotriton, allow_unknown=True)
+    assert row.commit == "c11b5b886a10a00f925f74133d38b3505e67ccd9"
+
+
 # --- looking up ---
 
 
@@ -173,20 +199,48 @@ def test_differing_patch_releases_take_the_newest_and_say_so() -> None:
     assert not pins.triton_release("3.7.1").warnings
 
 
-def test_equal_patch_releases_take_the_one_that_was_read() -> None:
+def test_equal_patch_releases_take_the_one_that_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = pins.TritonRelease(
+        version="3.3.0", commit="", llvm=HASH, repository=UPSTREAM, certainty="verified", source="x"
+    )
+    rows = (row, dataclasses.replace(row, version="3.3.1", certainty="inferred"))
+    monkeypatch.setattr(pins, "triton_data", lambda: (rows, (3, 9)))
     assert pins.triton_release("3.3").certainty == "verified"
     inferred = pins.triton_release("3.3.1").pin
     assert inferred.certainty == "inferred"
     assert "inferred" in inferred.warnings[0]
 
 
-@pytest.mark.parametrize("version", ["3.9", "3.9.0", "v3.10", "4.0.0"])
-def test_triton_with_a_second_llvm_is_refused(version: str) -> None:
+@pytest.mark.parametrize("version", ["3.9.1", "v3.10", "4.0.0"])
+def test_a_newer_triton_may_have_any_number_of_llvms_and_is_refused(version: str) -> None:
     with pytest.raises(UnsupportedError) as caught:
         pins.triton_release(version)
     assert "second LLVM" in caught.value.what
-    assert "AMDGCN" in caught.value.why
-    assert "3.8.0" in caught.value.fix
+    assert "AMD" in caught.value.why
+    assert "3.9.0" in caught.value.fix
+
+
+def test_a_triton_with_a_second_llvm() -> None:
+    row = pins.triton_release("3.9")
+    assert (row.version, row.llvm) == ("3.9.0", "b010a18d2b648cab83c83967ff26b8fde11acdc6")
+    (amd,) = row.codegen
+    assert (amd.target, amd.revision) == ("AMDGPU", "6bc4aaf6641c56ee104f6200c96a6a571bc77052-1")
+    assert amd.repository == "", "no text names it"
+    assert not any(one.codegen for one in pins.triton_releases() if one.version != "3.9.0")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"llvm": HASH[:8]}, {"build": "1"}, {"build": -1}, {"build": True}, {"repository": "llvm"},
+        {"certainty": "unknown"}, {"certainty": "sure"}, {"source": ""},
+    ],
+)  # fmt: skip
+def test_a_codegen_pin_is_whole(change: dict[str, object]) -> None:
+    good = {"target": "AMDGPU", "llvm": HASH, "build": 1, "certainty": "verified", "source": "a test"}
+    pins.CodegenPin(**good)  # type: ignore[arg-type]
+    with pytest.raises(PinError):
+        pins.CodegenPin(**{**good, **change})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("version", ["2.2", "2.3.0"])
@@ -288,6 +342,7 @@ def test_near_misses_are_named() -> None:
         ("2.10", "0.11.1b"),
         ("2.11", "0.11.2b"),
         ("2.13.0", "0.12b"),
+        ("main", "0.14.2b"),
     ],
 )
 def test_pytorch(version: str, aotriton: str) -> None:
@@ -299,7 +354,7 @@ def test_pytorch(version: str, aotriton: str) -> None:
 def test_every_pytorch_row_names_aotritons_on_record() -> None:
     known = {row.name for row in pins.aotriton_releases()}
     assert {name for row in pins.pytorch_rows() for name in (row.aotriton, *row.alternatives)} <= known
-    assert [row.version for row in pins.pytorch_rows()] == [f"2.{minor}" for minor in range(3, 14)]
+    assert [row.version for row in pins.pytorch_rows()] == [*(f"2.{minor}" for minor in range(3, 14)), "main"]
 
 
 @pytest.mark.parametrize("version", ["2.2", "2.14", "1.13"])
@@ -335,10 +390,13 @@ def test_a_pin_is_well_formed(change: dict[str, str]) -> None:
         f'llvm = "{HASH}"\nrepository = "{UPSTREAM}"\nsource = "a test of the reader"',
         f'llvm = "{HASH}"\nrepository = "{UPSTREAM}"\ncertainty = "unknown"\nsource = "a test of the reader"',
         'certainty = "verified"\nsource = "a test of the reader"',
+        f'{GOOD}[[release.codegen]]\ntarget = "AMDGPU"\nllvm = "{HASH}"\n',
+        f"{GOOD}{AMD}{AMD}",
+        f"{GOOD}{AMD}more = 1\n",
     ],
 )
 def test_a_bad_row_of_data_is_found(row: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "triton.toml").write_text(f'refused-from = "3.9"\ncommit = []\n[[release]]\nversion = "3.0.0"\n{row}\n')
+    (tmp_path / "triton.toml").write_text(f'codegen-from = "3.9"\ncommit = []\n[[release]]\nversion = "3.0.0"\n{row}\n')
     monkeypatch.setattr(pindata, "_DATA", tmp_path)
     with pytest.raises(PinError, match="bad row"):
         pindata.triton_data.__wrapped__()

@@ -21,11 +21,13 @@ from toolchain.cache import Cache
 from toolchain.digest import sha256_file
 from toolchain.errors import DigestError, SourceError, UnreachableError
 from toolchain.sources import pypi, resolve
-from toolchain.sources.pypi import PypiFile, fetch_pypi
+from toolchain.sources.pypi import PypiFile, download_wheel, fetch_pypi, python_of_wheel
 from toolchain.sources.spec import parse_source_spec
 from toolchain.sources.store import Store
 
 WHEEL = "thing_x-1.0-cp313-cp313-manylinux_2_27_x86_64.manylinux_2_28_x86_64.whl"
+STABLE = "thing_x-1.1-cp312-abi3-manylinux_2_27_x86_64.manylinux_2_28_x86_64.whl"
+EARLY = "thing_x-0.8-cp311-cp311-manylinux_2_17_x86_64.manylinux2014_x86_64.whl"
 PURE = "thing_x-1.0-py3-none-any.whl"
 OLD = "thing_x-0.9-py2.py3-none-any.whl"
 SDIST = "thing_x-1.0.tar.gz"
@@ -46,7 +48,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     page = tmp_path / "served" / "simple" / "thing-x" / "index.html"
     page.parent.mkdir(parents=True)
     files.mkdir()
-    for name in (WHEEL, PURE, OLD):
+    for name in (WHEEL, PURE, OLD, STABLE, EARLY):
         with zipfile.ZipFile(files / name, "w") as wheel:
             version = name.split("-")[1]
             info = f"thing_x-{version}.dist-info"
@@ -62,7 +64,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         tar.addfile(member, io.BytesIO(evil))
     links = "".join(f'<a class="f" href="../../files/{name}#sha256={"0" * 64}">{name}</a>' for name in (SDIST,))
     needs = 'data-requires-python="&gt;=3.10"'
-    links += "".join(f'<a {needs} href="../../files/{name}">{name}</a>' for name in (WHEEL, PURE, OLD))
+    links += "".join(f'<a {needs} href="../../files/{name}">{name}</a>' for name in (WHEEL, PURE, OLD, STABLE, EARLY))
     page.write_text(f"<!DOCTYPE html><html><body>{links}</body></html>")
     for name in [name for name in os.environ if name.startswith("PIP_") or name.lower().endswith("_proxy")]:
         monkeypatch.delenv(name)
@@ -78,7 +80,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         thread.join()
 
 
-@pytest.mark.parametrize("name", [WHEEL, PURE, OLD, SDIST])
+@pytest.mark.parametrize("name", [WHEEL, PURE, OLD, STABLE, SDIST])
 def test_fetch(index: Path, tmp_path: Path, name: str) -> None:
     store = Store(tmp_path / "st ore")
     digest = sha256_file(index / name)
@@ -88,6 +90,31 @@ def test_fetch(index: Path, tmp_path: Path, name: str) -> None:
     assert got.read_bytes() == (index / name).read_bytes()
     assert fetch_pypi("thing-x", version, name, digest, store, offline=True) == got
     assert not (tmp_path / "ran").exists(), "the sdist's own code must not run"
+
+
+@pytest.mark.parametrize("name", [WHEEL, STABLE, EARLY])
+def test_a_wheel_that_nobody_knows(index: Path, tmp_path: Path, name: str) -> None:
+    """Of the newest CPython that there is one for."""
+    folder = tmp_path / "here"
+    got = download_wheel("thing-x", name.split("-")[1], folder, machine="x86_64")
+    assert got == folder / name
+    assert sha256_file(got) == sha256_file(index / name)
+
+
+def test_a_wheel_for_another_machine(index: Path, tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=r"no wheel of thing-x 0\.8 for aarch64"):
+        download_wheel("thing-x", "0.8", tmp_path, machine="aarch64")
+    assert list(tmp_path.glob("*.whl")) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "python", "later"),
+    [(WHEEL, "3.13", False), (STABLE, "3.12", True), (PURE, "3.0", True), (OLD, "3.0", True)],
+)
+def test_python_of_a_wheel(name: str, python: str, later: bool) -> None:
+    assert python_of_wheel(name) == (python, later)
+    with pytest.raises(SourceError, match="not named as a wheel"):
+        python_of_wheel(SDIST)
 
 
 @pytest.mark.parametrize("name", [WHEEL, SDIST])

@@ -8,8 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from toolchain.errors import HostileInputError
-from toolchain.stages.triton_wheel import unzip
+from toolchain.cache import Cache
+from toolchain.catalog.base_ref import BaseRef
+from toolchain.errors import HostileInputError, UnsupportedError
+from toolchain.request import Request
+from toolchain.sources.spec import SourceSpec
+from toolchain.stages.stage import Planned
+from toolchain.stages.triton_wheel import TritonWheelStage, unzip
 
 
 def wheel(path: Path, name: str, mode: int) -> Path:
@@ -32,3 +37,20 @@ def test_a_name_that_leaves_the_folder_is_refused(tmp_path: Path, name: str) -> 
     with pytest.raises(HostileInputError):
         unzip(wheel(tmp_path / "bad.whl", name, 0o644), tmp_path / "out")
     assert list((tmp_path / "out").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("version", "base", "fits"),
+    [("3.7.1", "debian13", True), ("3.7.1", "debian12", False), ("3.7.1", "ubi9", False),
+     ("3.9.0", "debian13", True), ("3.9.0", "debian12", False), ("3.9.0", "ubi9", True)],
+)  # fmt: skip
+def test_a_wheel_is_for_the_pythons_that_its_name_tells(tmp_path: Path, version: str, base: str, fits: bool) -> None:
+    """By the stable ABI it is for later ones too."""
+    spec = SourceSpec(kind="pypi", where="triton", version=version)
+    request = Request(cache=Cache(tmp_path / "cache"), base=BaseRef(recipe=base), sources={"triton": spec})
+    below = {"base": Planned(name="base", image="base", inputs=None)}
+    if fits:
+        assert TritonWheelStage().plan(request, below).sources[0].version == version
+        return
+    with pytest.raises(UnsupportedError, match="is for CPython"):
+        TritonWheelStage().plan(request, below)

@@ -15,6 +15,7 @@ from toolchain.digest import sha256_bytes, write_atomically
 from toolchain.errors import UnsupportedError
 from toolchain.recipe import Runner
 from toolchain.request import Request
+from toolchain.sources.pypi import pypi_row, python_of_wheel
 from toolchain.stages.base import base_label, local_manifest
 from toolchain.stages.prebuilt import Known, known_files
 from toolchain.stages.stage import Planned
@@ -120,7 +121,7 @@ def users_of(planned: Sequence[Planned]) -> set[str]:
 
 def wanted(request: Request, users: Collection[str]) -> list[Need]:
     """The needs of what is built, with those of the Pythons that `--python` names."""
-    found = [need for need in needs() if set(need.users) & set(users)]
+    found = [_python_of_wheel(request, need, users) for need in needs() if set(need.users) & set(users)]
     if "triton" in users:
         # A portable wheel is compiled against unpacked CPythons, not the base's.
         for version in () if request.glibc else request.pythons:
@@ -142,6 +143,17 @@ def _bitcode(row: Known) -> Need:
     why = f"takes the place of {row.path}; or decide on that one: --allow-binary {row.name}, --drop-binary {row.name}"
     ways = (Way(tool=f"{row.name}.bc"),)
     return Need(name=f"AMD's {row.name}.bc", users=("triton",), ways=ways, debian="hipcc", el="", why=why)
+
+
+def _python_of_wheel(request: Request, need: Need, users: Collection[str]) -> Need:
+    """The need of a Python, where only the wheel that is named has it: that wheel's own name tells."""
+    spec = request.sources.get("triton")
+    if spec is None or spec.kind != "pypi" or need.name != "Python" or set(need.users) & set(users) != {"triton-wheel"}:
+        return need
+    file = pypi_row(spec.where, spec.version).file
+    version, later = python_of_wheel(file)
+    way = Way(tool="python3", least=version) if later else Way(tool="python3", exact=version)
+    return replace(need, ways=(way,), why=f"the name of {file}")
 
 
 def _python(version: str, what: str, tool: str) -> Need:

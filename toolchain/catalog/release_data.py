@@ -65,6 +65,49 @@ class LlvmPin:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CodegenPin:
+    """The LLVM that a part of Triton makes a GPU's code with (`catalog.codegen`).
+
+    Args:
+        target: LLVM's name of its code generator: `AMDGPU`.
+        llvm: its commit.
+        build: number of the library's build, which moves with the library's own sources.
+        repository: the one that is known to hold the commit; empty where only a fetch can tell.
+        certainty: of commit and build; `source` says where they are from.
+
+    Raises:
+        PinError: commit, build, repository or certainty are malformed.
+    """
+
+    target: str
+    llvm: str
+    build: int
+    repository: str = ""
+    certainty: Certainty
+    source: str
+
+    def __post_init__(self) -> None:
+        problems = [f"{self.llvm!r} is no commit"] * (not is_commit(self.llvm))
+        if type(self.build) is not int or not 0 <= self.build < 10**6:
+            problems.append(f"{self.build!r} is no number of a build")
+        if self.repository and not REPOSITORY.fullmatch(self.repository):
+            problems.append(f"{self.repository!r} is no repository: owner/name")
+        if self.certainty not in CERTAINTIES or self.certainty == "unknown" or not self.source:
+            problems.append("certainty is verified or inferred, and source says where it is from")
+        if problems:
+            raise PinError(
+                f"the LLVM for {self.target} of a Triton is malformed",
+                why="; ".join(problems),
+                fix="mend its row in toolchain/data/triton.toml, or the checkout's file below cmake/",
+            )
+
+    @property
+    def revision(self) -> str:
+        """What the library answers, and part of the key of every kernel: `COMMIT-BUILD`."""
+        return f"{self.llvm}-{self.build}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class TritonRelease:
     """One Triton and its LLVM.
 
@@ -75,6 +118,7 @@ class TritonRelease:
         certainty: of `llvm`; `source` says where it is from.
         commit_certainty: of `commit`; `commit_source` says where it is from.
         candidates: commits that others build this release from.
+        codegen: the LLVMs that it makes code for GPUs with, where those are not its own.
         warnings: what was decided for the user, e.g. which patch release `3.7` became.
     """
 
@@ -87,6 +131,7 @@ class TritonRelease:
     commit_certainty: Certainty = "unknown"
     commit_source: str = ""
     candidates: tuple[str, ...] = ()
+    codegen: tuple[CodegenPin, ...] = ()
     note: str = ""
     warnings: tuple[str, ...] = ()
 
@@ -228,16 +273,27 @@ def numbers(version: str) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=1)
-def triton_data() -> tuple[tuple[TritonRelease, ...], tuple[int, ...], tuple[str, ...]]:
-    """All rows in the order of versions, commits last; the first version that needs a second LLVM; releases of such."""
+def triton_data() -> tuple[tuple[TritonRelease, ...], tuple[int, ...]]:
+    """All rows in the order of versions, commits last; and the first version with LLVMs of their own for GPUs."""
     path = _DATA / "triton.toml"
     content = read_toml(path, error=PinError)
     rows = [_with_commit(path, _checked(path, raw, ("commit", "llvm"))) for raw in content["release"]]
     named = {"version": "", "commit_certainty": "verified", "commit_source": "asked for by its own name"}
     commits = [{**named, **_checked(path, raw, ("commit", "llvm"))} for raw in content["commit"]]
     ordered = sorted(rows, key=lambda row: numbers(row["version"]))
-    tritons = tuple(TritonRelease(**row) for row in [*ordered, *commits])
-    return tritons, numbers(content["refused-from"]), tuple(content["refused"])
+    tritons = tuple(TritonRelease(**_with_codegen(path, row)) for row in [*ordered, *commits])
+    return tritons, numbers(content["codegen-from"])
+
+
+def _with_codegen(path: Path, row: dict[str, Any]) -> dict[str, Any]:
+    """A row whose tables of codegen LLVMs are pins, one for a target."""
+    try:
+        pins = tuple(CodegenPin(**one) for one in row.get("codegen", ()))
+    except TypeError as error:
+        raise PinError(f"{path.name}: bad row {row}", why=str(error), fix="correct the row") from error
+    if len({pin.target for pin in pins}) != len(pins):
+        raise PinError(f"{path.name}: bad row {row}", why="two of its codegen are of one target", fix="correct the row")
+    return {**row, "codegen": pins}
 
 
 def _with_commit(path: Path, row: dict[str, Any]) -> dict[str, Any]:

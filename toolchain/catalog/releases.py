@@ -14,6 +14,7 @@ from dataclasses import replace
 from toolchain.catalog.release_data import (
     AotritonRelease,
     Certainty,
+    CodegenPin,
     LlvmPin,
     PytorchRow,
     TritonRelease,
@@ -29,6 +30,7 @@ from toolchain.errors import PinError, UnsupportedError
 __all__ = [
     "AotritonRelease",
     "Certainty",
+    "CodegenPin",
     "LlvmPin",
     "PytorchRow",
     "TritonRelease",
@@ -66,7 +68,7 @@ def triton_release(version: str, *, allow_unknown: bool = False) -> TritonReleas
         allow_unknown: also answer a row whose LLVM nobody knows, for a user who names the LLVM.
 
     Raises:
-        UnsupportedError: no such row, or a Triton that needs a second LLVM.
+        UnsupportedError: no such row, among them a Triton whose LLVMs for GPUs nobody knows.
         PinError: its LLVM is not known, or `version` is no version.
     """
     wanted = version.strip()
@@ -74,7 +76,7 @@ def triton_release(version: str, *, allow_unknown: bool = False) -> TritonReleas
         row = _triton_by_commit(wanted.lower())
     else:
         line, patch, local = _parsed(wanted)
-        _refuse_second_llvm(line, patch)
+        _refuse_unknown_codegen(line, patch)
         row = _triton_by_version(triton_releases(), line, patch, local)
     if not allow_unknown:
         require(row, "llvm")
@@ -123,19 +125,18 @@ def _parsed(version: str) -> tuple[str, str | None, str]:
     return f"{int(major)}.{int(minor)}", patch, local or ""
 
 
-def _refuse_second_llvm(line: str, patch: str | None) -> None:
-    """Refuse what is known to need more than one LLVM, and what is newer than all that is known."""
-    rows, refused_from, refused = triton_data()
-    if numbers(line) < refused_from:
-        return
+def _refuse_unknown_codegen(line: str, patch: str | None) -> None:
+    """Refuse what is newer than all that is known: how many LLVMs it needs, its version does not tell."""
+    rows, codegen_from = triton_data()
     version = line if patch is None else f"{line}.{int(patch)}"
-    known = any(one == version or one.startswith(f"{version}.") for one in refused)
+    known = any(row.version == version or row.version.startswith(f"{version}.") for row in _plain(rows))
+    if known or numbers(line) < codegen_from:
+        return
     raise UnsupportedError(
-        f"Triton {version} {'' if known else 'is not on record, and since 3.9 Triton '}needs a second LLVM",
-        why=("" if known else f"{_neighbours(version, rows)}. ")
-        + "Since 3.9 its AMDGCN code generation is built from an LLVM pinned apart from the one it links, "
-        "which this tool does not build",
-        fix=f"use {_plain(rows)[-1].version} or older",
+        f"Triton {version} is not on record, and since 3.9 Triton needs a second LLVM",
+        why=f"{_neighbours(version, rows)}. Since 3.9 its code for AMD's GPUs is made by an LLVM pinned apart from the "
+        "one it links, and there may be more of them",
+        fix=f"use {_plain(rows)[-1].version} or older; or give the checkout, whose own pins count: --triton FOLDER",
     )
 
 
@@ -170,17 +171,17 @@ def pytorch_rows() -> tuple[PytorchRow, ...]:
 
 
 def aotriton_for_pytorch(version: str) -> PytorchRow:
-    """The row of a PyTorch version; patch number and `+rocm6.4` make no difference.
+    """The row of a PyTorch version, or of `main`; patch number and `+rocm6.4` make no difference.
 
     Raises:
         UnsupportedError: no such row.
         PinError: `version` is no version.
     """
     match = _VERSION.fullmatch(version.strip())
-    if not match:
-        fix = "give a version such as 2.9"
+    if not match and version.strip() != "main":
+        fix = "give a version such as 2.9, or main"
         raise PinError(f"{version!r} is not a PyTorch version", why=f"it reads {_FORM}", fix=fix)
-    wanted = f"{int(match[1])}.{int(match[2])}"
+    wanted = f"{int(match[1])}.{int(match[2])}" if match else "main"
     by_name = {row.version: row for row in pytorch_data()}
     row = by_name.get(wanted)
     if row is None:
@@ -192,7 +193,8 @@ def aotriton_for_pytorch(version: str) -> PytorchRow:
 def repository_of(commit: str) -> str | None:
     """The repository that the data names for an LLVM commit, or None."""
     rows: list[TritonRelease | AotritonRelease] = [*triton_releases(), *aotriton_releases()]
-    return next((row.repository for row in rows if row.llvm == commit), None)
+    codegen = [pin for row in triton_releases() for pin in row.codegen]
+    return next((row.repository for row in (*rows, *codegen) if row.llvm == commit and row.repository), None)
 
 
 # --- rows ---
@@ -247,7 +249,7 @@ def _triton_by_version(rows: tuple[TritonRelease, ...], line: str, patch: str | 
 
 def _neighbours(version: str, rows: Iterable[TritonRelease]) -> str:
     """The releases next to a version that is none, for people."""
-    near = sorted({*(row.version for row in _plain(rows)), *triton_data()[2]}, key=numbers)
+    near = sorted({row.version for row in _plain(rows)}, key=numbers)
     below = [f"{one} below" for one in near if numbers(one) < numbers(version)][-1:]
     above = [f"{one} above" for one in near if numbers(one) > numbers(version)][:1]
     return f"the releases next to it are {' and '.join([*below, *above])}"

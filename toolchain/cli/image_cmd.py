@@ -65,6 +65,13 @@ IssuerOpt = Annotated[
 ]
 RepoOpt = Annotated[list[str] | None, o.typed(SOURCE_REPO, help="Every source must come from here; again for each.")]
 RefArg = Annotated[str, typer.Argument(help="oci:DIR[:TAG] or REGISTRY/NS/NAME[:TAG|@DIGEST].")]
+InspectArg = Annotated[
+    str,
+    typer.Argument(
+        metavar="REF",
+        help="oci:DIR[:TAG] or REGISTRY/NS/NAME[:TAG|@DIGEST]; a Triton wheel: FILE.whl or pypi:triton==VERSION.",
+    ),
+]
 
 
 @with_request("jobs", "offline", "contract")
@@ -195,13 +202,21 @@ def verify(
 
 
 def inspect(
-    ref: RefArg,
+    ref: InspectArg,
     use: Annotated[
         bool, typer.Option("--use", help="Print the lines of a Containerfile that take what it holds.")
     ] = False,
     json_: o.JsonOpt = False,
 ) -> None:
-    """Show what an image holds, or with `--use` the lines to paste for it. The image may be anybody's."""
+    """Show what an image holds, or with `--use` the lines to paste for it; of a Triton wheel, which LLVMs are in it.
+
+    The image or wheel may be anybody's. A wheel whose LLVM is not the pinned one ends with 4.
+    """
+    if ref.startswith("pypi:") or (ref.endswith(".whl") and not ref.startswith("oci:")):
+        from toolchain.cli.wheel_view import inspect_wheel  # noqa: PLC0415 - what reads wheels and asks the index
+
+        inspect_wheel(ref, use=use, json_=json_)
+        return
     from toolchain.oci.place import open_place  # noqa: PLC0415 - the registry client
 
     with tempfile.TemporaryDirectory(prefix="toolchain-inspect-") as scratch, open_place(parse(ref)) as place:

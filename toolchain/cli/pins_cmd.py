@@ -127,6 +127,14 @@ def _all(as_json: bool) -> None:
     )
 
 
+def _shown(content: Any) -> str:
+    """A field for people; of an LLVM for GPUs its target and revision."""
+    if not isinstance(content, tuple | list):
+        return str(content)
+    rows = (f"{one['target']} {one['llvm']}-{one['build']}" if isinstance(one, dict) else one for one in content)
+    return ", ".join(rows)
+
+
 def _resolved(found: dict[str, Any]) -> None:
     lines: list[tuple[str, str]] = []
     warnings: dict[str, None] = {}
@@ -136,8 +144,7 @@ def _resolved(found: dict[str, Any]) -> None:
             warnings[warning] = None
         for field, content in fields.items():
             if content:
-                shown = ", ".join(content) if isinstance(content, tuple | list) else str(content)
-                lines.append((f"{name}.{field.replace('_', '-')}", shown))
+                lines.append((f"{name}.{field.replace('_', '-')}", _shown(content)))
     for name, shown in lines:
         console.text(f"{name:<24} {shown}")
     for warning in warnings:

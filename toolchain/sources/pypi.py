@@ -25,6 +25,12 @@ from toolchain.sources.tree import Source
 _WHEEL = re.compile(r"-(?P<python>[a-z]{2}\d+(\.[a-z]{2}\d+)*)-(?P<abi>[^-]+)-(?P<platform>[^-]+)\.whl$")
 # A wheel for any Python 3 still says from which one on, and pip takes a bare 3 for 3.0.
 _ANY_PYTHON = "3.13"
+# Asked for in this order where any will do; and the oldest C libraries that wheels are for.
+_PYTHONS = ("3.13", "3.12", "3.11", "3.10")
+_GLIBCS = (17, 24, 26, 27, 28, 31, 34, 35)
+_DOWNLOAD = (
+    "download", "--quiet", "--no-deps", "--no-input", "--disable-pip-version-check", "--only-binary=:all:",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +69,30 @@ def pypi_row(project: str, version: str) -> PypiFile:
         why=f"known: {known}",
         fix="use one of these, or give the file as PATH or URL#sha256=DIGEST",
     )
+
+
+def python_of_wheel(file: str) -> tuple[str, bool]:
+    """The CPython that a wheel is for, as its name tells, and whether later ones take it too.
+
+    Returns:
+        `("3.13", False)` of a wheel by that CPython's own ABI, `("3.12", True)` of one by the stable ABI since 3.12, or
+        of one without machine code.
+
+    Raises:
+        SourceError: the name is no wheel's.
+    """
+    match = _wheel_name(file)
+    first = match["python"].rpartition(".")[2]
+    return f"{first[2]}.{first[3:] or 0}", match["abi"] in {"abi3", "none"}
+
+
+def _wheel_name(file: str) -> re.Match[str]:
+    match = _WHEEL.search(file)
+    if match is None:
+        raise SourceError(
+            f"{file} is not named as a wheel", fix="give the file by its whole name: NAME-VERSION-…-PLATFORM.whl"
+        )
+    return match
 
 
 def known_pypi(name: str, project: str, version: str) -> Source:
@@ -106,18 +136,47 @@ def fetch_pypi(name: str, version: str, filename: str, sha256: str, store: Store
         return fetch_archive(_address(name, filename), digest, store, offline=offline, name=filename)
 
 
-def _wheel(name: str, version: str, filename: str, digest: str, store: Store) -> Path:
-    match = _WHEEL.search(filename)
-    if match is None:
+def download_wheel(name: str, version: str, folder: Path, *, machine: str) -> Path:
+    """A wheel whose digest nobody knows, into a folder; for the newest CPython that the index has this release for.
+
+    Args:
+        machine: as the kernel calls it: `x86_64`.
+
+    Raises:
+        SourceError: the index has none for this machine, or gives something else.
+        UnreachableError: the index does not answer.
+    """
+    what = f"wheel of {name} {version} for {machine}"
+    platforms = [f"manylinux_2_{minor}_{machine}" for minor in _GLIBCS] + [f"manylinux2014_{machine}"]
+    for python in _PYTHONS:
+        try:
+            _pip(
+                *_DOWNLOAD, "--implementation=cp", f"--python-version={python}",
+                *(f"--platform={platform}" for platform in platforms), f"--dest={folder}", f"{name}=={version}",
+            )  # fmt: skip
+            break
+        except CommandError as error:
+            told = _pip_error(what, error)
+            if not isinstance(told, SourceError) or python == _PYTHONS[-1] or "pip is missing" in told.what:
+                raise told from error
+    came = sorted(folder.glob("*.whl"))
+    if len(came) != 1:
         raise SourceError(
-            f"{filename} is not named as a wheel", fix="give the file by its whole name: NAME-VERSION-…-PLATFORM.whl"
+            f"the index has no {what}",
+            why=f"pip brought {len(came)} files",
+            fix="give a version that it has, or the wheel as a file",
         )
+    return came[0]
+
+
+def _wheel(name: str, version: str, filename: str, digest: str, store: Store) -> Path:
+    match = _wheel_name(filename)
     python = match["python"].rpartition(".")[2]
     store.partial.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="pip-", dir=store.partial) as folder:
         # fmt: off
         argv = [
-            "download", "--quiet", "--no-deps", "--no-input", "--disable-pip-version-check", "--only-binary=:all:",
+            *_DOWNLOAD,
             f"--implementation={python[:2]}",
             f"--python-version={python[2:] if len(python) > 3 else _ANY_PYTHON}", f"--abi={match['abi']}",
             *(f"--platform={platform}" for platform in match["platform"].split(".")),

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from toolchain.errors import ConfigError, HostileInputError, UnsupportedError
+from toolchain.catalog.release_data import numbers
+from toolchain.errors import ConfigError, UnsupportedError
 from toolchain.request import Request
+from toolchain.sources.pypi import pypi_row, python_of_wheel
 from toolchain.sources.resolve import locate
 from toolchain.sources.tree import Source
 from toolchain.stages.base import base_label
+from toolchain.stages.python import own_python
 from toolchain.stages.stage import Built, Planned, Workspace, common_inputs, image_labels, source_inputs
+from toolchain.stages.wheel_archive import open_wheel
 
 BINARY = "triton-wheel"
 # Apart from the distribution's own site-packages; in-image programs get it by PYTHONPATH.
 SITE = "/usr/lib/toolchain/triton"
-_LIMIT_BYTES = 4_000_000_000
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class TritonWheelStage:
                 why="Triton comes as the wheel of the index; only its source can be patched",
                 fix="name a source too: --source triton=PATH or URL@COMMIT",
             )
+        _check_python(request, source)
         under = dependencies["base"].input_digest
         sources = source_inputs([source], {})
         inputs: dict[str, Any] | None = None
@@ -81,22 +84,34 @@ def wheel_source(request: Request) -> Source:
     return source
 
 
+def _check_python(request: Request, source: Source) -> None:
+    """Refuse a wheel that the base's Python cannot import; of a base of the user's own, that is asked in it later.
+
+    Raises:
+        UnsupportedError: it is for another CPython.
+    """
+    if request.base.image is not None:
+        return
+    file, has = pypi_row(source.where, source.version).file, own_python(request)
+    wanted, later = python_of_wheel(file)
+    if numbers(has) == numbers(wanted) or (later and numbers(has) > numbers(wanted)):
+        return
+    raise UnsupportedError(
+        f"{file} is for CPython {wanted}{' and later' if later else ''}, and base {request.base} has {has}",
+        fix="use another base, or build it from source: --triton VERSION",
+    )
+
+
 def unzip(wheel: Path, into: Path) -> None:
     """Unpack a wheel; names that leave the folder are refused.
 
     Raises:
+        SourceError: it is no wheel.
         HostileInputError: a name is absolute or has `..`, or the content is larger than any wheel.
     """
     into.mkdir(parents=True, exist_ok=True)
-    with zipfile.ZipFile(wheel) as archive:
-        total = 0
+    with open_wheel(wheel) as archive:
         for member in archive.infolist():
-            parts = Path(member.filename).parts
-            total += member.file_size
-            if member.filename.startswith("/") or ".." in parts or "\\" in member.filename:
-                raise HostileInputError(f"{wheel.name} holds the name {member.filename!r}", fix="get the wheel anew")
-            if total > _LIMIT_BYTES:
-                raise HostileInputError(f"{wheel.name} unpacks to more than {_LIMIT_BYTES} bytes")
             path = Path(archive.extract(member, into))
             # Wheels keep the x bit in the upper half; zipfile does not restore it.
             if not member.is_dir() and (member.external_attr >> 16) & 0o111:

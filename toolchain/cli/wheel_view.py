@@ -1,0 +1,77 @@
+"""`inspect` of a Triton wheel: the LLVMs in it, and whether they are the pinned ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from toolchain import console
+from toolchain.cache import Cache, default_cache
+from toolchain.errors import ConfigError, PinError
+from toolchain.stages.wheel_llvm import Library, WheelLlvm, read_wheel, repository_told, wheel_named
+
+_WORDS = {
+    "pinned": "as pinned",
+    "other": "NOT the pinned one",
+    "contradictory": "CONTRADICTS itself",
+    "missing": "MISSING",
+    "untold": "no text tells",
+    "no pin": "no pin on record",
+}
+
+
+def inspect_wheel(ref: str, *, use: bool, json_: bool) -> None:
+    """Print what a wheel tells.
+
+    Raises:
+        PinError: an LLVM in it is not the one on record for this Triton, is missing, or contradicts itself.
+    """
+    if use:
+        raise ConfigError("--use is for images", why=f"{ref} is a wheel", fix=f"toolchain inspect {ref}")
+    with wheel_named(ref, Cache(default_cache().absolute())) as path:
+        wheel = read_wheel(path)
+    if json_:
+        console.data({"images": [], "wheels": [wheel.as_json()]})
+    else:
+        for line in _lines(wheel):
+            console.text(line)
+    if wheel.wrong:
+        raise PinError(
+            f"{wheel.file} is not built with the LLVM on record for Triton {wheel.version}",
+            why="; ".join(_fault(one) for one in wheel.wrong),
+            fix="do not count it as that Triton; `toolchain pins` shows what is on record",
+        )
+
+
+def _fault(one: Library) -> str:
+    where = one.file or f"the library for {one.part}"
+    if one.verdict == "missing":
+        return f"{where} is missing, which is pinned to {one.pin}"
+    if one.verdict == "contradictory":
+        told = dict.fromkeys(f"{text.revision} ({text.kind})" for text in one.told if text.kind != "compiler")
+        return f"{where} tells of several: {', '.join(told)}"
+    return f"{where} holds {one.revision}, pinned is {one.pin}"
+
+
+def _lines(wheel: WheelLlvm) -> Iterator[str]:
+    yield f"{wheel.file}  {wheel.sha256}  {console.size(wheel.bytes)}"
+    yield f"  {wheel.project or 'no project'} {wheel.version or 'of no version'}  {wheel.tag}".rstrip()
+    if not any(one.part == "core" for one in wheel.libraries):
+        yield "  no libtriton in it"
+    for one in wheel.libraries:
+        if one.verdict == "not pinned":
+            for told in one.told:
+                yield f"  {one.file}: made by clang {told.version}, {told.repository} {told.revision}"
+            continue
+        sure = f" ({one.certainty})" if one.verdict == "pinned" else ""
+        yield f"  {one.part}  {one.revision or '-'}  {_WORDS[one.verdict]}{sure}"
+        if one.file:
+            yield f"    {one.file}"
+        if one.verdict in {"other", "missing"}:
+            yield f"    pinned: {one.pin}"
+        if one.also:
+            yield f"    the LLVM of {', '.join(one.also)}"
+        if repository := repository_told(one):
+            yield f"    from {repository}"
+        for told in one.told:
+            build = "" if told.build is None else f"-{told.build}"
+            yield f"    {told.kind:<11}  {told.revision}{build}  {told.version}".rstrip()

@@ -1,0 +1,135 @@
+"""Which LLVM is in a library, as its own text tells: the revision that LLVM compiles into itself.
+
+The same 40 digits stand there for several reasons, and not each proves the same. `KINDS` says what each proves.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from toolchain.errors import HostileInputError
+
+# What writes the text, and so what it proves.
+KINDS = {
+    "lld": "the version that lld prints: this lld is linked in, and where its source was checked out from",
+    "asm-printer": "what LLVM's AsmPrinter writes into a file directive: this LLVM's code generator is linked in",
+    "symtab": "the producer that LLVM's symbol tables of bitcode name: this LLVM's Object library is linked in",
+    "bare": "the digits alone, as the key of LLVM's LTO cache has them: they support others and prove little alone",
+    "codegen": "the name that the build of a codegen library was given: LLVM's commit and the number of the build",
+    "compiler": "the version of a clang: the compiler that made the file, or a part of it, and no LLVM in it",
+}
+# These name the LLVM that is inside.
+INSIDE = ("lld", "asm-printer", "symtab")
+
+_DIGITS = 40
+_BEFORE, _AFTER = 320, 32
+_MOST = 64
+_HEX = bytes(104 if chr(code) in "0123456789abcdef" else 120 if chr(code).isascii() and chr(code).isalnum() else 46
+             for code in range(256))  # fmt: skip
+_RUN = b"h" * _DIGITS
+_VERSION = rb"(?P<version>[0-9]{1,3}\.[0-9]{1,3}\.[0-9]{1,3}[0-9A-Za-z.+-]{0,24})"
+_URL = rb"(?P<repository>[!-'*-~]{1,200})"
+# What stands before the digits, and after.
+_FORMS = {
+    "lld": (re.compile(rb"LLD " + _VERSION + rb" \(" + _URL + rb" \Z"), re.compile(rb"\)")),
+    "asm-printer": (re.compile(rb"LLVM version " + _VERSION + rb" \(\Z"), re.compile(rb"\)")),
+    "compiler": (
+        re.compile(rb"clang version " + _VERSION + rb" \((?:" + _URL + rb" (?:[ -'*-~]{1,80} )?)?\Z"),
+        re.compile(rb"\)"),
+    ),
+    "symtab": (re.compile(rb"\0" + _VERSION + rb" \Z"), re.compile(rb"\0")),
+    "codegen": (re.compile(rb"\0\Z"), re.compile(rb"-(?P<build>[0-9]{1,6})\0")),
+    "bare": (re.compile(rb"\0\Z"), re.compile(rb"\0")),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """A revision that a file tells of.
+
+    Args:
+        kind: of `KINDS`.
+        revision: 40 hexadecimal digits.
+        version: LLVM's, `23.0.0git`; empty where the text has none.
+        repository: as it was given to LLVM's build; empty where the text has none.
+        build: number of a codegen library's build.
+        at: bytes from the start of the file to the digits, where they come first.
+    """
+
+    kind: str
+    revision: str
+    version: str = ""
+    repository: str = ""
+    build: int | None = None
+    at: int
+
+
+def revisions(pieces: Iterable[bytes], name: str) -> tuple[Told, ...]:
+    """Every revision that a file tells of, once each, in the order of their places.
+
+    Args:
+        pieces: the file's bytes in order; a little more than one of them is held at a time.
+        name: of the file, for the message.
+
+    Raises:
+        HostileInputError: it tells of more revisions than any library.
+    """
+    found: dict[tuple[str, str, str, str, int | None], Told] = {}
+    held, start = b"", 0
+    for piece, last in _with_last(pieces):
+        held += piece
+        for at in _runs(held, first=start == 0):
+            if at + _DIGITS + _AFTER > len(held) and not last:
+                break  # what comes after is in the next piece, and so are the digits again
+            if (told := _told(held, at, start)) is not None:
+                found.setdefault((told.kind, told.revision, told.version, told.repository, told.build), told)
+        if len(found) > _MOST:
+            raise HostileInputError(f"{name} tells of more than {_MOST} revisions", fix="get the wheel anew")
+        keep = max(0, len(held) - _BEFORE - _DIGITS - _AFTER)
+        held, start = held[keep:], start + keep
+    return tuple(sorted(found.values(), key=lambda told: (told.at, told.kind)))
+
+
+def _with_last(pieces: Iterable[bytes]) -> Iterable[tuple[bytes, bool]]:
+    """The pieces, each with whether it is the last; an empty one ends them."""
+    for piece in pieces:
+        yield piece, False
+    yield b"", True
+
+
+def _runs(held: bytes, *, first: bool) -> Iterable[int]:
+    """Where exactly 40 hexadecimal digits stand, with no letter or digit beside them.
+
+    Args:
+        first: whether the file begins here; else a run at the very start may be the end of a longer one.
+    """
+    kinds = held.translate(_HEX)
+    at = kinds.find(_RUN)
+    while at >= 0:
+        end = at + _DIGITS
+        alone = kinds[at - 1] == 46 if at else first
+        if alone and kinds[end : end + 1] in {b"", b"."}:
+            yield at
+        while end < len(kinds) and kinds[end] != 46:
+            following = kinds.find(b".", end)
+            end = following if following >= 0 else len(kinds)
+        at = kinds.find(_RUN, end)
+
+
+def _told(held: bytes, at: int, start: int) -> Told | None:
+    before = held[max(0, at - _BEFORE) : at] if at or start else b"\0"
+    after = held[at + _DIGITS : at + _DIGITS + _AFTER] + b"\0"  # the end of a file ends a text
+    for kind, (form, end) in _FORMS.items():
+        if (head := form.search(before)) and (tail := end.match(after)):
+            said = {**head.groupdict(), **tail.groupdict()}
+            return Told(
+                kind=kind,
+                revision=held[at : at + _DIGITS].decode(),
+                version=(said.get("version") or b"").decode(),
+                repository=(said.get("repository") or b"").decode(),
+                build=int(said["build"]) if said.get("build") else None,
+                at=start + at,
+            )
+    return None
