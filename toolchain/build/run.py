@@ -97,13 +97,21 @@ def settled(request: Request, target: str, *, ask: bool = False) -> list[PlanRow
     """The plan once every tag in it is at a commit: what nobody asked for yet is asked.
 
     Args:
-        ask: ask also for the tags that are known, unless `--offline`: one may have moved.
+        ask: ask also for the tags that are known, unless `--offline`: one may have moved. Then Triton's tree is fetched
+            too, since it says which LLVMs there are.
 
     Raises:
         LockedError: a tag moved since it was locked.
     """
     rows = plan(request, target)
-    return plan(request, target) if _ask_tags(request, rows, ask=ask) else rows
+    asked = _ask_tags(request, rows, ask=ask)
+    if ask and not request.offline:
+        trees = {source.name: source for _, source in _tritons(plan(request, target) if asked else rows)}
+        among = [source for row in rows for source in row.planned.sources if source.among]
+        for source in (*trees.values(), *among):
+            fetch_source(source, cache=request.cache, offline=False, mirrors=request.mirrors)
+            asked = True
+    return plan(request, target) if asked else rows
 
 
 def _ask_tags(request: Request, rows: Sequence[PlanRow], *, ask: bool = False) -> bool:
@@ -182,17 +190,28 @@ def _looked_into(request: Request, target: str, rows: list[PlanRow], *, fetch: b
     """The plan once Triton's tree is here: what it says against the LLVM below it must show before that is built.
 
     Args:
-        fetch: whether the tree is wanted; without, only the commits of tags.
+        fetch: whether the tree is wanted; without, only where a stage is keyed by what is in it, and else the commits
+            of tags.
     """
-    to_build = [row.planned for row in rows if row.built is None and row.planned.name == "triton"]
-    trees = [source for planned in to_build for source in planned.sources if source.kind == "git"]
-    if not trees:
+    if not (trees := _tritons(rows)):
         return rows
     tagged = _ask_tags(request, rows)
-    for source in trees if fetch else ():
+    fetch = fetch or any(planned.name != "triton" for planned, _ in trees)
+    for source in {source.name: source for _, source in trees}.values() if fetch else ():
         LOG.info("%s: fetching %s, to hold its LLVM pin against the plan", source.name, source.ref)
         fetch_source(source, cache=request.cache, offline=request.offline, mirrors=request.mirrors)
     return plan(request, target, proved=request.contract) if tagged or fetch else rows
+
+
+def _tritons(rows: Sequence[PlanRow]) -> list[tuple[Planned, Source]]:
+    """The stages to build that read Triton's tree, each with that source; without a checkout, which is here."""
+    return [
+        (row.planned, source)
+        for row in rows
+        if row.built is None
+        for source in row.planned.sources
+        if source.name == "triton" and source.kind != "pypi" and not (source.path and source.path.is_dir())
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)
