@@ -146,6 +146,15 @@ def test_a_patch_of_triton_makes_another_library(request_: Request, tmp_path: Pa
     assert first["codegen-amdgpu"] != second["codegen-amdgpu"]
 
 
+def test_a_patch_may_bring_a_file_that_is_not_there(request_: Request, tmp_path: Path, tree: Path) -> None:
+    (tree / "lib/Tools/LLVMOptions.cpp").unlink()
+    (tmp_path / "my.patch").write_text("--- /dev/null\n+++ b/lib/Tools/LLVMOptions.cpp\n")
+    patched = replace(request_, patches={"triton": (tmp_path / "my.patch",)})
+    assert digests(patched)["codegen-amdgpu"]
+    with pytest.raises(SourceError, match=r"has no lib/Tools/LLVMOptions\.cpp"):
+        plan(request_, "triton")
+
+
 def test_the_revision_is_the_pins_or_says_which_llvm_was_named(request_: Request, tree: Path) -> None:
     pinned = replace(request_, sources=specs({"triton": str(tree)}))
     assert revision_of(RULE, pinned) == f"{AMD}-1"

@@ -62,7 +62,8 @@ class CodegenLibraryStage:
             inputs = {
                 **common_inputs(self.name, request),
                 **under,
-                "files": {name: sha256_file(tree / name) for name in read_files(tree, rule)},
+                # What a patch adds or changes counts by the patch.
+                "files": {name: sha256_file(tree / name) for name in read_files(tree, rule, patched=bool(patches))},
                 **({"patches": patches} if patches else {}),
                 "recipe": digests(RECIPE, *_TOOLCHAIN),
                 "rule": [rule.project, rule.library, rule.exports, rule.revision],
@@ -161,8 +162,11 @@ def where(rule: Codegen) -> str:
     return f"/usr/lib/toolchain/{rule.stage}"
 
 
-def read_files(tree: Path, rule: Codegen) -> list[str]:
+def read_files(tree: Path, rule: Codegen, *, patched: bool = False) -> list[str]:
     """The files of Triton that building the library reads, as paths from the top of the tree, sorted.
+
+    Args:
+        patched: whether patches are still to come, which may add what is not there.
 
     Raises:
         SourceError: one that the rule names is not there, or is no file.
@@ -171,7 +175,7 @@ def read_files(tree: Path, rule: Codegen) -> list[str]:
     for name in rule.reads:
         path = tree / name
         inside = [path] if path.is_file() else [one for one in path.rglob("*") if not one.is_dir()]
-        if not inside:
+        if not inside and not patched:
             raise SourceError(
                 f"this Triton has no {name}, which {rule.library} is built from",
                 why=f"its {rule.pin_file} says that it takes this library",
