@@ -5,15 +5,18 @@ from __future__ import annotations
 import io
 import json
 import platform
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
 from tests.codegen_tree import AMD, CORE, PROJECT, codegen_tree
-from tests.git_server import git
+from tests.git_server import git, served
 from tests.request_fixtures import specs
 from toolchain.build import locking
 from toolchain.build.prefetch import Prefetch
@@ -25,6 +28,7 @@ from toolchain.cache import Cache
 from toolchain.catalog import codegen as rows
 from toolchain.catalog.bases import base_recipe
 from toolchain.catalog.codegen import codegens
+from toolchain.cli.app import app
 from toolchain.engine.progress import Progress
 from toolchain.errors import ConfigError, PinError, SourceError, UnreachableError, UnsupportedError
 from toolchain.publish import attestations
@@ -332,6 +336,54 @@ def test_a_commit_that_nobody_has(tmp_path: Path, silent: bool, kind: type[Excep
     with pytest.raises(kind, match="no repository that was asked has commit") as caught:
         first_holder("llvm-amdgpu", AMD, ("a", "b", "c"), fetch, cache=Cache(tmp_path))
     assert "c has no such commit" in str(getattr(caught.value, "why", ""))
+
+
+@pytest.fixture
+def upstream(tmp_path: Path) -> Iterator[tuple[str, ...]]:
+    """Triton 3.9.0 at its tag, with an LLVM that the third of the repositories has; the options that lead there."""
+    top = tmp_path / "served"
+    for repository in ("llvm/llvm-project", "triton-lang/llvm-project"):
+        (top / repository).mkdir(parents=True)
+        git(top / repository, "init", "--quiet", "--initial-branch=main")
+    commit = llvm_repository(top / "ROCm/llvm-project")
+    triton = codegen_tree(top / "triton-lang/triton", amd=commit)
+    for words in (
+        ("init", "--quiet", "--initial-branch=main"),
+        ("add", "."),
+        ("commit", "--quiet", "-m", "Triton"),
+        ("tag", "v3.9.0"),
+        ("config", "uploadpack.allowAnySHA1InWant", "true"),
+    ):
+        git(triton, *words)
+    with served(top) as (address, _):
+        yield ("--triton", "3.9.0", "--mirror", f"https://github.com/={address}/", "--json")
+
+
+def test_fetch_and_lock_find_tree_and_repository(
+    tmp_path: Path, upstream: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.setenv("TOOLCHAIN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+
+    def call(*words: str) -> Any:
+        done = CliRunner().invoke(app, [*words, *upstream])
+        assert done.exit_code == 0, done.output
+        return json.loads(done.stdout)
+
+    def llvm() -> Any:
+        rows = call("plan", "codegen-amdgpu")["stages"]
+        return next(source for row in rows for source in row["sources"] if source["name"] == "llvm-amdgpu")
+
+    # Without the tree the data's pin is planned.
+    assert (llvm()["ref"], llvm()["digest"]) == (AMD, None)
+    (fetched,) = [one for one in call("fetch", "codegen-amdgpu")["sources"] if one["name"] == "llvm-amdgpu"]
+    assert fetched["repository"] == FORK
+    assert fetched["digest"] == llvm()["digest"] == git_digest(FORK, fetched["ref"])
+    assert "llvm-amdgpu" in call("lock", "codegen-amdgpu", "--open-base")["sources"]
+    locked = tomllib.loads((tmp_path / "toolchain.lock").read_text())
+    (row,) = [one for one in locked["source"] if one["name"] == "llvm-amdgpu"]
+    assert (row["repository"], row["ref"]) == (FORK, fetched["ref"])
 
 
 # --- records ---

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -98,20 +98,27 @@ def settled(request: Request, target: str, *, ask: bool = False) -> list[PlanRow
 
     Args:
         ask: ask also for the tags that are known, unless `--offline`: one may have moved. Then Triton's tree is fetched
-            too, since it says which LLVMs there are.
+            too, since it says which LLVMs there are; otherwise only where a stage is keyed by what is in it.
 
     Raises:
         LockedError: a tag moved since it was locked.
     """
     rows = plan(request, target)
-    asked = _ask_tags(request, rows, ask=ask)
-    if ask and not request.offline:
-        trees = {source.name: source for _, source in _tritons(plan(request, target) if asked else rows)}
-        among = [source for row in rows for source in row.planned.sources if source.among]
-        for source in (*trees.values(), *among):
-            fetch_source(source, cache=request.cache, offline=False, mirrors=request.mirrors)
-            asked = True
-    return plan(request, target) if asked else rows
+    if _ask_tags(request, rows, ask=ask):
+        rows = plan(request, target)
+    trees = [] if request.offline else _tritons(rows)
+    if ask or any(planned.name != "triton" for planned, _ in trees):
+        rows = _fetched_for(request, target, rows, {source.name: source for _, source in trees}.values())
+    # The tree may have brought stages; whose commit it is a fetch tells.
+    among = [] if request.offline else [source for row in rows for source in row.planned.sources if source.among]
+    return _fetched_for(request, target, rows, among)
+
+
+def _fetched_for(request: Request, target: str, rows: list[PlanRow], sources: Collection[Source]) -> list[PlanRow]:
+    """The plan once these sources are here."""
+    for source in sources:
+        fetch_source(source, cache=request.cache, offline=request.offline, mirrors=request.mirrors)
+    return plan(request, target) if sources else rows
 
 
 def _ask_tags(request: Request, rows: Sequence[PlanRow], *, ask: bool = False) -> bool:
