@@ -129,7 +129,10 @@ def _tritons() -> str:
             rows.append(_all_refused(one.version, error, len(pythons) + 3))
             continue
         wheels = [_wheel(one.version, python) for python in pythons]
-        rows.append([one.version, f"`{llvm[:8]}` {one.certainty}", _EXPECTED, _EXPECTED, *wheels, wheels[-1]])
+        further = "".join(f"; {pin.target} `{pin.llvm[:8]}` {pin.certainty}" for pin in one.codegen)
+        # What has an LLVM for a GPU is built by the portable recipe alone.
+        last = "refused: [7](exit-codes.md)" if one.codegen else wheels[-1]
+        rows.append([one.version, f"`{llvm[:8]}` {one.certainty}{further}", _EXPECTED, _EXPECTED, *wheels, last])
     head = ["Triton", "LLVM, and how surely", "layer for glibc 2.31", "layer for debian13"]
     return table([*head, *(f"wheel, Python {one}" for one in pythons), "wheel of debian13 (3.13)"], rows)
 

@@ -7,10 +7,14 @@
 #   DROP       files of the source that must not be built in, with `;` between
 #   REPLACE    `file=glob` with `;` between: the file of the source gives way to the base's, named by an absolute glob
 #   CXXFLAGS   further flags of the C++ compiler
+#   BINDINGS   pybind11 or nanobind: what the wheel binds C++ to Python by
+#   STABLE_ABI ON makes one wheel for Python 3.12 and all later ones
 #   LIT        ON runs upstream's own lit tests afterwards; what fails there is recorded and fails nothing
 #   JOBS, LINK_JOBS
-# Reads /src/triton, /wheels, /sysroot, /pythons and /recipe, keeps its tree in /build, writes /out: wheel/,
-# auditwheel.txt, lit-VERSION.xml, and ninja-VERSION.log with the steps of each Python.
+# Reads /src/triton, /wheels, /sysroot, /pythons, /codegen and /recipe, keeps its tree in /build, writes /out: wheel/,
+# auditwheel.txt, lit-VERSION.xml, and ninja-VERSION.log with the steps of each Python. In /codegen, where Triton makes code
+# for GPUs by LLVMs of their own: tree/ with those libraries at their places in Triton's tree, and `variables` with NAME=PATH
+# for each, below that tree.
 set -eu
 umask 022
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
@@ -70,11 +74,12 @@ if [ -z "${INPUT_DIGEST:-}" ] || [ "$(cat /build/toolchain-stamp 2>/dev/null)" !
       echo "replaced $file by the base's $found"
     done
   )
+  if [ -d /codegen/tree ]; then cp -a /codegen/tree/. /build/src/; fi
   printf '%s' "${INPUT_DIGEST:-}" >/build/toolchain-stamp
 fi
 
 python3 -m venv --clear /build/venv
-/build/venv/bin/python -m pip install --quiet setuptools wheel pybind11 auditwheel lit
+/build/venv/bin/python -m pip install --quiet setuptools wheel "${BINDINGS:-pybind11}" auditwheel lit
 
 # The layer's programs are the other machine's, and the build runs this one.
 if [ -n "$cross" ] && [ -e "$PREFIX/bin/mlir-tblgen" ]; then
@@ -91,6 +96,26 @@ ar rcs /build/empty/libz.a
 export LLVM_SYSPATH="$PREFIX" TRITON_OFFLINE_BUILD=1 TRITON_BUILD_PROTON=OFF TRITON_HOME=/build/home
 export TRITON_BUILD_WITH_CCACHE=ON TRITON_PARALLEL_LINK_JOBS="${LINK_JOBS:-1}" MAX_JOBS="${JOBS:-$(nproc)}"
 export TRITON_BUILD_WITH_CLANG_LLD=1 TRITON_BUILD_DIR=/build/cmake
+# Mirrors of what upstream would download, and caches of it, have no say.
+unset OAIARTIFACTS_BASE_URL TRITON_CACHE_DEPENDENCY_DOWNLOADS TRITON_LLVM_SYSTEM_SUFFIX TRITON_STABLE_ABI JSON_SYSPATH
+# Triton takes the libraries that are named so, and neither builds nor fetches any.
+if [ -f /codegen/variables ]; then
+  while IFS='=' read -r name file; do
+    if [ ! -f "/build/src/$file" ]; then
+      echo "toolchain: /codegen has no $file, which its variables name" >&2
+      exit 43
+    fi
+    export "$name=/build/src/$file"
+  done </codegen/variables
+fi
+# What this build wanted from elsewhere, a line each.
+export TOOLCHAIN_REACHED=/build/reached PYTHONPATH=/recipe/containerfiles/triton-portable/offline
+refuse_reaching() {
+  if [ -s "$TOOLCHAIN_REACHED" ]; then
+    echo "toolchain: Triton's build would download: $(sort -u "$TOOLCHAIN_REACHED" | head -n 5 | tr '\n' ' ')" >&2
+    exit 48
+  fi
+}
 # Deprecations come from LLVM's headers where LLVM is not exactly the pin; -Werror stays for everything else.
 flags="-ffile-prefix-map=/build/src=. -ffile-prefix-map=/build=. -ffile-prefix-map=/sysroot= \
   -Wno-error=deprecated-declarations ${CXXFLAGS:-}"
@@ -105,6 +130,7 @@ export TRITON_APPEND_CMAKE_ARGS="-DCMAKE_BUILD_TYPE=Release '-DCMAKE_CXX_FLAGS=$
 
 rm -rf /out
 mkdir -p /out/wheel /build/cmake
+: >"$TOOLCHAIN_REACHED"
 for version in $PYTHONS; do
   include=/pythons/$version/usr/include
   if [ ! -e "$include/python$version/Python.h" ]; then
@@ -128,14 +154,27 @@ for version in $PYTHONS; do
     # What CMake learned of the last interpreter.
     rm -rf /build/cmake/CMakeCache.txt /build/cmake/CMakeFiles/[0-9]*
   fi
+  abi=cp$(echo "$version" | tr -d .)
+  python_tag=$abi
+  if [ "${STABLE_ABI:-}" = ON ] && [ "${version#*.}" -ge 12 ]; then
+    python_tag=cp312 abi=abi3
+    # One is for all of them.
+    if ls /out/wheel/*-cp312-abi3-*.whl >/dev/null 2>&1; then continue; fi
+    export TRITON_STABLE_ABI=ON
+  fi
   rm -rf "/build/dist-$version"
   echo "@step compile"
   cp "$TRITON_BUILD_DIR/.ninja_log" /build/ninja-before 2>/dev/null || : >/build/ninja-before
   (
-    cd /build/src
-    PATH="/build/venv/bin:$PATH" /build/venv/bin/python setup.py bdist_wheel --dist-dir "/build/dist-$version" \
-      --plat-name "linux_${triple%%-*}"
-  )
+    cd /build/src &&
+      PATH="/build/venv/bin:$PATH" /build/venv/bin/python setup.py bdist_wheel --dist-dir "/build/dist-$version" \
+        --plat-name "linux_${triple%%-*}"
+  ) || {
+    status=$?
+    refuse_reaching
+    exit $status
+  }
+  refuse_reaching
   # An LLVM that the base has for itself must not have been found in place of the layer's.
   for package in LLVM MLIR LLD; do
     where=$(sed -n "s/^${package}_DIR:[A-Z]*=//p" "$TRITON_BUILD_DIR/CMakeCache.txt")
@@ -157,8 +196,7 @@ for version in $PYTHONS; do
     exit 45
   fi
   # The base's Python ran setup.py and put its own tag there.
-  abi=cp$(echo "$version" | tr -d .)
-  named=$(/build/venv/bin/python -m wheel tags --remove --python-tag "$abi" --abi-tag "$abi" --platform-tag "$tag" "$wheel" |
+  named=$(/build/venv/bin/python -m wheel tags --remove --python-tag "$python_tag" --abi-tag "$abi" --platform-tag "$tag" "$wheel" |
     tail -n 1)
   cp "/build/dist-$version/$named" /out/wheel/
   # The steps of this Python alone: what the log did not have before.

@@ -9,7 +9,8 @@
 #   CLANG      ON: it compiles device code by clang++         (default OFF)
 #   DYLIB      allow: a dynamic libLLVM is no failure         (only to try this script on a distribution's LLVM)
 #   FORBIDDEN  folders no file may name, joined by :          (default /build:/src/llvm:/sysroot, where build.sh builds)
-#   PART       tablegen, support: the layer is this part alone, and only what that can do is checked
+#   PART       tablegen, support: the layer is this part alone, and only what that can do is checked; codegen: it is an
+#              LLVM of one GPU without MLIR
 #   SYSTEM     the oldest system that may link the layer, as a folder: what the archives leave undefined must be in its
 #              C and C++ libraries or in the layer          (default: not looked at; / for the system it runs in)
 #   CROSS      the architecture the layer is for, if it is not this machine's: then /sysroot holds that system,
@@ -342,6 +343,13 @@ case $PART in
   support)
     check libraries - libraries
     check headers - headers
+    check paths - paths
+    if [ -n "$SYSTEM" ]; then check symbols - symbols; fi
+    check support libraries support
+    ;;
+  codegen)
+    check libraries - libraries
+    check static - static
     check paths - paths
     if [ -n "$SYSTEM" ]; then check symbols - symbols; fi
     check support libraries support

@@ -57,7 +57,7 @@ def call(env: dict[str, str], *words: str, cwd: Path | None = None) -> subproces
         (("build", "llvm", "--glibc", "2.31", "--base", "debian13"), 3, "two kinds of LLVM layer"),
         (("build", "sysroot", "--base", "debian13"), 7, "compiled against that base itself"),
         (("build", "llvm", "--aotriton", "0.99b"), 7, "0.99b"),
-        (("build", "llvm", "--triton", "3.9.0"), 7, "not on record"),
+        (("build", "llvm", "--triton", "3.10.0"), 7, "second LLVM"),
         (("build", "llvm", "--triton", "banana"), 4, "banana"),
         (("build", "llvm", "--aotriton", "0.11.1b"), 4, "--source"),
         (("build", "nothing"), 7, "nothing"),
@@ -358,7 +358,7 @@ def test_known_bad_kernels_show_in_the_exit_code(
 
 
 def test_errors_are_data_too(clean: dict[str, str], tmp_path: Path) -> None:
-    done = call(clean, "plan", "llvm", "--triton", "3.9", "--json", cwd=tmp_path)
+    done = call(clean, "plan", "llvm", "--triton", "3.10", "--json", cwd=tmp_path)
     said = json.loads(done.stdout)
     assert (said["exit_code"], said["error"]) == (7, "Unsupported")
     assert said["fix"]

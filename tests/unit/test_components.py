@@ -11,7 +11,7 @@ from toolchain.catalog.components import LlvmRequirements, check_files, features
 from toolchain.errors import ContractError, PinError, UnsupportedError
 
 GSAN = "db82b800cd4b73e3fa586e1819b314f53bfbad4c"
-VERSIONS = ["2.1", "2.3.1", "3.0", "3.1.0", "3.2", "3.3", "3.4", "3.5", "3.6", "3.7.0", "3.7.1", "3.8.0"]
+VERSIONS = ["2.1", "2.3.1", "3.0", "3.1.0", "3.2", "3.3", "3.4", "3.5", "3.6", "3.7.0", "3.7.1", "3.8.0", "3.9.0"]
 BASE = {
     "llvm-headers",
     "llvm-libraries",
@@ -95,7 +95,7 @@ def test_lists_are_clean(version: str) -> None:
 )
 def test_libraries_come_and_go(library: str, first: str, after: str | None) -> None:
     has = [v for v in VERSIONS if library in {*needs_for(v).libtriton, *needs_for(v).bin_tools}]
-    assert (has[0], has[-1]) == (first, after or "3.8.0")
+    assert (has[0], has[-1]) == (first, after or VERSIONS[-1])
     assert has == VERSIONS[VERSIONS.index(has[0]) : VERSIONS.index(has[-1]) + 1]
 
 
@@ -120,7 +120,7 @@ def test_host_libraries(version: str, arch: str, target: str | None) -> None:
     assert not target or f"LLVM{target}AsmParser" in needs_for(version, arch).libtriton
 
 
-@pytest.mark.parametrize("version", ["3.9", "2.0", "4.1.0", "0" * 40])
+@pytest.mark.parametrize("version", ["3.10", "2.0", "4.1.0", "0" * 40])
 def test_triton_not_on_record(version: str) -> None:
     with pytest.raises(UnsupportedError) as caught:
         needs_for(version)

@@ -68,6 +68,9 @@ def test_an_llvm_that_somebody_else_made(tmp_path: Path) -> None:
     assert lines[-1] == "# not known: how it was built: it has no label of this tool"
 
 
+FOR_A_GPU = {"usr/lib64/llvm-amdgpu-6bc4aaf6/lib/cmake/llvm/LLVMConfig.cmake": b"x"}
+
+
 @pytest.mark.parametrize(
     ("files", "kind", "line"),
     [
@@ -75,9 +78,10 @@ def test_an_llvm_that_somebody_else_made(tmp_path: Path) -> None:
         (KERNELS, "kernels", "/usr/lib64/flash-attn-kernels /usr/lib64/flash-attn-kernels"),
         (SYSTEM, "base", f"FROM {REF}@sha256:"),
         ({f"{PREFIX}/bin/mlir-tblgen": b"x"}, "llvm-part", f"COPY --from={REF}@sha256:"),
+        (FOR_A_GPU, "llvm-part", "/usr/lib64/llvm-amdgpu-6bc4aaf6 /usr/lib64/llvm-amdgpu-6bc4aaf6"),
         (TRITON, "triton", "python3 -m pip install --no-deps /tmp/triton-3.7.1-py3-none-any.whl"),
     ],
-    ids=["aotriton", "kernels", "base", "part", "triton"],
+    ids=["aotriton", "kernels", "base", "part", "gpu", "triton"],
 )
 def test_the_other_kinds(tmp_path: Path, files: dict[str, bytes], kind: str, line: str) -> None:
     found, _ = use(tmp_path, files)

@@ -83,7 +83,9 @@ ASKED = ("--base", "debian13", "--source", "notes=../notes")
 def test_a_stage_that_nobody_knew(tool: Tool) -> None:
     for verb, said in tool.helps("plan", "fetch", "build", "lock", "publish", "bundle export", "reproduce").items():
         assert "report or all." in said or (verb == "reproduce" and "aotriton or report." in said), verb
-    assert "one of aotriton, flash-attn, llvm, notes, triton" in tool.call("plan", "--source", "x=y", code=3)
+    assert "one of aotriton, flash-attn, llvm, llvm-amdgpu, notes, triton" in tool.call(
+        "plan", "--source", "x=y", code=3
+    )
     base, report = tool.data("plan", "report", *ASKED)["stages"]
     assert (base["name"], report["name"], report["reused"]) == ("base", "report", False)
     assert report["sources"][0]["ref"] == "local:notes"
@@ -124,9 +126,10 @@ def test_the_table_is_whole() -> None:
         assert {*row.on} <= {one.name for one in STAGES[:number]}, row.name
         for reference in filter(None, (row.make, row.on_for, row.cross, row.archive)):
             assert callable(loaded(reference)), reference
-    assert targets() == ("base", "sysroot", "python", "llvm", "triton", "kernels", "aotriton", "all")
-    assert choice(*of_packages(), "all") == "llvm, triton, kernels or aotriton."
-    assert SOURCES == ("aotriton", "flash-attn", "llvm", "triton")
+    for_gpus = ("llvm-amdgpu", "codegen-amdgpu")
+    assert targets() == ("base", "sysroot", "python", "llvm", *for_gpus, "triton", "kernels", "aotriton", "all")
+    assert choice(*of_packages(), "all") == "llvm, llvm-amdgpu, codegen-amdgpu, triton, kernels or aotriton."
+    assert SOURCES == ("aotriton", "flash-attn", "llvm", "llvm-amdgpu", "triton")
     assert (source_license("flash-attn"), source_license("x")) == ("BSD-3-Clause", "")
 
 

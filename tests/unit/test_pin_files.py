@@ -6,13 +6,17 @@ import contextlib
 import json
 import os
 import tempfile
+import tomllib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from toolchain.catalog.pin_files import pin_files, read_pin
-from toolchain.errors import PinError
+from toolchain.catalog import codegen as rows
+from toolchain.catalog.pin_files import pin_files, read_codegen_pins, read_pin
+from toolchain.data import FOLDER
+from toolchain.errors import ConfigError, PinError, UnsupportedError
 
 HASH = "10dc3a8e916d73291269e5e2b82dd22681489aa1"
 FORK = "1f126a6dea50d185c0781743a667390037ae88bd"
@@ -261,3 +265,99 @@ def test_a_cmake_folder_that_is_not_there_after_all(tmp_path: Path) -> None:
     (tmp_path / "cmake").unlink()
     (tmp_path / "cmake").touch()
     assert pin_files(tmp_path) == []
+
+
+# --- the LLVMs for GPUs ---
+
+
+def codegen(tmp_path: Path, **files: object) -> Path:
+    """A checkout with such files in its cmake/: `amd_info` is amd-llvm-info.json."""
+    (tmp_path / "cmake").mkdir()
+    for name, content in files.items():
+        who, _, what = name.partition("_")
+        text = content if isinstance(content, str) else json.dumps(content)
+        (tmp_path / "cmake" / f"{who}-llvm-{what.replace('_', '-')}.json").write_text(text)
+    return tmp_path
+
+
+PIN = {"llvm_hash": NOWHERE, "build_number": 2, "sha256sum": {"ubuntu-x64": "0" * 64}}
+
+
+def test_a_checkout_tells_the_llvms_for_gpus(tmp_path: Path) -> None:
+    (pin,) = read_codegen_pins(codegen(tmp_path, amd_info=PIN))
+    assert (pin.target, pin.revision, pin.repository, pin.certainty) == ("AMDGPU", f"{NOWHERE}-2", "", "verified")
+    assert pin.source.endswith("cmake/amd-llvm-info.json")
+
+
+def test_what_is_built_next_names_a_repository_and_no_pin(tmp_path: Path) -> None:
+    ahead = {"llvm_hash": NOWHERE, "repository": "ROCm/llvm-project", "build_number": 2}
+    (pin,) = read_codegen_pins(codegen(tmp_path, amd_info=PIN, amd_build_info=ahead))
+    assert pin.repository == "ROCm/llvm-project"
+    (tmp_path / "cmake/amd-llvm-build-info.json").write_text(json.dumps({**ahead, "llvm_hash": OTHER}))
+    (pin,) = read_codegen_pins(tmp_path)
+    assert (pin.llvm, pin.repository) == (NOWHERE, "")
+    (tmp_path / "cmake/amd-llvm-info.json").unlink()
+    assert read_codegen_pins(tmp_path) == ()
+
+
+def test_before_there_were_any(tmp_path: Path) -> None:
+    assert read_codegen_pins(tmp_path) == ()
+    (tmp_path / "cmake").mkdir()
+    (tmp_path / "cmake/llvm-info.json").write_text(info())
+    (tmp_path / "cmake/llvm-build-info.json").write_text(info(OTHER))
+    (tmp_path / "cmake/nvidia-toolchain-version.json").write_text("{}")
+    assert read_codegen_pins(tmp_path) == ()
+
+
+@pytest.mark.parametrize("what", ["info", "build_info"])
+def test_an_llvm_that_no_rule_knows_is_refused_by_name(what: str, tmp_path: Path) -> None:
+    tree = codegen(tmp_path, amd_info=PIN, **{f"nvidia_{what}": PIN})
+    with pytest.raises(UnsupportedError, match="of its own for nvidia") as caught:
+        read_codegen_pins(tree)
+    assert f"cmake/nvidia-llvm-{what.replace('_', '-')}.json" in caught.value.why
+    assert "amd (AMDGPU)" in caught.value.why
+
+
+def test_a_further_llvm_is_a_further_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (amd,) = rows.codegens()
+    nvidia = replace(amd, name="nvidia", target="NVPTX")
+    monkeypatch.setattr(rows, "codegens", lambda: (amd, nvidia))
+    found = read_codegen_pins(codegen(tmp_path, amd_info=PIN, nvidia_info={**PIN, "llvm_hash": OTHER}))
+    assert [(pin.target, pin.llvm) for pin in found] == [("AMDGPU", NOWHERE), ("NVPTX", OTHER)]
+    assert (nvidia.llvm, nvidia.stage, nvidia.pin_file) == (
+        "llvm-nvptx",
+        "codegen-nvptx",
+        "cmake/nvidia-llvm-info.json",
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "match"),
+    [
+        ("{", "not JSON"),
+        ("[]", "no JSON object"),
+        ({"build_number": 1}, "names no LLVM"),
+        ({"llvm_hash": HASH[:8], "build_number": 1}, "8 characters"),
+        ({"llvm_hash": HASH}, "build_number is None"),
+        ({"llvm_hash": HASH, "build_number": "1"}, "build_number is '1'"),
+        ({"llvm_hash": HASH, "build_number": True}, "build_number is True"),
+        ({"llvm_hash": HASH, "build_number": -1}, "build_number is -1"),
+    ],
+)
+def test_a_malformed_pin_of_a_codegen_llvm(content: object, match: str, tmp_path: Path) -> None:
+    with pytest.raises(PinError, match=match):
+        read_codegen_pins(codegen(tmp_path, amd_info=content))
+
+
+def test_bad_rules_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (FOLDER / "codegen.toml").read_text()
+    twice = text + text[text.index("[amd]") :].replace("[amd]", "[other]")
+    for content, match in (
+        (twice, "two rows are of one target"),
+        (text.replace('target = "AMDGPU"\n', ""), "amd.target"),
+        (text.replace('"LICENSE"', '"../LICENSE"'), "leads out"),
+        (text + 'more = "x"\n', "unknown key 'amd.more'"),
+    ):
+        monkeypatch.setattr(rows, "load", lambda _, content=content: tomllib.loads(content))
+        with pytest.raises(ConfigError, match=match):
+            rows.codegens.__wrapped__()

@@ -10,6 +10,7 @@ from functools import cache as memoize
 
 from toolchain import console
 from toolchain.catalog.architectures import this_machine
+from toolchain.catalog.codegen import codegens
 from toolchain.data import FOLDER, load
 from toolchain.digest import sha256_bytes, write_atomically
 from toolchain.errors import UnsupportedError
@@ -114,6 +115,8 @@ def users_of(planned: Sequence[Planned]) -> set[str]:
     """What of these stages is built in the base, in the words of data/needs.toml."""
     inside = {one.name for one in planned if one.engine}
     users = inside & {"llvm", "triton", "aotriton"}
+    # The LLVMs for GPUs and the libraries on them take what the large one takes.
+    users |= {"llvm"} if inside & {name for one in codegens() for name in (one.llvm, one.stage)} else set()
     if inside - {"base", "llvm"} and any("triton-wheel" in one.binaries for one in planned):
         users.add("triton-wheel")
     return users

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -97,13 +97,28 @@ def settled(request: Request, target: str, *, ask: bool = False) -> list[PlanRow
     """The plan once every tag in it is at a commit: what nobody asked for yet is asked.
 
     Args:
-        ask: ask also for the tags that are known, unless `--offline`: one may have moved.
+        ask: ask also for the tags that are known, unless `--offline`: one may have moved. Then Triton's tree is fetched
+            too, since it says which LLVMs there are; otherwise only where a stage is keyed by what is in it.
 
     Raises:
         LockedError: a tag moved since it was locked.
     """
     rows = plan(request, target)
-    return plan(request, target) if _ask_tags(request, rows, ask=ask) else rows
+    if _ask_tags(request, rows, ask=ask):
+        rows = plan(request, target)
+    trees = [] if request.offline else _tritons(rows)
+    if ask or any(planned.name != "triton" for planned, _ in trees):
+        rows = _fetched_for(request, target, rows, {source.name: source for _, source in trees}.values())
+    # The tree may have brought stages; whose commit it is a fetch tells.
+    among = [] if request.offline else [source for row in rows for source in row.planned.sources if source.among]
+    return _fetched_for(request, target, rows, among)
+
+
+def _fetched_for(request: Request, target: str, rows: list[PlanRow], sources: Collection[Source]) -> list[PlanRow]:
+    """The plan once these sources are here."""
+    for source in sources:
+        fetch_source(source, cache=request.cache, offline=request.offline, mirrors=request.mirrors)
+    return plan(request, target) if sources else rows
 
 
 def _ask_tags(request: Request, rows: Sequence[PlanRow], *, ask: bool = False) -> bool:
@@ -182,17 +197,28 @@ def _looked_into(request: Request, target: str, rows: list[PlanRow], *, fetch: b
     """The plan once Triton's tree is here: what it says against the LLVM below it must show before that is built.
 
     Args:
-        fetch: whether the tree is wanted; without, only the commits of tags.
+        fetch: whether the tree is wanted; without, only where a stage is keyed by what is in it, and else the commits
+            of tags.
     """
-    to_build = [row.planned for row in rows if row.built is None and row.planned.name == "triton"]
-    trees = [source for planned in to_build for source in planned.sources if source.kind == "git"]
-    if not trees:
+    if not (trees := _tritons(rows)):
         return rows
     tagged = _ask_tags(request, rows)
-    for source in trees if fetch else ():
+    fetch = fetch or any(planned.name != "triton" for planned, _ in trees)
+    for source in {source.name: source for _, source in trees}.values() if fetch else ():
         LOG.info("%s: fetching %s, to hold its LLVM pin against the plan", source.name, source.ref)
         fetch_source(source, cache=request.cache, offline=request.offline, mirrors=request.mirrors)
     return plan(request, target, proved=request.contract) if tagged or fetch else rows
+
+
+def _tritons(rows: Sequence[PlanRow]) -> list[tuple[Planned, Source]]:
+    """The stages to build that read Triton's tree, each with that source; without a checkout, which is here."""
+    return [
+        (row.planned, source)
+        for row in rows
+        if row.built is None
+        for source in row.planned.sources
+        if source.name == "triton" and source.kind != "pypi" and not (source.path and source.path.is_dir())
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)

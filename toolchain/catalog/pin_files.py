@@ -1,4 +1,4 @@
-"""The LLVM commit that a checkout of Triton pins, as its own files say it."""
+"""The LLVM commits that a checkout of Triton pins, as its own files say it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from toolchain.catalog.release_data import REPOSITORY, LlvmPin, is_commit
+from toolchain.catalog.codegen import Codegen, codegen_named, codegens
+from toolchain.catalog.release_data import REPOSITORY, CodegenPin, LlvmPin, is_commit
 from toolchain.catalog.releases import repository_of
-from toolchain.errors import PinError
+from toolchain.errors import PinError, UnsupportedError
 
 UPSTREAM = "llvm/llvm-project"
 _PUT = "name a pin file, a folder with one, or a checkout; or put the file there again"
@@ -19,6 +20,8 @@ MAX_PIN_BYTES = 64 << 10  # an llvm-info.json has about 700 bytes
 _NAMES = tuple(f"{stem}{end}" for stem in ("llvm-hash", "llvm-info") for end in (".txt", ".json", ""))
 # Pins of other compilers, and of builds that run ahead of the pin.
 _OTHER = re.compile(r"(amd|nvidia)-.*|.*build-info.*")
+# Pins of the LLVMs for GPUs, and what upstream builds next, which may run ahead of the pin or come before there is one.
+_CODEGEN = re.compile(r"(.+)-llvm-(build-)?info\.json")
 
 
 def read_pin(path: Path) -> LlvmPin:
@@ -57,6 +60,63 @@ def read_pin(path: Path) -> LlvmPin:
     repository, warnings = _repository_beside(files, commit)
     return LlvmPin(
         commit=commit, repository=repository, origin=str(file), certainty="verified", warnings=tuple(warnings)
+    )
+
+
+def read_codegen_pins(checkout: Path) -> tuple[CodegenPin, ...]:
+    """The LLVMs that a checkout of Triton makes code for GPUs with, apart from the one it links; in order of target.
+
+    Empty where it has none: before 3.9 there are none.
+
+    Raises:
+        UnsupportedError: it names one for a part that no rule knows.
+        PinError: a pin is malformed, or cannot be read.
+    """
+    found = []
+    for name in sorted({match[1] for file in _in_cmake(checkout) if (match := _CODEGEN.fullmatch(file))}):
+        rule, file = codegen_named(name), checkout / "cmake" / f"{name}-llvm-info.json"
+        if rule is None:
+            there = [one for one in _in_cmake(checkout) if (match := _CODEGEN.fullmatch(one)) and match[1] == name]
+            raise UnsupportedError(
+                f"this Triton has an LLVM of its own for {name}, which no rule here knows",
+                why=f"{' and '.join(f'cmake/{one}' for one in there)} in {checkout}; known are "
+                + ", ".join(f"{one.name} ({one.target})" for one in codegens()),
+                fix="use a Triton from before that; what such an LLVM needs is a table in toolchain/data/codegen.toml",
+            )
+        if _lies_there(file):  # before there is a pin, what is built for it is of no use to this Triton
+            found.append(_codegen_pin(file, rule))
+    return tuple(sorted(found, key=lambda pin: pin.target))
+
+
+def _in_cmake(checkout: Path) -> list[str]:
+    try:
+        return sorted(path.name for path in (checkout / "cmake").iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise PinError(f"cannot read {checkout / 'cmake'}", why=why, fix="check its rights") from error
+
+
+def _codegen_pin(file: Path, rule: Codegen) -> CodegenPin:
+    content, commit = _object_in(file, _text_of(file)), _commit_in(file)
+    build = content.get("build_number")
+    if type(build) is not int or not 0 <= build < 10**6:
+        raise PinError(
+            f"{file} names no build of the library: build_number is {build!r}",
+            why="the library answers COMMIT-BUILD, and Triton keeps its kernels by that",
+            fix="take the file from Triton again",
+        )
+    ahead = file.with_name(f"{rule.name}-llvm-build-info.json")
+    repository = repository_of(commit) or ""
+    if (
+        _lies_there(ahead)
+        and _commit_in(ahead) == commit
+        and "repository" in (said := _object_in(ahead, _text_of(ahead)))
+    ):
+        repository = _repository(said["repository"], ahead)
+    return CodegenPin(
+        target=rule.target, llvm=commit, build=build, repository=repository, certainty="verified", source=str(file)
     )
 
 
@@ -154,14 +214,18 @@ def _repository_beside(files: list[Path], commit: str) -> tuple[str, list[str]]:
             warnings.append(f"{build} is ahead of the pin: it builds {built}, the pin stays {commit}")
             continue
         if "repository" in content:
-            named = content["repository"]
-            short = re.sub(r"^https://github\.com/|\.git$|/$", "", named) if isinstance(named, str) else ""
-            if not REPOSITORY.fullmatch(short):
-                fix = "take the file from Triton again"
-                raise PinError(f"{build} names no repository: {named!r}", why="it is written owner/name", fix=fix)
-            return short, warnings
+            return _repository(content["repository"], build), warnings
     if known := repository_of(commit):
         return known, warnings
     if any(file.name.startswith("llvm-info") for file in files):
         warnings.append(f"no file says which repository holds {commit}; {UPSTREAM} is assumed, it may be a fork's")
     return UPSTREAM, warnings
+
+
+def _repository(named: object, file: Path) -> str:
+    """A repository of a file as `owner/name`."""
+    short = re.sub(r"^https://github\.com/|\.git$|/$", "", named) if isinstance(named, str) else ""
+    if not REPOSITORY.fullmatch(short):
+        fix = "take the file from Triton again"
+        raise PinError(f"{file} names no repository: {named!r}", why="it is written owner/name", fix=fix)
+    return short

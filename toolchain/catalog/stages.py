@@ -1,15 +1,19 @@
 """The stages, each described once: targets, help texts, sources, licences, labels, publishing and archives follow.
 
 What builds a stage is named by text, `module:function`, and loaded when it is needed: the table is for every call.
-A stage is a row here, a module below `stages/`, and what that runs in a container.
+A stage is a row here, a module below `stages/`, and what that runs in a container. Each LLVM with which Triton makes
+code for a GPU (`catalog.codegen`) has two rows: that LLVM, and the library on it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from typing import Any
+
+from toolchain.catalog.codegen import codegens
 
 ALL = "all"
 
@@ -20,7 +24,8 @@ class StageRow:
 
     Args:
         name: as in `plan`.
-        make: `module:function`; of a request the stage, or None where the request needs none.
+        make: `module:function`; of a request the stage, or None where the request needs none. In `module:function:word`
+            the function gets that word first.
         on: the stages that it may stand on, lowest first.
         on_for: `module:function`; of a request those of them that it does stand on; empty for all.
         sources: the names of its sources, as `--source` takes them, with the SPDX expression of the project's licence.
@@ -33,6 +38,7 @@ class StageRow:
         all_with, all_without: only where this option or source is given, or is not.
         published_with: the targets besides itself with which `publish` takes it along.
         archive: `module:function` that writes its plain form; empty where it has none.
+        costs: the stage whose rows of data/costs.toml are its own too; empty for itself.
     """
 
     name: str
@@ -50,7 +56,36 @@ class StageRow:
     all_without: str = ""
     published_with: tuple[str, ...] = ()
     archive: str = ""
+    costs: str = ""
 
+
+_LLVM_LICENSE = "Apache-2.0 WITH LLVM-exception"
+_CODEGEN_LLVMS = tuple(
+    StageRow(
+        name=one.llvm,
+        make=f"toolchain.stages.codegen_llvm:of_request:{one.name}",
+        on=("base", "sysroot"),
+        sources={one.llvm: _LLVM_LICENSE},
+        license=_LLVM_LICENSE,
+        machines=("amd64",),
+        cross="toolchain.stages.triton:cross_machines",
+        costs="llvm-codegen",
+    )
+    for one in codegens()
+)
+_CODEGEN_LIBRARIES = tuple(
+    StageRow(
+        name=one.stage,
+        make=f"toolchain.stages.codegen_library:of_request:{one.name}",
+        on=("base", "sysroot", one.llvm),
+        sources={"triton": "MIT"},
+        license=f"MIT AND {_LLVM_LICENSE}",
+        machines=("amd64",),
+        cross="toolchain.stages.triton:cross_machines",
+        costs="codegen",
+    )
+    for one in codegens()
+)
 
 STAGES: tuple[StageRow, ...] = (
     StageRow(name="base", make="toolchain.stages.base:of_request", title="base {}", packages=True),
@@ -71,16 +106,18 @@ STAGES: tuple[StageRow, ...] = (
         name="llvm",
         make="toolchain.stages.llvm:of_request",
         on=("base", "sysroot"),
-        sources={"llvm": "Apache-2.0 WITH LLVM-exception"},
-        license="Apache-2.0 WITH LLVM-exception",
+        sources={"llvm": _LLVM_LICENSE},
+        license=_LLVM_LICENSE,
         in_all=True,
         published_with=(ALL,),
         archive="toolchain.publish.files:llvm",
     ),
+    *_CODEGEN_LLVMS,
+    *_CODEGEN_LIBRARIES,
     StageRow(
         name="triton",
         make="toolchain.stages.triton:of_request",
-        on=("base", "sysroot", "python", "llvm"),
+        on=("base", "sysroot", "python", "llvm", *(one.name for one in (*_CODEGEN_LLVMS, *_CODEGEN_LIBRARIES))),
         on_for="toolchain.stages.triton:stands_on",
         sources={"triton": "MIT"},
         license="MIT",
@@ -167,6 +204,7 @@ def published(target: str) -> tuple[str, ...]:
 
 
 def loaded(reference: str) -> Any:
-    """What a text `module:function` names."""
-    module, _, name = reference.partition(":")
-    return getattr(import_module(module), name)
+    """What a text `module:function` names; of `module:function:word` the function with the word as first argument."""
+    module, name, *words = reference.split(":")
+    found = getattr(import_module(module), name)
+    return partial(found, *words) if words else found

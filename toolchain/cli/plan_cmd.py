@@ -12,6 +12,7 @@ from toolchain.build.run import PlanRow, settled
 from toolchain.build.run import plan as plan_stages
 from toolchain.catalog import stages
 from toolchain.catalog.costs import Cost, cost_of
+from toolchain.catalog.stages import row as stage_row
 from toolchain.cli import options as o
 from toolchain.cli.request import with_request
 from toolchain.engine.resources import MEMORY, cores
@@ -57,7 +58,8 @@ def _show(rows: Sequence[PlanRow]) -> None:
 def _cost_of(row: PlanRow, request: Request) -> Cost | None:
     spec = request.sources.get("triton")
     parts = {"llvm": request.only, "triton": "wheel" if spec is not None and spec.wheel else ""}
-    return None if row.built else cost_of(row.planned.name, parts.get(row.planned.name, ""))
+    name = stage_row(row.planned.name).costs or row.planned.name
+    return None if row.built else cost_of(name, parts.get(row.planned.name, ""))
 
 
 def _cost(row: PlanRow, request: Request, count: int) -> dict[str, Any]:
@@ -73,13 +75,14 @@ def _takes(rows: Sequence[PlanRow], request: Request, count: int) -> Iterator[st
     told = [(row.planned, cost) for row in rows if (cost := _cost_of(row, request))]
     if told:
         yield f"still to build, on {count} core{'s' if count != 1 else ''} (reckoned from few machines: docs/costs.md):"
+    width = max((9, *(len(planned.name) + 1 for planned, _ in told)))
     for planned, cost in told:
         parts = [cost.told(count)]
         if planned.disk:
             parts.append(f"disk {console.size(planned.disk)}")
         if cost.job:
             parts.append(f"memory {console.size(MEMORY[cost.job])} a {cost.job}")
-        yield f"  {planned.name:9}" + ", ".join(parts)
+        yield f"  {planned.name:{width}}" + ", ".join(parts)
 
 
 def _how_sure(source: Source) -> str:

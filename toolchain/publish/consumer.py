@@ -9,6 +9,7 @@ from email.parser import HeaderParser
 from pathlib import Path
 from typing import Any, Literal
 
+from toolchain.catalog.codegen import codegens
 from toolchain.errors import EngineError, UntrustedError
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
@@ -30,6 +31,8 @@ _SIGNS: tuple[tuple[Kind, re.Pattern[str]], ...] = (
     ("kernels", re.compile(r"(usr/lib64/flash-attn-kernels)/.*")),
 )
 _PART = re.compile(r"(usr/lib64/llvm-triton-[A-Za-z0-9._-]+)/.*")
+# An LLVM that Triton makes code for a GPU with: no Triton is built on it.
+_FOR_GPU = re.compile("|".join(rf"(?:^|/){re.escape(one.llvm)}-[^/]*$" for one in codegens()))
 _SYSTEM = re.compile(r"(usr/lib|etc)/os-release")
 _RELEASE = "ENV TRITON_APPEND_CMAKE_ARGS=-DCMAKE_BUILD_TYPE=Release"
 
@@ -112,6 +115,8 @@ def _content(layout: Layout, layers: Iterable[Descriptor], *, own: bool) -> _Con
                 for kind, sign in _SIGNS:
                     if match := sign.fullmatch(file):
                         wheel = _wheel(path, layer.media_type, file) if kind == "triton" else ""
+                        if kind == "llvm" and _FOR_GPU.search(match[1]):
+                            return _Content("llvm-part", match[1])
                         return _Content(kind, match[1], wheel)
                 if _SYSTEM.fullmatch(file):
                     if own:  # a base of ours; it holds an LLVM too, the distribution's, which is not what it is for

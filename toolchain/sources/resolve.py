@@ -6,6 +6,7 @@ import hashlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from functools import cache as memoize
 from pathlib import Path
 from typing import assert_never
@@ -17,6 +18,7 @@ from toolchain.digest import sha256_file, sha256_json
 from toolchain.errors import DigestError, SourceError, UnreachableError
 from toolchain.locks import held, in_use
 from toolchain.sources.archive import archive_name, fetch_archive
+from toolchain.sources.candidates import first_holder
 from toolchain.sources.commit_archives import archive_of, commit_archives, commit_of
 from toolchain.sources.distro import fetch_distro, known_distro, known_packages
 from toolchain.sources.elsewhere import Wanted, first_or_elsewhere
@@ -128,14 +130,17 @@ def _stat_cache(path: Path, cache: Cache) -> Path:
 
 
 @memoize
-def parts() -> dict[str, tuple[str, ...]]:
-    """Of the large monorepos, the folders that are built from; the rest is never unpacked."""
-    return {name: tuple(row["only"]) for name, row in load("trees").items()}
+def parts_of(name: str) -> tuple[str, ...] | None:
+    """Of a source that is a large monorepo, the folders that are built from; None for one that is taken whole."""
+    for row in load("trees").values():
+        if any(fnmatchcase(name, pattern) for pattern in row["sources"]):
+            return tuple(row["only"])
+    return None
 
 
 def part_of(name: str) -> str:
     """How the store calls the part that is taken of the source `name`; empty for the whole."""
-    return ",".join(parts().get(name, ()))
+    return ",".join(parts_of(name) or ())
 
 
 def fetch_source(
@@ -161,7 +166,7 @@ def fetch_source(
     Raises:
         ToolchainError: see the modules of each kind; PatchError for a patch that does not apply.
     """
-    how = _How(parts().get(source.name), part_of(source.name), verify, mirrors)
+    how = _How(parts_of(source.name), part_of(source.name), verify, mirrors)
     with in_use(cache, make=True):
         got = _fetched(source, cache, offline, how)
         return replace(got, path=_patched(got, patches, Store(cache.store), how)) if patches else got
@@ -174,6 +179,8 @@ def _fetched(source: Source, cache: Cache, offline: bool, how: _How) -> FetchedS
     match source.kind:
         case "local":
             return source.fetched(_fetch_local(source, store, cache, how))
+        case "git" if source.among:
+            return _fetch_among(source, store, cache, offline=offline, how=how)
         case "git":
             source = resolved(source, cache=cache, offline=offline, mirrors=how.mirrors)
             return source.fetched(_fetch_commit(source, store, offline=offline, how=how))
@@ -189,6 +196,17 @@ def _fetched(source: Source, cache: Cache, offline: bool, how: _How) -> FetchedS
             assert_never(source.kind)
     got = source.fetched(file)
     return replace(got, path=_tree_of(file, got.digest, store, how))
+
+
+def _fetch_among(source: Source, store: Store, cache: Cache, *, offline: bool, how: _How) -> FetchedSource:
+    """A commit of one of several repositories; the source as it is in the one that has it."""
+
+    def fetch(url: str) -> Path:
+        return _fetch_commit(replace(source, where=url, among=()), store, offline=offline, how=how)
+
+    url, tree = first_holder(source.name, source.version, source.among, fetch, cache=cache)
+    found = replace(source, where=url, digest=git_digest(url, source.version), locked=True, among=())
+    return found.fetched(tree)
 
 
 def _fetch_commit(source: Source, store: Store, *, offline: bool, how: _How) -> Path:

@@ -42,6 +42,7 @@ class Source:
         license: SPDX expression where the data names one.
         tag: the tag of the repository that it was asked for by.
         commit: of an archive, the commit that the data knows it as.
+        among: the repositories one of which holds the commit, where nobody knows yet which; `where` is the first.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Source:
     license: str = ""
     tag: str = ""
     commit: str = ""
+    among: tuple[str, ...] = ()
 
     @property
     def ref(self) -> str:

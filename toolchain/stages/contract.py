@@ -89,6 +89,7 @@ class ContractReport:
 _OF_PART = {
     "tablegen": ("llvm-tblgen", "mlir-tblgen", "paths", "symbols"),
     "support": ("libraries", "headers", "paths", "symbols", "support"),
+    "codegen": ("libraries", "static", "paths", "symbols", "support"),
 }
 _PARTS_ONLY = {"llvm-tblgen", "headers", "support"}
 
@@ -179,7 +180,7 @@ def check_part(
     on: CrossTarget | None = None,
     floor: Path | None = None,
 ) -> ContractReport:
-    """Check a part of LLVM (`tablegen`, `support`) at `prefix` in `image`; otherwise as `check_layer`."""
+    """Check a part of LLVM (`tablegen`, `support`, `codegen`) at `prefix` in `image`; otherwise as `check_layer`."""
     settings = {"PART": part, "LIBRARIES": ";".join(libraries)}
     names = tuple(name for name in _OF_PART[part] if name != "symbols" or floor is not None)
     return _check(runner, image, prefix, settings, names, log=log, on=on, floor=floor)

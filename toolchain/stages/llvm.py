@@ -20,7 +20,7 @@ from toolchain.errors import PinError, PolicyError, UnsupportedError
 from toolchain.oci import labels
 from toolchain.recipe import Recipe, digests
 from toolchain.request import Request
-from toolchain.sources.resolve import locate, parts
+from toolchain.sources.resolve import locate, parts_of
 from toolchain.sources.spec import of_github
 from toolchain.sources.tree import Source, require
 from toolchain.stages.base import base_label
@@ -43,7 +43,7 @@ _RECIPE = (
     "llvm-config/pch-scan.py",
 )
 _CROSS_RECIPE = ("llvm-config/cross.cmake",)
-_PORTABLE_RECIPE = ("containerfiles/llvm-portable", "llvm-config/portable.cmake")
+PORTABLE_RECIPE = ("containerfiles/llvm-portable", "llvm-config/portable.cmake")
 # Seconds of each step relative to each other on the first build.
 _WEIGHTS = {"configure": 40.0, "compile": 6500.0, "install": 60.0}
 # A cross build makes this machine's table generators while it configures.
@@ -68,7 +68,7 @@ class LlvmStage:
                 **common_inputs(self.name, request),
                 **under,
                 "sources": sources,
-                "parts": list(parts()["llvm"]),
+                "parts": list(parts_of("llvm") or ()),
                 "recipe": _recipe(request, cross),
                 "prefix": prefix_of(source),
                 "projects": list(part.projects),
@@ -100,7 +100,7 @@ class LlvmStage:
         workspace.step("source")
         source = workspace.fetch(planned.sources[0])
         _require(source.path, needs)
-        planned, found = _take_in(source.path, request, planned)
+        planned, found = take_in_llvm(source.path, request, planned)
         prefix = prefix_of(source)
         system = workspace.unpack(dependencies["sysroot"]) if "sysroot" in dependencies else None
         tree = workspace.build(
@@ -147,7 +147,7 @@ class LlvmStage:
             tree=tree,
             facts={"prefix": prefix, **found},
             labels=image_labels(
-                planned, revision=source.ref, more=_floor_labels(request.glibc) if request.glibc else None
+                planned, revision=source.ref, more=floor_labels(request.glibc) if request.glibc else None
             ),
             check=check if proved else None,
             check_on=dependencies["base"],
@@ -159,12 +159,16 @@ def of_request(_: Request) -> Stage:
     return LlvmStage()
 
 
+def recipe_files(arch: str, *, cross: bool) -> dict[str, str]:
+    """Digests of the files that shape any LLVM layer of an architecture."""
+    return digests(*_RECIPE, *(_CROSS_RECIPE if cross else ()), f"llvm-config/targets/{arch}.cmake")
+
+
 def _recipe(request: Request, cross: bool) -> dict[str, str]:
-    further = (*(_CROSS_RECIPE if cross else ()), *(_PORTABLE_RECIPE if request.glibc else ()))
-    return digests(*_RECIPE, *further, f"llvm-config/targets/{request.arch[0]}.cmake")
+    return {**recipe_files(request.arch[0], cross=cross), **digests(*(PORTABLE_RECIPE if request.glibc else ()))}
 
 
-def _floor_labels(glibc: str) -> dict[str, str]:
+def floor_labels(glibc: str) -> dict[str, str]:
     """What tells a consumer how old its system may be, and how Triton is to be built on the layer."""
     floor = floor_of(glibc)
     return {
@@ -175,7 +179,7 @@ def _floor_labels(glibc: str) -> dict[str, str]:
     }
 
 
-def _take_in(tree: Path, request: Request, planned: Planned) -> tuple[Planned, dict[str, Any]]:
+def take_in_llvm(tree: Path, request: Request, planned: Planned) -> tuple[Planned, dict[str, Any]]:
     """Refuse binaries in LLVM's source; what its own tests read, a thousand files, is counted and not listed.
 
     Raises:

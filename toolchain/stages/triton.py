@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from toolchain.catalog.codegen import codegens
+from toolchain.errors import UnsupportedError
 from toolchain.request import Request
+from toolchain.stages.codegen_choice import refuse_unused, rules_of
 from toolchain.stages.stage import Stage
 from toolchain.stages.triton_origin import from_source
 from toolchain.stages.triton_portable import TritonPortableStage
@@ -21,10 +24,26 @@ def of_request(request: Request) -> Stage:
 
 
 def stands_on(request: Request) -> tuple[str, ...]:
-    """From source it stands on the LLVM layer, and on a portable one on what that stands on; a wheel does not."""
+    """From source it stands on the LLVM layer, and on a portable one on what that stands on; a wheel does not.
+
+    A Triton with LLVMs for GPUs stands on the libraries made with them too.
+
+    Raises:
+        UnsupportedError: such a Triton is asked for a base; or no rule knows one of those LLVMs.
+        ConfigError: a source names such an LLVM for a Triton that takes none.
+    """
     if not from_source(request):
         return ("base",)
-    return ("base", "sysroot", "python", "llvm") if request.glibc else ("base", "llvm")
+    rules = rules_of(request)
+    refuse_unused(request, rules, codegens())
+    if rules and not request.glibc:
+        raise UnsupportedError(
+            f"a Triton with an LLVM of its own for {', '.join(rule.target for rule in rules)} is not built for a base",
+            why="its libraries are compiled against an old system, on a portable LLVM",
+            fix="leave --base out",
+        )
+    further = (*(rule.llvm for rule in rules), *(rule.stage for rule in rules))
+    return ("base", "sysroot", "python", "llvm", *further) if request.glibc else ("base", "llvm")
 
 
 def cross_machines(request: Request) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ emulator.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,25 +14,28 @@ from typing import Any
 
 from toolchain import recipe
 from toolchain.catalog.architectures import emulator, this_machine
+from toolchain.catalog.codegen import Codegen
 from toolchain.catalog.pythons import check_range
 from toolchain.errors import UnsupportedError
 from toolchain.recipe import Mount, digests
 from toolchain.request import Request
+from toolchain.stages.codegen_choice import bindings, triton_here
+from toolchain.stages.codegen_library import where
 from toolchain.stages.python import own_python, versions_of
 from toolchain.stages.stage import Built, Planned, Workspace
 from toolchain.stages.triton_origin import triton_source
 from toolchain.stages.triton_source import (
     build_wheels,
     check_compiles,
+    codegen_rules,
     finish,
     for_python,
     plan_from_source,
     run_contract,
     take_source,
-    tree_here,
     wheels_in,
 )
-from toolchain.stages.triton_tree import python_requires
+from toolchain.stages.triton_tree import bindings_of, python_requires
 from toolchain.stages.triton_wheel import unzip
 
 RECIPE = "triton-portable"
@@ -46,7 +50,7 @@ class TritonPortableStage:
     def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned:
         versions, arch = versions_of(request), request.arch[0]
         source = triton_source(request)
-        if (tree := source.path or tree_here(source, request)) is not None:
+        if (tree := source.path or triton_here(request)) is not None:
             check_pythons(versions, tree, source.ref)
         cross = arch != this_machine()
         if not cross:
@@ -55,13 +59,15 @@ class TritonPortableStage:
         more = {
             "pythons": list(versions),
             "glibc": request.glibc,
+            **({"stable_abi": True} if bindings(request).stable else {}),
             **({"built_on": this_machine()} if cross else {}),
         }
         return plan_from_source(request, dependencies, recipe=digests(*files), more=more)
 
     def build(self, planned: Planned, dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
         request = workspace.request
-        from toolchain.stages.wheel_check import check_wheel  # noqa: PLC0415 - plans need no reader of ELF
+        from toolchain.stages.codegen_check import check_in_wheel  # noqa: PLC0415 - plans need no reader of ELF
+        from toolchain.stages.wheel_check import check_wheel  # noqa: PLC0415
 
         versions, arch = versions_of(request), request.arch[0]
         cross = arch != this_machine()
@@ -74,14 +80,27 @@ class TritonPortableStage:
         }
         if emulate is not None:
             contexts["emulator"] = _folder_of(emulate, workspace)
-        args = {"PYTHONS": " ".join(versions), "ARCH": arch}
+        bound, rules = bindings_of(taken.source.path), codegen_rules(dependencies)
+        libraries = [dict(dependencies[rule.stage].facts["codegen"]) for rule in rules]
+        if rules:
+            contexts["codegen"] = _lay_libraries(rules, dependencies, workspace)
+        args = {
+            "PYTHONS": " ".join(versions),
+            "ARCH": arch,
+            "BINDINGS": bound.project,
+            **({"STABLE_ABI": "ON"} if bound.stable else {}),
+        }
         out = build_wheels(RECIPE, taken, dependencies, workspace, args=args, contexts=contexts)
         wheels = {version: for_python(wheels_in(out), version) for version in versions}
-        facts = {
+        carried = {rule.installed: str(one["sha256"]) for rule, one in zip(rules, libraries, strict=True)}
+        for wheel in wheels.values():
+            check_in_wheel(wheel, carried)
+        facts: dict[str, Any] = {
             "checked_wheels": {
                 version: check_wheel(wheel, python=version, arch=arch, glibc=request.glibc)
                 for version, wheel in wheels.items()
-            }
+            },
+            **({"codegen": libraries} if libraries else {}),
         }
 
         def check(image: str) -> Mapping[str, Any]:
@@ -103,6 +122,29 @@ class TritonPortableStage:
             with_base=not cross,
             tested=not cross,
         )
+
+
+def _lay_libraries(rules: Sequence[Codegen], dependencies: Mapping[str, Built], workspace: Workspace) -> Path:
+    """The libraries for GPUs as the recipe takes them: at their places in Triton's tree, and the variables for them.
+
+    Raises:
+        ContractError: one is not the one that was checked.
+    """
+    from toolchain.stages.codegen_check import same_library  # noqa: PLC0415
+
+    folder = workspace.work() / "codegen"
+    shutil.rmtree(folder, ignore_errors=True)
+    lines = []
+    for rule in rules:
+        built = dependencies[rule.stage]
+        library = workspace.unpack(built) / where(rule).lstrip("/") / rule.library
+        same_library(library, built.facts["codegen"])
+        place = folder / "tree" / rule.place / rule.library
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(library, place)
+        lines.append(f"{rule.variable}={rule.place}/{rule.library}\n")
+    (folder / "variables").write_text("".join(lines), encoding="utf-8")
+    return folder
 
 
 def _require_own(request: Request, versions: Sequence[str]) -> None:

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from toolchain import recipe
+from toolchain.catalog.codegen import Codegen, codegens
 from toolchain.catalog.components import check_files
 from toolchain.digest import sha256_file
-from toolchain.errors import BuildError, ContractError, SourceError
+from toolchain.errors import BuildError, ContractError, PinError, SourceError, UnsupportedError
 from toolchain.oci.image import read_layers
 from toolchain.oci.layer_files import layer_files
 from toolchain.oci.layout import Layout
@@ -23,12 +24,13 @@ from toolchain.sources.scan import Finding
 from toolchain.sources.store import Store
 from toolchain.sources.tree import FetchedSource, Source, require
 from toolchain.stages.base import base_label
+from toolchain.stages.codegen_choice import bindings, compare_pins, rules_of, triton_here
 from toolchain.stages.llvm import llvm_needs
 from toolchain.stages.prebuilt import Intake, choices, names_allowed, take_in
 from toolchain.stages.stage import Built, Planned, Workspace, common_inputs, image_labels, locked, source_inputs
 from toolchain.stages.triton_origin import triton_source
 from toolchain.stages.triton_report import lit, ninja_seconds
-from toolchain.stages.triton_tree import check_tree
+from toolchain.stages.triton_tree import bindings_of, check_no_download, check_tree
 from toolchain.stages.triton_wheel import SITE, unzip
 from toolchain.stages.wheels import TRITON, wheel_folder, wheel_sources
 
@@ -46,6 +48,12 @@ class TritonSourceStage:
     name: str = "triton"
 
     def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned:
+        if (bound := bindings(request)).project != "pybind11":
+            raise UnsupportedError(
+                f"a Triton that is bound by {bound.project} is not built for a base",
+                why="its wheel is built by the portable recipe alone",
+                fix="leave --base out",
+            )
         return plan_from_source(
             request, dependencies, recipe=digests("containerfiles/triton"), more={"pythons": list(request.pythons)}
         )
@@ -83,16 +91,17 @@ def plan_from_source(
     if source.path is not None:
         _require(source.path, source)
     # What is here already is looked at now, before hours of LLVM.
-    if (tree := tree_here(source, request)) is not None and dependencies["llvm"].sources:
+    if (tree := triton_here(request)) is not None and dependencies["llvm"].sources:
         _require(tree, source)
         check_tree(tree, request, dependencies["llvm"].sources[0])
+        check_no_download(tree, rules_of(request))
     if dependencies["llvm"].partial:
         raise ContractError(
             f"Triton cannot be built on {dependencies['llvm'].image}",
             why=f"that layer holds {dependencies['llvm'].partial}",
             fix="leave out --only, or take a wheel of the index: --source triton=pypi:VERSION",
         )
-    wheels = wheel_sources(TRITON)
+    wheels = wheel_sources(bindings(request).projects(TRITON))
     sources = source_inputs([source, *wheels], request.patches)
     under = {name: planned.input_digest for name, planned in dependencies.items()}
     inputs: dict[str, Any] | None = None
@@ -146,10 +155,35 @@ def take_source(planned: Planned, dependencies: Mapping[str, Built], workspace: 
     source = workspace.fetch(planned.sources[0])
     _require(source.path, source)
     check_tree(source.path, workspace.request, dependencies["llvm"].planned.sources[0])
+    _check_codegen(source.path, planned, dependencies, workspace.request)
     check_llvm(workspace, dependencies["llvm"])
     intake, findings = take_in("triton", source.path, workspace.request)
     planned = replace(planned, binaries=intake.binaries(planned.binaries))
     return Taken(planned=planned, source=source, intake=intake, findings=findings)
+
+
+def codegen_rules(dependencies: Mapping[str, Any]) -> tuple[Codegen, ...]:
+    """The rules whose libraries a Triton is built with."""
+    return tuple(rule for rule in codegens() if rule.stage in dependencies)
+
+
+def _check_codegen(tree: Path, planned: Planned, dependencies: Mapping[str, Built], request: Request) -> None:
+    """Hold a fetched tree against the LLVMs for GPUs and the bindings that it was planned with.
+
+    Raises:
+        PinError: it takes others.
+        SourceError: its build would download.
+    """
+    rules = codegen_rules(dependencies)
+    revisions = {rule.target: str(dependencies[rule.stage].facts["codegen"]["revision"]) for rule in rules}
+    compare_pins(tree, revisions, named=[rule.target for rule in rules if rule.llvm in request.sources])
+    check_no_download(tree, rules)
+    project = bindings_of(tree).project
+    if f"wheel-{project}" not in {source.name for source in planned.sources}:
+        raise PinError(
+            f"this Triton is bound by {project}, which was not planned",
+            fix="run the command again, now that its tree is here; it is planned by that",
+        )
 
 
 def build_wheels(
@@ -315,21 +349,18 @@ def run_contract(
     return found
 
 
-def tree_here(source: Source, request: Request) -> Path | None:
-    """The tree of a commit that is here already, not looked into."""
-    known = source.kind == "git" and source.digest is not None
-    return Store(request.cache.store).stored_tree(str(source.digest)) if known else None
-
-
 def for_python(wheels: Sequence[Path], version: str) -> Path:
     """The wheel that the image gets: the one for the base's own Python, `3.13`, for that is what runs in it.
+
+    One of the stable ABI serves the Python that it is named for and every later one.
 
     Raises:
         BuildError: none is.
     """
-    tag = f"-cp{version.replace('.', '')}-"
+    tag, minor = f"-cp{version.replace('.', '')}-", int(version.partition(".")[2])
     for wheel in wheels:
-        if tag in wheel.name:
+        stable = re.search(r"-cp3([0-9]+)-abi3-", wheel.name)
+        if tag in wheel.name or (stable and int(stable[1]) <= minor):
             return wheel
     raise BuildError(
         f"no wheel was built for the base's own Python {version}",

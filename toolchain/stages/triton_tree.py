@@ -5,14 +5,16 @@ from __future__ import annotations
 import ast
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from toolchain import process
+from toolchain.catalog.codegen import Codegen
 from toolchain.catalog.pin_files import pin_files, read_pin
 from toolchain.catalog.releases import is_commit, newest_patch
-from toolchain.errors import PinError
+from toolchain.errors import PinError, SourceError
 from toolchain.process import CommandError
 from toolchain.request import Request
 from toolchain.sources.spec import of_github
@@ -67,6 +69,57 @@ def _value(node: ast.expr, values: Mapping[str, Any]) -> Any:
             texts = [_value(part.value if isinstance(part, ast.FormattedValue) else part, values) for part in parts]
             result = None if None in texts else "".join(str(text) for text in texts)
     return result
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bindings:
+    """How a Triton's wheel binds C++ to Python.
+
+    Args:
+        project: of the index, that its build imports: `pybind11` or `nanobind`.
+        stable: whether one wheel can serve Python 3.12 and all later ones.
+    """
+
+    project: str = "pybind11"
+    stable: bool = False
+
+    def projects(self, others: Sequence[str]) -> tuple[str, ...]:
+        """The projects of a build that are listed with pybind11, with this one in its place; sorted."""
+        return tuple(sorted(self.project if one == "pybind11" else one for one in others))
+
+
+def bindings_of(tree: Path) -> Bindings:
+    """What a tree's build files say; nothing of them is run."""
+    asked = "\n".join(_text(tree, name) for name in ("pyproject.toml", "python/pyproject.toml"))
+    nanobind = re.search(r"""["']nanobind\b""", asked) is not None
+    return Bindings(
+        project="nanobind" if nanobind else "pybind11", stable="TRITON_STABLE_ABI" in _text(tree, "setup.py")
+    )
+
+
+def check_no_download(tree: Path, rules: Sequence[Codegen]) -> None:
+    """Insist that a tree's build takes the libraries that it is given, and can be told to fetch nothing.
+
+    Raises:
+        SourceError: its build files know no such setting: they would download.
+    """
+    files = ("setup.py", "python/build_helpers.py", "CMakeLists.txt")
+    said = "\n".join(_text(tree, name) for name in files)
+    for rule in rules:
+        lacking = [name for name in (rule.variable, "TRITON_OFFLINE_BUILD") if name not in said]
+        if lacking:
+            raise SourceError(
+                f"building this Triton would download {rule.library}",
+                why=f"its {rule.pin_file} names one, and none of {', '.join(files)} knows {' and '.join(lacking)}",
+                fix="take a Triton whose build does; how a library is handed to it, toolchain/data/codegen.toml says",
+            )
+
+
+def _text(tree: Path, name: str) -> str:
+    try:
+        return (tree / name).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
 
 
 def head_of(tree: Path) -> str:

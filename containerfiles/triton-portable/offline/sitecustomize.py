@@ -1,0 +1,46 @@
+"""Stops a build that reaches out, and notes what it wanted: every Python of the build loads this by PYTHONPATH.
+
+There is no network in the container either. But a build that could not fetch something may go on with what it has, or
+end with a message about something else. Every Python that Triton supports runs this.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any, NoReturn
+
+_PROGRAMS = {"curl", "wget", "aria2c"}
+_FETCHING = {"clone", "fetch", "pull", "submodule", "ls-remote"}
+_LOCAL = {"127.0.0.1", "::1", "localhost", None, ""}
+
+
+def _refuse(what: str) -> NoReturn:
+    note = os.environ.get("TOOLCHAIN_REACHED")
+    if note:
+        with open(note, "a", encoding="utf-8") as stream:  # noqa: PTH123 - loaded by every call of Python
+            stream.write(what.replace("\n", " ") + "\n")
+    raise ConnectionRefusedError(f"toolchain: this build takes in nothing by itself, and wanted {what}")
+
+
+def _program(arguments: Any) -> None:
+    words = [
+        os.fsdecode(word) for word in ([arguments] if isinstance(arguments, (str, bytes, os.PathLike)) else arguments)
+    ]
+    name = words[0].rpartition("/")[2] if words else ""
+    if name in _PROGRAMS or (name == "git" and _FETCHING.intersection(words[1:3])):
+        _refuse(" ".join(words))
+
+
+def _hook(event: str, arguments: tuple[Any, ...]) -> None:
+    if event == "urllib.Request":
+        if not str(arguments[0]).startswith(("file:", "data:")):
+            _refuse(str(arguments[0]))
+    elif event == "socket.getaddrinfo":
+        if arguments[0] not in _LOCAL:
+            _refuse(str(arguments[0]))
+    elif event == "subprocess.Popen":
+        _program(arguments[1])
+
+
+sys.addaudithook(_hook)

@@ -1,0 +1,189 @@
+"""The recipe of a library for a GPU, and how a wheel takes it, on a real portable LLVM: a project in the small."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from tests.codegen_tree import AMD, PROJECT, codegen_tree
+from tests.integration.conftest import toolchain
+from tests.integration.test_triton_portable import OPTIONS, PREFIX, recipe_of
+from tests.own_engine import destroy
+from toolchain.build.record import known_record
+from toolchain.cache import Cache, default_cache
+from toolchain.catalog.codegen import codegens
+from toolchain.engine.buildah import Buildah
+from toolchain.errors import BuildError, ContractError
+from toolchain.recipe import Mount, Recipe, root
+from toolchain.stages.codegen_check import check_in_wheel, check_library, exported_by
+from toolchain.stages.codegen_library import read_files
+
+pytestmark = pytest.mark.engine
+(RULE,) = codegens()
+REVISION = f"{AMD}-3"
+# As Triton's setup.py: the wheel gets what lies at its place, and what no variable names is fetched.
+PACKAGE = """\
+import urllib.request
+
+if not os.environ.get("TRITON_AMD_CODEGEN_PATH"):
+    urllib.request.urlopen("http://127.0.0.1:9/amd-codegen.tar.gz")
+assert os.environ["TRITON_OFFLINE_BUILD"] and "OAIARTIFACTS_BASE_URL" not in os.environ
+backend = Path(__file__).parent / "python/triton/backends/amd/lib"
+shutil.copytree(Path(__file__).parent / "third_party/amd/backend/lib", backend, dirs_exist_ok=True)
+setup(
+    package_data={"triton": ["backends/amd/lib/*"]},
+"""
+
+
+@dataclass(frozen=True)
+class Made:
+    """The library as the recipe left it, and what it was made with."""
+
+    out: Path
+    recipe: Recipe
+    wheels: Recipe
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Buildah]:
+    """One with a storage of the tests' own."""
+    found = Buildah(Cache(tmp_path_factory.mktemp("engine") / "cache"))
+    yield found
+    destroy(found)
+
+
+@pytest.fixture(scope="module")
+def made(engine: Buildah, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """The library of a project that links LLVMSupport, for an old system."""
+    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        pytest.skip("NO DEBIAN MACHINE AS ROOT: the base is made from apt's mirrors")
+    folder = tmp_path_factory.mktemp("codegen")
+    wheels = recipe_of(engine, folder, "amd64")
+    tree, files = codegen_tree(folder / "whole"), folder / "files"
+    for name in read_files(tree, RULE):
+        (files / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(tree / name, files / name)
+    recipe = Recipe(
+        name="codegen-amdgpu",
+        containerfile="containerfiles/triton-codegen/Containerfile",
+        base=wheels.base,
+        images=wheels.images,
+        args={
+            "PREFIX": PREFIX,
+            "PROJECT": RULE.project,
+            "LIBRARY": RULE.library,
+            "EXPORTS": RULE.exports,
+            "REVISION": f"{RULE.revision}={REVISION}",
+        },
+        contexts={"triton": files, "sysroot": wheels.contexts["sysroot"]},
+        cache_key="small",
+    )
+    build(engine, recipe, folder / "out")
+    return Made(folder / "out", recipe, wheels)
+
+
+def here(engine: Buildah) -> None:
+    """See that the engine has the images that the recipes name: it may drop one after a build."""
+    cache = Cache(default_cache())
+    for row in toolchain("plan", "llvm", *OPTIONS, "--arch", "amd64", "--json").json["stages"]:
+        record = known_record(cache, row["input_digest"])
+        if record is not None and row["name"] != "sysroot":
+            key = {"base": "base", "llvm": "llvm-amd64"}[row["name"]]
+            engine.ensure_image(key, cache.images, record.manifest)
+
+
+def build(engine: Buildah, recipe: Recipe, out: Path) -> None:
+    log = out.with_suffix(".log")
+    here(engine)
+    try:
+        engine.build(recipe, root=root(), out=out, log=log)
+    except BuildError:
+        print(log.read_text()[-8000:])  # noqa: T201
+        raise
+
+
+def facts(made: Made, revision: str = REVISION) -> Mapping[str, object]:
+    exports = exported_by(made.out / RULE.exports)
+    return check_library(made.out / RULE.library, revision=revision, exports=exports, arch="amd64", glibc="2.31")
+
+
+def test_the_library_has_the_symbols_of_its_version_script_and_needs_no_llvm(made: Made, engine: Buildah) -> None:
+    found = facts(made)
+    assert found["symbols"] == ["triton_amdgpu_name", "triton_amdgpu_revision"]
+    assert "libstdc++.so.6" in found["libraries"]  # type: ignore[operator]
+    ask = (
+        "import ctypes; found = ctypes.CDLL('/made/libtriton_amd_codegen.so');"
+        "found.triton_amdgpu_revision.restype = found.triton_amdgpu_name.restype = ctypes.c_char_p;"
+        "print(found.triton_amdgpu_revision().decode(), found.triton_amdgpu_name().decode())"
+    )
+    done = engine.run(made.recipe.base, ["python3", "-c", ask], mounts=[Mount(made.out, "/made")], capture=True)
+    assert done.stdout.split() == [REVISION, "amdgpu"]
+    assert b"/src/triton" not in (made.out / RULE.library).read_bytes()
+    with pytest.raises(ContractError, match="another revision"):
+        facts(made, f"{AMD}-4")
+
+
+def test_it_is_the_same_again(made: Made, engine: Buildah, tmp_path: Path) -> None:
+    again = replace(made.recipe, args={**made.recipe.args, "INPUT_DIGEST": "again"})
+    build(engine, again, tmp_path / "again")
+    first, second = ((folder / RULE.library).read_bytes() for folder in (made.out, tmp_path / "again"))
+    assert hashlib.sha256(first).digest() == hashlib.sha256(second).digest()
+
+
+def test_what_the_rule_does_not_name_is_not_there_to_be_read(made: Made, engine: Buildah, tmp_path: Path) -> None:
+    shutil.copytree(made.recipe.contexts["triton"], tmp_path / "files")
+    source = tmp_path / "files" / PROJECT / "small.cpp"
+    source.write_text('#include "triton/Other.h"\n' + source.read_text())
+    other = replace(made.recipe, contexts={**made.recipe.contexts, "triton": tmp_path / "files"})
+    here(engine)
+    with pytest.raises(BuildError) as caught:
+        engine.build(other, root=root(), out=tmp_path / "out", log=tmp_path / "log")
+    assert "triton/Other.h" in (tmp_path / "log").read_text() + caught.value.why
+
+
+def test_a_wheel_takes_the_library_that_it_is_given(made: Made, engine: Buildah, tmp_path: Path) -> None:
+    tree = tmp_path / "triton"
+    shutil.copytree(made.wheels.contexts["triton"], tree)
+    setup = tree / "setup.py"
+    setup.write_text(
+        setup.read_text().replace("import shlex\n", "import shlex\nimport shutil\n").replace("setup(\n", PACKAGE)
+    )
+    given = tmp_path / "codegen"
+    place = given / "tree" / RULE.place / RULE.library
+    place.parent.mkdir(parents=True)
+    shutil.copy(made.out / RULE.library, place)
+    (given / "variables").write_text(f"{RULE.variable}={RULE.place}/{RULE.library}\n")
+    contexts = {**made.wheels.contexts, "triton": tree}
+    args = {**made.wheels.args, "PYTHONS": "3.11 3.13", "STABLE_ABI": "ON", "INPUT_DIGEST": "with"}
+    with_library = replace(made.wheels, contexts={**contexts, "codegen": given}, args=args, cache_key="with")
+    build(engine, with_library, tmp_path / "out")
+    wheels = sorted((tmp_path / "out/wheel").iterdir())
+    assert [wheel.name.split("-")[2:4] for wheel in wheels] == [["cp311", "cp311"], ["cp312", "abi3"]]
+    for wheel in wheels:
+        check_in_wheel(wheel, {RULE.installed: str(facts(made)["sha256"])})
+    # The same tree without the library would fetch one.
+    (tree / RULE.place).mkdir(parents=True)
+    without = replace(made.wheels, contexts=contexts, args={**args, "INPUT_DIGEST": "without"}, cache_key="without")
+    here(engine)
+    with pytest.raises(BuildError):
+        engine.build(without, root=root(), out=tmp_path / "none", log=tmp_path / "log")
+    told = "toolchain: Triton's build would download: http://127.0.0.1:9/amd-codegen.tar.gz"
+    assert told in (tmp_path / "log").read_text()
+    assert not (tmp_path / "none/wheel").exists()
+
+
+@pytest.mark.full
+def test_the_whole_llvm_for_amds_gpus() -> None:
+    """LLVM 22.1.8 with AMDGPU alone: 1,900 steps, under an hour on two idle cores."""
+    options = ("--source", "llvm-amdgpu=distro:llvm-toolchain-22")
+    done = toolchain("build", "llvm-amdgpu", *options, "--json")
+    assert done.code == 0, done.err
+    stage = done.json["stages"][-1]
+    assert stage["image"] == "llvm-amdgpu-22.1.8"
+    assert [one["ok"] for one in stage["facts"]["contract"]["checks"]] == [True] * 5

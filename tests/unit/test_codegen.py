@@ -1,0 +1,422 @@
+"""A Triton that makes code for GPUs by LLVMs of their own: its stages, what keys them, their sources, and refusals."""
+
+from __future__ import annotations
+
+import io
+import json
+import platform
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from tests.codegen_tree import AMD, CORE, PROJECT, codegen_tree
+from tests.git_server import git, served
+from tests.request_fixtures import specs
+from toolchain.build import locking
+from toolchain.build.prefetch import Prefetch
+from toolchain.build.record import read_record
+from toolchain.build.run import plan
+from toolchain.build.targets import stages_of
+from toolchain.build.workspace import BuildWorkspace
+from toolchain.cache import Cache
+from toolchain.catalog import codegen as rows
+from toolchain.catalog.bases import base_recipe
+from toolchain.catalog.codegen import codegens
+from toolchain.cli.app import app
+from toolchain.engine.progress import Progress
+from toolchain.errors import ConfigError, PinError, SourceError, UnreachableError, UnsupportedError
+from toolchain.publish import attestations
+from toolchain.request import DEFAULT_GLIBC, Request
+from toolchain.sources.candidates import first_holder, holder_of
+from toolchain.sources.git import git_digest
+from toolchain.sources.resolve import fetch_source, part_of
+from toolchain.sources.tree import Source
+from toolchain.stages import base, python, sysroot
+from toolchain.stages.codegen_choice import codegen_pins, codegen_source, compare_pins
+from toolchain.stages.codegen_library import read_files, revision_of
+from toolchain.stages.stage import Planned
+from toolchain.stages.triton_tree import bindings_of, check_no_download
+from toolchain.trust.attest import provenance
+from toolchain.trust.sbom import sbom
+
+(RULE,) = codegens()
+FORK = "https://github.com/ROCm/llvm-project"
+
+
+@pytest.fixture(autouse=True)
+def on_amd64(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever machine runs the tests."""
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    return codegen_tree(tmp_path / "triton")
+
+
+@pytest.fixture
+def request_(tmp_path: Path, tree: Path) -> Request:
+    """That Triton as a checkout, on systems that are resolved to one made-up package."""
+    request = Request(
+        cache=Cache(tmp_path / "cache"),
+        sources=specs({"triton": str(tree), "llvm-amdgpu": f"{FORK}@{AMD}"}),
+        glibc=DEFAULT_GLIBC,
+    )
+    packages = [{"name": "libc6", "version": "2.41", "architecture": "amd64", "sha256": "5" * 64}]
+    recipe, system, asked = base_recipe("debian13", "amd64"), sysroot.sysroot_system(request), python.pythons(request)
+    for stage, name, digest in (
+        ("base", "debian13", base.recipe_digest(recipe)),
+        ("sysroot", system.name, sysroot.sysroot_digest(system)),
+        ("python", asked.name, asked.digest),
+    ):
+        base.write_packages(request.cache.package_list(stage, name, "amd64"), {"recipe": digest, "packages": packages})
+    return request
+
+
+def planned(request: Request, target: str = "triton") -> dict[str, Planned]:
+    return {row.planned.name: row.planned for row in plan(request, target)}
+
+
+def digests(request: Request) -> dict[str, str | None]:
+    return {name: one.input_digest for name, one in planned(request).items()}
+
+
+# --- stages and what keys them ---
+
+
+def test_a_checkout_brings_its_stages(request_: Request) -> None:
+    stages = planned(request_)
+    assert list(stages) == ["base", "sysroot", "python", "llvm", "llvm-amdgpu", "codegen-amdgpu", "triton"]
+    assert stages["llvm"].sources[0].ref == CORE
+    assert stages["llvm-amdgpu"].image == f"llvm-amdgpu-{AMD[:8]}"
+    assert [source.name for source in stages["codegen-amdgpu"].sources] == ["triton"]
+    assert {"wheel-nanobind", "triton"} <= {source.name for source in stages["triton"].sources}
+    assert "wheel-pybind11" not in {source.name for source in stages["triton"].sources}
+    assert all(one.input_digest for one in stages.values())
+    inputs = stages["llvm-amdgpu"].inputs or {}
+    assert inputs["targets"] == ["AMDGPU"]
+    assert inputs["components"] == ["llvm-headers", "llvm-libraries", "cmake-exports"]
+    assert "LLVMAMDGPUCodeGen" in inputs["libraries"]
+    assert not [name for name in inputs["libraries"] if name.startswith(("MLIR", "LLVMX86"))]
+
+
+def test_a_release_brings_its_stages(tmp_path: Path) -> None:
+    request = Request(cache=Cache(tmp_path / "other"), triton="3.9.0", glibc=DEFAULT_GLIBC)
+    stages = planned(request)
+    assert stages["llvm"].sources[0].ref == CORE
+    (source,) = stages["llvm-amdgpu"].sources
+    assert (source.ref, source.digest, len(source.among)) == (AMD, None, 3)
+    assert "wheel-nanobind" in {one.name for one in stages["triton"].sources}
+    for older in ("3.8.0", "3.7.1"):
+        names = planned(replace(request, triton=older))
+        assert list(names) == ["base", "sysroot", "python", "llvm", "triton"]
+        assert "wheel-pybind11" in {one.name for one in names["triton"].sources}
+
+
+def test_one_library_serves_every_triton_that_has_the_same_files(request_: Request, tree: Path) -> None:
+    first = digests(request_)
+    (tree / "python/triton/__init__.py").write_text('__version__ = "3.9.1"\n')
+    (tree / "lib/Tools/Other.cpp").write_text("// another\n")
+    second = digests(request_)
+    changed = {name for name in first if first[name] != second[name]}
+    assert changed == {"triton"}
+
+
+@pytest.mark.parametrize("name", [f"{PROJECT}/small.cpp", f"{PROJECT}/new.h", "lib/Tools/LLVMOptions.cpp", "LICENSE"])
+def test_a_file_that_it_reads_makes_another_library(request_: Request, tree: Path, name: str) -> None:
+    first = digests(request_)
+    (tree / name).write_text("// changed\n")
+    second = digests(request_)
+    assert {one for one in first if first[one] != second[one]} == {"codegen-amdgpu", "triton"}
+
+
+def test_another_llvm_makes_another_library(request_: Request) -> None:
+    first = digests(request_)
+    sources = {**request_.sources, **specs({"llvm-amdgpu": f"{FORK}@{CORE}"})}
+    second = digests(replace(request_, sources=sources))
+    assert {one for one in first if first[one] != second[one]} == {"llvm-amdgpu", "codegen-amdgpu", "triton"}
+
+
+def test_a_patch_of_triton_makes_another_library(request_: Request, tmp_path: Path) -> None:
+    first = digests(request_)
+    (tmp_path / "my.patch").write_text("--- a/x\n+++ b/x\n")
+    second = digests(replace(request_, patches={"triton": (tmp_path / "my.patch",)}))
+    assert first["codegen-amdgpu"] != second["codegen-amdgpu"]
+
+
+def test_a_patch_may_bring_a_file_that_is_not_there(request_: Request, tmp_path: Path, tree: Path) -> None:
+    (tree / "lib/Tools/LLVMOptions.cpp").unlink()
+    (tmp_path / "my.patch").write_text("--- /dev/null\n+++ b/lib/Tools/LLVMOptions.cpp\n")
+    patched = replace(request_, patches={"triton": (tmp_path / "my.patch",)})
+    assert digests(patched)["codegen-amdgpu"]
+    with pytest.raises(SourceError, match=r"has no lib/Tools/LLVMOptions\.cpp"):
+        plan(request_, "triton")
+
+
+def test_the_revision_is_the_pins_or_says_which_llvm_was_named(request_: Request, tree: Path) -> None:
+    pinned = replace(request_, sources=specs({"triton": str(tree)}))
+    assert revision_of(RULE, pinned) == f"{AMD}-1"
+    codegen_tree(tree, build=7)
+    assert revision_of(RULE, pinned) == f"{AMD}-7"
+    assert revision_of(RULE, request_) == f"{AMD}-0"
+    of_distro = replace(pinned, sources={**pinned.sources, **specs({"llvm-amdgpu": "distro:llvm-toolchain-22"})})
+    assert revision_of(RULE, of_distro) == "22.1.8-0"
+
+
+def test_an_llvm_for_a_gpu_can_be_built_alone(request_: Request) -> None:
+    alone = replace(request_, sources=specs({"llvm-amdgpu": "distro:llvm-toolchain-22"}))
+    assert [stage.name for stage in stages_of("llvm-amdgpu", alone)] == ["base", "sysroot", "llvm-amdgpu"]
+    assert planned(alone, "llvm-amdgpu")["llvm-amdgpu"].image == "llvm-amdgpu-22.1.8"
+    with pytest.raises(UnsupportedError, match="takes no LLVM of its own for AMDGPU"):
+        plan(replace(request_, sources={}), "llvm-amdgpu")
+
+
+def test_a_lock_holds_every_llvm(request_: Request) -> None:
+    stages = planned(request_)
+    lock = locking.resolve(request_, list(stages.values()), "triton")
+    held = lock.source("llvm-amdgpu")
+    assert held is not None
+    assert (held.ref, held.repository, held.license) == (AMD, FORK, "Apache-2.0 WITH LLVM-exception")
+    assert held.parts == tuple(part_of("llvm").split(","))
+    assert {"llvm", "llvm-amdgpu", "triton", "wheel-nanobind"} <= {one.name for one in lock.sources}
+
+
+def test_a_further_llvm_is_a_further_row(request_: Request, tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the table of stages is made of; the table itself is made when the tool starts."""
+    monkeypatch.setattr(rows, "codegens", lambda: (RULE, replace(RULE, name="nvidia", target="NVPTX")))
+    info = {"llvm_hash": CORE, "build_number": 3}
+    (tree / "cmake/nvidia-llvm-info.json").write_text(json.dumps(info))
+    assert [pin.revision for pin in codegen_pins(request_)] == [f"{AMD}-1", f"{CORE}-3"]
+
+
+# --- refusals ---
+
+
+def test_an_llvm_that_no_rule_knows_is_refused_by_name(request_: Request, tree: Path) -> None:
+    (tree / "cmake/nvidia-llvm-build-info.json").write_text("{}")
+    with pytest.raises(UnsupportedError, match="of its own for nvidia"):
+        plan(request_, "triton")
+
+
+def test_a_base_of_its_own_is_refused(request_: Request) -> None:
+    with pytest.raises(UnsupportedError, match="is not built for a base"):
+        plan(replace(request_, glibc=""), "triton")
+    with pytest.raises(UnsupportedError, match="are not built for a base"):
+        plan(replace(request_, glibc=""), "codegen-amdgpu")
+
+
+def test_nanobind_alone_is_refused_for_a_base(request_: Request, tree: Path) -> None:
+    (tree / "cmake/amd-llvm-info.json").unlink()
+    bound = replace(request_, glibc="", sources=specs({"triton": str(tree)}))
+    with pytest.raises(UnsupportedError, match="bound by nanobind is not built for a base"):
+        plan(bound, "triton")
+
+
+def test_an_llvm_that_this_triton_does_not_take_is_refused(request_: Request, tree: Path) -> None:
+    (tree / "cmake/amd-llvm-info.json").unlink()
+    with pytest.raises(ConfigError, match="is of no use to this Triton"):
+        plan(request_, "triton")
+
+
+@pytest.mark.parametrize("name", ["TRITON_AMD_CODEGEN_PATH", "TRITON_OFFLINE_BUILD"])
+def test_a_tree_whose_build_would_download_is_refused(request_: Request, tree: Path, name: str) -> None:
+    check_no_download(tree, [RULE])
+    helpers = tree / "python/build_helpers.py"
+    helpers.write_text(helpers.read_text().replace(name, "SOMETHING_ELSE"))
+    with pytest.raises(SourceError, match=r"would download libtriton_amd_codegen\.so") as caught:
+        plan(request_, "triton")
+    assert name in caught.value.why
+
+
+@pytest.mark.parametrize("name", RULE.reads)
+def test_a_tree_without_the_librarys_files_is_refused(request_: Request, tree: Path, name: str) -> None:
+    (tree / name).rename(tree / "moved")
+    with pytest.raises(SourceError, match="this Triton has no") as caught:
+        plan(request_, "triton")
+    assert name in caught.value.what
+
+
+def test_a_link_among_the_librarys_files_is_refused(tree: Path) -> None:
+    assert read_files(tree, RULE) == sorted(
+        [f"{PROJECT}/CMakeLists.txt", f"{PROJECT}/small.cpp", "LICENSE", "include/triton/Tools/LLVMOptions.h",
+         "lib/Tools/LLVMOptions.cpp"]
+    )  # fmt: skip
+    (tree / PROJECT / "more.h").symlink_to("/etc/hostname")
+    with pytest.raises(SourceError, match=r"more\.h of this Triton is no plain file"):
+        read_files(tree, RULE)
+
+
+@pytest.mark.parametrize(
+    ("planned_for", "says"),
+    [({}, f"{AMD}-1 in the tree, none planned"), ({"AMDGPU": f"{CORE}-1"}, f"{CORE}-1 planned")],
+)
+def test_a_tree_with_other_llvms_than_planned_is_refused(tree: Path, planned_for: Mapping[str, str], says: str) -> None:
+    compare_pins(tree, {"AMDGPU": f"{AMD}-1"})
+    with pytest.raises(PinError, match="with other LLVMs") as caught:
+        compare_pins(tree, planned_for)
+    assert says in caught.value.why
+
+
+def test_where_the_user_names_the_llvm_the_pin_does_not_count(tree: Path) -> None:
+    compare_pins(tree, {"AMDGPU": "22.1.8-0"}, named=["AMDGPU"])
+    (tree / "cmake/amd-llvm-info.json").unlink()
+    with pytest.raises(PinError, match="none in the tree"):
+        compare_pins(tree, {"AMDGPU": "22.1.8-0"}, named=["AMDGPU"])
+
+
+def test_how_a_tree_is_bound_to_python(tree: Path) -> None:
+    assert (bindings_of(tree).project, bindings_of(tree).stable) == ("nanobind", True)
+    (tree / "pyproject.toml").write_text('requires = ["pybind11>=2.13.1"]  # not nanobind yet\n')
+    (tree / "setup.py").write_text("")
+    assert (bindings_of(tree).project, bindings_of(tree).stable) == ("pybind11", False)
+    assert bindings_of(tree).projects(("a", "pybind11", "z")) == ("a", "pybind11", "z")
+
+
+# --- which repository holds a commit ---
+
+
+def llvm_repository(folder: Path) -> str:
+    """A repository with a little of LLVM; its commit."""
+    (folder / "llvm").mkdir(parents=True)
+    (folder / "llvm/CMakeLists.txt").write_text("project(LLVM)\n")
+    git(folder, "init", "--quiet", "--initial-branch=main")
+    git(folder, "add", ".")
+    git(folder, "commit", "--quiet", "-m", "LLVM")
+    git(folder, "config", "uploadpack.allowAnySHA1InWant", "true")
+    return git(folder, "rev-parse", "HEAD").strip()
+
+
+def test_a_fetch_by_hash_tells_the_repository(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    git(tmp_path / "one", "init", "--quiet", "--initial-branch=main")
+    commit, cache = llvm_repository(tmp_path / "two"), Cache(tmp_path / "cache")
+    urls = (f"file://{tmp_path}/one", f"file://{tmp_path}/nothing", f"file://{tmp_path}/two")
+    source = Source(
+        name="llvm-amdgpu", kind="git", where=urls[0], version=commit, digest=None, path=None, locked=False, among=urls
+    )
+    assert holder_of(commit, urls, cache, part=part_of("llvm-amdgpu")) == ""
+    got = fetch_source(source, cache=cache, offline=False)
+    assert (got.where, got.digest) == (urls[2], git_digest(urls[2], commit))
+    assert (got.path / "llvm/CMakeLists.txt").is_file()
+    assert holder_of(commit, urls, cache, part=part_of("llvm-amdgpu")) == urls[2]
+    # Of a list without it nothing is known: what was asked there has not changed.
+    assert holder_of(commit, urls[:2], cache, part=part_of("llvm-amdgpu")) == ""
+    assert fetch_source(replace(source, among=urls), cache=cache, offline=True).digest == got.digest
+
+
+def test_a_plan_knows_what_a_fetch_has_told(tmp_path: Path) -> None:
+    request = Request(cache=Cache(tmp_path / "cache"), triton="3.9.0", glibc=DEFAULT_GLIBC)
+    assert codegen_source(RULE, request).digest is None
+
+    def fetch(url: str) -> Path:
+        if url != FORK:
+            raise SourceError(f"{url} has no commit {AMD}")
+        return tmp_path
+
+    urls = codegen_source(RULE, request).among
+    assert [url.rpartition("github.com/")[2] for url in urls] == list(RULE.repositories)
+    assert first_holder("llvm-amdgpu", AMD, urls, fetch, cache=request.cache) == (FORK, tmp_path)
+    found = codegen_source(RULE, request)
+    assert (found.digest, found.among) == (git_digest(FORK, AMD), ())
+
+
+@pytest.mark.parametrize(("silent", "kind"), [(False, SourceError), (True, UnreachableError)])
+def test_a_commit_that_nobody_has(tmp_path: Path, silent: bool, kind: type[Exception]) -> None:
+    def fetch(url: str) -> Path:
+        if silent and url == "b":
+            raise UnreachableError("b does not answer")
+        raise SourceError(f"{url} has no such commit")
+
+    with pytest.raises(kind, match="no repository that was asked has commit") as caught:
+        first_holder("llvm-amdgpu", AMD, ("a", "b", "c"), fetch, cache=Cache(tmp_path))
+    assert "c has no such commit" in str(getattr(caught.value, "why", ""))
+
+
+@pytest.fixture
+def upstream(tmp_path: Path) -> Iterator[tuple[str, ...]]:
+    """Triton 3.9.0 at its tag, with an LLVM that the third of the repositories has; the options that lead there."""
+    top = tmp_path / "served"
+    for repository in ("llvm/llvm-project", "triton-lang/llvm-project"):
+        (top / repository).mkdir(parents=True)
+        git(top / repository, "init", "--quiet", "--initial-branch=main")
+    commit = llvm_repository(top / "ROCm/llvm-project")
+    triton = codegen_tree(top / "triton-lang/triton", amd=commit)
+    for words in (
+        ("init", "--quiet", "--initial-branch=main"),
+        ("add", "."),
+        ("commit", "--quiet", "-m", "Triton"),
+        ("tag", "v3.9.0"),
+        ("config", "uploadpack.allowAnySHA1InWant", "true"),
+    ):
+        git(triton, *words)
+    with served(top) as (address, _):
+        yield ("--triton", "3.9.0", "--mirror", f"https://github.com/={address}/", "--json")
+
+
+def test_fetch_and_lock_find_tree_and_repository(
+    tmp_path: Path, upstream: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.setenv("TOOLCHAIN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+
+    def call(*words: str) -> Any:
+        done = CliRunner().invoke(app, [*words, *upstream])
+        assert done.exit_code == 0, done.output
+        return json.loads(done.stdout)
+
+    def llvm() -> Any:
+        rows = call("plan", "codegen-amdgpu")["stages"]
+        return next(source for row in rows for source in row["sources"] if source["name"] == "llvm-amdgpu")
+
+    # Without the tree the data's pin is planned.
+    assert (llvm()["ref"], llvm()["digest"]) == (AMD, None)
+    (fetched,) = [one for one in call("fetch", "codegen-amdgpu")["sources"] if one["name"] == "llvm-amdgpu"]
+    assert fetched["repository"] == FORK
+    assert fetched["digest"] == llvm()["digest"] == git_digest(FORK, fetched["ref"])
+    assert "llvm-amdgpu" in call("lock", "codegen-amdgpu", "--open-base")["sources"]
+    locked = tomllib.loads((tmp_path / "toolchain.lock").read_text())
+    (row,) = [one for one in locked["source"] if one["name"] == "llvm-amdgpu"]
+    assert (row["repository"], row["ref"]) == (FORK, fetched["ref"])
+
+
+# --- records ---
+
+
+def finish_all(request: Request, work: Path) -> list[Planned]:
+    """Every stage in the cache as a build leaves it, of one small file; as they were planned."""
+    stages = list(planned(request).values())
+    for one in stages:
+        (work / one.name / "etc").mkdir(parents=True)
+        (work / one.name / "etc/name").write_text(one.name)
+        prefetch = Prefetch([], cache=request.cache, offline=True, patches={})
+        with Progress(one.name, 1, 1, {}, Console(file=io.StringIO())) as progress:
+            workspace = BuildWorkspace(
+                request=request, log=work / "log", progress=progress, stage=f"a-{one.name}", prefetch=prefetch
+            )
+            workspace.finish(one, tree=work / one.name, facts={})
+    return stages
+
+
+def test_sbom_and_provenance_of_the_wheel_name_every_llvm(request_: Request, tmp_path: Path) -> None:
+    stages = finish_all(request_, tmp_path / "work")
+    assert all(row.built is not None for row in plan(request_, "triton"))
+    facts = attestations.collect(request_.cache, read_record(request_.cache, str(stages[-1].input_digest)), stages)
+    assert [one.stage for one in facts.dependencies] == [one.name for one in stages[:-1]]
+    document = sbom(facts, manifest=f"sha256:{'1' * 64}", diff_id=f"sha256:{'2' * 64}", files=[])
+    sources = {one["SPDXID"]: one for one in document["packages"] if "-Source-" in one["SPDXID"]}
+    found = sources["SPDXRef-Source-llvm-amdgpu-llvm-amdgpu"]
+    assert (found["versionInfo"], found["licenseDeclared"]) == (AMD, "Apache-2.0 WITH LLVM-exception")
+    assert sources["SPDXRef-Source-llvm-llvm"]["versionInfo"] == CORE
+    assert {"SPDXRef-Source-codegen-amdgpu-triton", "SPDXRef-Source-triton-triton"} <= sources.keys()
+    inputs = read_record(request_.cache, str(stages[-2].input_digest)).inputs
+    assert inputs["revision"] == f"{AMD}-0"
+    assert sorted(inputs["files"]) == read_files(tmp_path / "triton", RULE)
+    said = json.dumps(provenance(facts, [])["predicate"]["buildDefinition"]["resolvedDependencies"])
+    assert all(text in said for text in (CORE, AMD, "llvm-amdgpu", "codegen-amdgpu", "nanobind"))

@@ -1,0 +1,218 @@
+"""What a library for a GPU must be, alone and in a wheel; and a build that reaches out is stopped and told."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.codegen_tree import AMD, CORE
+from toolchain.errors import BuildError, ContractError
+from toolchain.recipe import root
+from toolchain.stages.codegen_check import check_in_wheel, check_library, exported_by, same_library
+from toolchain.stages.triton_source import for_python
+from toolchain.stages.wheel_check import check_wheel
+
+REVISION = f"{AMD}-1"
+EXPORTS = ("triton_amdgpu_free", "triton_amdgpu_revision")
+SCRIPT = "{\n  global:\n    triton_amdgpu_revision;\n    triton_amdgpu_free;\n  local:\n    *;\n};\n"
+INSIDE = "triton/backends/amd/lib/libtriton_amd_codegen.so"
+NAME = "libtriton_amd_codegen.so"
+native = pytest.mark.skipif(
+    shutil.which("cc") is None or platform.machine() != "x86_64",
+    reason="NO COMPILER FOR x86_64: libraries are made here",
+)
+
+
+def library(folder: Path, *words: str, more: str = "", revision: str = REVISION, script: str = SCRIPT) -> Path:
+    """A library with such a version script; `words` are the linker's."""
+    (folder / "small.c").write_text(
+        f'const char *triton_amdgpu_revision(void) {{ return "{revision}"; }}\n'
+        f"void triton_amdgpu_free(void) {{}}\n{more}"
+    )
+    (folder / "exports").write_text(script)
+    out = folder / NAME
+    command: list[str] = [
+        "cc",
+        "-shared",
+        "-fPIC",
+        "-o",
+        str(out),
+        str(folder / "small.c"),
+        f"-Wl,--version-script,{folder}/exports",
+        *words,
+    ]
+    subprocess.run(command, check=True, capture_output=True)
+    return out
+
+
+def check(file: Path, *, arch: str = "amd64", glibc: str = "2.99") -> dict[str, object]:
+    return check_library(file, revision=REVISION, exports=EXPORTS, arch=arch, glibc=glibc)
+
+
+@native
+def test_a_library_as_it_should_be(tmp_path: Path) -> None:
+    made = library(tmp_path, "-lpthread", "-lm")
+    found = check(made)
+    assert found["sha256"] == hashlib.sha256(made.read_bytes()).hexdigest()
+    assert found["symbols"] == sorted(EXPORTS)
+    assert found["revision"] == REVISION
+    assert exported_by(tmp_path / "exports") == EXPORTS
+    same_library(made, found)
+    made.write_bytes(made.read_bytes() + b"\0")
+    with pytest.raises(ContractError, match="is not the one that was checked"):
+        same_library(made, found)
+
+
+@native
+def test_a_library_of_another_revision(tmp_path: Path) -> None:
+    for other in (f"{CORE}-1", f"{AMD}-2", f"{AMD}-10", "unknown"):
+        with pytest.raises(ContractError, match="is of another revision than the pin") as caught:
+            check(library(tmp_path, revision=other))
+        assert f"the pin is {REVISION}" in caught.value.why
+    both = f'const char *other(void) {{ return "{CORE}-1"; }}\n'
+    with pytest.raises(ContractError, match="another revision") as caught:
+        check(library(tmp_path, more=f"__attribute__((used)) static {both}"))
+    assert CORE in caught.value.why
+
+
+@native
+def test_a_library_with_further_symbols(tmp_path: Path) -> None:
+    script = SCRIPT.replace("global:", "global:\n    llvm_*;")
+    with pytest.raises(ContractError, match="that its version script does not name: llvm_more, llvm_other"):
+        check(library(tmp_path, more="int llvm_more(void) { return 1; }\nint llvm_other;\n", script=script))
+    with pytest.raises(ContractError, match="lacks symbols that its version script names: triton_amdgpu_free"):
+        check(library(tmp_path, script=SCRIPT.replace("    triton_amdgpu_free;\n", "")))
+
+
+@native
+def test_a_library_that_needs_another_at_run_time(tmp_path: Path) -> None:
+    (tmp_path / "llvm.c").write_text("int llvm(void) { return 1; }\n")
+    other = tmp_path / "libLLVM.so.22"
+    words = ["cc", "-shared", "-fPIC", "-o", str(other), str(tmp_path / "llvm.c"), "-Wl,-soname,libLLVM.so.22"]
+    subprocess.run(words, check=True)
+    with pytest.raises(ContractError, match=r"needs a library at run time .*: libLLVM\.so\.22"):
+        check(library(tmp_path, "-Wl,--no-as-needed", str(other)))
+
+
+@native
+def test_a_library_for_another_system(tmp_path: Path) -> None:
+    made = library(tmp_path, more="#include <stdio.h>\nvoid *used(void) { return (void *)&fflush; }\n")
+    with pytest.raises(ContractError, match="is for another machine"):
+        check(made, arch="arm64")
+    with pytest.raises(ContractError, match="asks for glibc"):
+        check(made, glibc="2.1")
+    for content, says in ((b"MZ", "no library of Linux"), (b"\x7fELF\2\1", "no whole ELF file")):
+        made.write_bytes(content)
+        with pytest.raises(ContractError, match=says):
+            check(made)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{ local: *; };", "{ global: a*; local: *; };", "{ global: a; };", "V1 { global: a; local: *; };", "\xff\xfe"],
+)
+def test_a_version_script_of_another_form(text: str, tmp_path: Path) -> None:
+    (tmp_path / "exports").write_bytes(text.encode("latin-1"))
+    with pytest.raises(ContractError, match="no version script exports of the form"):
+        exported_by(tmp_path / "exports")
+    with pytest.raises(ContractError, match="no version script gone"):
+        exported_by(tmp_path / "gone")
+
+
+# --- wheels ---
+
+
+def wheel(folder: Path, name: str, files: dict[str, bytes], tag: str = "") -> Path:
+    path = folder / f"triton-1-{name}.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("triton-1.dist-info/WHEEL", f"Wheel-Version: 1.0\nTag: {tag or name}\n")
+        for inside, content in files.items():
+            archive.writestr(inside, content)
+    return path
+
+
+def test_a_wheel_carries_the_library_that_was_built_for_it(tmp_path: Path) -> None:
+    wanted = {INSIDE: hashlib.sha256(b"built").hexdigest()}
+    check_in_wheel(wheel(tmp_path, "a", {INSIDE: b"built"}), wanted)
+    check_in_wheel(wheel(tmp_path, "b", {}), {})
+    with pytest.raises(ContractError, match=f"lacks {INSIDE}"):
+        check_in_wheel(wheel(tmp_path, "c", {}), wanted)
+    with pytest.raises(ContractError, match=f"carries another {NAME} than the one that was built") as caught:
+        check_in_wheel(wheel(tmp_path, "d", {INSIDE: b"fetched"}), wanted)
+    assert wanted[INSIDE] in caught.value.why
+
+
+STABLE = "cp312-abi3-manylinux_2_31_x86_64"
+
+
+@native
+def test_one_wheel_of_the_stable_abi_serves_every_later_python(tmp_path: Path) -> None:
+    shell = Path("/bin/sh").read_bytes()
+    old = wheel(tmp_path, "cp311-cp311-manylinux_2_31_x86_64", {"a.so": shell})
+    stable = wheel(tmp_path, STABLE, {"triton/_C/libtriton.so": shell})
+    for version in ("3.12", "3.13", "3.15"):
+        assert for_python([old, stable], version) == stable
+        check_wheel(stable, python=version, arch="amd64", glibc="2.99")
+    assert for_python([old, stable], "3.11") == old
+    with pytest.raises(BuildError, match=r"Python 3\.10"):
+        for_python([old, stable], "3.10")
+    with pytest.raises(ContractError, match="is not the wheel"):
+        check_wheel(stable, python="3.11", arch="amd64", glibc="2.99")
+    bound = wheel(tmp_path, STABLE, {"triton/_C/libtriton.cpython-312-x86_64-linux-gnu.so": shell})
+    with pytest.raises(ContractError) as caught:
+        check_wheel(bound, python="3.12", arch="amd64", glibc="2.99")
+    assert "suffix of another Python" in caught.value.why
+
+
+# --- a build that reaches out ---
+
+OFFLINE = root() / "containerfiles/triton-portable/offline"
+FETCHES = [
+    (
+        "import urllib.request as u; u.urlopen('http://127.0.0.1:9/amd-codegen.tar.gz')",
+        "127.0.0.1:9/amd-codegen.tar.gz",
+    ),
+    ("import socket; socket.create_connection(('llvm.example.test', 443), 1)", "llvm.example.test"),
+    ("import subprocess as s; s.run(['curl', '--url', 'http://127.0.0.1:9/x'])", "curl --url http://127.0.0.1:9/x"),
+    ("import subprocess as s; s.run(['/usr/bin/git', 'clone', 'http://127.0.0.1:9/x'])", "git clone"),
+]
+LOCAL = [
+    "import urllib.request as u; u.urlopen('file:///etc/hostname')",
+    "import subprocess as s; s.run(['git', 'rev-parse', '--show-toplevel'])",
+    "import subprocess as s; s.run('true', shell=True, check=True)",
+    "import socket; socket.getaddrinfo('localhost', 1)",
+]
+
+
+def python(code: str, note: Path) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONPATH": str(OFFLINE), "TOOLCHAIN_REACHED": str(note), "PYTHONDONTWRITEBYTECODE": "1"}
+    return subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False, timeout=60
+    )
+
+
+@pytest.mark.parametrize(("code", "wanted"), FETCHES)
+def test_a_build_that_reaches_out_is_stopped_and_noted(code: str, wanted: str, tmp_path: Path) -> None:
+    done = python(code, tmp_path / "note")
+    assert done.returncode == 1
+    assert "this build takes in nothing by itself" in done.stderr
+    assert wanted in (tmp_path / "note").read_text()
+    # A build that goes on all the same is noted too.
+    quiet = python(f"try:\n    {code.replace('; ', chr(10) + '    ')}\nexcept OSError:\n    pass", tmp_path / "again")
+    assert quiet.returncode == 0
+    assert wanted in (tmp_path / "again").read_text()
+
+
+@pytest.mark.parametrize("code", LOCAL)
+def test_what_stays_here_is_let_be(code: str, tmp_path: Path) -> None:
+    done = python(code, tmp_path / "note")
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "note").exists()

@@ -1,0 +1,77 @@
+"""The parts of Triton that make code for a GPU with an LLVM of their own: data of data/codegen.toml."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache as memoize
+from pathlib import PurePosixPath
+
+from toolchain.data import FOLDER, load, typed_row
+from toolchain.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Codegen:
+    """A table of data/codegen.toml; that file says what each field is."""
+
+    name: str = ""
+    target: str
+    repositories: tuple[str, ...]
+    components: tuple[str, ...]
+    links: tuple[str, ...]
+    project: str
+    reads: tuple[str, ...]
+    library: str
+    exports: str
+    revision: str
+    answers: str
+    place: str
+    installed: str
+    variable: str
+    source: str
+
+    @property
+    def pin_file(self) -> str:
+        """Where a checkout says which LLVM and which build of the library it takes."""
+        return f"cmake/{self.name}-llvm-info.json"
+
+    @property
+    def llvm(self) -> str:
+        """The stage of its LLVM, and the source of that: `llvm-amdgpu`."""
+        return f"llvm-{self.target.lower()}"
+
+    @property
+    def stage(self) -> str:
+        """The stage of the library: `codegen-amdgpu`."""
+        return f"codegen-{self.target.lower()}"
+
+
+@memoize
+def codegens() -> tuple[Codegen, ...]:
+    """Every row, in the order of the data.
+
+    Raises:
+        ConfigError: the data is damaged, or two rows are of one target.
+    """
+    path = FOLDER / "codegen.toml"
+    found = []
+    for name, row in load("codegen").items():
+        fields = {key.replace("-", "_"): value for key, value in row.items()} if isinstance(row, dict) else row
+        found.append(typed_row(Codegen, fields | {"name": name} if isinstance(row, dict) else row, name, path))
+    for one in found:
+        paths = [one.project, one.place, one.installed, *one.reads]
+        if any(PurePosixPath(text).is_absolute() or ".." in PurePosixPath(text).parts for text in paths):
+            raise ConfigError(f"{path.name}: a path of {one.name} leads out of Triton's tree", fix="correct the row")
+    if len({one.target for one in found}) != len(found):
+        raise ConfigError(f"{path.name}: two rows are of one target", fix="correct the rows")
+    return tuple(found)
+
+
+def codegen_of(target: str) -> Codegen | None:
+    """The row of LLVM's target, `AMDGPU`; None where there is none."""
+    return next((one for one in codegens() if one.target == target), None)
+
+
+def codegen_named(name: str) -> Codegen | None:
+    """The row of a pin file's name, `amd`; None where there is none."""
+    return next((one for one in codegens() if one.name == name), None)

@@ -1,0 +1,67 @@
+"""A commit that one of several repositories holds: a fetch by its hash tells which, and plans remember it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from toolchain import console
+from toolchain.cache import Cache
+from toolchain.digest import write_atomically
+from toolchain.errors import SourceError, UnreachableError
+from toolchain.sources.git import git_digest
+from toolchain.sources.store import Store
+
+
+def holder_of(commit: str, repositories: Sequence[str], cache: Cache, *, part: str) -> str:
+    """Which of these URLs holds a commit, as a fetch has told or a tree in the store shows; empty where nobody knows.
+
+    Args:
+        part: what the store calls the part of the tree that is taken.
+    """
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        value = json.loads(_note(commit, cache).read_bytes())
+        if value["commit"] == commit and value["repository"] in repositories:
+            return str(value["repository"])
+    store = Store(cache.store)
+    return next((url for url in repositories if store.stored_tree(git_digest(url, commit), part=part) is not None), "")
+
+
+def first_holder(
+    name: str, commit: str, repositories: Sequence[str], fetch: Callable[[str], Path], *, cache: Cache
+) -> tuple[str, Path]:
+    """Ask one repository after the other for a commit; the one that has it, told and remembered, and its tree.
+
+    Args:
+        name: of the source, for messages.
+        fetch: of a URL the tree.
+
+    Raises:
+        SourceError: none of them has it.
+        UnreachableError: none has it, and one does not answer: it may be that one.
+    """
+    silent: UnreachableError | None = None
+    told: list[str] = []
+    for url in repositories:
+        try:
+            tree = fetch(url)
+        except UnreachableError as error:
+            silent = silent or error
+            told.append(error.what)
+            continue
+        except SourceError as error:
+            told.append(error.what)
+            continue
+        console.note(f"{name}: {url} has commit {commit}")
+        value = {"commit": commit, "repository": url}
+        write_atomically(_note(commit, cache), json.dumps(value, indent=1).encode())
+        return url, tree
+    fix = f"name the repository: --source {name}=URL@{commit}"
+    kind = SourceError if silent is None else UnreachableError
+    raise kind(f"no repository that was asked has commit {commit}", why="\n".join(told), fix=fix)
+
+
+def _note(commit: str, cache: Cache) -> Path:
+    return cache.store / "holders" / f"{commit}.json"

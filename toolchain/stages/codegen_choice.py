@@ -1,0 +1,170 @@
+"""The LLVMs that a request's Triton makes code for GPUs with: which, and where their sources come from."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from toolchain.catalog.codegen import Codegen, codegen_of
+from toolchain.catalog.pin_files import read_codegen_pins
+from toolchain.catalog.release_data import CodegenPin
+from toolchain.catalog.releases import aotriton_release, triton_release
+from toolchain.errors import ConfigError, PinError, UnsupportedError
+from toolchain.request import Request
+from toolchain.sources.candidates import holder_of
+from toolchain.sources.resolve import locate, part_of
+from toolchain.sources.spec import of_github
+from toolchain.sources.store import Store
+from toolchain.sources.tree import Source
+from toolchain.stages.llvm import local_triton
+from toolchain.stages.triton_origin import triton_source
+from toolchain.stages.triton_tree import Bindings, bindings_of
+
+
+def triton_here(request: Request) -> Path | None:
+    """The tree of the request's Triton, where it is here already: a checkout, or one in the store; not looked into."""
+    if (folder := local_triton(request)) is not None:
+        return folder
+    spec = request.sources.get("triton")
+    if spec is not None and spec.path is not None and not spec.path.exists():
+        return None  # what it lacks the plan of a stage that reads it tells
+    source = triton_source(request)
+    return Store(request.cache.store).stored_tree(source.digest) if source.digest is not None else None
+
+
+def codegen_pins(request: Request) -> tuple[CodegenPin, ...]:
+    """The pins of the Triton from source that is asked for: its tree's where that is here, else those on record.
+
+    Raises:
+        UnsupportedError: the tree names one that no rule knows.
+        PinError: a pin is malformed.
+    """
+    tree = triton_here(request)
+    return read_codegen_pins(tree) if tree is not None else _on_record(request)
+
+
+def bindings(request: Request) -> Bindings:
+    """How the wheel of the request's Triton binds C++ to Python, as its tree says; without that as releases do."""
+    tree = triton_here(request)
+    if tree is not None:
+        return bindings_of(tree)
+    # nanobind and the stable ABI came to the releases together with the first LLVM for a GPU.
+    return Bindings(project="nanobind", stable=True) if _on_record(request) else Bindings()
+
+
+def _on_record(request: Request) -> tuple[CodegenPin, ...]:
+    """Without its tree; of a commit that nobody has heard of there are none until that is here."""
+    wanted = request.triton
+    if wanted is None and request.aotriton:
+        wanted = aotriton_release(request.aotriton, allow_unknown=True).triton or None
+    spec = request.sources.get("triton")
+    if wanted is None and spec is not None and spec.kind == "git":
+        wanted = spec.version
+    try:
+        return triton_release(wanted, allow_unknown=True).codegen if wanted else ()
+    except UnsupportedError:
+        return ()
+
+
+def compare_pins(tree: Path, planned: Mapping[str, str], *, named: Collection[str] = ()) -> None:
+    """Hold the pins in a fetched tree against what was planned.
+
+    Args:
+        planned: revisions `COMMIT-BUILD` by target.
+        named: targets whose LLVM the user named: there the pin does not count.
+
+    Raises:
+        PinError: they are others.
+        UnsupportedError: see `codegen_pins`.
+    """
+    found = {pin.target: pin.revision for pin in read_codegen_pins(tree)}
+    found |= {target: revision for target, revision in planned.items() if target in named and target in found}
+    if found == dict(planned):
+        return
+    told = "; ".join(
+        f"{target}: {found.get(target, 'none')} in the tree, {planned.get(target, 'none')} planned"
+        for target in sorted({*found, *planned})
+        if found.get(target) != planned.get(target)
+    )
+    raise PinError(
+        "this Triton makes code for GPUs with other LLVMs than those that were planned",
+        why=told,
+        fix="run the command again, now that its tree is here; it is planned by that",
+    )
+
+
+def rules_of(request: Request) -> tuple[Codegen, ...]:
+    """The rules of all LLVMs for GPUs that building the request's Triton takes.
+
+    Raises:
+        UnsupportedError: a pin on record is of a target without a rule; or see `codegen_pins`.
+        ConfigError: a source names an LLVM that this Triton does not take.
+    """
+    rules = []
+    for pin in codegen_pins(request):
+        rule = codegen_of(pin.target)
+        if rule is None:
+            raise UnsupportedError(
+                f"this Triton has an LLVM of its own for {pin.target}, which no rule here knows",
+                why=pin.source,
+                fix="take an older Triton, or add its table to toolchain/data/codegen.toml",
+            )
+        rules.append(rule)
+    return tuple(rules)
+
+
+def pin_of(rule: Codegen, request: Request) -> CodegenPin:
+    """The pin that a rule stands for.
+
+    Raises:
+        UnsupportedError: the request's Triton has none.
+    """
+    for pin in codegen_pins(request):
+        if pin.target == rule.target:
+            return pin
+    raise UnsupportedError(
+        f"this Triton takes no LLVM of its own for {rule.target}",
+        why=f"it has no {rule.pin_file}, and makes that code with the LLVM that it links",
+        fix=f"name a Triton that has one: --triton 3.9.0; or an LLVM to try: --source {rule.llvm}=...",
+    )
+
+
+def codegen_source(rule: Codegen, request: Request) -> Source:
+    """Where the LLVM of a rule comes from, without any network.
+
+    Its digest is None while nobody knows which repository holds the commit.
+
+    Raises:
+        UnsupportedError: see `pin_of`.
+    """
+    spec, name = request.sources.get(rule.llvm), rule.llvm
+    if spec is not None:
+        return locate(name, spec, cache=request.cache, offline=request.offline)
+    pin = pin_of(rule, request)
+    if pin.repository and pin.certainty == "verified":
+        return locate(name, of_github(pin.repository, pin.llvm), cache=request.cache)
+    named = dict.fromkeys([*([pin.repository] if pin.repository else []), *rule.repositories])
+    urls = tuple(of_github(repository, pin.llvm).where for repository in named)
+    held = request.lock.source(name) if request.lock is not None else None
+    locked = held.repository if held is not None and held.ref == pin.llvm else ""
+    where = locked or holder_of(pin.llvm, urls, request.cache, part=part_of(name))
+    found = locate(
+        name, replace(of_github(rule.repositories[0], pin.llvm), where=where or urls[0]), cache=request.cache
+    )
+    return found if where else replace(found, digest=None, locked=False, among=urls)
+
+
+def refuse_unused(request: Request, rules: tuple[Codegen, ...], known: tuple[Codegen, ...]) -> None:
+    """Refuse a source of an LLVM that the request's Triton does not take: the wheel would be built without it, unsaid.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    for rule in known:
+        if rule.llvm in request.sources and rule not in rules:
+            raise ConfigError(
+                f"--source {rule.llvm}={request.sources[rule.llvm]} is of no use to this Triton",
+                why=f"it has no {rule.pin_file}: it makes code for {rule.target} with the LLVM that it links",
+                fix=f"leave it out, or name a Triton that has one; alone it is built by: toolchain build {rule.llvm}",
+            )

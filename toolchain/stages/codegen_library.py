@@ -1,0 +1,238 @@
+"""The library with which Triton makes code for a GPU: built from the few files of Triton that it reads, on an LLVM.
+
+It is keyed by that LLVM and those files, so that one serves every Triton that has the same.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from toolchain.catalog.architectures import this_machine
+from toolchain.catalog.codegen import Codegen
+from toolchain.digest import sha256_file
+from toolchain.errors import BuildError, ContractError, PolicyError, SourceError
+from toolchain.recipe import Recipe, digests
+from toolchain.request import Request
+from toolchain.sources.tree import Source
+from toolchain.stages.codegen_choice import codegen_source, pin_of, triton_here
+from toolchain.stages.codegen_llvm import portable_rule
+from toolchain.stages.prebuilt import choices, take_in
+from toolchain.stages.stage import Built, Planned, Stage, Workspace, common_inputs, image_labels, locked
+from toolchain.stages.triton_origin import triton_source
+
+RECIPE = "containerfiles/triton-codegen"
+# Shared with Triton's wheels, whose build it is a part of.
+_TOOLCHAIN = ("containerfiles/triton-portable/toolchain.cmake", "llvm-config/portable.cmake", "llvm-config/cross.cmake")
+_DISK = 1_000_000_000
+_WEIGHTS = {"configure": 10.0, "compile": 60.0}
+_ASK = """
+import ctypes, sys
+answer = getattr(ctypes.CDLL(sys.argv[1]), sys.argv[2])
+answer.restype = ctypes.c_char_p
+print("answers", answer().decode())
+"""
+
+
+@dataclass(frozen=True)
+class CodegenLibraryStage:
+    """See `Stage`.
+
+    Args:
+        rule: of the part of Triton that it is.
+    """
+
+    rule: Codegen
+
+    @property
+    def name(self) -> str:
+        """`codegen-amdgpu`."""
+        return self.rule.stage
+
+    def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned:
+        rule, source = self.rule, triton_source(request)
+        tree = triton_here(request)
+        under = {name: dependencies[name].input_digest for name in ("base", "sysroot", rule.llvm)}
+        inputs: dict[str, Any] | None = None
+        if tree is not None and locked(*under.values()):
+            patches = [sha256_file(path) for path in request.patches.get("triton", ())]
+            inputs = {
+                **common_inputs(self.name, request),
+                **under,
+                # What a patch adds or changes counts by the patch.
+                "files": {name: sha256_file(tree / name) for name in read_files(tree, rule, patched=bool(patches))},
+                **({"patches": patches} if patches else {}),
+                "recipe": digests(RECIPE, *_TOOLCHAIN),
+                "rule": [rule.project, rule.library, rule.exports, rule.revision],
+                "revision": revision_of(rule, request),
+                "glibc": request.glibc,
+                "binaries": choices("triton", request),
+                **({"built_on": this_machine()} if request.arch[0] != this_machine() else {}),
+            }
+        return Planned(
+            name=self.name,
+            image=f"triton-{rule.stage}-{codegen_source(rule, request).short_id}",
+            inputs=inputs,
+            sources=(source,),
+            disk=_DISK,
+            engine=True,
+            has_contract_check=True,
+        )
+
+    def build(self, planned: Planned, dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
+        from toolchain.stages.codegen_check import check_library, exported_by  # noqa: PLC0415 - plans read no ELF
+
+        request, rule, arch = workspace.request, self.rule, workspace.request.arch[0]
+        revision = revision_of(rule, request)
+        workspace.require_disk(_DISK)
+        workspace.step("source")
+        source = workspace.fetch(planned.sources[0])
+        files = _take(source.path, rule, workspace.work() / "triton")
+        intake, findings = take_in("triton", files, request)
+        if findings:
+            raise PolicyError(
+                f"the files of Triton that {rule.library} is built from hold prebuilt ones",
+                why=", ".join(one.file for one in findings),
+                fix="this library is built from source alone",
+            )
+        out = workspace.build(
+            Recipe(
+                name=rule.stage,
+                containerfile=f"{RECIPE}/Containerfile",
+                base=workspace.image(dependencies["base"]),
+                images={"LLVM": workspace.image(dependencies[rule.llvm])},
+                args={
+                    "PREFIX": str(dependencies[rule.llvm].facts["prefix"]),
+                    "ARCH": arch,
+                    "PROJECT": rule.project,
+                    "LIBRARY": rule.library,
+                    "EXPORTS": rule.exports,
+                    "REVISION": f"{rule.revision}={revision}",
+                    "JOBS": str(workspace.jobs("compile")),
+                    "INPUT_DIGEST": str(planned.input_digest),
+                },
+                contexts={"triton": files, "sysroot": workspace.unpack(dependencies["sysroot"])},
+                cache_key=str(planned.input_digest).removeprefix("sha256:")[:12],
+                steps=_WEIGHTS,
+            )
+        )
+        library = out / rule.library
+        if not library.is_file():
+            raise BuildError(f"building {rule.library} left no such file", fix="see the log")
+        facts = check_library(
+            library, revision=revision, exports=exported_by(out / rule.exports), arch=arch, glibc=request.glibc
+        )
+        tree = workspace.work() / "tree"
+        shutil.rmtree(tree, ignore_errors=True)
+        place = tree / where(rule).lstrip("/")
+        place.mkdir(parents=True)
+        for name in (rule.library, rule.exports, "LICENSE"):
+            if (out / name).is_file():
+                shutil.copy(out / name, place / name)
+
+        def check(image: str) -> Mapping[str, Any]:
+            workspace.step("contract")
+            return {"contract": {"answers": _answer(workspace, image, rule, revision)}}
+
+        return workspace.finish(
+            replace(planned, binaries=intake.binaries(planned.binaries)),
+            tree=tree,
+            facts={"codegen": facts},
+            labels=image_labels(planned, revision=source.ref),
+            # Another machine's is asked when its wheel is tried.
+            check=check if request.contract and arch == this_machine() else None,
+            check_on=dependencies["base"],
+        )
+
+
+def of_request(name: str, request: Request) -> Stage:
+    """The stage of a rule.
+
+    Raises:
+        UnsupportedError: the request is for a base.
+    """
+    return CodegenLibraryStage(portable_rule(name, request))
+
+
+def where(rule: Codegen) -> str:
+    """The folder of the library in its image."""
+    return f"/usr/lib/toolchain/{rule.stage}"
+
+
+def read_files(tree: Path, rule: Codegen, *, patched: bool = False) -> list[str]:
+    """The files of Triton that building the library reads, as paths from the top of the tree, sorted.
+
+    Args:
+        patched: whether patches are still to come, which may add what is not there.
+
+    Raises:
+        SourceError: one that the rule names is not there, or is no file.
+    """
+    found = set()
+    for name in rule.reads:
+        path = tree / name
+        inside = [path] if path.is_file() else [one for one in path.rglob("*") if not one.is_dir()]
+        if not inside and not patched:
+            raise SourceError(
+                f"this Triton has no {name}, which {rule.library} is built from",
+                why=f"its {rule.pin_file} says that it takes this library",
+                fix="give a whole checkout; for a Triton whose project moved, correct toolchain/data/codegen.toml",
+            )
+        found |= {one.relative_to(tree).as_posix() for one in inside}
+    if links := [name for name in sorted(found) if (tree / name).is_symlink() or not (tree / name).is_file()]:
+        raise SourceError(
+            f"{links[0]} of this Triton is not a plain file",
+            why=f"{rule.library} is built from it",
+            fix="give a checkout that has the file itself",
+        )
+    return sorted(found)
+
+
+def revision_of(rule: Codegen, request: Request) -> str:
+    """What the library answers: the pin; of an LLVM that the user names that one, and build 0.
+
+    Raises:
+        UnsupportedError: see `codegen_choice.pin_of`.
+    """
+    if rule.llvm not in request.sources:
+        return pin_of(rule, request).revision
+    return f"{_named(codegen_source(rule, request))}-0"
+
+
+def _named(source: Source) -> str:
+    """A commit where there is one, else a version or a tree's digest: what no commit looks like."""
+    commit = source.version if source.kind == "git" else source.commit
+    return commit or source.short_id
+
+
+def _take(tree: Path, rule: Codegen, into: Path) -> Path:
+    """Those files alone: what the rule does not name cannot be built in."""
+    shutil.rmtree(into, ignore_errors=True)
+    for name in read_files(tree, rule):
+        (into / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(tree / name, into / name)
+    return into
+
+
+def _answer(workspace: Workspace, image: str, rule: Codegen, revision: str) -> str:
+    """Load the library in a fresh container and ask for its revision.
+
+    Raises:
+        ContractError: it does not load, or answers another one.
+    """
+    words = ["python3", "-c", _ASK, f"{where(rule)}/{rule.library}", rule.answers]
+    done = workspace.runner.run(image, words, log=workspace.log, capture=True, check=False, env={"LD_BIND_NOW": "1"})
+    last = (done.stdout.strip().splitlines() or [""])[-1]
+    answer = last.removeprefix("answers ") if done.returncode == 0 and last.startswith("answers ") else ""
+    if not answer:
+        raise ContractError(f"{rule.library} does not load", why="\n".join(done.tail[-10:]), fix="see the log")
+    if answer != revision:
+        raise ContractError(
+            f"{rule.library} answers another revision than the one that it was built for",
+            why=f"{rule.answers}() says {answer}, asked for was {revision}",
+            fix=f"see how {rule.project} takes {rule.revision}",
+        )
+    return answer

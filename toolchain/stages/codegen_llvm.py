@@ -1,0 +1,158 @@
+"""An LLVM that Triton makes code for a GPU with: one target's code generator, no MLIR, as one portable layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from toolchain.catalog.architectures import emulator, this_machine
+from toolchain.catalog.codegen import Codegen, codegen_named
+from toolchain.errors import UnsupportedError
+from toolchain.recipe import Recipe, digests
+from toolchain.request import Request
+from toolchain.sources.resolve import parts_of
+from toolchain.sources.tree import require
+from toolchain.stages.codegen_choice import codegen_source
+from toolchain.stages.llvm import PORTABLE_RECIPE, floor_labels, recipe_files, take_in_llvm
+from toolchain.stages.stage import Built, Planned, Stage, Workspace, common_inputs, image_labels, locked, source_inputs
+
+RECIPE = "containerfiles/llvm-codegen"
+# Tree, ccache and installed copy together: reckoned from 22.1.8, whose steps it has nearly half of.
+_DISK = 6_000_000_000
+_WEIGHTS = {"configure": 40.0, "compile": 2200.0, "install": 30.0}
+_CROSS_WEIGHTS = {**_WEIGHTS, "configure": 400.0}
+# Programs that building it for another machine runs.
+_GENERATORS = ("llvm-min-tblgen", "llvm-tblgen")
+
+
+@dataclass(frozen=True)
+class CodegenLlvmStage:
+    """See `Stage`.
+
+    Args:
+        rule: of the part of Triton that it is for.
+    """
+
+    rule: Codegen
+
+    @property
+    def name(self) -> str:
+        """`llvm-amdgpu`."""
+        return self.rule.llvm
+
+    def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned:
+        rule, arch = self.rule, request.arch[0]
+        source, cross = codegen_source(rule, request), arch != this_machine()
+        if source.path is not None and source.path.is_dir():  # a checkout: look before the base is made
+            require(source.path, "llvm/CMakeLists.txt")
+        sources = source_inputs([source], request.patches)
+        under = {name: dependencies[name].input_digest for name in ("base", "sysroot")}
+        inputs: dict[str, Any] | None = None
+        if sources is not None and locked(*under.values()):
+            inputs = {
+                **common_inputs(self.name, request),
+                **under,
+                "sources": sources,
+                "parts": list(parts_of(self.name) or ()),
+                "recipe": {**recipe_files(arch, cross=cross), **digests(*PORTABLE_RECIPE, RECIPE)},
+                "prefix": _prefix(rule, source.short_id),
+                "targets": [rule.target],
+                "components": list(rule.components),
+                "libraries": sorted(rule.links),
+                "glibc": request.glibc,
+                **({"built_on": this_machine(), "native": list(_GENERATORS)} if cross else {}),
+            }
+        return Planned(
+            name=self.name,
+            image=f"{rule.llvm}-{source.short_id}",
+            inputs=inputs,
+            sources=(source,),
+            disk=_DISK,
+            engine=True,
+            has_contract_check=True,
+        )
+
+    def build(self, planned: Planned, dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
+        request, rule = workspace.request, self.rule
+        arch = request.arch[0]
+        cross = arch != this_machine()
+        emulate = emulator(arch) if cross and request.contract else None
+        workspace.require_disk(_DISK)
+        workspace.step("source")
+        source = workspace.fetch(planned.sources[0])
+        require(source.path, "llvm/CMakeLists.txt")
+        planned, found = take_in_llvm(source.path, request, planned)
+        prefix = _prefix(rule, source.short_id)
+        system = workspace.unpack(dependencies["sysroot"])
+        tree = workspace.build(
+            Recipe(
+                name=rule.llvm,
+                containerfile=f"{RECIPE}/Containerfile",
+                base=workspace.image(dependencies["base"]),
+                args={
+                    "PREFIX": prefix,
+                    "ARCH": arch,
+                    "TARGETS": rule.target,
+                    "COMPONENTS": ";".join(rule.components),
+                    "ROOTS": ";".join(sorted(rule.links)),
+                    **({"NATIVE": " ".join(_GENERATORS)} if cross else {}),
+                    "GLIBC": request.glibc,
+                    "JOBS": str(workspace.jobs("compile")),
+                    "LINK_JOBS": str(workspace.jobs("link")),
+                    "INPUT_DIGEST": str(planned.input_digest),
+                },
+                contexts={"llvm": source.path, "sysroot": system},
+                cache_key=str(planned.input_digest).removeprefix("sha256:")[:12],
+                steps=_CROSS_WEIGHTS if cross else _WEIGHTS,
+            )
+        )
+
+        def check(image: str) -> Mapping[str, Any]:
+            from toolchain.stages.contract import CrossTarget, check_part  # noqa: PLC0415 - only after hours
+
+            workspace.step("contract")
+            report = check_part(
+                workspace.runner, image, prefix, "codegen", sorted(rule.links),
+                log=workspace.log, on=CrossTarget(arch, emulate, system) if emulate else None, floor=system,
+            )  # fmt: skip
+            return {"contract": report.as_json()}
+
+        return workspace.finish(
+            planned,
+            tree=tree,
+            facts={"prefix": prefix, **found},
+            labels=image_labels(planned, revision=source.ref, more=floor_labels(request.glibc)),
+            check=check if request.contract else None,
+            check_on=dependencies["base"],
+        )
+
+
+def of_request(name: str, request: Request) -> Stage:
+    """The stage of a rule.
+
+    Raises:
+        UnsupportedError: the request is for a base.
+    """
+    return CodegenLlvmStage(portable_rule(name, request))
+
+
+def portable_rule(name: str, request: Request) -> Codegen:
+    """The rule of that name, for a request that it can be built for.
+
+    Raises:
+        UnsupportedError: the request is for a base.
+    """
+    rule = codegen_named(name)
+    assert rule is not None  # noqa: S101 - the table of stages is made from the rules
+    if not request.glibc:
+        raise UnsupportedError(
+            f"{rule.llvm} and {rule.stage} are not built for a base",
+            why="they are compiled against an old system, so that one of each serves every later one",
+            fix="leave --base out",
+        )
+    return rule
+
+
+def _prefix(rule: Codegen, short_id: str) -> str:
+    return f"/usr/lib64/{rule.llvm}-{short_id}"
