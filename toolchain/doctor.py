@@ -223,7 +223,11 @@ def _runner(cache: Cache, name: str, why: str) -> Check:
         return Check("runner", "ok", f"buildah, {why}: contract checks and kernels run where the layers are built")
     from toolchain.engine.docker_probe import proved, told  # noqa: PLC0415 - its client takes a while to load
 
-    return Check("runner", "ok", f"{name}, {why}: {told(proved(name, cache))}")
+    try:
+        return Check("runner", "ok", f"{name}, {why}: {told(proved(name, cache))}")
+    except EngineError as error:
+        cause = f" ({_first(error.why)})" if error.why else ""
+        return Check("runner", "fail", f"{name}, {why}: {error.what}{cause}", error.fix, error.code)
 
 
 def _daemon(program: str) -> Check:

@@ -23,6 +23,7 @@ from toolchain.build.prefetch import Prefetch
 from toolchain.build.record import read_record
 from toolchain.build.workspace import BuildWorkspace
 from toolchain.cache import Cache
+from toolchain.cli.app import app as whole
 from toolchain.cli.doctor_cmd import doctor as verb
 from toolchain.engine import docker_probe, isolation
 from toolchain.engine.docker import DockerRunner
@@ -161,12 +162,19 @@ def test_doctor_says_which_runner_and_why(tmp_path: Path, programs: Path, monkey
     assert doctored(*cache, "--runner", "buildah")["detail"].startswith("buildah, as --runner says: ")
     missing = doctored(*cache, TOOLCHAIN_RUNNER="podman")
     assert (missing["status"], missing["code"]) == ("fail", 8)
-    assert missing["detail"] == "podman is not installed"
+    assert missing["detail"] == "podman, as TOOLCHAIN_RUNNER says: podman is not installed"
     assert missing["fix"] == "apt-get install podman"
     install(programs, "docker", "echo 'Cannot connect to the daemon' >&2; exit 1")
     silent = doctored(*cache, "--runner", "docker", DOCKER_HOST="tcp://far.example:2375")
-    assert silent["detail"] == "docker version failed at tcp://far.example:2375 (Cannot connect to the daemon)"
+    assert silent["detail"] == (
+        "docker, as --runner says: docker version failed at tcp://far.example:2375 (Cannot connect to the daemon)"
+    )
     assert silent["ready"] is False
+    (tmp_path / "t.toml").write_text('runner = "podman"\n')
+    words = ["--config", os.fspath(tmp_path / "t.toml"), "doctor", "--json", *cache]
+    checks = json.loads(CliRunner().invoke(whole, words).stdout)["checks"]
+    (row,) = [row for row in checks if row["name"] == "runner"]
+    assert row["detail"] == f"podman, as {tmp_path}/t.toml says: podman is not installed"
     made = SimpleNamespace(program="docker", facts=FACTS, address="", user="")
     monkeypatch.setattr(docker_probe, "proved", lambda *_: made)
     taken = doctored(*cache, TOOLCHAIN_RUNNER="docker")
