@@ -16,6 +16,7 @@ from toolchain.cli.verbs import GROUPS, VERBS
 from toolchain.data import load
 from toolchain.errors import ToolchainError
 from toolchain.oci import labels
+from toolchain.request import options
 from toolchain.stages.prebuilt import known_files
 
 
@@ -31,6 +32,7 @@ def verbs() -> str:
              " [Options](../options.md).\n"),
              table(["verb", "does"], [[f"[`{verb.name}`](#{_anchor(verb.name)})", verb.brief] for verb in VERBS])]  # fmt: skip
     found = commands()
+    shared = {declared.option.flag for declared in options()}
     for verb in VERBS:
         command = found[verb.name]
         group = verb.name.partition(" ")[0]
@@ -50,7 +52,11 @@ def verbs() -> str:
             for one in command.params
             if one.param_type_name == "option" and not getattr(one, "hidden", False)
         )
-        parts.append(f"Options: {', '.join(f'`{flag}`' for flag in flags)}\n")
+        of_builds = [flag for flag in flags if flag in shared]
+        own = [flag for flag in flags if flag not in shared]
+        # Two lists, since nobody reads one of thirty.
+        lists = {"Options": own, "Options of builds": of_builds} if len(of_builds) > 5 else {"Options": flags}
+        parts += [f"{name}: {', '.join(f'`{flag}`' for flag in named)}\n" for name, named in lists.items() if named]
     return "\n".join(parts)
 
 

@@ -15,11 +15,16 @@ import pytest
 
 
 @contextlib.contextmanager
-def dockerd(folder: Path) -> Iterator[str]:
-    """Start a daemon with its data below `folder`; yields its address. Skips when there is none to start."""
+def dockerd(folder: Path, *, first: str = "") -> Iterator[str]:
+    """Start a daemon with its data below `folder`; yields its address. Skips when there is none to start.
+
+    Args:
+        first: shell commands that run before it, in a mount namespace that it has to itself: what they mount is not
+            seen by anything else, as folders of another machine are not.
+    """
     for program in ("dockerd", "docker", "skopeo"):
         if shutil.which(program) is None:
-            pytest.skip(f"{program} is not installed: apt-get install docker.io skopeo")
+            pytest.skip(f"NO CONTAINER OF DOCKER RUNS HERE: {program} is missing: apt-get install docker.io skopeo")
     # Sockets have short names; a test's folder has not.
     with tempfile.TemporaryDirectory(prefix="tc-dockerd-", dir="/tmp") as short:
         address = f"unix://{short}/docker.sock"
@@ -28,7 +33,8 @@ def dockerd(folder: Path) -> Iterator[str]:
         argv += ["--bridge=none", "--data-root", f"{folder}/data", "--exec-root", f"{short}/exec"]
         argv += ["--pidfile", f"{short}/pid", "--host", address]
         # In a PID namespace of its own, so that its containerd goes with it.
-        wrapper = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "--"]
+        wrapper = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "--propagation", "private", "--"]
+        wrapper += ["sh", "-ec", f'{first}\nexec "$@"', "sh"]
         with log.open("wb") as sink:
             daemon = subprocess.Popen([*wrapper, *argv], stdout=sink, stderr=sink, start_new_session=True)
         try:
@@ -50,4 +56,4 @@ def _wait(daemon: subprocess.Popen[bytes], address: str, log: Path) -> None:
             return
         time.sleep(0.25)
     last = log.read_text(errors="replace")[-600:]
-    pytest.skip(f"dockerd does not start here: {last}")
+    pytest.skip(f"NO CONTAINER OF DOCKER RUNS HERE: dockerd does not start: {last}")

@@ -11,7 +11,7 @@ import socket
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 from urllib.parse import urlsplit
 
 from toolchain import console, process
@@ -54,8 +54,13 @@ class Check:
         return asdict(self)
 
 
-def examine(cache: Cache) -> Iterator[Check]:
-    """Every check in turn; one that breaks is a failed check, never an exception."""
+def examine(cache: Cache, *, runner: str = "buildah", runner_why: str = "the default") -> Iterator[Check]:
+    """Every check in turn; one that breaks is a failed check, never an exception.
+
+    Args:
+        runner: what is to run contract checks and kernel workers: `buildah`, `docker` or `podman`.
+        runner_why: who said so, behind a comma.
+    """
     checks: tuple[tuple[str, Callable[[Cache], Check]], ...] = (
         ("cache", _cache),
         ("user", _user),
@@ -69,8 +74,9 @@ def examine(cache: Cache) -> Iterator[Check]:
         ("disk", _disk),
         ("memory", _memory),
         ("ccache", _ccache),
-        ("docker", lambda _: _docker("docker")),
-        ("podman", lambda _: _docker("podman")),
+        ("runner", lambda cache: _runner(cache, runner, runner_why)),
+        ("docker", lambda _: _daemon("docker")),
+        ("podman", lambda _: _daemon("podman")),
         ("emulators", _emulators),
         ("mirrors", _mirrors),
         ("git-host", _git_host),
@@ -211,35 +217,37 @@ def _ccache(cache: Cache) -> Check:
     return Check("ccache", "ok", where)
 
 
-def _docker(program: str) -> Check:
+def _runner(cache: Cache, name: str, why: str) -> Check:
+    """What runs contract checks and kernel workers. Docker and podman are proved; none stands in for another."""
+    if name == "buildah":
+        return Check("runner", "ok", f"buildah, {why}: contract checks and kernels run where the layers are built")
+    from toolchain.engine.docker_probe import proved, told  # noqa: PLC0415 - its client takes a while to load
+
+    try:
+        return Check("runner", "ok", f"{name}, {why}: {told(proved(name, cache))}")
+    except EngineError as error:
+        cause = f" ({_first(error.why)})" if error.why else ""
+        return Check("runner", "fail", f"{name}, {why}: {error.what}{cause}", error.fix, error.code)
+
+
+def _daemon(program: str) -> Check:
+    """Whether it answers. Nothing is started in it that nobody asked for: `--runner` does."""
     if shutil.which(program) is None:
         return Check(
-            program, "warn", "not installed; contract checks run on buildah", f"apt-get install {_package(program)}"
+            program, "warn", f"not installed; only --runner {program} needs it", f"apt-get install {_package(program)}"
         )
-    answer = _run(program, "version", "--format", "{{json .}}", timeout=10)
+    from toolchain.engine.docker import DockerRunner  # noqa: PLC0415 - its client takes a while to load
+
     try:
-        said: dict[str, Any] = json.loads(answer.stdout)
-    except ValueError:
-        said = {}
-    if answer.returncode != 0 or not said:
+        version = DockerRunner(program=program).version()
+    except EngineError as error:
         return Check(
             program,
             "warn",
-            f"does not answer: {_first(chr(10).join(answer.tail[-1:]))}; contract checks run on buildah",
+            f"does not answer: {_first(error.why)}; only --runner {program} needs it",
             "start its daemon" if program == "docker" else f"try: {program} info",
         )
-    side = said.get("Server") or said.get("Client") or {}
-    images = _run(program, "images", "--quiet", timeout=10).stdout.split()
-    if not images:
-        return Check(
-            program, "ok", f"{side.get('Version', '?')} answers; whether it runs containers shows with an image"
-        )
-    # `true` need not be in an image: an answer from the container's side is enough, an engine's own failure is 125.
-    tried = _run(program, "run", "--rm", "--pull=never", "--network=none", "--entrypoint=true", images[0], timeout=30)
-    if tried.returncode == 125:
-        why = _first(chr(10).join(tried.tail))
-        return Check(program, "warn", f"cannot run containers: {why}", "contract checks run on buildah instead")
-    return Check(program, "ok", f"{side.get('Version', '?')} runs containers")
+    return Check(program, "ok", f"{version} answers; `toolchain doctor --runner {program}` tries its containers")
 
 
 def _package(program: str) -> str:

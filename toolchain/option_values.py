@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from toolchain.sources.spec import SourceSpec
 
 SOURCES = source_names()
+RUNNERS: tuple[Literal["buildah", "docker", "podman"], ...] = ("buildah", "docker", "podman")
 PARTS = ("tablegen", "support")  # of LLVM; see `toolchain.stages.llvm_subset`
 
 
@@ -131,6 +132,18 @@ def compression(text: str) -> Literal["gzip", "zstd"]:
     if text not in {"gzip", "zstd"}:
         raise ConfigError(f"unknown compression {text!r}", fix="gzip or zstd")
     return "zstd" if text == "zstd" else "gzip"
+
+
+def runner(text: str) -> Literal["buildah", "docker", "podman"]:
+    """What runs contract checks and kernel workers.
+
+    Raises:
+        ConfigError: nothing that is known.
+    """
+    for name in RUNNERS:
+        if text == name:
+            return name
+    raise ConfigError(f"--runner {text!r} runs no containers here", fix=f"one of {', '.join(RUNNERS)}")
 
 
 def base(text: str) -> BaseRef:

@@ -66,6 +66,7 @@ class Request:
         allow_binary, drop_binary: prebuilt things that may come in, and those that are left out, by name or path.
         pythons: versions (`3.13`) to build wheels for; empty for the base's own.
         jobs: compile jobs, 0 for as many as cores and memory allow.
+        runner: starts the containers of checks and kernels; no input, since what comes out is the same.
         mirrors: prefixes of URLs and what to ask in their place; no input, since digests name what is fetched.
         lock: with `locked` or a `lock_file`, the only things that may come in.
     """
@@ -190,6 +191,13 @@ class Request:
         default=0,
         metadata=option("jobs", kind="count", short="j", least=0, help="Jobs; 0 for what cores and memory allow."),
     )
+    runner: Literal["buildah", "docker", "podman"] = field(
+        default="buildah",
+        metadata=option(
+            "runner", metavar="PROGRAM", known=lambda: reading.RUNNERS, read=reading.runner, example="docker",
+            help="What runs contract checks and kernel workers: docker, podman, or buildah, which builds.",
+        ),
+    )  # fmt: skip
     offline: bool = field(default=False, metadata=option("offline", kind="flag", help="Never reach out."))
     compression: Literal["gzip", "zstd"] = field(
         default="gzip",

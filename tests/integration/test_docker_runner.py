@@ -1,7 +1,13 @@
-"""DockerRunner on a real daemon."""
+"""Docker as the runner, on a real daemon of the test's own. Podman has not been run."""
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,13 +15,41 @@ import pytest
 
 from tests import tiny_image
 from tests.dockerd_fixture import dockerd
+from toolchain.cache import Cache
 from toolchain.engine.docker import DockerRunner
+from toolchain.engine.docker_probe import proved, told
 from toolchain.engine.isolation import SCRIPT
 from toolchain.errors import EngineError
+from toolchain.kernels.executors import LocalExecutor
 from toolchain.process import CommandError
 from toolchain.recipe import Mount
 
 pytestmark = pytest.mark.engine
+TOP = Path(__file__).parents[2]
+# Speaks the protocol of aotriton/worker.py in shell, and behaves as the task's id says.
+WORKER = """
+echo '{"ready": true, "triton": "none"}'
+while IFS= read -r task; do
+  id=${task#*'"id": "'}; id=${id%%'"'*}
+  case $id in
+    dies) kill -ABRT $$ ;;
+    hangs) while :; do :; done ;;
+    *) echo "$id" >"/out/$id"; echo "{\\"id\\": \\"$id\\", \\"status\\": \\"done\\", \\"seconds\\": 0}" ;;
+  esac
+done
+"""
+
+
+def containers(address: str) -> list[str]:
+    """The names of all containers of a daemon."""
+    words = ["docker", "--host", address, "ps", "--all", "--format", "{{.Names}}"]
+    return subprocess.run(words, capture_output=True, text=True, check=True, timeout=60).stdout.split()
+
+
+def images(address: str) -> list[str]:
+    """What its images are called."""
+    words = ["docker", "--host", address, "images", "--all", "--format", "{{.Repository}}"]
+    return subprocess.run(words, capture_output=True, text=True, check=True, timeout=60).stdout.split()
 
 
 @pytest.fixture(scope="module")
@@ -25,8 +59,14 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DockerRunner]:
 
 
 @pytest.fixture(scope="module")
-def image(runner: DockerRunner, tmp_path_factory: pytest.TempPathFactory) -> str:
-    layout, digest = tiny_image.make(tmp_path_factory.mktemp("image"))
+def stored(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A layout, and the digest of the image in it."""
+    return tiny_image.make(tmp_path_factory.mktemp("image"))
+
+
+@pytest.fixture(scope="module")
+def image(runner: DockerRunner, stored: tuple[Path, str]) -> str:
+    layout, digest = stored
     reference = runner.ensure_image("tiny", layout, digest)
     assert runner.ensure_image("tiny", layout, digest) == reference
     return reference
@@ -58,7 +98,6 @@ def test_runs_with_mounts_environment_and_exit_code(runner: DockerRunner, image:
 def test_has_no_network(runner: DockerRunner, image: str) -> None:
     result = runner.run(image, ["/bin/sh", "-c", SCRIPT], capture=True)
     assert result.stdout == "@interfaces 0\n"
-    assert runner.network == "none"
 
 
 def test_failures_and_timeouts(runner: DockerRunner, image: str) -> None:
@@ -72,3 +111,156 @@ def test_failures_and_timeouts(runner: DockerRunner, image: str) -> None:
 def test_no_daemon_is_an_engine_error(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="docker version failed"):
         DockerRunner(f"unix://{tmp_path}/none.sock").version()
+
+
+def test_an_image_under_our_name_is_not_taken_on_trust(
+    runner: DockerRunner, stored: tuple[Path, str], image: str, tmp_path: Path
+) -> None:
+    (tmp_path / "empty.tar").write_bytes(bytes(10240))
+    words = ["docker", "--host", runner.address]
+    subprocess.run([*words, "import", tmp_path / "empty.tar", image], check=True, capture_output=True, timeout=60)
+    assert runner.ensure_image("tiny", *stored) == image
+    assert runner.run(image, ["/bin/sh", "-c", "echo here"], capture=True).stdout == "here\n"
+
+
+def test_workers_live_die_and_hang_as_elsewhere(runner: DockerRunner, image: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+
+    def executor(timeout: float | None) -> LocalExecutor:
+        mounts = [Mount(out, "/out", read_only=False)]
+        return LocalExecutor(
+            lambda: runner.worker(image, ["/bin/sh", "-c", WORKER], mounts=mounts), workers=2, timeout=timeout
+        )
+
+    outcomes = {
+        row["id"]: row for row in executor(None).run([{"id": name} for name in ("one", "two", "dies", "three")])
+    }
+    assert {name: row["status"] for name, row in outcomes.items()} == {
+        "one": "done", "two": "done", "three": "done", "dies": "failed",
+    }  # fmt: skip
+    assert "was ended by SIGABRT" in outcomes["dies"]["reason"], "not hidden by a first process that ignores it"
+    assert sorted(path.name for path in out.iterdir()) == ["one", "three", "two"]
+    assert (out / "one").stat().st_uid == os.geteuid()
+    (hung,) = executor(1.5).run([{"id": "hangs"}])
+    assert hung["status"] == "timeout"
+    assert containers(runner.address) == [], "the daemon's container goes with its worker"
+
+
+def test_what_a_killed_invocation_left_is_removed_and_no_other_s(runner: DockerRunner, image: str) -> None:
+    code = (
+        "import os, signal, sys; from toolchain.engine.docker import DockerRunner\n"
+        "with DockerRunner(sys.argv[1]).worker(sys.argv[2], ['/bin/sh', '-c', 'while :; do :; done']) as child:\n"
+        "    child.stdin.close()\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    subprocess.run([sys.executable, "-c", code, runner.address, image], cwd=TOP, check=False, timeout=120)
+    (left,) = containers(runner.address)
+    words = ["docker", "--host", runner.address, "create", "--entrypoint", "/bin/sh"]
+    theirs = "toolchain.process=another-machine/pid:[1]/1-1"
+    subprocess.run([*words, "--name", "theirs", "--label", theirs, image], check=True, capture_output=True, timeout=60)
+    try:
+        with runner.worker(image, ["/bin/sh", "-c", "read x"]):
+            runner.cleanup()
+            assert left not in containers(runner.address)
+            assert len(containers(runner.address)) == 2, "the one at work, and that of another machine"
+    finally:
+        subprocess.run(["docker", "--host", runner.address, "rm", "--force", "theirs"], check=True, timeout=60)
+
+
+def test_a_daemon_that_does_is_proved_and_left_as_it_was(runner: DockerRunner, tmp_path: Path) -> None:
+    cache, before = Cache(tmp_path / "a cache, with a comma"), sorted(images(runner.address))
+    found = proved("docker", cache, host=runner.address)
+    assert found.facts == {"program": "docker", "version": runner.version(), "interfaces": 0}
+    assert found.user == ""
+    assert f"at {runner.address}: its containers see no network interface but lo" in told(found)
+    assert list(cache.work.iterdir()) == []
+    assert sorted(images(runner.address)) == before
+    assert containers(runner.address) == []
+
+
+def test_more_than_lo_is_refused(runner: DockerRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The option is given, and something between us and the containers does not heed it."""
+    if len(Path("/proc/net/dev").read_text(encoding="ascii").splitlines()) <= 3:
+        pytest.skip("NOTHING TO SEE: this machine has no interface but lo")
+    wrapper = tmp_path / "bin" / "docker"
+    wrapper.parent.mkdir()
+    wrapper.write_text(
+        f'#!/bin/sh\nfor word; do shift; [ "$word" != none ] || word=host; set -- "$@" "$word"; done\n'
+        f'exec {shutil.which("docker")} "$@"\n'
+    )
+    wrapper.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{wrapper.parent}:{os.environ['PATH']}")
+    with pytest.raises(EngineError, match="not cut off from the network") as caught:
+        proved("docker", Cache(tmp_path / "cache"), host=runner.address)
+    assert "--network none sees" in caught.value.why
+    assert caught.value.code == 8
+    assert containers(runner.address) == []
+
+
+def test_a_daemon_that_makes_no_network_of_its_own_is_refused(
+    runner: DockerRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, checks went on with the network of the host then."""
+    wrapper, said = tmp_path / "bin" / "docker", tmp_path / "said"
+    wrapper.parent.mkdir()
+    wrapper.write_text(
+        f'#!/bin/sh\necho "$*" >>{said}\ncase "$*" in *"--network none"*)\n'
+        '  echo "Error response from daemon: network none not found" >&2; exit 125 ;; esac\n'
+        f'exec {shutil.which("docker")} "$@"\n'
+    )
+    wrapper.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{wrapper.parent}:{os.environ['PATH']}")
+    with pytest.raises(EngineError, match="cannot run containers without network here") as caught:
+        proved("docker", Cache(tmp_path / "cache"), host=runner.address)
+    assert "network none not found" in caught.value.why
+    assert "--network host" not in said.read_text()
+
+
+def test_a_daemon_with_other_folders_is_refused(tmp_path: Path) -> None:
+    """As one of another machine: it has a folder of that name, or a file, with something else in it."""
+    here, script = Cache(tmp_path / "cache"), tmp_path / "check.sh"
+    here.work.mkdir(parents=True)
+    script.write_text("echo ours\n")
+    (tmp_path / "theirs").write_text("echo theirs\n")
+    first = f"mount -t tmpfs none '{here.root}'; mount --bind '{tmp_path}/theirs' '{script}'"
+    with dockerd(tmp_path, first=first) as address:
+        with pytest.raises(EngineError, match="does not see the folders of this machine") as caught:
+            proved("docker", here, host=address, scripts=[script])
+        assert address in caught.value.what
+        assert "DOCKER_HOST" in caught.value.fix
+        assert caught.value.code == 8
+        assert list(here.work.iterdir()) == []
+        with pytest.raises(EngineError, match="does not see the folders") as caught:
+            proved("docker", Cache(tmp_path / "seen by both"), host=address, scripts=[script])
+        assert f"{script} is another file there" in caught.value.why
+
+
+def test_files_of_a_user_stay_the_user_s(runner: DockerRunner, image: str) -> None:
+    """A user whom root's daemon serves: containers run as that user, or the cache would fill with files of root."""
+    socket = Path(runner.address.removeprefix("unix://"))
+    socket.parent.chmod(0o755)
+    socket.chmod(0o666)
+    code = """
+import encodings.ascii, json, os, sys  # what is loaded later, this user cannot read
+from pathlib import Path
+from toolchain.cache import Cache
+from toolchain.engine.docker_probe import proved, told
+from toolchain.recipe import Mount
+os.setgroups([]); os.setgid(4242); os.setuid(4242)
+top = Path(sys.argv[1])
+runner = proved("docker", Cache(top / "cache"), host=sys.argv[2])
+runner.run(sys.argv[3], ["/bin/sh", "-c", "echo x >/out/file"], mounts=[Mount(top, "/out", read_only=False)])
+print(json.dumps([runner.user, told(runner), (top / "file").stat().st_uid]))
+"""
+    # Its home and the test's folder are root's alone.
+    with tempfile.TemporaryDirectory(prefix="tc-user-", dir="/tmp") as folder:
+        os.chown(folder, 4242, 4242)
+        done = subprocess.run(
+            [sys.executable, "-c", code, folder, runner.address, image],
+            cwd=TOP, env={**os.environ, "HOME": folder}, capture_output=True, text=True, check=False, timeout=120,
+        )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    user, said, owner = json.loads(done.stdout)
+    assert (user, owner) == ("4242:4242", 4242)
+    assert said.endswith("they run as 4242:4242")

@@ -98,7 +98,7 @@ import os, signal
 from toolchain import process
 from toolchain.cli import app, doctor_cmd
 
-def work(*_):
+def work(*_, **__):
     os.register_at_fork(after_in_parent=lambda: [os.kill(os.getpid(), signal.SIGTERM), sum(range(1000))])
     process.run(["sleep", "60"])
 

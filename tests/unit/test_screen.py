@@ -100,7 +100,7 @@ def test_the_cache_fits(narrow: Path, words: tuple[str, ...]) -> None:
 def test_doctor_fits(narrow: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     long = "a detail of many words " * 10
     found = [doctor.Check("isolation", "ok", long), doctor.Check("git-host", "warn", long, f"--source {'x' * 100}")]
-    monkeypatch.setattr(doctor, "examine", lambda _: iter(found))
+    monkeypatch.setattr(doctor, "examine", lambda *_, **__: iter(found))
     done = CliRunner().invoke(app, ["doctor"])
     console.err.cache_clear()
     lines = [line.rstrip() for line in ANSI.sub("", done.output).splitlines()]

@@ -80,4 +80,4 @@ def test_a_verb_is_loaded_once() -> None:
     kind = type("Lazy", (LazyCommand,), {"function": "toolchain.cli.doctor_cmd:doctor"})
     command = kind(name="doctor")
     assert command.loaded is command.loaded
-    assert [one.name for one in command.loaded.params] == ["cache", "json_"]
+    assert [one.name for one in command.loaded.params] == ["cache", "runner", "json_"]

@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +22,19 @@ from toolchain.sources.tree import Source
 from toolchain.stages.stage import Built, Planned
 
 
-def new_record(request: Request, planned: Planned, built: Built, *, partial: str = "") -> Record:
+def new_record(
+    request: Request, planned: Planned, built: Built, *, partial: str = "", runner: Mapping[str, Any] | None = None
+) -> Record:
     """The record of a stage that is finished now: which request made it, when, by whom, from which sources.
 
     Paths of this machine and what the environment holds stay out of it.
 
     Args:
         built: with `total_seconds` among its facts, unless it was not built here.
+        runner: what the probe found of the docker or podman that ran checks or kernels, where one did.
     """
     now = time.time()
+    isolation = isolation_facts(request.cache)
     return Record(
         stage=planned.name,
         image=planned.image,
@@ -42,7 +46,7 @@ def new_record(request: Request, planned: Planned, built: Built, *, partial: str
         started=round(now - float(built.facts.get("total_seconds", 0)), 1),
         finished=round(now, 1),
         tool=_tool(),
-        isolation=isolation_facts(request.cache),
+        isolation={**(isolation or {}), "runner": dict(runner)} if runner else isolation,
         binaries=built.binaries,
         partial=partial or planned.partial,
         arch=request.arch[0],

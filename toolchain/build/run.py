@@ -289,7 +289,7 @@ def _ready(request: Request, rows: Sequence[PlanRow]) -> None:
         UnreachableError: `--offline`, and a base that only its mirrors can give.
         ConfigError: the cache folder cannot be written to.
         ResourceError: too little disk for one of the stages.
-        EngineError: no engine, or none that works here; or no emulator to prove another machine's LLVM with.
+        EngineError: no engine or runner, or none that works here; or no emulator to prove another machine's LLVM with.
         UnsupportedError: an own base that lacks what the stages need.
     """
     to_build = [row.planned for row in rows if row.built is None]
@@ -317,6 +317,10 @@ def _ready(request: Request, rows: Sequence[PlanRow]) -> None:
         from toolchain.engine.storage import Storage  # noqa: PLC0415
 
         probe(Storage(request.cache))
+        if request.runner != "buildah":
+            from toolchain.engine.docker_probe import proved, told  # noqa: PLC0415 - most builds use buildah alone
+
+            console.note(f"contract checks and kernels run on {told(proved(request.runner, request.cache))}")
         if request.base.image is not None:
             from toolchain.build import own_base as ownbase  # noqa: PLC0415 - most bases are recipes
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from toolchain.engine.buildah import Buildah
+    from toolchain.engine.docker import DockerRunner
     from toolchain.engine.progress import Progress
 
 BROUGHT = "bundle"  # ends the names of bases that a bundle brought without the record of how they were made
@@ -63,6 +64,7 @@ class BuildWorkspace:
     stage: str
     prefetch: Prefetch
     _engine: Buildah | None = None
+    _runner: DockerRunner | None = None
     _started: float = field(default_factory=time.monotonic)
 
     @property
@@ -80,8 +82,15 @@ class BuildWorkspace:
         return self._engine
 
     @property
-    def runner(self) -> Buildah:
-        return self.engine
+    def runner(self) -> Buildah | DockerRunner:
+        """What `--runner` names: buildah, or docker or podman once they are proved. One never stands in for another."""
+        if self.request.runner == "buildah":
+            return self.engine
+        if self._runner is None:
+            from toolchain.engine.docker_probe import proved  # noqa: PLC0415 - most builds use buildah alone
+
+            self._runner = proved(self.request.runner, self.cache)
+        return self._runner
 
     def work(self) -> Path:
         folder = self.cache.work / self.stage
@@ -118,7 +127,7 @@ class BuildWorkspace:
     def worker(
         self, image: str, argv: Sequence[str], *, mounts: Sequence[Mount], env: Mapping[str, str]
     ) -> AbstractContextManager[subprocess.Popen[str]]:
-        return self.engine.worker(image, argv, mounts=mounts, env=env)
+        return self.runner.worker(image, argv, mounts=mounts, env=env)
 
     def unpack(self, built: Built) -> Path:
         folder = self.work() / f"unpacked-{built.planned.name}"
@@ -131,6 +140,9 @@ class BuildWorkspace:
 
     def image(self, built: Built) -> str:
         return self.engine.ensure_image(built.planned.image, self.cache.images, built.manifest)
+
+    def image_to_run(self, built: Built) -> str:
+        return self.runner.ensure_image(built.planned.image, self.cache.images, built.manifest)
 
     def jobs(self, kind: Literal["compile", "link", "kernel"]) -> int:
         from toolchain.engine.resources import jobs_for  # noqa: PLC0415
@@ -180,11 +192,11 @@ class BuildWorkspace:
             base = read_layers(layout, layout.resolve(check_on.manifest))
             # Containers of it run here, whatever the layer is for.
             candidate = self._write(layout, planned, (*base, plain), {}, this_machine())
-            image = self.engine.ensure_image(f"{planned.image}-check", self.cache.images, candidate)
+            image = self.runner.ensure_image(f"{planned.image}-check", self.cache.images, candidate)
             try:
                 found = dict(check(image))
             finally:
-                self.engine.forget_image(image)
+                self.runner.forget_image(image)
                 layout.forget(candidate, *([plain.descriptor.digest] if compress else []))
         how: Compression = self.request.compression if compress else "none"
         self.step("compress" if compress else "store")
@@ -213,7 +225,8 @@ class BuildWorkspace:
         )
         # The tag keeps the blobs from the garbage collector; the record is what makes the result count. So it is last.
         layout.tag(layout.resolve(manifest), image_tag(planned.image, digest))
-        write_record(self.cache, new_record(self.request, planned, built))
+        runner = self._runner.facts if self._runner is not None else None
+        write_record(self.cache, new_record(self.request, planned, built, runner=runner))
         self._tidy(planned)
         return built
 

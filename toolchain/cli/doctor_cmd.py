@@ -12,9 +12,11 @@ from rich.text import Text
 from toolchain import console
 from toolchain import doctor as checkup
 from toolchain.cache import Cache, default_cache
-from toolchain.cli.options import CacheOpt, JsonOpt
+from toolchain.cli.options import CacheOpt, JsonOpt, RunnerOpt
+from toolchain.cli.request import place_of
 from toolchain.engine import namespace
 from toolchain.errors import EngineError
+from toolchain.option_values import runner as read_runner
 
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
@@ -24,11 +26,17 @@ def unreachable(checks: Sequence[checkup.Check]) -> bool:
     return any(check.name == "git-host" and check.status != "ok" for check in checks)
 
 
-def doctor(cache: CacheOpt = None, json_: JsonOpt = False) -> None:
+def doctor(
+    context: typer.Context, cache: CacheOpt = None, runner: RunnerOpt = "buildah", json_: JsonOpt = False
+) -> None:
     """Look at this machine: engine, isolation, disk, memory, network, and what else a build uses."""
     with contextlib.suppress(EngineError):  # the check `user` says why not
         namespace.enter()
-    checks = list(checkup.examine(Cache((cache or default_cache()).absolute())))
+    named = read_runner(runner)
+    place = place_of(context, "runner")
+    why = f"as {place} says" if place else "the default"
+    where = Cache((cache or default_cache()).absolute())
+    checks = list(checkup.examine(where, runner=named, runner_why=why))
     code = checkup.exit_code(checks)
     if json_:
         reached = not unreachable(checks)

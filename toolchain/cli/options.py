@@ -76,3 +76,4 @@ def _of_request(name: str) -> Any:
 AllowBinaryOpt = Annotated[list[str] | None, _of_request("allow-binary")]
 JsonOpt = Annotated[bool, _of_request("json")]
 CacheOpt = Annotated[Path | None, _of_request("cache")]
+RunnerOpt = Annotated[str, _of_request("runner")]

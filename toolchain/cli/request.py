@@ -143,14 +143,16 @@ Origins = Mapping[str, Mapping[str, str]]
 
 def _origins(context: typer.Context, names: Sequence[str]) -> dict[str, Mapping[str, str]]:
     """Where values are from that the command line does not give, as people call the place."""
-    origins: dict[str, Mapping[str, str]] = {}
-    for name in names:
-        found = context.get_parameter_source(name)
-        if found is not None and found.name == "ENVIRONMENT":
-            origins[name] = {"": f"TOOLCHAIN_{name.upper()}"}
-        elif found is not None and found.name == "DEFAULT_MAP":
-            origins[name] = {"": _file(context)}
-    return origins
+    places = {name: place_of(context, name) for name in names}
+    return {name: {"": place} for name, place in places.items() if place and not place.startswith("--")}
+
+
+def place_of(context: typer.Context, name: str) -> str:
+    """Where a parameter's value is from: its option, a variable or a file; empty for the default."""
+    found = context.get_parameter_source(name)
+    flag = f"--{name.replace('_', '-')}"
+    places = {"COMMANDLINE": flag, "ENVIRONMENT": f"TOOLCHAIN_{name.upper()}", "DEFAULT_MAP": _file(context)}
+    return places.get(found.name, "") if found is not None else ""
 
 
 def _file(context: typer.Context) -> str:

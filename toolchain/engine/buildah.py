@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 import re
-import signal
 import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ from toolchain import process
 from toolchain.cache import Cache
 from toolchain.engine import isolation as isolating
 from toolchain.engine import relay
+from toolchain.engine.attended import attended
 from toolchain.engine.resources import ulimits
 from toolchain.engine.single import single_layout
 from toolchain.engine.storage import Storage, discard, mount_names, remove_tree
@@ -262,17 +262,9 @@ class Buildah(Storage):
         with (
             self._prepared(image, argv, mounts=mounts, env=env, workdir=workdir) as command,
             process.piped(command, env=self.environment()) as child,
+            attended(child, log),
         ):
-            reader = None
-            if log is not None:
-                reader = threading.Thread(target=_drain, args=(child, log), daemon=True)
-                reader.start()
-            try:
-                yield child
-            finally:
-                _end(child)
-                if reader is not None:
-                    reader.join(5)
+            yield child
 
     @contextlib.contextmanager
     def _prepared(
@@ -316,25 +308,3 @@ def _build_error(recipe: Recipe, error: process.CommandError) -> BuildError:
     if said:
         what = f"{what}: {said[-1]}"
     return BuildError(what, why="\n".join(lines[-process.TAIL_LINES :]), fix="read the end of the log")
-
-
-def _drain(child: subprocess.Popen[str], log: Path) -> None:
-    assert child.stderr is not None  # noqa: S101
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("a", encoding="utf-8", errors="replace") as sink:
-        for line in child.stderr:
-            sink.write(line)
-            sink.flush()
-
-
-def _end(child: subprocess.Popen[str]) -> None:
-    if child.stdin is not None:
-        with contextlib.suppress(OSError):
-            child.stdin.close()
-    try:
-        child.wait(2)
-    except subprocess.TimeoutExpired:
-        # SIGKILL to the wrapper ends the PID namespace; a polite signal would reach buildah alone.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
-        child.wait(10)

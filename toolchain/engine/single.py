@@ -11,6 +11,7 @@ from toolchain.digest import canonical, sha256_bytes
 from toolchain.errors import EngineError
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import check_digest
+from toolchain.oci.image import diff_ids_of
 
 
 def single_layout(layout: Path, digest: str, into: Path) -> Path:
@@ -24,11 +25,7 @@ def single_layout(layout: Path, digest: str, into: Path) -> Path:
     Raises:
         EngineError: the layout has no such manifest.
     """
-    blob = layout.absolute() / "blobs" / digest.replace(":", "/")
-    try:
-        content = blob.read_bytes()
-    except OSError as error:
-        raise EngineError(f"{layout} has no image {digest}", why=str(error.strerror), fix="build it again") from error
+    content = _content(layout, digest)
     single = into / f"layout-{into.name}"
     single.mkdir()
     manifest = json.loads(content)
@@ -49,6 +46,23 @@ def single_layout(layout: Path, digest: str, into: Path) -> Path:
     index: Mapping[str, object] = {"schemaVersion": 2, "manifests": [entry]}
     (single / "index.json").write_text(json.dumps(index), encoding="ascii")
     return single
+
+
+def layers_of(layout: Path, digest: str) -> list[str]:
+    """The digests of an image's uncompressed layers, lowest first: what an engine that runs it must hold.
+
+    Raises:
+        EngineError: the layout has no such image.
+    """
+    config = str(json.loads(_content(layout, digest))["config"]["digest"])
+    return diff_ids_of(json.loads(_content(layout, check_digest(config))))
+
+
+def _content(layout: Path, digest: str) -> bytes:
+    try:
+        return (layout.absolute() / "blobs" / digest.replace(":", "/")).read_bytes()
+    except OSError as error:
+        raise EngineError(f"{layout} has no image {digest}", why=str(error.strerror), fix="build it again") from error
 
 
 def _as_oci(manifest: Mapping[str, Any]) -> dict[str, Any]:

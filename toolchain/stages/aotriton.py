@@ -103,7 +103,9 @@ class AotritonStage:
         with held(tree_of, what="the same library"):
             built = workspace.build(making)
         with campaign_folder(workspace.cache, sha256_json(_objects(dependencies, request, library))) as folder:
-            images = KernelImages(folder / "plan", source.path, workspace.image(dependencies["triton"]), workspace)
+            images = KernelImages(
+                folder / "plan", source.path, workspace.image_to_run(dependencies["triton"]), workspace
+            )
             made = images.make(built, gpus=gpus, sha1=library.sha1)
             result = made.result
             tree = workspace.work() / "tree"

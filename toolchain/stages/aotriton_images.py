@@ -66,7 +66,7 @@ class KernelImages:
     Args:
         build: the generator's folder; objects and archives come to lie in it, the ledger beside it.
         source: the AOTriton tree.
-        image: the Triton image, as the engine knows it.
+        image: the Triton image, as the runner knows it.
     """
 
     build: Path

@@ -91,7 +91,7 @@ class KernelsStage:
         tree = work / "tree"
         out = tree / PREFIX.lstrip("/")
         out.mkdir(parents=True, exist_ok=True)
-        image = workspace.image(dependencies["triton"])
+        image = workspace.image_to_run(dependencies["triton"])
         mounts = [
             Mount(source.path, "/src/kernels", read_only=True),
             Mount(top / "aotriton", "/recipe/aotriton", read_only=True),

@@ -103,11 +103,14 @@ class Workspace(Protocol):
         """A folder with what a finished stage's own layer holds; it goes with this stage's unfinished work."""
 
     def image(self, built: Built) -> str:
-        """A finished stage's image, as the engine can run it."""
+        """A finished stage's image, as a build can stand on it."""
+
+    def image_to_run(self, built: Built) -> str:
+        """A finished stage's image, as `runner` and `worker` know it."""
 
     @property
     def runner(self) -> Runner:
-        """Runs commands in fresh containers."""
+        """Runs commands in fresh containers: what `--runner` names."""
 
     def worker(
         self, image: str, argv: Sequence[str], *, mounts: Sequence[Mount], env: Mapping[str, str]
@@ -147,7 +150,7 @@ class Workspace(Protocol):
             normalise: see `oci.layer.write_layer`.
             under: the stage whose layers lie below this one in the image; none for an image of one layer.
             compress: whether the layer is stored compressed; what only engines on this machine read need not be.
-            check: called with the engine's name of `check_on` + layer; what it returns joins the facts.
+            check: called with the runner's name of `check_on` + layer; what it returns joins the facts.
         """
 
 

@@ -181,7 +181,9 @@ def _probe(image_facts: ImageFacts) -> list[Resource]:
     if not found:
         return []
     # Which modes were refused counts; why is text of engines, with paths of the machine in it.
-    shown = {key: found[key] for key in ("mode", "interfaces", "offered", "buildah", "kernel") if key in found}
+    shown = {
+        key: found[key] for key in ("mode", "interfaces", "offered", "buildah", "kernel", "runner") if key in found
+    }
     shown["refused"] = sorted(found.get("refused") or ())
     when = WITH_THE_BUILD if recorded else "on the machine that published, after the build"
     return [

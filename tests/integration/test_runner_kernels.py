@@ -1,0 +1,33 @@
+"""Kernels compiled in a docker daemon are those that buildah's containers make. Loading the image takes minutes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.dockerd_fixture import dockerd
+from tests.integration.conftest import toolchain
+from toolchain.build.record import find_image
+from toolchain.cache import Cache, default_cache
+
+pytestmark = [pytest.mark.engine, pytest.mark.full]
+WORDS = (
+    "--source", "triton=pypi:3.7.1", "--base", "debian13", "--gpu", "gfx942", "--limit", "4", "--allow-binary",
+    "triton-wheel", "--json",
+)  # fmt: skip
+
+
+def test_four_kernels_come_out_the_same_in_docker(tmp_path: Path) -> None:
+    if not find_image(Cache(default_cache()), "triton-wheel-3.7.1-debian13"):
+        pytest.skip("NO KERNEL IS COMPILED IN DOCKER: the cache has no image of Triton, run ./quickstart first")
+    first = toolchain("build", "kernels", *WORDS, "--offline")
+    assert first.code == 0, first.err
+    with dockerd(tmp_path) as address:
+        again = toolchain(
+            "reproduce", "--stage", "kernels", *WORDS, "--runner", "docker", env={"DOCKER_HOST": address}
+        )  # fmt: skip
+    assert again.code == 0, again.err
+    assert "contract checks and kernels run on docker " in again.err
+    assert again.json["equal"]
+    assert again.json["diff_ids"][1] == first.json["stages"][-1]["facts"]["diff_id"]

@@ -1,0 +1,226 @@
+"""`--runner`: what runs checks and kernels is what was asked for, proved before the first stage, or nothing."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import typer
+from rich.console import Console
+from typer.testing import CliRunner
+
+from tests.evidence_fixtures import finished_base
+from tests.unit.test_pipeline import Fake, planned
+from toolchain import option_values
+from toolchain.build import run as pipeline
+from toolchain.build.prefetch import Prefetch
+from toolchain.build.record import read_record
+from toolchain.build.workspace import BuildWorkspace
+from toolchain.cache import Cache
+from toolchain.cli.app import app as whole
+from toolchain.cli.doctor_cmd import doctor as verb
+from toolchain.engine import docker_probe, isolation
+from toolchain.engine.docker import DockerRunner
+from toolchain.engine.progress import Progress
+from toolchain.errors import ConfigError, EngineError
+from toolchain.recipe import Mount
+from toolchain.request import Request, options
+from toolchain.stages.stage import Workspace
+
+FACTS = {"program": "docker", "version": "99.1", "interfaces": 0}
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The only folder with programs."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", os.fspath(folder))
+    for name in ("TOOLCHAIN_RUNNER", "DOCKER_HOST", "CONTAINER_HOST"):
+        monkeypatch.delenv(name, raising=False)
+    return folder
+
+
+def install(folder: Path, name: str, script: str) -> None:
+    (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+    (folder / name).chmod(0o755)
+
+
+def test_only_three_run_containers() -> None:
+    assert [option_values.runner(name) for name in ("buildah", "docker", "podman")] == ["buildah", "docker", "podman"]
+    for text in ("", "nerdctl", "Docker"):
+        with pytest.raises(ConfigError, match="runs no containers here"):
+            option_values.runner(text)
+    (declared,) = [one for one in options() if one.field == "runner"]
+    assert declared.option.counts is False, "the bytes are the same"
+
+
+def test_a_runner_that_is_refused_is_told_before_the_first_stage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, programs: Path
+) -> None:
+    """After hours of LLVM it would be too late; and buildah does not stand in for it."""
+    install(programs, "docker", "echo 'Cannot connect to the daemon' >&2; exit 1")
+    monkeypatch.setattr(isolation, "probe", lambda _: None)
+    stages = (Fake("base", lambda: planned("base")), Fake("llvm", lambda: planned("llvm", engine=True)))
+    monkeypatch.setattr(pipeline, "stages_of", lambda target, request: stages)
+    request = Request(cache=Cache(tmp_path / "cache"), runner="docker")
+    with pytest.raises(EngineError, match="docker version failed") as caught:
+        pipeline.build(request, "all")
+    assert "Cannot connect" in caught.value.why
+    assert [stage.built for stage in stages] == [[], []]
+
+
+def test_a_build_says_what_runs_its_checks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(isolation, "probe", lambda _: None)
+    made = SimpleNamespace(program="docker", facts=FACTS, address="ssh://somewhere", user="")
+    monkeypatch.setattr(docker_probe, "proved", lambda *_: made)
+    stage = Fake("llvm", lambda: planned("llvm", engine=True))
+    monkeypatch.setattr(pipeline, "stages_of", lambda target, request: (stage,))
+    for runner, told in (("docker", 1), ("buildah", 0)):
+        pipeline.build(Request(cache=Cache(tmp_path / runner), runner=runner), "all")  # type: ignore[arg-type]
+        said = capsys.readouterr().err
+        assert said.count("contract checks and kernels run on docker 99.1 at ssh://somewhere") == told
+
+
+def test_checks_and_kernels_go_to_the_runner_and_builds_to_buildah(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, tree = Cache(tmp_path / "cache"), tmp_path / "tree"
+    base = finished_base(cache, tmp_path / "work")
+    tree.mkdir()
+    (tree / "file").write_text("content")
+    asked: list[str] = []
+
+    @contextmanager
+    def worker(image: str, *_: object, **__: object) -> Any:
+        asked.append(f"worker in {image}")
+        yield None
+
+    def engine(name: str) -> Any:
+        def ensure_image(key: str, *_: object) -> str:
+            asked.append(f"{name} gets {key}")
+            return f"{name}:{key}"
+
+        return SimpleNamespace(
+            ensure_image=ensure_image,
+            forget_image=lambda image: asked.append(f"forgets {image}"),
+            drop_cache=lambda *_: None,
+            worker=worker,
+            facts=FACTS,
+        )
+
+    monkeypatch.setattr(docker_probe, "proved", lambda *_: engine("docker"))
+    one = planned("llvm")
+
+    def check(image: str) -> dict[str, Any]:
+        asked.append(f"checks {image}")
+        return {}
+
+    fetching = Prefetch([], cache=cache, offline=True, patches={})
+    with Progress("llvm", 1, 1, {}, Console(file=io.StringIO())) as progress:
+        made = BuildWorkspace(
+            request=Request(cache=cache, runner="docker"), log=tmp_path / "log", progress=progress, stage="t",
+            prefetch=fetching, _engine=engine("buildah"),
+        )  # fmt: skip
+        workspace: Workspace = made
+        assert workspace.image(base).startswith("buildah:")
+        with workspace.worker(workspace.image_to_run(base), ["worker"], mounts=[], env={}):
+            pass
+        workspace.finish(one, tree=tree, facts={"total_seconds": 1}, check=check, check_on=base)
+    name = base.planned.image
+    assert asked == [
+        f"buildah gets {name}", f"docker gets {name}", f"worker in docker:{name}", "docker gets image-of-llvm-check",
+        "checks docker:image-of-llvm-check", "forgets docker:image-of-llvm-check",
+    ]  # fmt: skip
+    record = read_record(cache, str(one.input_digest))
+    assert dict(record.isolation or {})["runner"] == FACTS
+    assert "runner" not in record.request
+    assert dict(read_record(cache, base.input_digest).isolation or {}).get("runner") is None
+
+
+def doctored(*words: str, **env: str) -> dict[str, Any]:
+    app = typer.Typer()
+    app.command()(verb)
+    done = CliRunner().invoke(app, [*words, "--json"], env=env)
+    said: dict[str, Any] = json.loads(done.stdout)
+    rows = {row["name"]: row for row in said["checks"]}
+    return {"ready": said["ready"], **rows["runner"]}
+
+
+def test_doctor_says_which_runner_and_why(tmp_path: Path, programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("socket.create_connection", lambda *_, **__: (_ for _ in ()).throw(OSError()))
+    cache = ("--cache", os.fspath(tmp_path / "cache"))
+    assert doctored(*cache)["detail"].startswith("buildah, the default: ")
+    assert doctored(*cache, "--runner", "buildah")["detail"].startswith("buildah, as --runner says: ")
+    missing = doctored(*cache, TOOLCHAIN_RUNNER="podman")
+    assert (missing["status"], missing["code"]) == ("fail", 8)
+    assert missing["detail"] == "podman, as TOOLCHAIN_RUNNER says: podman is not installed"
+    assert missing["fix"] == "apt-get install podman"
+    install(programs, "docker", "echo 'Cannot connect to the daemon' >&2; exit 1")
+    silent = doctored(*cache, "--runner", "docker", DOCKER_HOST="tcp://far.example:2375")
+    assert silent["detail"] == (
+        "docker, as --runner says: docker version failed at tcp://far.example:2375 (Cannot connect to the daemon)"
+    )
+    assert silent["ready"] is False
+    (tmp_path / "t.toml").write_text('runner = "podman"\n')
+    words = ["--config", os.fspath(tmp_path / "t.toml"), "doctor", "--json", *cache]
+    checks = json.loads(CliRunner().invoke(whole, words).stdout)["checks"]
+    (row,) = [row for row in checks if row["name"] == "runner"]
+    assert row["detail"] == f"podman, as {tmp_path}/t.toml says: podman is not installed"
+    made = SimpleNamespace(program="docker", facts=FACTS, address="", user="")
+    monkeypatch.setattr(docker_probe, "proved", lambda *_: made)
+    taken = doctored(*cache, TOOLCHAIN_RUNNER="docker")
+    assert taken["status"] == "ok"
+    assert taken["detail"] == (
+        "docker, as TOOLCHAIN_RUNNER says: docker 99.1: its containers see no network interface but lo, and the folders"
+        " of this machine"
+    )
+
+
+def test_doctor_asks_the_daemon_that_the_environment_names(programs: Path, tmp_path: Path) -> None:
+    """Not the one at the usual place, which may be another."""
+    install(programs, "docker", f'echo "$DOCKER_HOST" >{tmp_path}/asked; echo \'{{"Server": {{"Version": "3.4"}}}}\'')
+    os.environ["DOCKER_HOST"] = "tcp://far.example:2375"
+    try:
+        assert DockerRunner().version() == "3.4"
+    finally:
+        del os.environ["DOCKER_HOST"]
+    assert (tmp_path / "asked").read_text() == "tcp://far.example:2375\n"
+
+
+def test_a_client_without_a_daemon_has_no_version(programs: Path) -> None:
+    """docker prints its own beside an error; podman without a service has no other."""
+    client = 'echo \'{"Client": {"Version": "5.6"}}\''
+    install(programs, "docker", client)
+    install(programs, "podman", client)
+    with pytest.raises(EngineError, match="docker version failed"):
+        DockerRunner().version()
+    assert DockerRunner(program="podman").version() == "5.6"
+
+
+def test_numbers_of_users_outside_a_namespace() -> None:
+    table = "         0       1000          1\n         1     100000      65536\n"
+    assert [docker_probe.outside(table, number) for number in (0, 1, 65536)] == [1000, 100000, 165535]
+    assert docker_probe.outside("0 0 4294967295\n", 7) == 7
+
+
+@pytest.mark.parametrize(
+    ("source", "fields"),
+    [
+        ("/plain", ["type=bind", "source=/plain", "target=/in", "readonly"]),
+        ('/a "b", c', ["type=bind", '"source=/a ""b"", c"', "target=/in", "readonly"]),
+    ],
+)
+def test_mounts_are_quoted_where_they_must(source: str, fields: list[str]) -> None:
+    from toolchain.engine.docker import _mount  # noqa: PLC0415 - its one use
+
+    assert _mount(Mount(Path(source), "/in")) == fields
+    assert _mount(Mount(Path(source), "/in", read_only=False)) == fields[:-1]
