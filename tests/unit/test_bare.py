@@ -19,6 +19,7 @@ from toolchain.errors import ContractError, KernelError, SourceError, Unsupporte
 from toolchain.kernels.aks2 import read_aks2, read_archive
 from toolchain.kernels.aotriton_plan import Archive, Cluster, parse_signature, read_plan
 from toolchain.kernels.ledger import Entry
+from toolchain.kernels.rules import Tasks, in_order
 from toolchain.stages.aotriton_images import check_images, compare, packed, upstream_arguments
 
 BUILD, SOURCE = "/b/plan", "/b/src"
@@ -406,3 +407,58 @@ def test_what_ended_upstreams_script_is_found_in_what_it_said(tmp_path: Path) ->
     done = subprocess.run([sys.executable, upstream, tmp_path / "job.json"], capture_output=True, text=True, check=True)
     told = json.loads(done.stdout)
     assert (told["code"], told["error"], told["size"]) == (1, "ValueError: first", 0)
+
+
+def test_rules_that_differ_in_launch_alone_share_what_was_read(tmp_path: Path) -> None:
+    """A third of AOTriton's rules have a signature of their own; for all GPUs a copy for each would be a gigabyte."""
+    folder = plan_of(tmp_path / "p", {"c1": ["a", "b"], "c2": ["c"]})
+    plan = read_plan(folder, tree_of(tmp_path / "t"), build=BUILD, source=SOURCE)
+    first, *others = plan.rules
+    for other in others:
+        assert other.num_stages != first.num_stages
+        assert other.signature is first.signature
+        assert other.constexprs is first.constexprs
+        assert other.source is first.source
+
+
+def test_constants_that_compare_equal_stay_what_they_are(tmp_path: Path) -> None:
+    folder = plan_of(tmp_path / "p", {"c1": ["a", "b", "c", "d"]})
+    text = (folder / "Bare.compile").read_text()
+    for name, constant in (("a", "1"), ("b", "True"), ("c", "1.0"), ("d", "u64:1")):
+        line = next(line for line in text.splitlines() if f"/{name}.hsaco" in line)
+        text = text.replace(line, line.replace(" 0, u64:8", f" {constant}, u64:8"))
+    (folder / "Bare.compile").write_text(text)
+    plan = read_plan(folder, tree_of(tmp_path / "t"), build=BUILD, source=SOURCE)
+    found = [dict(rule.constexprs)["B"] for rule in plan.rules]
+    assert [(type(value), value) for value in found] == [(int, 1), (bool, True), (float, 1.0), (int, 1)]
+
+
+@pytest.mark.parametrize(
+    "path", ["/x.hsaco", "/b/plan/..", "/b/plan/", "/b/plan", "/b/plan/a/../../x", "x", "", "/b/planx/y"]
+)
+def test_a_path_that_leads_elsewhere_is_refused(tmp_path: Path, path: str) -> None:
+    extra = f"d;p;{path};{SOURCE}/modules/flash/kernel/fwd.py;attn;1;1;1;gfx942;{SIGNATURE}\n"
+    folder = plan_of(tmp_path / "p", {"c1": ["a"]}, extra=extra)
+    with pytest.raises(SourceError, match="does not lie in"):
+        read_plan(folder, tree_of(tmp_path / "t"), build=BUILD, source=SOURCE)
+
+
+def test_what_shares_most_is_compiled_in_a_row(tmp_path: Path) -> None:
+    folder = plan_of(tmp_path / "p", {"c1": ["a", "b", "c", "d"]})
+    text = (folder / "Bare.compile").read_text()
+    for name in "bd":
+        line = next(line for line in text.splitlines() if f"/{name}.hsaco" in line)
+        text = text.replace(line, line.replace("32, False", "64, False"))
+    (folder / "Bare.compile").write_text(text)
+    plan = read_plan(folder, tree_of(tmp_path / "t"), build=BUILD, source=SOURCE)
+    assert [rule.out[6] for rule in plan.rules] == ["a", "b", "c", "d"]
+    assert [rule.out[6] for rule in in_order(plan.rules)] == ["a", "c", "b", "d"]
+
+
+def test_a_task_is_made_when_it_is_asked_for(tmp_path: Path) -> None:
+    plan = read_plan(plan_of(tmp_path / "p", {"c1": ["a", "b"]}), tree_of(tmp_path / "t"), build=BUILD, source=SOURCE)
+    tasks = Tasks(plan.rules, "/s", "/o")
+    assert [task["out"] for task in tasks] == ["/o/flash/a.hsaco", "/o/flash/b.hsaco"]
+    assert tasks[0] == plan.rules[0].task("/s", "/o")
+    assert [task["id"] for task in tasks[1:]] == [plan.rules[1].id]
+    assert (len(tasks), len(tasks[1:])) == (2, 1)
