@@ -314,8 +314,7 @@ def parse_signature(
             found = known[key] = _argument(key[0], key[1].strip(" "), where)
         kinds += found[0]
         constants += found[1]
-    # By name alone: two values of one name may not be comparable.
-    return tuple(kinds), tuple(sorted(dict(constants).items(), key=lambda row: row[0]))
+    return tuple(kinds), tuple(sorted(constants, key=lambda row: row[0]))
 
 
 def _argument(name: str, part: str, where: str) -> Signature:

@@ -6,7 +6,7 @@ import ast
 import fnmatch
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any, overload
@@ -20,7 +20,7 @@ Value = str | int | float | bool | None
 NONE = "none"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Rule:
     """One code object to compile.
 
@@ -50,11 +50,15 @@ class Rule:
     cluster: str
     options: tuple[tuple[str, Value], ...] = ()
     direction: str = "forward"
+    # Reckoned when it is first asked for; a cached property would need a dictionary for each rule.
+    _id: str = field(default="", init=False, repr=False, compare=False)
 
-    @cached_property
+    @property
     def id(self) -> str:
         """16 hex digits of a SHA-256 over all that decides the object's bytes beside the source and Triton."""
-        return sha256_json(self._content()).removeprefix("sha256:")[:16]
+        if not self._id:
+            object.__setattr__(self, "_id", sha256_json(self._content()).removeprefix("sha256:")[:16])
+        return self._id
 
     def _content(self) -> dict[str, Any]:
         return {
