@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import textwrap
 from pathlib import Path
 
 from scripts.options_table import commands
@@ -50,7 +51,9 @@ def verbs() -> str:
             for one in command.params
             if one.param_type_name == "option" and not getattr(one, "hidden", False)
         )
-        parts.append(f"Options: {', '.join(f'`{flag}`' for flag in flags)}\n")
+        # No sentence: there are too many of them for one.
+        lines = textwrap.fill(" ".join(flags), 100, break_on_hyphens=False, break_long_words=False)
+        parts.append(f"Options:\n\n```text\n{lines}\n```\n")
     return "\n".join(parts)
 
 
