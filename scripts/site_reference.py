@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import textwrap
 from pathlib import Path
 
 from scripts.options_table import commands
@@ -16,7 +17,6 @@ from toolchain.cli.verbs import GROUPS, VERBS
 from toolchain.data import load
 from toolchain.errors import ToolchainError
 from toolchain.oci import labels
-from toolchain.request import options
 from toolchain.stages.prebuilt import known_files
 
 
@@ -32,7 +32,6 @@ def verbs() -> str:
              " [Options](../options.md).\n"),
              table(["verb", "does"], [[f"[`{verb.name}`](#{_anchor(verb.name)})", verb.brief] for verb in VERBS])]  # fmt: skip
     found = commands()
-    shared = {declared.option.flag for declared in options()}
     for verb in VERBS:
         command = found[verb.name]
         group = verb.name.partition(" ")[0]
@@ -52,11 +51,11 @@ def verbs() -> str:
             for one in command.params
             if one.param_type_name == "option" and not getattr(one, "hidden", False)
         )
-        of_builds = [flag for flag in flags if flag in shared]
-        own = [flag for flag in flags if flag not in shared]
-        # Two lists, since nobody reads one of thirty.
-        lists = {"Options": own, "Options of builds": of_builds} if len(of_builds) > 5 else {"Options": flags}
-        parts += [f"{name}: {', '.join(f'`{flag}`' for flag in named)}\n" for name, named in lists.items() if named]
+        if not flags:
+            continue
+        # No sentence: there are too many of them for one.
+        lines = textwrap.fill(" ".join(flags), 100, break_on_hyphens=False, break_long_words=False)
+        parts.append(f"Options:\n\n```text\n{lines}\n```\n")
     return "\n".join(parts)
 
 

@@ -30,10 +30,12 @@ def main(folder: Path) -> None:
     from typer.testing import CliRunner  # noqa: PLC0415
 
     from tests.evidence_fixtures import finished_base  # noqa: PLC0415
+    from tests.kernel_fixtures import make_rule  # noqa: PLC0415
     from toolchain import doctor  # noqa: PLC0415
     from toolchain.cache import Cache  # noqa: PLC0415
     from toolchain.cli.app import app  # noqa: PLC0415
-    from toolchain.kernels.ledger import Ledger  # noqa: PLC0415
+    from toolchain.kernels.ledger import Entry, Ledger  # noqa: PLC0415
+    from toolchain.kernels.status import STATUS, Board  # noqa: PLC0415
 
     os.chdir(folder)
     cache = Cache(folder / "cache")
@@ -43,9 +45,16 @@ def main(folder: Path) -> None:
     (folder / "notes" / "report.txt").write_text("all is well\n")
     patch = folder / "a.patch"
     patch.write_text("--- a/report.txt\n+++ b/report.txt\n@@ -1 +1 @@\n-all is well\n+all is better\n")
-    (cache.work / "a-campaign").mkdir(parents=True)
-    with Ledger(cache.work / "a-campaign" / "ledger.sqlite"):
-        pass
+    entry = Entry.of(make_rule("k"), "failed", reason="no", seconds=2.0)
+    for name in ("a-campaign", "without-a-status"):
+        (cache.work / name).mkdir(parents=True)
+        with Ledger(cache.work / name / "ledger.sqlite") as ledger:
+            ledger.record(entry)
+    worker = {"pid": 1, "memory": 1, "compiled": 3, "kernel": "k", "gpu": "gfx942", "out": "/o", "seconds": 0.5}
+    board = Board(cache.work / "a-campaign" / STATUS, [make_rule("k")] * 2, workers=lambda: [worker])
+    # Running, for as long as this process.
+    board.__enter__()
+    board.count(entry)
     said: list[Any] = []
 
     def call(verb: str, about: str, *words: str, code: int = 0, data: bool = True) -> None:
@@ -77,7 +86,9 @@ def main(folder: Path) -> None:
     call("lock", "as it is", "report", *ASKED, "--check")
     call("build", "a stage", "report", *ASKED)
     call("build", "what is here", "report", *ASKED)
-    call("kernels status", "a campaign")
+    call("kernels status", "a campaign that runs, and one of an earlier version")
+    board.__exit__(None, None, None)
+    call("kernels status", "campaigns that do not run")
     call("keygen", "", "key", data=False)
     call("publish", "signed, with files", "oci:out", "--stage", "report", "--key", "key", "--files", *ASKED)
     call("publish", "unsigned", "oci:plain", "--stage", "base")

@@ -69,6 +69,7 @@ if (here / "broken").exists():
     print("no module named triton", file=sys.stderr)
     sys.exit(1)
 print(json.dumps({"ready": True, "triton": "0.0"}), flush=True)
+kept = []
 for line in sys.stdin:
     task = json.loads(line)
     with (here / "tries").open("a") as stream:
@@ -92,6 +93,23 @@ for line in sys.stdin:
         out.parent.mkdir(parents=True, exist_ok=True)
         (out.parent / (".%s.1.partial" % out.name)).write_bytes(b"half")
         time.sleep(600)
+    elif kernel == "grows":
+        kept.append(b"x" * (60 << 20))
+    elif kernel == "eats":
+        eaten = []
+        for _ in range(20):
+            eaten.append(b"x" * (20 << 20))
+            time.sleep(0.02)
+        time.sleep(600)
+    elif kernel == "large":
+        block = b"x" * (150 << 20)
+        while (here / "tries").read_text().split().count("large") < 2:
+            time.sleep(0.05)
+        others = [pid for pid in (here / "started").read_text().split() if int(pid) != os.getpid()]
+        with (here / "beside").open("a") as stream:
+            stream.write(f"{sum(os.path.exists('/proc/' + pid) for pid in others)}\\n")
+        time.sleep(2)
+        del block
     elif kernel == "slow":
         time.sleep(0.3)
     if answer["status"] == "done":

@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import re
+import shlex
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +49,11 @@ def warn(text: str) -> None:
     """A warning for people; GitHub shows it beside the file."""
     prefix = "::warning::" if os.environ.get("GITHUB_ACTIONS") else "warning: "
     err().print(plain(f"{prefix}{text}"), style="yellow", markup=False)
+
+
+def command() -> str:
+    """This invocation, to be typed again."""
+    return shlex.join(["toolchain", *sys.argv[1:]])
 
 
 def begin() -> None:

@@ -154,8 +154,15 @@ class Request:
     kernel_timeout: float | None = field(
         default=None,
         metadata=option(
-            "kernel-timeout", kind="seconds", least=1, help="Seconds for one kernel; no limit otherwise.", example=900,
+            "kernel-timeout", kind="seconds", least=1, help="Seconds for one kernel; an hour otherwise.", example=900,
             counts=True, lock="changed",
+        ),
+    )  # fmt: skip
+    kernel_memory: int | None = field(
+        default=None,
+        metadata=option(
+            "kernel-memory", kind="count", metavar="MB", least=64, example=4000, counts=True, lock="changed",
+            help="Memory for one kernel; what the machine has for all of them otherwise.",
         ),
     )  # fmt: skip
     allow_binary: tuple[str, ...] = field(

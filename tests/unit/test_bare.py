@@ -11,6 +11,8 @@ import sys
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -18,8 +20,10 @@ from toolchain.digest import sha256_bytes
 from toolchain.errors import ContractError, KernelError, SourceError, UnsupportedError
 from toolchain.kernels.aks2 import read_aks2, read_archive
 from toolchain.kernels.aotriton_plan import Archive, Cluster, parse_signature, read_plan
+from toolchain.kernels.campaign import CampaignResult
 from toolchain.kernels.ledger import Entry
-from toolchain.stages.aotriton_images import check_images, compare, packed, upstream_arguments
+from toolchain.kernels.rules import RuleSet, Tasks, in_order
+from toolchain.stages.aotriton_images import KernelImages, check_images, compare, packed, upstream_arguments
 
 BUILD, SOURCE = "/b/plan", "/b/src"
 SIGNATURE = "*fp16:16, 0, u64:8, u64:1, i32, 32, False, 0.5"
@@ -311,7 +315,7 @@ def test_an_archive_that_the_loader_would_not_read_is_refused(
     with pytest.raises(KernelError, match="compressed"):
         check_images(build, clusters, archives, {"flash/a.hsaco": A_SHA256})
     with pytest.warns(UserWarning, match="Duplicate name"):
-        write_zip(build, ("F", aks2(("A", b"object x"))), ("F", content))
+        write_zip(build, ("F", content), ("F", aks2(("A", b"object x"))))
     with pytest.raises(KernelError, match="one name twice"):
         check_images(build, clusters, archives, {"flash/a.hsaco": A_SHA256})
 
@@ -406,3 +410,90 @@ def test_what_ended_upstreams_script_is_found_in_what_it_said(tmp_path: Path) ->
     done = subprocess.run([sys.executable, upstream, tmp_path / "job.json"], capture_output=True, text=True, check=True)
     told = json.loads(done.stdout)
     assert (told["code"], told["error"], told["size"]) == (1, "ValueError: first", 0)
+
+
+def test_rules_that_differ_in_launch_alone_share_what_was_read(tmp_path: Path) -> None:
+    """A third of AOTriton's rules have a signature of their own; for all GPUs a copy for each would be a gigabyte."""
+    folder = plan_of(tmp_path / "p", {"c1": ["a", "b"], "c2": ["c"]})
+    plan = read_plan(folder, tree_of(tmp_path / "t"), build=BUILD, source=SOURCE)
+    first, *others = plan.rules
+    for other in others:
+        assert other.num_stages != first.num_stages
+        assert other.signature is first.signature
+        assert other.constexprs is first.constexprs
+        assert other.source is first.source
+
+
+def test_constants_that_compare_equal_stay_what_they_are(tmp_path: Path) -> None:
+    folder = plan_of(tmp_path / "p", {"c1": ["a", "b", "c", "d"]})
+    text = (folder / "Bare.compile").read_text()
+    for name, constant in (("a", "1"), ("b", "True"), ("c", "1.0"), ("d", "u64:1")):
+        line = next(line for line in text.splitlines() if f"/{name}.hsaco" in line)
+        text = text.replace(line, line.replace(" 0, u64:8", f" {constant}, u64:8"))
+    (folder / "Bare.compile").write_text(text)
+    plan = read_plan(folder, tree_of(tmp_path / "t"), build=BUILD, source=SOURCE)
+    found = [dict(rule.constexprs)["B"] for rule in plan.rules]
+    assert [(type(value), value) for value in found] == [(int, 1), (bool, True), (float, 1.0), (int, 1)]
+
+
+@pytest.mark.parametrize(
+    "path", ["/x.hsaco", "/b/plan/..", "/b/plan/", "/b/plan", "/b/plan/a/../../x", "x", "", "/b/planx/y"]
+)
+def test_a_path_that_leads_elsewhere_is_refused(tmp_path: Path, path: str) -> None:
+    extra = f"d;p;{path};{SOURCE}/modules/flash/kernel/fwd.py;attn;1;1;1;gfx942;{SIGNATURE}\n"
+    folder = plan_of(tmp_path / "p", {"c1": ["a"]}, extra=extra)
+    with pytest.raises(SourceError, match="does not lie in"):
+        read_plan(folder, tree_of(tmp_path / "t"), build=BUILD, source=SOURCE)
+
+
+def test_what_shares_most_is_compiled_in_a_row(tmp_path: Path) -> None:
+    folder = plan_of(tmp_path / "p", {"c1": ["a", "b", "c", "d"]})
+    text = (folder / "Bare.compile").read_text()
+    for name in "bd":
+        line = next(line for line in text.splitlines() if f"/{name}.hsaco" in line)
+        text = text.replace(line, line.replace("32, False", "64, False"))
+    (folder / "Bare.compile").write_text(text)
+    plan = read_plan(folder, tree_of(tmp_path / "t"), build=BUILD, source=SOURCE)
+    assert [rule.out[6] for rule in plan.rules] == ["a", "b", "c", "d"]
+    assert [rule.out[6] for rule in in_order(plan.rules)] == ["a", "c", "b", "d"]
+
+
+def test_a_task_is_made_when_it_is_asked_for(tmp_path: Path) -> None:
+    plan = read_plan(plan_of(tmp_path / "p", {"c1": ["a", "b"]}), tree_of(tmp_path / "t"), build=BUILD, source=SOURCE)
+    tasks = Tasks(plan.rules, "/s", "/o")
+    assert [task["out"] for task in tasks] == ["/o/flash/a.hsaco", "/o/flash/b.hsaco"]
+    assert tasks[0] == plan.rules[0].task("/s", "/o")
+    assert [task["id"] for task in tasks[1:]] == [plan.rules[1].id]
+    assert (len(tasks), len(tasks[1:])) == (2, 1)
+
+
+def test_a_kernel_that_was_stopped_for_its_memory_is_not_given_to_upstreams_script(tmp_path: Path) -> None:
+    """Nothing bounds that script: it would take the machine's memory. One that ran for an hour gets an hour there."""
+    folder = plan_of(tmp_path / "p", {"c1": ["a", "b", "c"]})
+    rules = read_plan(folder, tree_of(tmp_path / "t"), build=BUILD, source=SOURCE).rules
+    good, large, late = rules
+    entries = (
+        Entry.of(good, "done", sha256="ab"),
+        Entry.of(large, "failed", reason="memory: 9 GB, one kernel may take 4 GB"),
+        Entry.of(late, "timeout", reason="no result after 3600 s"),
+    )
+    asked: list[dict[str, Any]] = []
+
+    def run(_: str, __: object, *, mounts: Sequence[Any], **___: object) -> Any:
+        (path,) = (one.source for one in mounts if one.target == "/job.json")
+        asked.extend(json.loads(path.read_text())["rules"])
+        answers = {
+            good.id: {"sha256": "ab", "size": 1, "status": "Complete"},
+            late.id: {"sha256": "", "size": 0, "status": "Timeout"},
+        }
+        rows = [{"id": one["id"], "code": 0, "error": "", "reason": "", **answers[one["id"]]} for one in asked]
+        return SimpleNamespace(stdout="\n".join(map(json.dumps, rows)))
+
+    workspace: Any = SimpleNamespace(
+        request=SimpleNamespace(kernel_timeout=None), work=lambda: tmp_path, jobs=lambda _: 1, log=tmp_path / "log",
+        runner=SimpleNamespace(run=run),
+    )  # fmt: skip
+    result = CampaignResult(entries=entries, skipped=0, partial=False, about={})
+    images = KernelImages(folder, tmp_path / "t", "image", workspace)
+    assert images.against_upstream(RuleSet(rules, total=3), result)["failures"] == 1
+    assert [(one["id"], one["timeout"]) for one in asked] == [(good.id, 0), (late.id, 60.0)]

@@ -16,9 +16,10 @@ from tests.kernel_fixtures import FakeWorkers, make_rule
 from toolchain.errors import KernelError, ResourceError
 from toolchain.kernels import campaign, executors
 from toolchain.kernels.campaign import CampaignResult, run_campaign
-from toolchain.kernels.executors import LocalExecutor, Outcome, Task
+from toolchain.kernels.executors import LocalExecutor, Outcome
 from toolchain.kernels.ledger import DONE, FAILED, TIMEOUT, Ledger
 from toolchain.kernels.rules import Rule, RuleSet
+from toolchain.kernels.worker_process import Task
 
 GOOD = ("good", "slow", "fine")
 BAD = ("fails", "dies", "hangs", "empty", "absent", "lies", "no_facts")
@@ -272,11 +273,14 @@ class Remote:
         self.inner = inner
 
     def run(self, tasks: Sequence[Task]) -> Generator[Outcome, None, None]:
-        plain: list[Task] = json.loads(json.dumps(tasks))
+        plain: list[Task] = json.loads(json.dumps(list(tasks)))
         yield from json.loads(json.dumps(list(self.inner.run(plain))))[::-1]
 
     def about(self) -> dict[str, Any]:
         return self.inner.about()
+
+    def workers(self) -> list[dict[str, Any]]:
+        return []
 
 
 def test_tasks_and_outcomes_are_plain_json(place: Place) -> None:

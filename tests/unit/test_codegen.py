@@ -248,7 +248,7 @@ def test_a_link_among_the_librarys_files_is_refused(tree: Path) -> None:
          "lib/Tools/LLVMOptions.cpp"]
     )  # fmt: skip
     (tree / PROJECT / "more.h").symlink_to("/etc/hostname")
-    with pytest.raises(SourceError, match=r"more\.h of this Triton is no plain file"):
+    with pytest.raises(SourceError, match=r"more\.h of this Triton is not a plain file"):
         read_files(tree, RULE)
 
 

@@ -149,6 +149,11 @@ class BuildWorkspace:
 
         return jobs_for(kind, self.request.jobs)
 
+    def memory(self) -> int:
+        from toolchain.engine.resources import memory_available  # noqa: PLC0415
+
+        return memory_available()
+
     def require_disk(self, count: int) -> None:
         from toolchain.engine.resources import require_disk  # noqa: PLC0415
 

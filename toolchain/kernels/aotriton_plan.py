@@ -8,6 +8,7 @@ manifests (`.nsv`) beside them say under which names things go in. Paths are tho
 from __future__ import annotations
 
 import ast
+import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ COMPILE, CLUSTER, FLATZIP, AFFINE = "Bare.compile", "Bare.cluster", "Bare.flatzi
 _FIELDS = 10
 _HINTS = (1, 8, 16)
 _REPORT = "take an AOTriton that docs/compatibility.md says is tested; report it for one that is"
+# (argument, type) in the kernel's order, and (argument, value) of the constants, sorted.
+Signature = tuple[tuple[tuple[str, str], ...], tuple[tuple[str, Value], ...]]
 
 
 @dataclass(frozen=True)
@@ -84,12 +87,12 @@ def read_plan(folder: Path, tree: Path, *, build: str, source: str) -> BarePlan:
         UnsupportedError: a GPU whose code objects cannot be checked.
     """
     clusters = tuple(_cluster(folder, fields, build) for fields in _lines(folder / CLUSTER, 5))
-    group = _groups(clusters)
+    reader = _Rules(tree, build=build, source=source, groups=_groups(clusters))
     rules: dict[str, Rule] = {}
     for fields in _lines(folder / COMPILE, _FIELDS):
-        rule = _rule(fields, tree, build=build, source=source, groups=group)
+        rule = reader.rule(fields)
         known = rules.setdefault(rule.out, rule)
-        if known != rule:
+        if known is not rule and known != rule:
             raise SourceError(f"AOTriton's generator plans {rule.out} twice, differently", fix=_REPORT)
     archives = tuple(_archive(folder, fields, build) for fields in _lines(folder / FLATZIP, 4))
     affine = tuple(";".join(fields[:3]) for fields in _lines(folder / AFFINE, 3)) if (folder / AFFINE).exists() else ()
@@ -100,26 +103,48 @@ def read_plan(folder: Path, tree: Path, *, build: str, source: str) -> BarePlan:
 
 def _lines(path: Path, least: int) -> Iterable[list[str]]:
     try:
-        text = path.read_text(encoding="utf-8")
+        stream = path.open(encoding="utf-8")
     except OSError as error:
         raise SourceError(f"AOTriton's generator left no {path.name}", why=str(error.strerror), fix=_REPORT) from error
-    for number, line in enumerate(text.splitlines(), 1):
-        fields = line.split(";")
-        if len(fields) < least:
-            raise SourceError(
-                f"{path.name}:{number} has {len(fields)} fields, {least} or more expected", why=line[:200], fix=_REPORT
-            )
-        yield fields
+    # Line by line: for all GPUs there are some hundred megabytes of it.
+    with stream:
+        for number, line in enumerate(stream, 1):
+            fields = line.rstrip("\n").split(";")
+            if len(fields) < least:
+                raise SourceError(
+                    f"{path.name}:{number} has {len(fields)} fields, {least} or more expected",
+                    why=line[:200],
+                    fix=_REPORT,
+                )
+            yield fields
 
 
 def _below(path: str, top: str) -> str:
+    folder, slash, name = path.rpartition("/")
     try:
-        found = PurePosixPath(path).relative_to(top).as_posix()
+        inside = _folder_below(folder or slash, top)
     except ValueError:
-        found = ""
-    if not found or not _is_plain(found):
-        raise SourceError(f"AOTriton's generator names {path}, which does not lie in {top}", fix=_REPORT)
-    return found
+        raise _outside(path, top) from None
+    if name in ("", ".", ".."):
+        raise _outside(path, top)
+    return f"{inside}/{name}" if inside else name
+
+
+@memoize
+def _folder_below(folder: str, top: str) -> str:
+    """`folder` relative to `top`, empty for `top` itself. A plan has thousands of files for each of its folders.
+
+    Raises:
+        ValueError: it lies elsewhere.
+    """
+    found = PurePosixPath(folder).relative_to(top).as_posix()
+    if not _is_plain(found):
+        raise ValueError(folder)
+    return "" if found == "." else found
+
+
+def _outside(path: str, top: str) -> SourceError:
+    return SourceError(f"AOTriton's generator names {path}, which does not lie in {top}", fix=_REPORT)
 
 
 def _is_plain(path: str) -> bool:
@@ -203,69 +228,115 @@ def _groups(clusters: Iterable[Cluster]) -> dict[str, str]:
     return {path: top(name) for path, name in owner.items()}
 
 
-def _rule(fields: Sequence[str], tree: Path, *, build: str, source: str, groups: Mapping[str, str]) -> Rule:
-    _, _, target_path, kernel_file, kernel, warps, stages, waves, gpu = fields[:9]
-    signature = ";".join(fields[9:])
-    check_gpu(gpu)
-    out, file = _below(target_path, build), _below(kernel_file, source)
-    names = _argument_names(tree / file, kernel)
-    kinds, constants = parse_signature(signature, names, where=out)
-    try:
-        launch = (int(warps), int(stages), int(waves))
-    except ValueError:
-        raise SourceError(
-            f"{COMPILE}: {out} has launch values that are no numbers", why=";".join(fields), fix=_REPORT
-        ) from None
-    return Rule(
-        source=file,
-        root=str(PurePosixPath(file).parent),
-        kernel=kernel,
-        signature=kinds,
-        constexprs=constants,
-        target=gpu,
-        num_warps=launch[0],
-        num_stages=launch[1],
-        waves_per_eu=launch[2],
-        out=out,
-        cluster=groups.get(out, ""),  # `_agree` refuses a plan with such a rule
-        direction="backward" if "bwd" in kernel else "forward",
-    )
+class _Rules:
+    """Reads the lines of `Bare.compile`.
+
+    A third of all lines name another kernel or signature than the line before; the others differ in warps, stages and
+    waves alone. So a signature is read once, and its rules share what was read: that is most of the time and memory.
+    """
+
+    def __init__(self, tree: Path, *, build: str, source: str, groups: Mapping[str, str]) -> None:
+        self._tree = tree
+        self._build = build
+        self._source = source
+        self._groups = groups
+        self._names = {path: path for path in groups}
+        self._signatures: dict[tuple[str, str, str], Signature] = {}
+        self._parts: dict[tuple[str, str], Signature] = {}
+        self._roots: dict[str, str] = {}
+        self._gpus: set[str] = set()
+
+    def rule(self, fields: Sequence[str]) -> Rule:
+        """The rule of one line.
+
+        Raises:
+            SourceError, UnsupportedError: see `read_plan`.
+        """
+        _, _, target_path, kernel_file, kernel, warps, stages, waves, gpu = fields[:9]
+        if gpu not in self._gpus:
+            check_gpu(gpu)
+            self._gpus.add(gpu)
+        out, file = _below(target_path, self._build), _below(kernel_file, self._source)
+        kinds, constants = self._signature(file, kernel, ";".join(fields[9:]), where=out)
+        try:
+            launch = (int(warps), int(stages), int(waves))
+        except ValueError:
+            raise SourceError(
+                f"{COMPILE}: {out} has launch values that are no numbers", why=";".join(fields), fix=_REPORT
+            ) from None
+        # Texts that many rules have are one object in memory.
+        return Rule(
+            source=sys.intern(file),
+            root=self._root(file),
+            kernel=sys.intern(kernel),
+            signature=kinds,
+            constexprs=constants,
+            target=sys.intern(gpu),
+            num_warps=launch[0],
+            num_stages=launch[1],
+            waves_per_eu=launch[2],
+            out=self._names.get(out, out),
+            cluster=self._groups.get(out, ""),  # `_agree` refuses a plan with such a rule
+            direction="backward" if "bwd" in kernel else "forward",
+        )
+
+    def _root(self, file: str) -> str:
+        if file not in self._roots:
+            self._roots[file] = str(PurePosixPath(file).parent)
+        return self._roots[file]
+
+    def _signature(self, file: str, kernel: str, text: str, *, where: str) -> Signature:
+        key = (file, kernel, text)
+        if (found := self._signatures.get(key)) is None:
+            names = _argument_names(self._tree / file, kernel)
+            found = self._signatures[key] = parse_signature(text, names, where=where, known=self._parts)
+        return found
 
 
 def parse_signature(
-    text: str, names: Sequence[str], *, where: str
-) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[str, Value], ...]]:
+    text: str, names: Sequence[str], *, where: str, known: dict[tuple[str, str], Signature] | None = None
+) -> Signature:
     """A positional signature as (argument, type) in order and (argument, constant) sorted.
 
     A number, True or False is a constant; anything else is a type, with `:16` or `:8` behind it where the value is a
     multiple of that, and `:1` where it is known to be 1. That makes it a
     constant too.
 
+    Args:
+        known: arguments that were read before, by name and text; what is new is added.
+
     Raises:
         SourceError: another number of arguments than the kernel has, or an unknown hint.
     """
-    parts = [part.strip(" ") for part in text.split(",")]
+    parts = text.split(",")
     if len(parts) != len(names):
         raise SourceError(
             f"{where}: {len(parts)} arguments for a kernel with {len(names)}", why=text[:300], fix=_REPORT
         )
+    known = {} if known is None else known
     kinds: list[tuple[str, str]] = []
-    constants: dict[str, Value] = {}
-    for name, part in zip(names, parts, strict=True):
-        value = _constant(part)
-        kind, mark, hint = part.partition(":")
-        if value is None and mark:
-            number = _constant(hint)
-            if number not in _HINTS or isinstance(number, bool):
-                raise SourceError(f"{where}: {name} has the hint {hint!r}", why=f"known: {_HINTS}", fix=_REPORT)
-            if number == 1:
-                value = 1
-        if value is not None:
-            constants[name] = value
-            kinds.append((name, "constexpr"))
-        else:
-            kinds.append((name, part if mark else kind))
-    return tuple(kinds), tuple(sorted(constants.items()))
+    constants: list[tuple[str, Value]] = []
+    for key in zip(names, parts, strict=True):
+        if (found := known.get(key)) is None:
+            found = known[key] = _argument(key[0], key[1].strip(" "), where)
+        kinds += found[0]
+        constants += found[1]
+    return tuple(kinds), tuple(sorted(constants, key=lambda row: row[0]))
+
+
+def _argument(name: str, part: str, where: str) -> Signature:
+    """One argument's type, and its value where it is a constant."""
+    value = _constant(part)
+    kind, mark, hint = part.partition(":")
+    if value is None and mark:
+        number = _constant(hint)
+        if number not in _HINTS or isinstance(number, bool):
+            raise SourceError(f"{where}: {name} has the hint {hint!r}", why=f"known: {_HINTS}", fix=_REPORT)
+        if number == 1:
+            value = 1
+    if value is not None:
+        return ((name, "constexpr"),), ((name, value),)
+    return ((name, part if mark else kind),), ()
 
 
 def _constant(text: str) -> int | float | bool | None:

@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +15,13 @@ from typing import Any
 
 from toolchain.digest import canonical, sha256_file, write_atomically
 from toolchain.errors import KernelError, ResourceError
+from toolchain.kernels.bounds import MemoryBounds
 from toolchain.kernels.codeobject import check_object
 from toolchain.kernels.executors import Executor, Outcome
 from toolchain.kernels.ledger import DONE, FAILED, TIMEOUT, Entry, Ledger, reproducible
-from toolchain.kernels.rules import Rule, RuleSet
+from toolchain.kernels.rules import Rule, RuleSet, Tasks, in_order
+from toolchain.kernels.status import STATUS, Board
+from toolchain.kernels.summary import summary
 
 REPORT = "report.json"
 # What AOTriton's loader and packers read for a kernel that is known not to compile, beside an empty object.
@@ -116,10 +120,14 @@ def run_campaign(
     worker_out: str | None = None,
     keep_going: bool = False,
     on_count: Callable[[int, int, str], None] | None = None,
+    on_end: Callable[[Sequence[str]], None] | None = None,
+    command: str = "",
+    bounds: MemoryBounds | None = None,
 ) -> CampaignResult:
     """Compile what is not there yet, check every object, write the report.
 
-    All rules are tried even after one has failed: the list of failures is whole.
+    All rules are tried even after one has failed: the list of failures is whole. How far it is stands in `status.json`
+    beside the ledger while it runs.
 
     Args:
         out: folder of the objects, `Rule.out` below it; also gets `report.json`.
@@ -127,6 +135,9 @@ def run_campaign(
         worker_out: `out` as the workers see it, when that is another path.
         keep_going: mark failed rules as known bad, an empty object and a JSON that says so, instead of raising.
         on_count: called with rules finished, all rules, and the name of the last one.
+        on_end: called with the lines of a summary, also before failures are raised.
+        command: what was called, for those who are told how to go on.
+        bounds: those of the executor's workers, for those who look.
 
     Raises:
         KernelError: rules failed or timed out and `keep_going` is not set, or no worker came up.
@@ -135,40 +146,56 @@ def run_campaign(
     """
     wanted = rules.rules if isinstance(rules, RuleSet) else tuple(rules)
     partial = rules.partial if isinstance(rules, RuleSet) else False
-    todo = {rule.id: rule for rule in wanted if not _finished(ledger.get(rule.id), rule, out)}
-    skipped = len(wanted) - len(todo)
-    count = skipped
+    todo: dict[str, Rule] = {}
     out.mkdir(parents=True, exist_ok=True)
-    ledger.progress(count, len(wanted))
-    if on_count is not None:
-        on_count(count, len(wanted), "")
-    for rule in todo.values():
-        _objects(out, rule, unlink=True)
-    tasks = [rule.task(worker_tree, worker_out or str(out)) for rule in todo.values()]
-    with contextlib.closing(executor.run(tasks)) as outcomes:
-        for outcome in outcomes:
-            rule = todo[outcome["id"]]
-            entry = _entry(rule, outcome, out)
-            if entry.status != DONE:
-                _objects(out, rule, unlink=True)
-                _blame_the_machine(entry, out)
-            ledger.record(entry)
-            count += 1
-            ledger.progress(count, len(wanted))
-            if on_count is not None:
-                on_count(count, len(wanted), f"{rule.kernel} {rule.target}")
+    place, began = ledger.path.with_name(STATUS), time.monotonic()
+    with Board(place, wanted, workers=executor.workers, bounds=bounds, command=command) as board:
+        for rule in wanted:
+            entry = ledger.get(rule.id)
+            if entry is not None and _finished(entry, rule, out):
+                board.count(entry, reused=True)
+            else:
+                todo[rule.id] = rule
+        skipped = count = len(wanted) - len(todo)
+        ledger.progress(count, len(wanted))
+        if on_count is not None:
+            on_count(count, len(wanted), "")
+        for rule in todo.values():
+            _objects(out, rule, unlink=True)
+        tasks = Tasks(in_order(todo.values()), worker_tree, worker_out or str(out))
+        with contextlib.closing(executor.run(tasks)) as outcomes:
+            for outcome in outcomes:
+                rule = todo[outcome["id"]]
+                entry = _entry(rule, outcome, out)
+                if entry.status != DONE:
+                    _objects(out, rule, unlink=True)
+                    _blame_the_machine(entry, out)
+                ledger.record(entry)
+                board.count(entry)
+                count += 1
+                ledger.progress(count, len(wanted))
+                if on_count is not None:
+                    on_count(count, len(wanted), f"{rule.kernel} {rule.target}")
+        result = CampaignResult(
+            entries=ledger.entries(wanted), skipped=skipped, partial=partial, about=executor.about() if todo else {}
+        )
+        if on_end is not None:
+            on_end(summary(result, seconds=time.monotonic() - began, command=command, keep_going=keep_going))
+        _settle(result, len(wanted), ledger, out, keep_going=keep_going)
+    return result
+
+
+def _settle(result: CampaignResult, wanted: int, ledger: Ledger, out: Path, *, keep_going: bool) -> None:
+    """Raise for what failed, or mark it; then write the report."""
     # A killed worker may have left one.
     for partial_file in out.rglob(".*.partial"):
         partial_file.unlink()
-    result = CampaignResult(
-        entries=ledger.entries(wanted), skipped=skipped, partial=partial, about=executor.about() if todo else {}
-    )
     bad = result.bad
-    if len(result.entries) != len(wanted):
+    if len(result.entries) != wanted:
         raise AssertionError("a rule without an entry")
     if bad and not keep_going:
         raise KernelError(
-            f"{len(bad)} of {len(wanted)} kernels did not compile",
+            f"{len(bad)} of {wanted} kernels did not compile",
             why="\n".join(f"{entry.out}: {_brief(entry.reason)}" for entry in bad[:LISTED])
             + (f"\n… and {len(bad) - LISTED} more" if len(bad) > LISTED else ""),
             fix=f"see {ledger.path}; --keep-going marks them as known bad and goes on",
@@ -176,7 +203,6 @@ def run_campaign(
     for entry in bad:
         _mark_known_bad(out, entry)
     write_atomically(out / REPORT, json.dumps(result.as_json(), indent=1, sort_keys=True).encode() + b"\n")
-    return result
 
 
 def _blame_the_machine(entry: Entry, out: Path) -> None:

@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
-import os
 import queue
-import signal
-import subprocess
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from toolchain.errors import KernelError
+from toolchain.kernels.bounds import EVERY, MemoryBounds, Turns, Watch, over_share
+from toolchain.kernels.worker_process import (
+    DiedError,
+    MakeWorker,
+    OverMemoryError,
+    StoppedError,
+    Task,
+    TimedOutError,
+    Worker,
+)
 
 LOG = logging.getLogger(__name__)
 
-Task = dict[str, Any]
 Outcome = dict[str, Any]
-MakeWorker = Callable[[], AbstractContextManager["subprocess.Popen[str]"]]
 START_SECONDS = 180.0
-TAIL_LINES = 25
 ATTEMPTS = 2
 SLOW_SECONDS = 600.0
 """After so long somebody should hear of a kernel: a compiler in an endless loop looks just like a slow one."""
@@ -49,119 +51,20 @@ class Executor(Protocol):
         """What the workers said of themselves when they came up: Triton's version, bitcode digests."""
         ...
 
+    def workers(self) -> list[dict[str, Any]]:
+        """Those that live now: `{"pid", "memory", "compiled", "kernel", "gpu", "out", "seconds"}`.
 
-class _DiedError(Exception):
-    """The worker is gone."""
-
-
-class _TimedOutError(Exception):
-    """The worker did not answer in time."""
-
-
-class _StoppedError(Exception):
-    """The run is given up."""
-
-
-class _Worker:
-    """One long-lived worker process and the thread that reads its answers."""
-
-    def __init__(self, make: MakeWorker) -> None:
-        self._stack = contextlib.ExitStack()
-        self._answers: queue.Queue[str | _StoppedError | None] = queue.Queue()
-        self._tail: deque[str] = deque(maxlen=TAIL_LINES)
-        self._readers: list[threading.Thread] = []
-        self._process = self._stack.enter_context(make())
-        self._read(self._process.stdout, self._answers.put, at_end=lambda: self._answers.put(None))
-        self._read(self._process.stderr, self._note, at_end=lambda: None)
-
-    def _note(self, line: str) -> None:
-        self._tail.append(line.rstrip())
-        LOG.debug("worker: %s", line.rstrip())
-
-    def _read(self, stream: Any, take: Callable[[str], Any], *, at_end: Callable[[], None]) -> None:
-        if stream is None:
-            return
-
-        def pump() -> None:
-            with contextlib.suppress(OSError, ValueError):
-                for line in stream:
-                    take(line)
-            at_end()
-
-        thread = threading.Thread(target=pump, name="kernel-pipe", daemon=True)
-        thread.start()
-        self._readers.append(thread)
-
-    def answer(self, timeout: float | None) -> dict[str, Any]:
-        """The next line that is an answer; whatever else comes over the pipe goes to the tail."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while True:
-            try:
-                left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
-                line = self._answers.get(timeout=left)
-            except queue.Empty:
-                raise _TimedOutError from None
-            if line is None:
-                raise _DiedError(self._epitaph())
-            if isinstance(line, _StoppedError):
-                raise line
-            with contextlib.suppress(json.JSONDecodeError):
-                value = json.loads(line)
-                if isinstance(value, dict):
-                    return value
-            self._note(line)
-
-    def ask(self, task: Task, timeout: float | None) -> dict[str, Any]:
-        assert self._process.stdin is not None  # noqa: S101
-        try:
-            self._process.stdin.write(json.dumps(task) + "\n")
-            self._process.stdin.flush()
-        except (OSError, ValueError):
-            raise _DiedError(self._epitaph()) from None
-        return self.answer(timeout)
-
-    def _epitaph(self) -> str:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(10)
-        for thread in self._readers:
-            thread.join(2)
-        code = self._process.returncode
-        if code is None:
-            how = "closed its output"
-        elif code < 0:
-            how = f"was ended by {signal.Signals(-code).name}"
-        elif code > 128 and code - 128 in set(signal.Signals):
-            how = f"was ended by {signal.Signals(code - 128).name}"  # as a container engine or shell passes it on
-        else:
-            how = f"exited with {code}"
-        return "\n".join([f"the worker {how}", *self._tail])
-
-    def interrupt(self) -> None:
-        """Make `answer` return at once, from another thread."""
-        self._answers.put(_StoppedError())
-
-    def stop(self, *, patience: float = 0.0) -> None:
-        """End the process: by closing its input when there is time, by force otherwise."""
-        if patience and self._process.stdin is not None:
-            with contextlib.suppress(OSError, ValueError, subprocess.TimeoutExpired):
-                self._process.stdin.close()
-                self._process.wait(patience)
-        if self._process.poll() is None:
-            # A worker has nothing to tidy up, and one inside a container would not hear a polite signal.
-            try:
-                os.killpg(self._process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                self._process.kill()
-        self._stack.close()
-        for thread in self._readers:
-            thread.join(2)
+        Memory is in bytes, and `compiled` counts kernels; the last four are empty and 0 for one that waits.
+        """
+        ...
 
 
 class LocalExecutor:
     """Long-lived workers on this machine.
 
     A worker that dies under a rule gets one successor to try that rule again; a rule that outlasts the timeout ends its
-    worker and is not tried again. The other workers go on.
+    worker and is not tried again. So does one that takes more memory than a kernel may have. Where it is only that all
+    workers together have too much, the largest is ended, and tries its rule again while the others wait.
 
     Args:
         make_worker: starts one; a context manager that gives its Popen, with text pipes for input and output (and
@@ -169,10 +72,19 @@ class LocalExecutor:
         workers: how many at once; the caller knows cores and memory.
         timeout: seconds for one rule, None for no end.
         recycle: rules after which a worker is replaced, so that no leak in the compiler adds up; 0 for never.
+        bounds: of the workers' memory, None for no bounds.
+        watch: seconds between two looks at it.
     """
 
     def __init__(
-        self, make_worker: MakeWorker, *, workers: int, timeout: float | None = None, recycle: int = 500
+        self,
+        make_worker: MakeWorker,
+        *,
+        workers: int,
+        timeout: float | None = None,
+        recycle: int = 500,
+        bounds: MemoryBounds | None = None,
+        watch: float = EVERY,
     ) -> None:
         if workers < 1:
             raise ValueError("a campaign needs at least one worker")
@@ -180,7 +92,15 @@ class LocalExecutor:
         self._workers = workers
         self._timeout = timeout
         self._recycle = recycle
+        self.bounds = bounds
+        self._watch = watch
         self._about: dict[str, Any] = {}
+        self._crew: _Crew | None = None
+
+    def workers(self) -> list[dict[str, Any]]:
+        """See `Executor.workers`."""
+        crew = self._crew
+        return [] if crew is None else sorted((one.as_json() for one in crew.live()), key=lambda row: int(row["pid"]))
 
     def about(self) -> dict[str, Any]:
         """See `Executor.about`; empty before the first worker is up."""
@@ -190,7 +110,9 @@ class LocalExecutor:
         """See `Executor.run`."""
         if not tasks:
             return
-        crew = _Crew(self._make, tasks, timeout=self._timeout, recycle=self._recycle)
+        crew = self._crew = _Crew(self._make, tasks, timeout=self._timeout, recycle=self._recycle, bounds=self.bounds)
+        watch = Watch(self.bounds, crew.live, every=self._watch)
+        watch.start()
         crew.start(min(self._workers, len(tasks)))
         try:
             for _ in tasks:
@@ -200,24 +122,41 @@ class LocalExecutor:
                     raise outcome
                 yield outcome
         finally:
+            watch.stop()
             crew.stop()
+
+
+@dataclass
+class _Hand:
+    """The worker that one thread of a crew has now."""
+
+    worker: Worker | None = None
 
 
 class _Crew:
     """The threads of one run, each with a worker of its own."""
 
-    def __init__(self, make: MakeWorker, tasks: Sequence[Task], *, timeout: float | None, recycle: int) -> None:
+    def __init__(
+        self,
+        make: MakeWorker,
+        tasks: Sequence[Task],
+        *,
+        timeout: float | None,
+        recycle: int,
+        bounds: MemoryBounds | None,
+    ) -> None:
         self.outcomes: queue.Queue[Outcome | BaseException] = queue.Queue()
         self.about: dict[str, Any] = {}
         self._make = make
         self._timeout = timeout
         self._recycle = recycle
-        self._tasks: queue.SimpleQueue[Task] = queue.SimpleQueue()
-        for task in tasks:
-            self._tasks.put(task)
+        self._bounds = bounds
+        # One by one: a task has some kilobytes, and there may be hundreds of thousands.
+        self._tasks = iter(tasks)
         self._stopping = threading.Event()
+        self._turns = Turns(self._stopping)
         self._lock = threading.Lock()
-        self._live: set[_Worker] = set()
+        self._live: set[Worker] = set()
         self._threads: list[threading.Thread] = []
 
     def start(self, count: int) -> None:
@@ -228,48 +167,73 @@ class _Crew:
             thread.start()
             self._threads.append(thread)
 
+    def live(self) -> list[Worker]:
+        """The workers that are there now."""
+        with self._lock:
+            return list(self._live)
+
     def stop(self) -> None:
         """End all workers, in the middle of a rule if need be."""
         self._stopping.set()
-        with self._lock:
-            for worker in self._live:
-                worker.interrupt()
+        self._turns.wake()
+        for worker in self.live():
+            worker.interrupt()
         for thread in self._threads:
             thread.join(30)
 
+    def _next(self) -> Task | None:
+        with self._lock:
+            return next(self._tasks, None)
+
     def _work(self) -> None:
-        worker: _Worker | None = None
-        served = 0
+        hand = _Hand()
         try:
-            while not self._stopping.is_set():
-                try:
-                    task = self._tasks.get_nowait()
-                except queue.Empty:
-                    break
-                for attempt in range(1, ATTEMPTS + 1):
-                    if worker is not None and self._recycle and served >= self._recycle:
-                        self._end(worker, patience=5.0)
-                        worker = None
-                    if worker is None:
-                        worker, served = self._begin(), 0
-                    outcome, alive = self._try(worker, task, attempt)
-                    served += 1
-                    if not alive:
-                        self._end(worker)
-                        worker = None
-                    if outcome is not None:
-                        self.outcomes.put(outcome)
-                        break
-        except _StoppedError:
+            while not self._stopping.is_set() and (task := self._next()) is not None:
+                self.outcomes.put(self._settle(hand, task))
+        except StoppedError:
             pass
         except BaseException as error:  # noqa: BLE001 - raised again where the outcomes are read
             self.outcomes.put(error)
         finally:
-            if worker is not None:
-                self._end(worker, patience=0.0 if self._stopping.is_set() else 5.0)
+            self._drop(hand, patience=0.0 if self._stopping.is_set() else 5.0)
 
-    def _begin(self) -> _Worker:
-        worker = _Worker(self._make)
+    def _settle(self, hand: _Hand, task: Task) -> Outcome:
+        """Try a rule until there is an outcome."""
+        attempt, alone = 1, False
+        while True:
+            if hand.worker is not None and self._recycle and hand.worker.served >= self._recycle:
+                self._drop(hand, patience=5.0)
+            with self._turns.alone() if alone else self._turns.beside(before_waiting=lambda: self._drop(hand)):
+                if self._stopping.is_set():
+                    raise StoppedError
+                worker = hand.worker = hand.worker or self._begin()
+                started = time.monotonic()
+                try:
+                    outcome, alive = self._try(worker, task, attempt, last=alone or attempt >= ATTEMPTS)
+                except OverMemoryError as error:
+                    # The others held memory that it could have had: what it takes shows when it has all of it.
+                    last = alone or error.final
+                    outcome = _ended(task, "failed", str(error), started, attempt) if last else None
+                    alone, alive = True, False
+                if not alive or worker.over is not None or self._turns.wanted:
+                    self._drop(hand)
+            self._drop_grown(hand)
+            if outcome is not None:
+                return outcome
+            attempt += 1
+
+    def _drop_grown(self, hand: _Hand) -> None:
+        if hand.worker is not None and (memory := over_share(hand.worker.pid, self._bounds)):
+            LOG.info("a worker has %d MB, more than its share; another takes its place", memory // 10**6)
+            self._drop(hand, patience=5.0)
+
+    def _drop(self, hand: _Hand, *, patience: float = 0.0) -> None:
+        worker, hand.worker = hand.worker, None
+        if worker is not None:
+            self._end(worker, patience=patience)
+
+    def _begin(self) -> Worker:
+        worker = Worker(self._make)
         with self._lock:
             self._live.add(worker)
         if self._stopping.is_set():
@@ -278,7 +242,7 @@ class _Crew:
             hello = worker.answer(START_SECONDS)
         except BaseException as error:
             self._end(worker)
-            if not isinstance(error, (_DiedError, _TimedOutError)):
+            if not isinstance(error, (DiedError, TimedOutError)):
                 raise
             why = str(error) or f"no sign of life for {START_SECONDS:.0f} s"
             raise KernelError(
@@ -287,38 +251,43 @@ class _Crew:
         self.about = {name: value for name, value in hello.items() if name != "ready"}
         return worker
 
-    def _end(self, worker: _Worker, *, patience: float = 0.0) -> None:
+    def _end(self, worker: Worker, *, patience: float = 0.0) -> None:
         with self._lock:
             self._live.discard(worker)
         worker.stop(patience=patience)
 
-    def _try(self, worker: _Worker, task: Task, attempt: int) -> tuple[Outcome | None, bool]:
+    def _try(self, worker: Worker, task: Task, attempt: int, *, last: bool) -> tuple[Outcome | None, bool]:
         """One attempt: an outcome, or None for another attempt; and whether the worker still lives."""
         started = time.monotonic()
-
-        def ended(status: str, reason: str) -> Outcome:
-            seconds = round(time.monotonic() - started, 3)
-            return {"id": task["id"], "status": status, "reason": reason, "seconds": seconds, "attempt": attempt}
-
-        slow = threading.Timer(SLOW_SECONDS, _tell_slow, [task])
+        slow = threading.Timer(SLOW_SECONDS, _tell_slow, [task, self._timeout])
         slow.daemon = True
         slow.start()
         try:
             answer = worker.ask(task, self._timeout)
-        except _TimedOutError:
-            return ended("timeout", f"no result after {self._timeout:g} s"), False
-        except _DiedError as error:
-            return (ended("failed", str(error)) if attempt == ATTEMPTS else None), False
+        except TimedOutError:
+            return _ended(task, "timeout", f"no result after {self._timeout:g} s", started, attempt), False
+        except DiedError as error:
+            if worker.over is not None:
+                raise worker.over from None
+            return (_ended(task, "failed", str(error), started, attempt) if last else None), False
         finally:
             slow.cancel()
         if answer.get("id") != task["id"] or answer.get("status") not in ("done", "failed"):
-            return ended("failed", f"the worker answered something else: {json.dumps(answer)[:500]}"), False
+            why = f"the worker answered something else: {json.dumps(answer)[:500]}"
+            return _ended(task, "failed", why, started, attempt), False
         return {**answer, "attempt": attempt}, True
 
 
-def _tell_slow(task: Task) -> None:
+def _ended(task: Task, status: str, reason: str, started: float, attempt: int) -> Outcome:
+    """The outcome of a rule to which no worker gave an answer."""
+    seconds = round(time.monotonic() - started, 3)
+    return {"id": task["id"], "status": status, "reason": reason, "seconds": seconds, "attempt": attempt}
+
+
+def _tell_slow(task: Task, timeout: float | None) -> None:
     LOG.warning(
-        "%s is being compiled for %.0f minutes now; --kernel-timeout SECONDS ends such a kernel and names it",
+        "%s is being compiled for %.0f minutes now%s; --kernel-timeout SECONDS ends such a kernel and names it",
         task.get("out", task["id"]),
         SLOW_SECONDS / 60,
+        f", and is ended after {timeout / 60:.0f}" if timeout else "",
     )

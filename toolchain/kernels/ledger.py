@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+from urllib.parse import quote
 
 from toolchain.digest import canonical
 from toolchain.errors import ConfigError, ResourceError
@@ -153,13 +156,12 @@ class Ledger:
 
     def __iter__(self) -> Iterator[Entry]:
         """All entries by id."""
-        for (content,) in self._db.execute("SELECT content FROM entry ORDER BY id").fetchall():
+        for (content,) in self._db.execute("SELECT content FROM entry ORDER BY id"):
             yield _entry(content)
 
     def entries(self, rules: Iterable[Rule]) -> tuple[Entry, ...]:
         """The entries of some rules, in the rules' order, for those that have one."""
-        found = {entry.id: entry for entry in self}
-        return tuple(found[rule.id] for rule in rules if rule.id in found)
+        return tuple(entry for entry in (self.get(rule.id) for rule in rules) if entry is not None)
 
     def progress(self, count: int, asked: int) -> None:
         """Note how many of the kernels that the latest request asks for are through.
@@ -172,13 +174,73 @@ class Ledger:
 
     def of_asked(self) -> tuple[int, int]:
         """How many are through of how many that the latest request asked for; zeros when nobody noted it."""
-        count, _, asked = self._progress.partition("/")
-        return (int(count), int(asked)) if asked else (0, 0)
+        return _of_asked(self._progress)
 
     def summary(self) -> Summary:
         """Entries by status."""
         found = [entry.status for entry in self]
         return Summary(done=found.count(DONE), failed=found.count(FAILED), timed_out=found.count(TIMEOUT))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """What a ledger tells somebody who only looks.
+
+    Args:
+        count, asked: see `Ledger.of_asked`.
+        by_kernel: by kernel and GPU.
+    """
+
+    count: int
+    asked: int
+    by_kernel: Mapping[tuple[str, str], Summary]
+
+    @property
+    def summary(self) -> Summary:
+        """Entries by status."""
+        rows = self.by_kernel.values()
+        return Summary(
+            done=sum(one.done for one in rows),
+            failed=sum(one.failed for one in rows),
+            timed_out=sum(one.timed_out for one in rows),
+        )
+
+
+def look(path: Path) -> Standing:
+    """Read a ledger that a campaign may be writing to at this moment, and change nothing in it.
+
+    Returns:
+        Nothing but zeros for a ledger of another format.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    found: Counter[tuple[str, str, str]] = Counter()
+    progress = ""
+    try:
+        with contextlib.closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)) as db:
+            known = dict(db.execute("SELECT name, value FROM about"))
+            if known.get("format") == FORMAT:
+                progress = known.get(_PROGRESS, "")
+                # All at once: while rows are read the campaign cannot write.
+                for (content,) in db.execute("SELECT content FROM entry").fetchall():
+                    entry = _entry(content)
+                    found[entry.kernel, entry.target, entry.status] += 1
+    except sqlite3.DatabaseError as error:
+        raise ConfigError(f"the ledger {path} cannot be used", why=str(error), fix=f"remove {path}") from error
+    count, asked = _of_asked(progress)
+    rows = {
+        (kernel, gpu): Summary(
+            done=found[kernel, gpu, DONE], failed=found[kernel, gpu, FAILED], timed_out=found[kernel, gpu, TIMEOUT]
+        )
+        for kernel, gpu in {(kernel, gpu) for kernel, gpu, _ in found}
+    }
+    return Standing(count=count, asked=asked, by_kernel=rows)
+
+
+def _of_asked(progress: str) -> tuple[int, int]:
+    count, _, asked = progress.partition("/")
+    return (int(count), int(asked)) if asked else (0, 0)
 
 
 def reproducible(entries: Iterable[Entry]) -> list[dict[str, Any]]:

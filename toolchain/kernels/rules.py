@@ -6,10 +6,10 @@ import ast
 import fnmatch
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, overload
 
 from toolchain.catalog.gpus import check_gpu
 from toolchain.data import read_toml
@@ -20,7 +20,7 @@ Value = str | int | float | bool | None
 NONE = "none"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Rule:
     """One code object to compile.
 
@@ -50,11 +50,15 @@ class Rule:
     cluster: str
     options: tuple[tuple[str, Value], ...] = ()
     direction: str = "forward"
+    # Reckoned when it is first asked for; a cached property would need a dictionary for each rule.
+    _id: str = field(default="", init=False, repr=False, compare=False)
 
-    @cached_property
+    @property
     def id(self) -> str:
         """16 hex digits of a SHA-256 over all that decides the object's bytes beside the source and Triton."""
-        return sha256_json(self._content()).removeprefix("sha256:")[:16]
+        if not self._id:
+            object.__setattr__(self, "_id", sha256_json(self._content()).removeprefix("sha256:")[:16])
+        return self._id
 
     def _content(self) -> dict[str, Any]:
         return {
@@ -98,6 +102,46 @@ class RuleSet:
     def digest(self) -> str:
         """`sha256:…` over all rules: an input of the stage that compiles them."""
         return sha256_json([[rule.id, rule.out, rule.cluster] for rule in self.rules])
+
+
+class Tasks(Sequence[dict[str, Any]]):
+    """Rules as workers read them, made when they are asked for: as JSON a rule has some kilobytes.
+
+    Args:
+        tree, out: see `Rule.task`.
+    """
+
+    def __init__(self, rules: Sequence[Rule], tree: str, out: str) -> None:
+        self._rules = rules
+        self._tree = tree
+        self._out = out
+
+    def __len__(self) -> int:
+        return len(self._rules)
+
+    @overload
+    def __getitem__(self, index: int) -> dict[str, Any]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Tasks: ...
+
+    def __getitem__(self, index: int | slice) -> dict[str, Any] | Tasks:
+        if isinstance(index, slice):
+            return Tasks(self._rules[index], self._tree, self._out)
+        return self._rules[index].task(self._tree, self._out)
+
+
+def in_order(rules: Iterable[Rule]) -> tuple[Rule, ...]:
+    """The rules in the order in which they are compiled: those that share most come one after the other.
+
+    First those of one function, GPU and signature, which differ in warps, stages and waves alone and so have their
+    first stages in common; then by all of these. Groups stay in the order in which they first come.
+    """
+    groups: dict[tuple[Any, ...], dict[tuple[int, int], list[Rule]]] = {}
+    for rule in rules:
+        same = (rule.source, rule.kernel, rule.target, rule.signature, rule.constexprs, rule.options)
+        groups.setdefault(same, {}).setdefault((rule.num_warps, rule.num_stages), []).append(rule)
+    return tuple(rule for inside in groups.values() for alike in inside.values() for rule in alike)
 
 
 def cut(rules: Iterable[Rule], *, select: str | None = None, limit: int | None = None) -> RuleSet:

@@ -34,6 +34,7 @@ from toolchain.stages.aotriton_library import (
     require_aotriton,
 )
 from toolchain.stages.base import base_label
+from toolchain.stages.kernel_workers import limits
 from toolchain.stages.prebuilt import choices, names_allowed, take_in
 from toolchain.stages.stage import Built, Planned, Stage, Workspace, common_inputs, image_labels, source_inputs
 from toolchain.stages.wheels import AOTRITON, wheel_sources
@@ -71,8 +72,7 @@ class AotritonStage:
                 "select": request.select,
                 "limit": request.limit,
                 "keep_going": request.keep_going,
-                # What takes too long is marked as known bad then: other results. Otherwise it fails the build.
-                **({"timeout": request.kernel_timeout} if request.keep_going and request.kernel_timeout else {}),
+                **limits(request),
             }
         stem = "aotriton-partial" if part else "aotriton"
         return Planned(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from subprocess import Popen
 from typing import Any
 
-from toolchain import recipe
+from toolchain import console, recipe
 from toolchain.errors import PolicyError
 from toolchain.oci import labels
 from toolchain.recipe import Mount, digests
@@ -18,6 +18,7 @@ from toolchain.sources.resolve import locate
 from toolchain.sources.spec import SourceSpec
 from toolchain.sources.tree import Source, require
 from toolchain.stages.base import base_label
+from toolchain.stages.kernel_workers import limits, local_workers, tell
 from toolchain.stages.prebuilt import take_in
 from toolchain.stages.stage import Built, Planned, Stage, Workspace, common_inputs, image_labels, source_inputs
 from toolchain.stages.triton_wheel import SITE
@@ -52,8 +53,7 @@ class KernelsStage:
                 "select": request.select,
                 "limit": request.limit,
                 "keep_going": request.keep_going,
-                # What takes too long is marked as known bad then: other results. Otherwise it fails the build.
-                **({"timeout": request.kernel_timeout} if request.keep_going and request.kernel_timeout else {}),
+                **limits(request),
             }
         stem = "flash-attn-kernels-partial" if part else "flash-attn-kernels"
         return Planned(
@@ -68,7 +68,6 @@ class KernelsStage:
 
     def build(self, planned: Planned, dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
         from toolchain.kernels.campaign import run_campaign  # noqa: PLC0415 - a plan compiles nothing
-        from toolchain.kernels.executors import LocalExecutor  # noqa: PLC0415
         from toolchain.kernels.ledger import Ledger  # noqa: PLC0415
         from toolchain.kernels.rules import load_rules  # noqa: PLC0415
 
@@ -103,16 +102,20 @@ class KernelsStage:
             return workspace.worker(image, ["python3", "/recipe/aotriton/worker.py"], mounts=mounts, env=env)
 
         workspace.step("compile")
+        executor = local_workers(start, workspace)
         with Ledger(work / "ledger.sqlite") as ledger:
             result = run_campaign(
                 rules,
-                LocalExecutor(start, workers=workspace.jobs("kernel"), timeout=request.kernel_timeout),
+                executor,
                 ledger,
                 out,
                 worker_tree="/src/kernels",
                 worker_out="/out",
                 keep_going=request.keep_going,
                 on_count=lambda done, total, label: workspace.on_line(f"@count {done}/{total} {label}"),
+                on_end=tell,
+                command=console.command(),
+                bounds=executor.bounds,
             )
         if result.bad:
             told = [planned.partial] if planned.partial else []

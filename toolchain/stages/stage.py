@@ -120,6 +120,9 @@ class Workspace(Protocol):
     def jobs(self, kind: Literal["compile", "link", "kernel"]) -> int:
         """How many at once: what the user asked for, or what cores and memory allow."""
 
+    def memory(self) -> int:
+        """Bytes that new processes can have."""
+
     def require_disk(self, count: int) -> None:
         """Refuse with `ResourceError` when fewer than `count` bytes are free where the work lies."""
 

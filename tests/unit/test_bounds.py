@@ -1,0 +1,149 @@
+"""Workers that grow, and kernels that take more memory than there is: with real processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.kernel_fixtures import FakeWorkers, make_rule
+from toolchain.kernels import bounds
+from toolchain.kernels.bounds import MemoryBounds, Turns, patience, processes, proportional, resident
+from toolchain.kernels.campaign import CampaignResult, run_campaign
+from toolchain.kernels.executors import LocalExecutor
+from toolchain.kernels.ledger import DONE, FAILED, Ledger
+from toolchain.kernels.rules import Rule
+
+MIB = 1 << 20
+MUCH = 64 << 30
+
+
+class Place:
+    """One campaign's folders."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.workers = FakeWorkers(root / "workers")
+
+    def run(
+        self, rules: Sequence[Rule], limits: MemoryBounds, *, workers: int = 1, timeout: float = 60.0
+    ) -> CampaignResult:
+        self.workers.provide(list(rules))
+        executor = LocalExecutor(self.workers, workers=workers, timeout=timeout, bounds=limits, watch=0.05)
+        with Ledger(self.root / "ledger.sqlite") as ledger:
+            return run_campaign(rules, executor, ledger, self.root / "out", worker_tree="/src", keep_going=True)
+
+    @property
+    def started(self) -> int:
+        return len((self.workers.folder / "started").read_text().split())
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+def test_a_worker_that_grows_is_replaced_between_two_kernels(place: Place) -> None:
+    rules = [make_rule("grows", warps=2**number) for number in range(6)]
+    result = place.run(rules, MemoryBounds(together=MUCH, share=100 * MIB))
+
+    assert [entry.status for entry in result.entries] == [DONE] * 6
+    assert [entry.attempt for entry in result.entries] == [1] * 6
+    assert place.started == 3, "each keeps 60 MiB of every kernel, so two fill its share"
+    assert place.workers.alive == []
+
+
+def test_a_worker_within_its_share_stays(place: Place) -> None:
+    place.run([make_rule("grows", warps=2**number) for number in range(4)], MemoryBounds(together=MUCH, share=MUCH))
+    assert place.started == 1
+
+
+def test_a_kernel_that_takes_too_much_memory_is_stopped_and_recorded(place: Place) -> None:
+    limits = MemoryBounds(together=MUCH, share=MUCH, kernel=200 * MIB)
+    result = place.run([make_rule("eats"), make_rule("good"), make_rule("fine")], limits)
+
+    by_kernel = {entry.kernel: entry for entry in result.entries}
+    assert {name: entry.status for name, entry in by_kernel.items()} == {"eats": FAILED, "good": DONE, "fine": DONE}
+    assert by_kernel["eats"].reason.startswith("memory: ")
+    assert "one kernel may take 209.7 MB" in by_kernel["eats"].reason
+    assert place.workers.tries.count("eats") == 1, "it would take as much again"
+    assert place.workers.alive == []
+
+
+def test_of_two_that_do_not_fit_together_one_tries_again_alone(place: Place) -> None:
+    rules = [make_rule("large"), make_rule("large", warps=8), *(make_rule("slow", warps=2**n) for n in range(4))]
+    result = place.run(rules, MemoryBounds(together=250 * MIB, share=MUCH), workers=2)
+
+    assert [entry.status for entry in result.entries] == [DONE] * 6
+    assert sorted(entry.attempt for entry in result.entries if entry.kernel == "large") == [1, 2]
+    beside = (place.workers.folder / "beside").read_text().split()
+    assert beside[-1] == "0", "another worker still held memory"
+    assert place.workers.alive == []
+
+
+def test_one_that_takes_too_much_alone_fails(place: Place) -> None:
+    limits = MemoryBounds(together=250 * MIB, share=MUCH)
+    result = place.run([make_rule("eats"), make_rule("hangs")], limits, workers=2, timeout=8.0)
+
+    (eats,) = (entry for entry in result.entries if entry.kernel == "eats")
+    assert (eats.status, eats.attempt) == (FAILED, 2)
+    assert eats.reason.startswith("memory: ")
+    assert place.workers.tries.count("eats") == 2
+    assert result.counts() == {"done": 0, "failed": 1, "timed_out": 1}
+
+
+def test_shares_of_what_a_machine_has() -> None:
+    limits = MemoryBounds.of(20 << 30, 4)
+    assert limits.together == (20 << 30) - (2 << 30)
+    assert limits.share == limits.together // 4
+    assert limits.kernel == 0
+    assert MemoryBounds.of(20 << 30, 4, 1 << 30).share == 1 << 30
+    assert MemoryBounds.of(600 * MIB, 1).together == 300 * MIB, "of little, half is for others"
+
+
+def test_without_a_limit_of_time_there_is_one() -> None:
+    assert patience(None) == bounds.RUNAWAY_SECONDS
+    assert patience(20.0) == 20.0
+
+
+@pytest.mark.parametrize("lists", [True, False])
+def test_all_below_a_process_are_measured(monkeypatch: pytest.MonkeyPatch, lists: bool) -> None:
+    monkeypatch.setattr(bounds, "_lists_children", lambda: lists)
+    script = "import subprocess, sys; print(1, flush=True); subprocess.run([sys.executable, '-c', sys.argv[1]])"
+    below = "import sys; block = b'x' * (50 << 20); print(2, flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", script, below], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdin is not None
+        assert [child.stdout.readline(), child.stdout.readline()] == ["1\n", "2\n"]
+        assert len(processes(child.pid)) == 2
+        assert child.pid in processes(os.getpid())
+        assert 50 * MIB < proportional(child.pid) <= resident(child.pid) < 150 * MIB
+        child.stdin.close()
+    assert resident(child.pid) == 0, "it has ended"
+
+
+def test_nobody_waits_for_a_turn_when_all_is_given_up() -> None:
+    stopping = threading.Event()
+    turns = Turns(stopping)
+    waiting = threading.Event()
+
+    def wait() -> None:
+        waiting.set()
+        with turns.alone():
+            pass
+
+    with turns.beside(before_waiting=lambda: None):
+        thread = threading.Thread(target=wait)
+        thread.start()
+        assert waiting.wait(10)
+        stopping.set()
+        turns.wake()
+        thread.join(10)
+        assert not thread.is_alive()

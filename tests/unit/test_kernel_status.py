@@ -1,0 +1,353 @@
+"""What a campaign tells while it runs, after it was killed, and at its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.kernel_fixtures import FakeWorkers, make_rule
+from toolchain.cli import kernels_cmd
+from toolchain.cli.app import app
+from toolchain.cli.kernels_view import line, screen
+from toolchain.errors import ConfigError, KernelError
+from toolchain.kernels import status
+from toolchain.kernels.bounds import MemoryBounds
+from toolchain.kernels.campaign import CampaignResult, run_campaign
+from toolchain.kernels.executors import LocalExecutor
+from toolchain.kernels.ledger import DONE, FAILED, TIMEOUT, Entry, Ledger, look
+from toolchain.kernels.status import LEDGER, STATUS, WATCHED, Board, read
+from toolchain.kernels.summary import summary
+
+TOP = Path(__file__).parents[2]
+LONG = "flash/gfx942/attn_fwd/" + "FONLY__fp16@16__" * 12 + "P__2_2_16__4.hsaco"
+
+
+class Clock:
+    """Seconds that pass when told to."""
+
+    def __init__(self) -> None:
+        self.now = 1_800_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def board_of(path: Path, clock: Clock, **more: Any) -> Board:
+    rules = [make_rule("quick", warps=2**n) for n in range(10)] + [make_rule("costly", warps=2**n) for n in range(5)]
+    return Board(path, rules, workers=list, clock=clock, **more)
+
+
+def test_what_is_left_counts_in_seconds_of_compiling(tmp_path: Path) -> None:
+    """The functions come one after the other, and the last ones cost most: kernels a second would promise too much."""
+    clock = Clock()
+    board = board_of(tmp_path / STATUS, clock)
+    board.count(Entry.of(make_rule("costly"), DONE, seconds=10.0), reused=True)
+    assert (board.as_json()["rate"], board.as_json()["left_seconds"]) == (None, None)
+    for number in range(8):
+        clock.now += 1
+        board.count(Entry.of(make_rule("quick", warps=2**number), DONE, seconds=2.0))
+    told = board.as_json()
+    assert (told["asked"], told["done"], told["reused"]) == (15, 9, 1)
+    assert told["rate"] == 1.0
+    # Two workers' worth: 2 s of compiling each second. 2 quick ones and 4 costly ones are left: 44 s.
+    assert told["left_seconds"] == 22.0
+
+
+def test_only_the_last_minutes_say_how_fast_it_is(tmp_path: Path) -> None:
+    clock = Clock()
+    board = board_of(tmp_path / STATUS, clock)
+    for number in range(5):
+        board.count(Entry.of(make_rule("quick", warps=2**number), DONE, seconds=1.0))
+    clock.now += 6000
+    board.count(Entry.of(make_rule("quick", warps=512), DONE, seconds=1.0))
+    assert board.as_json()["rate"] == round(1 / 600, 3)
+
+
+def test_what_failed_and_what_was_slow(tmp_path: Path) -> None:
+    board = board_of(tmp_path / STATUS, Clock(), command="toolchain build aotriton")
+    for number in range(8):
+        rule = make_rule("quick", warps=2**number)
+        board.count(Entry.of(rule, FAILED if number % 2 else TIMEOUT, reason=f"no {number}\nmore", seconds=number))
+    told = board.as_json()
+    assert (told["failed"], told["timed_out"]) == (4, 4)
+    assert [row["seconds"] for row in told["slowest"]] == [7, 6, 5, 4, 3]
+    assert [row["reason"] for row in told["bad"]] == [f"no {number}" for number in range(3, 8)]
+    assert told["command"] == "toolchain build aotriton"
+
+
+RUNS = """
+import sys, time
+from pathlib import Path
+from tests.kernel_fixtures import make_rule
+from toolchain.kernels.ledger import Entry, Ledger
+from toolchain.kernels.status import STATUS, Board
+folder = Path(sys.argv[1])
+rules = [make_rule("k", warps=2**number) for number in range(4)]
+with Ledger(folder / "ledger.sqlite") as ledger, Board(folder / STATUS, rules, workers=list, command="again") as board:
+    entry = Entry.of(rules[0], "done", seconds=1.0)
+    board.count(entry)
+    ledger.record(entry)
+    ledger.progress(1, 4)
+    print("up", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[tuple[Path, subprocess.Popen[str]]]:
+    folder = tmp_path / "cache" / "work" / "campaign-1"
+    with subprocess.Popen(
+        [sys.executable, "-c", RUNS, str(folder)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(TOP)},
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "up\n"
+        yield folder, child
+        child.kill()
+
+
+def test_a_campaign_that_was_killed_is_told_as_such(running: tuple[Path, subprocess.Popen[str]]) -> None:
+    folder, child = running
+    found = read(folder)
+    assert (found["state"], found["pid"], found["count"], found["asked"]) == ("running", child.pid, 1, 4)
+    child.kill()
+    child.wait(10)
+    found = read(folder)
+    assert (found["state"], found["count"], found["asked"]) == ("killed", 1, 4)
+    assert (found["rate"], found["left_seconds"], found["workers"]) == (None, None, [])
+    assert screen(found)[-2:] == ["  to go on", "    again"]
+
+
+def test_another_process_of_the_same_number_is_not_the_campaign(running: tuple[Path, subprocess.Popen[str]]) -> None:
+    folder, child = running
+    told = json.loads((folder / STATUS).read_bytes())
+    for changed in ({"process": told["process"] + "1"}, {"pid": os.getpid()}, {"process": ""}):
+        (folder / STATUS).write_text(json.dumps({**told, **changed}))
+        assert read(folder)["state"] == "killed", changed
+    (folder / STATUS).write_text(json.dumps(told))
+    assert read(folder)["state"] == "running"
+    assert child.poll() is None
+
+
+def test_who_looks_gets_newer_figures(running: tuple[Path, subprocess.Popen[str]]) -> None:
+    folder, _ = running
+    before = (folder / STATUS).stat().st_mtime_ns
+    deadline = time.monotonic() + 12
+    while (folder / STATUS).stat().st_mtime_ns == before and time.monotonic() < deadline:
+        status.ask_for_more(folder)
+        time.sleep(0.1)
+    assert (folder / STATUS).stat().st_mtime_ns != before
+
+
+def test_looking_changes_nothing_and_waits_for_nobody(tmp_path: Path) -> None:
+    with Ledger(tmp_path / LEDGER) as ledger:
+        ledger.record(Entry.of(make_rule("k"), DONE))
+        ledger._db.execute("UPDATE about SET value = 'another' WHERE name = 'format'")
+    content = (tmp_path / LEDGER).read_bytes()
+    assert look(tmp_path / LEDGER).summary.done == 0
+    assert (tmp_path / LEDGER).read_bytes() == content, "who opens it as a campaign does empties it"
+    with pytest.raises(ConfigError, match="cannot be used"):
+        look(tmp_path / "nowhere")
+    assert not (tmp_path / "nowhere").exists()
+
+
+class Place:
+    """One campaign's folders."""
+
+    def __init__(self, root: Path) -> None:
+        self.folder = root / "cache" / "work" / "campaign-1"
+        self.workers = FakeWorkers(root / "workers")
+        self.said: list[str] = []
+        self.cache = root / "cache"
+
+    def run(self, *kernels: str, keep_going: bool = False, timeout: float = 3.0) -> CampaignResult:
+        rules = [make_rule(kernel) for kernel in kernels]
+        self.workers.provide(rules)
+        executor = LocalExecutor(self.workers, workers=2, timeout=timeout)
+        with Ledger(self.folder / LEDGER) as ledger:
+            return run_campaign(
+                rules, executor, ledger, self.folder / "out", worker_tree="/src", keep_going=keep_going,
+                on_end=self.said.extend, command="toolchain build kernels", bounds=MemoryBounds(together=9, share=3),
+            )  # fmt: skip
+
+    def ask(self, *words: str) -> str:
+        done = CliRunner().invoke(app, ["kernels", "status", "--cache", str(self.cache), *words])
+        assert done.exit_code == 0, done.output
+        return done.stdout
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+def test_the_end_is_one_screen(place: Place) -> None:
+    with pytest.raises(KernelError):
+        place.run("good", "fails", "hangs", "slow")
+    assert len(place.said) <= 24
+    assert all(len(text) <= 80 for text in place.said)
+    said = "\n".join(place.said)
+    assert place.said[0].startswith("2 of 4 kernels")
+    for part in (
+        "good ",
+        "1 late",
+        "slowest:",
+        "gfx942/hangs/warps-4.hsaco",
+        "TypeError: cannot",
+        "no result after 3 s",
+    ):
+        assert part in said
+    assert "toolchain build kernels --keep-going" in said
+    assert "toolchain build kernels --kernel-timeout SECONDS" in said
+    assert "--kernel-memory" not in said
+    found = read(place.folder)
+    assert (found["state"], found["count"], found["asked"]) == ("failed", 4, 4)
+    assert (found["done"], found["failed"], found["timed_out"], found["reused"]) == (2, 1, 1, 0)
+    assert found["memory"]["together"] == 9
+    assert found["memory"]["coordinator"] > 10**7
+
+
+def test_what_was_compiled_before_is_told_as_reused(place: Place) -> None:
+    place.run("good")
+    place.run("good", "fine")
+    found = read(place.folder)
+    assert (found["state"], found["done"], found["reused"]) == ("done", 2, 1)
+    assert [(row["kernel"], row["reused"]) for row in found["by_kernel"]] == [("fine", 0), ("good", 1)]
+    assert "1 of them from earlier runs" in "".join(place.said)
+
+
+def test_a_campaign_that_was_given_up_says_so(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Ledger, "record", stop)
+    with pytest.raises(KeyboardInterrupt):
+        place.run("good", "hangs")
+    assert read(place.folder)["state"] == "stopped"
+    assert place.workers.alive == []
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("kernel-")]
+
+
+def test_workers_say_what_they_are_at(place: Place) -> None:
+    rules = [make_rule("hangs"), make_rule("good")]
+    place.workers.provide(rules)
+    executor = LocalExecutor(place.workers, workers=2, timeout=None, watch=0.05)
+    outcomes = executor.run([rule.task("/src", str(place.folder)) for rule in rules])
+    next(outcomes)
+    deadline = time.monotonic() + 20
+    while not (found := [row for row in executor.workers() if row["kernel"] and row["memory"]]):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    (row,) = found
+    outcomes.close()
+    assert (row["kernel"], row["gpu"], row["compiled"]) == ("hangs", "gfx942", 0)
+    assert row["out"].endswith("gfx942/hangs/warps-4.hsaco")
+    assert row["memory"] > 10**6
+    assert executor.workers() == []
+
+
+def full(state: str = "running") -> dict[str, Any]:
+    """A campaign with everything, and long names."""
+    worker = {"pid": 1234567, "memory": 1_234_567_890, "compiled": 499, "kernel": "attn_fwd", "gpu": "gfx942",
+              "out": f"/build/plan/{LONG}", "seconds": 3725.0}  # fmt: skip
+    row = {"kernel": "debug_simulate_encoded_softmax_of_all", "gpu": "gfx1100", "asked": 19001, "done": 18000,
+           "reused": 17000, "failed": 100, "timed_out": 99, "mean_seconds": 12.5}  # fmt: skip
+    return {
+        "campaign": "campaign-0123456789ab", "count": 18199, "asked": 19001, "done": 18000, "failed": 100,
+        "timed_out": 99, "state": state, "pid": 1234567, "process": "x", "command": "toolchain build aotriton",
+        "began": "2026-11-22T17:50:00Z", "updated": "2026-11-22T18:50:00Z", "reused": 17000, "rate": 123.456,
+        "left_seconds": 86400.0, "by_kernel": [row] * 7, "slowest": [{**worker, "out": LONG}] * 5,
+        "memory": {"coordinator": 10**9, "workers": 10**12, "together": 10**12, "share": 10**9, "kernel": 0},
+        "bad": [{"out": LONG, "status": "failed", "reason": "RuntimeError: " + "x" * 300}] * 5,
+        "workers": [worker, {**worker, "out": "", "seconds": 0.0}] * 20,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("state", ["running", "done", "failed", "stopped", "killed"])
+def test_all_is_80_columns_wide(state: str) -> None:
+    told = full(state)
+    lines = screen(told, now=1795373400.0)
+    assert max(map(len, lines)) <= 80
+    assert ("pid 1234567" in lines[0]) == (state == "running")
+    assert any("40 more" in text or "24 more" in text for text in lines)
+    assert len(line(told)) <= 120
+
+
+def test_the_estimate_goes_on_after_the_file_was_written() -> None:
+    told = full()
+    written = 1795373400.0  # 18:50 of that day
+    assert "about 24 h 00 min left" in line(told, now=written)
+    assert "about 23 h 00 min left" in line(told, now=written + 3600)
+
+
+def test_status_for_people_and_as_json(place: Place) -> None:
+    assert place.ask() == "no unfinished campaign\n"
+    assert place.ask("--watch") == "no unfinished campaign\n"
+    with pytest.raises(KernelError):
+        place.run("good", "fails")
+    said = place.ask().splitlines()
+    assert said[0] == "campaign-1  has ended, with failures"
+    assert said[1] == "  2 of 2 through: 1 done (0 reused), 1 failed, 0 late"
+    assert max(map(len, said)) <= 80
+    assert said[-1].strip() == "toolchain build kernels"
+    assert place.ask("--watch") == "campaign-1: 2/2 kernels, 1 bad, has ended, with failures\n"
+    (told,) = json.loads(place.ask("--json"))["campaigns"]
+    assert told == read(place.folder)
+    refused = CliRunner().invoke(app, ["kernels", "status", "--cache", str(place.cache), "--json", "--watch"])
+    assert refused.exit_code == ConfigError.code
+
+
+def test_a_ledger_of_an_earlier_version_is_counted(place: Place) -> None:
+    with Ledger(place.folder / LEDGER) as ledger:
+        ledger.record(Entry.of(make_rule("k"), DONE))
+        ledger.progress(1, 3)
+    said = place.ask().splitlines()
+    assert said[:2] == ["campaign-1  left no status", "  1 of 3 through: 1 done, 0 failed, 0 late"]
+    assert said[3].split()[:4] == ["k", "gfx942", "-", "1"]
+
+
+def test_watching_goes_on_until_it_ends(
+    running: tuple[Path, subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, child = running
+    monkeypatch.setattr(kernels_cmd, "_SAID_EVERY", 0.2)
+
+    def kill() -> None:
+        child.kill()
+        child.wait(10)
+
+    timer = threading.Timer(1.0, kill)
+    timer.start()
+    done = CliRunner().invoke(app, ["kernels", "status", "--cache", str(folder.parents[1]), "--watch"])
+    timer.join()
+    said = done.stdout.splitlines()
+    assert done.exit_code == 0
+    assert said[0].startswith("campaign-1: 1/4 kernels")
+    assert "killed" not in said[0]
+    assert said[-1] == "campaign-1: 1/4 kernels, is not running: it was killed"
+    assert (folder / WATCHED).exists()
+
+
+def test_a_summary_of_many_kernels_is_short() -> None:
+    entries = [
+        Entry.of(make_rule(f"kernel_{number}"), FAILED, reason=f"memory: {number} GB" if number % 3 else "x" * 200)
+        for number in range(60)
+    ]
+    result = CampaignResult(entries=tuple(entries), skipped=0, partial=False, about={})
+    said = summary(result, seconds=7200.0, command="toolchain build aotriton --keep-going", keep_going=True)
+    assert len(said) <= 30
+    assert all(len(text) <= 80 for text in said if "toolchain" not in text)
+    assert "  toolchain build aotriton --keep-going --kernel-memory MB --jobs 1" in said
+    assert not any("--keep-going --keep-going" in text for text in said)

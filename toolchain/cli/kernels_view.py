@@ -1,0 +1,141 @@
+"""How a campaign stands, for people: 80 columns."""
+
+from __future__ import annotations
+
+import calendar
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from toolchain import console
+from toolchain.kernels.status import ENDED, FAILURES, KILLED, RUNNING, STOPPED
+
+_WIDTH = 80
+_WORKERS = 16
+_STATES = {
+    ENDED: "has ended",
+    FAILURES: "has ended, with failures",
+    STOPPED: "was stopped",
+    KILLED: "is not running: it was killed",
+    "unknown": "left no status",
+}
+
+
+def line(row: Mapping[str, Any], *, now: float | None = None) -> str:
+    """One line for a log.
+
+    Args:
+        row: as `toolchain.kernels.status.read` gives it.
+    """
+    parts = [f"{row['campaign']}: {row['count']}/{row['asked']} kernels"]
+    if bad := _total(row, "failed") + _total(row, "timed_out"):
+        parts.append(f"{bad} bad")
+    if row["state"] != RUNNING:
+        return ", ".join([*parts, _STATES[row["state"]]])
+    if row["rate"]:
+        parts.append(f"{row['rate']:.2f} a second")
+    if (left := _left(row, now)) is not None:
+        parts.append(f"about {console.duration(left)} left")
+    return ", ".join(parts)
+
+
+def screen(row: Mapping[str, Any], *, now: float | None = None) -> list[str]:
+    """All that is known, of lines of 80 columns but for the command.
+
+    Args:
+        row: as `toolchain.kernels.status.read` gives it.
+        now: seconds since 1970.
+    """
+    lines = [f"{row['campaign']}  {_state(row, now)}", f"  {_counts(row)}"]
+    if row["state"] == RUNNING:
+        lines += [f"  {_speed(row, now)}", *_memory(row)]
+    lines += [f"  {text}" for text in (*_groups(row["by_kernel"]), *_workers(row["workers"]))]
+    if row["slowest"]:
+        lines.append("  slowest")
+        lines += [f"    {one['seconds']:7.1f} s  {_tail(one['out'], _WIDTH - 15)}" for one in row["slowest"]]
+    if row["bad"]:
+        lines.append("  the last without an object")
+        for one in row["bad"]:
+            lines += [f"    {_tail(one['out'], _WIDTH - 4)}", f"      {_cut(one['reason'], _WIDTH - 6)}"]
+    if row["state"] in (FAILURES, STOPPED, KILLED) and row["command"]:
+        lines += ["  to go on", f"    {row['command']}"]
+    return [console.one_line(text) for text in lines]
+
+
+def _state(row: Mapping[str, Any], now: float | None) -> str:
+    if row["state"] != RUNNING:
+        return _STATES[row["state"]]
+    return f"running for {console.duration(_since(row['began'], now))}, pid {row['pid']}"
+
+
+def _counts(row: Mapping[str, Any]) -> str:
+    reused = "" if row["reused"] is None else f" ({row['reused']} reused)"
+    return (
+        f"{row['count']} of {row['asked']} through: {_total(row, 'done')} done{reused},"
+        f" {_total(row, 'failed')} failed, {_total(row, 'timed_out')} late"
+    )
+
+
+def _speed(row: Mapping[str, Any], now: float | None) -> str:
+    left = _left(row, now)
+    pace = f"{row['rate']:.2f} kernels a second" if row["rate"] else "no kernel yet"
+    return f"{pace}, about {console.duration(left)} left" if left is not None else pace
+
+
+def _memory(row: Mapping[str, Any]) -> list[str]:
+    told = row["memory"]
+    together, share = (console.size(told[name]) for name in ("together", "share"))
+    bound = f" of {together}, a share is {share}" if told["together"] else ""
+    return [f"  workers {console.size(told['workers'])}{bound}; this tool {console.size(told['coordinator'])}"]
+
+
+def _groups(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    if not rows:
+        return []
+    names = ("asked", "done", "reused", "failed", "timed_out")
+    found = [f"{'kernel':30} {'gpu':8} {'asked':>6} {'done':>6} {'reused':>6} {'failed':>6} {'late':>5} {'mean':>4}"]
+    for row in rows:
+        asked, done, reused, failed, late = ("-" if row[name] is None else str(row[name]) for name in names)
+        mean = "-" if row["mean_seconds"] is None else f"{row['mean_seconds']:.1f}"
+        found.append(
+            f"{_tail(row['kernel'], 30):30} {row['gpu']:8} {asked:>6} {done:>6} {reused:>6} {failed:>6} {late:>5}"
+            f" {mean:>4}"
+        )
+    return found
+
+
+def _workers(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    if not rows:
+        return []
+    found = [f"{'worker':>8} {'memory':>9} {'through':>7} {'for':>9}  at"]
+    for row in rows[:_WORKERS]:
+        at = _tail(row["out"], 39) if row["out"] else "nothing"
+        took = console.duration(row["seconds"]) if row["out"] else ""
+        found.append(f"{row['pid']:>8} {console.size(row['memory']):>9} {row['compiled']:>7} {took:>9}  {at}")
+    if len(rows) > _WORKERS:
+        found.append(f"and {len(rows) - _WORKERS} more workers: --json lists them")
+    return found
+
+
+def _total(row: Mapping[str, Any], name: str) -> int:
+    """Of those asked for; the ledger may hold more."""
+    return sum(int(one[name] or 0) for one in row["by_kernel"])
+
+
+def _left(row: Mapping[str, Any], now: float | None) -> float | None:
+    left = row["left_seconds"]
+    return None if left is None else max(float(left) - _since(row["updated"], now), 0.0)
+
+
+def _since(text: str, now: float | None) -> float:
+    then = calendar.timegm(time.strptime(text, "%Y-%m-%dT%H:%M:%SZ"))
+    return max((time.time() if now is None else now) - then, 0.0)
+
+
+def _tail(text: str, width: int) -> str:
+    """The end of a text, which tells kernels apart."""
+    return text if len(text) <= width else f"…{text[-width + 1 :]}"
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 1]}…"

@@ -1,0 +1,279 @@
+"""What a running campaign tells others: a small file beside its ledger, and who reads it."""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import json
+import os
+import resource
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from toolchain.digest import canonical, write_atomically
+from toolchain.errors import KernelError
+from toolchain.kernels.bounds import MemoryBounds
+from toolchain.kernels.ledger import DONE, FAILED, Entry, Standing, look
+from toolchain.kernels.rules import Rule
+
+STATUS, WATCHED, LEDGER = "status.json", "watched", "ledger.sqlite"
+FORMAT = 1
+RUNNING, ENDED, FAILURES, STOPPED, KILLED = "running", "done", "failed", "stopped", "killed"
+SHOWN = 5  # slowest and bad kernels
+_EVERY, _WATCHED_EVERY = 15.0, 1.0  # seconds between two files, alone and while somebody looks
+_PATIENCE = 5.0  # seconds for which somebody looks who has just looked
+_WINDOW = 600.0
+_PROC = Path("/proc")
+
+
+@dataclass
+class _Group:
+    """The kernels of one function for one GPU, counted."""
+
+    asked: int = 0
+    done: int = 0
+    reused: int = 0
+    failed: int = 0
+    timed_out: int = 0
+    seconds: float = 0.0
+
+    @property
+    def through(self) -> int:
+        return self.done + self.failed + self.timed_out
+
+
+class Board:
+    """Counts what becomes of a campaign's rules, and writes it down: every 15 s, and every second while it is read.
+
+    Used as a context: what ends the block is the campaign's state.
+
+    Args:
+        path: the file, which is replaced as a whole.
+        rules: all that were asked for.
+        workers: see `Executor.workers`.
+        command: what was called, to be called again.
+        clock: seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        rules: Iterable[Rule],
+        *,
+        workers: Callable[[], list[dict[str, Any]]],
+        bounds: MemoryBounds | None = None,
+        command: str = "",
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._path = path
+        self._workers = workers
+        self._bounds = bounds
+        self._command = command
+        self._clock = clock
+        self._began = clock()
+        self._state = RUNNING
+        self._groups: dict[tuple[str, str], _Group] = {}
+        for rule in rules:
+            self._groups.setdefault((rule.kernel, rule.target), _Group()).asked += 1
+        self._recent: deque[tuple[float, float]] = deque()
+        self._slowest: list[tuple[float, str, str, str]] = []
+        self._bad: deque[dict[str, str]] = deque(maxlen=SHOWN)
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kernel-status", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._write()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join(10)
+        self._state = ENDED if error is None else FAILURES if isinstance(error, KernelError) else STOPPED
+        self._write()
+
+    def count(self, entry: Entry, *, reused: bool = False) -> None:
+        """Note what became of a rule.
+
+        Args:
+            reused: an earlier run had compiled it.
+        """
+        with self._lock:
+            group = self._groups[entry.kernel, entry.target]
+            group.done += entry.status == DONE
+            group.failed += entry.status == FAILED
+            group.timed_out += entry.status not in (DONE, FAILED)
+            group.reused += reused
+            group.seconds += entry.seconds
+            if reused:
+                return
+            now = self._clock()
+            self._recent.append((now, entry.seconds))
+            while now - self._recent[0][0] > _WINDOW:
+                self._recent.popleft()
+            heapq.heappush(self._slowest, (entry.seconds, entry.out, entry.kernel, entry.target))
+            if len(self._slowest) > SHOWN:
+                heapq.heappop(self._slowest)
+            if entry.status != DONE:
+                self._bad.append(
+                    {"out": entry.out, "status": entry.status, "reason": entry.reason.partition("\n")[0][:200]}
+                )
+
+    def as_json(self) -> dict[str, Any]:
+        """What the file holds; docs/json.schema.json says what each key is."""
+        workers = self._workers()
+        with self._lock:
+            groups = self._groups.values()
+            rate, left = self._pace()
+            bounds = self._bounds
+            return {
+                "format": FORMAT,
+                "state": self._state,
+                "pid": os.getpid(),
+                "process": _identity(os.getpid()),
+                "command": self._command,
+                "began": _text(self._began),
+                "updated": _text(self._clock()),
+                "asked": sum(one.asked for one in groups),
+                "done": sum(one.done for one in groups),
+                "reused": sum(one.reused for one in groups),
+                "failed": sum(one.failed for one in groups),
+                "timed_out": sum(one.timed_out for one in groups),
+                "rate": rate,
+                "left_seconds": left,
+                "memory": {
+                    "coordinator": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+                    "workers": sum(int(one["memory"]) for one in workers),
+                    "together": bounds.together if bounds else 0,
+                    "share": bounds.share if bounds else 0,
+                    "kernel": bounds.kernel if bounds else 0,
+                },
+                "by_kernel": [
+                    {
+                        "kernel": kernel,
+                        "gpu": gpu,
+                        "asked": one.asked,
+                        "done": one.done,
+                        "reused": one.reused,
+                        "failed": one.failed,
+                        "timed_out": one.timed_out,
+                        "mean_seconds": round(one.seconds / one.through, 2) if one.through else None,
+                    }
+                    for (kernel, gpu), one in sorted(self._groups.items())
+                ],
+                "slowest": [
+                    {"out": out, "kernel": kernel, "gpu": gpu, "seconds": seconds}
+                    for seconds, out, kernel, gpu in sorted(self._slowest, reverse=True)
+                ],
+                "bad": list(self._bad),
+                "workers": workers,
+            }
+
+    def _pace(self) -> tuple[float | None, float | None]:
+        """Kernels a second, and seconds until all are through. Functions differ in cost, and come one after the other.
+
+        So what is left counts in seconds of compiling, of which the last ten minutes did so many a second.
+        """
+        left = sum(one.asked - one.through for one in self._groups.values())
+        if self._state != RUNNING or not self._recent:
+            return None, None if left else 0.0
+        passed = max(self._clock() - max(self._began, self._clock() - _WINDOW), 0.001)
+        through = sum(one.through for one in self._groups.values())
+        mean = sum(one.seconds for one in self._groups.values()) / through
+        work = sum(
+            (one.asked - one.through) * (one.seconds / one.through if one.through else mean)
+            for one in self._groups.values()
+        )
+        pace = sum(seconds for _, seconds in self._recent) / passed
+        return round(len(self._recent) / passed, 3), round(work / pace, 1) if pace else None
+
+    def _run(self) -> None:
+        written = self._clock()
+        while not self._stop.wait(_WATCHED_EVERY):
+            if self._clock() - written >= _EVERY or _looked(self._path.with_name(WATCHED)):
+                self._write()
+                written = self._clock()
+
+    def _write(self) -> None:
+        # Nobody's kernels fail because nobody can be told of them.
+        with contextlib.suppress(OSError):
+            write_atomically(self._path, canonical(self.as_json()) + b"\n")
+
+
+def ask_for_more(folder: Path) -> None:
+    """Have the campaign that runs in `folder` write its status every second for a while."""
+    with contextlib.suppress(OSError):  # somebody else's: it goes on every 15 s
+        (folder / WATCHED).touch()
+
+
+def _looked(path: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return time.time() - path.stat().st_mtime < _PATIENCE
+    return False
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """How a campaign stands, as `kernels status --json` prints it.
+
+    Args:
+        folder: it has a ledger; nothing in it is changed, and nobody waits for us.
+
+    Raises:
+        ConfigError: the ledger cannot be read.
+    """
+    standing = look(folder / LEDGER)
+    told = _told(folder / STATUS)
+    named = {"campaign": folder.name, "count": standing.count, "asked": standing.asked, **standing.summary.as_json()}
+    if told is None:
+        return {**named, "state": "unknown", **_nothing(standing)}
+    state = told["state"]
+    alive = state != RUNNING or told["process"] == _identity(told["pid"])
+    told = {**told, "state": state if alive else KILLED}
+    if told["state"] != RUNNING:
+        told = {**told, "rate": None, "left_seconds": None, "workers": []}
+    # What was through when the file was written is less than what the ledger has by now.
+    del told["format"], told["asked"], told["done"], told["failed"], told["timed_out"]
+    return {**named, **told}
+
+
+def _nothing(standing: Standing) -> dict[str, Any]:
+    """What is not known of a campaign that left no status: one of an earlier version of the tool."""
+    rows = [
+        {"kernel": kernel, "gpu": gpu, "asked": None, "reused": None, "mean_seconds": None, **counts.as_json()}
+        for (kernel, gpu), counts in sorted(standing.by_kernel.items())
+    ]
+    return {
+        "pid": None, "process": "", "command": "", "began": None, "updated": None, "reused": None, "rate": None,
+        "left_seconds": None, "memory": None, "by_kernel": rows, "slowest": [], "bad": [], "workers": [],
+    }  # fmt: skip
+
+
+def _told(path: Path) -> dict[str, Any] | None:
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) and value.get("format") == FORMAT else None
+
+
+def _identity(pid: int) -> str:
+    """What tells a process from a later one with the same number; empty when there is none."""
+    try:
+        started = (_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()[19].decode()
+        boot = (_PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except (OSError, IndexError):
+        return ""
+    return f"{boot} {started}"
+
+
+def _text(seconds: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))

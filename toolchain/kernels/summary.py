@@ -1,0 +1,97 @@
+"""The end of a campaign on one screen: what was made, what was slow, what failed and why, and how to go on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from toolchain import console
+from toolchain.kernels.bounds import OVER_MEMORY
+from toolchain.kernels.ledger import FAILED, TIMEOUT, Entry
+
+if TYPE_CHECKING:
+    from toolchain.kernels.campaign import CampaignResult
+
+WIDTH = 80
+_ROWS, _SLOW, _REASONS = 8, 3, 4
+
+
+def summary(result: CampaignResult, *, seconds: float, command: str, keep_going: bool) -> list[str]:
+    """Lines of 80 columns at most, but for the command, fewer than a screen has.
+
+    Args:
+        seconds: wall time of this run.
+        command: what was called.
+    """
+    made = len(result.entries) - result.skipped
+    size = console.size(sum(entry.size for entry in result.done))
+    reused = f", {result.skipped} of them from earlier runs" if result.skipped else ""
+    lines = [
+        f"{len(result.done)} of {len(result.entries)} kernels, {size}{reused}",
+        f"{made} tried in {console.duration(seconds)}" + (f", {made / seconds:.2f} a second" if seconds >= 1 else ""),
+        *_table(result),
+    ]
+    timed = sorted(result.entries, key=lambda entry: (-entry.seconds, entry.out))[:_SLOW]
+    if timed and made:
+        lines += ["slowest:", *(f"  {entry.seconds:7.1f} s  {_tail(entry.out, WIDTH - 13)}" for entry in timed)]
+    if result.bad:
+        lines += [f"{len(result.bad)} have no object:", *_reasons(result.bad)]
+    return [*lines, *_advice(result.bad, command, keep_going=keep_going)]
+
+
+def _table(result: CampaignResult) -> list[str]:
+    rows = result.rows()
+    wide = min(max((len(row["kernel"]) for row in rows), default=0), 30)
+    lines = [
+        f"  {_tail(row['kernel'], wide):{wide}}  {row['gpu']:8} {row['done']:6} done"
+        + "".join(f" {row[key]:5} {name}" for key, name in (("failed", "failed"), ("timed_out", "late")) if row[key])
+        + f"  {row['median_seconds']:6.1f} s"
+        for row in rows
+    ]
+    if len(lines) > _ROWS:
+        rest = len(lines) - _ROWS + 1
+        lines[_ROWS - 1 :] = [f"  and {rest} more of kernels and GPUs: `toolchain kernels status`"]
+    return lines
+
+
+def _reasons(bad: Sequence[Entry]) -> list[str]:
+    """The commonest reasons, each with one kernel that it struck."""
+    by_reason = Counter(_first(entry) for entry in bad)
+    lines: list[str] = []
+    for reason, count in by_reason.most_common(_REASONS):
+        one = min(entry.out for entry in bad if _first(entry) == reason)
+        lines += [f"  {count:5}  {reason[: WIDTH - 9]}", f"         {_tail(one, WIDTH - 9)}"]
+    if (more := len(by_reason) - _REASONS) > 0:
+        lines.append(f"         and {more} other reasons")
+    return lines
+
+
+def _first(entry: Entry) -> str:
+    return console.one_line(entry.reason.partition("\n")[0]) or "no reason"
+
+
+def _advice(bad: Sequence[Entry], command: str, *, keep_going: bool) -> list[str]:
+    if not bad or not command:
+        return []
+    lines = [] if keep_going else ["to go on without them:", f"  {_with(command, '--keep-going')}"]
+    if _any(bad, TIMEOUT, ""):
+        lines += ["to give slow ones longer:", f"  {_with(command, '--kernel-timeout SECONDS')}"]
+    if _any(bad, FAILED, OVER_MEMORY):
+        lines += ["to give large ones more:", f"  {_with(command, '--kernel-memory MB --jobs 1')}"]
+    return lines or ["to try them once more:", f"  {command}"]
+
+
+def _any(bad: Iterable[Entry], status: str, begins: str) -> bool:
+    return any(entry.status == status and entry.reason.startswith(begins) for entry in bad)
+
+
+def _with(command: str, more: str) -> str:
+    """The command with an option that it may have already: the later one counts."""
+    return f"{command} {more}"
+
+
+def _tail(text: str, width: int) -> str:
+    """The end of a text, which tells kernels apart."""
+    text = console.one_line(text)
+    return text if len(text) <= width else f"…{text[-width + 1 :]}"

@@ -1,0 +1,185 @@
+"""One worker process: what is asked, what it answers, and how it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import queue
+import signal
+import subprocess
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+LOG = logging.getLogger(__name__)
+
+Task = dict[str, Any]
+MakeWorker = Callable[[], AbstractContextManager["subprocess.Popen[str]"]]
+TAIL_LINES = 25
+
+
+class DiedError(Exception):
+    """The worker is gone."""
+
+
+class TimedOutError(Exception):
+    """The worker did not answer in time."""
+
+
+class StoppedError(Exception):
+    """The run is given up."""
+
+
+class OverMemoryError(Exception):
+    """The worker was stopped for its memory; `final` says that the kernel would need as much in any case."""
+
+    def __init__(self, reason: str, *, final: bool) -> None:
+        super().__init__(reason)
+        self.final = final
+
+
+class Worker:
+    """One long-lived worker process and the thread that reads its answers."""
+
+    def __init__(self, make: MakeWorker) -> None:
+        self.memory = 0
+        self.served = 0
+        self.task: Task | None = None
+        self._since = 0.0
+        self._over: OverMemoryError | None = None
+        self._lock = threading.Lock()
+        self._stack = contextlib.ExitStack()
+        self._answers: queue.Queue[str | StoppedError | None] = queue.Queue()
+        self._tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self._readers: list[threading.Thread] = []
+        self._process = self._stack.enter_context(make())
+        self._read(self._process.stdout, self._answers.put, at_end=lambda: self._answers.put(None))
+        self._read(self._process.stderr, self._note, at_end=lambda: None)
+
+    def _note(self, line: str) -> None:
+        self._tail.append(line.rstrip())
+        LOG.debug("worker: %s", line.rstrip())
+
+    def _read(self, stream: Any, take: Callable[[str], Any], *, at_end: Callable[[], None]) -> None:
+        if stream is None:
+            return
+
+        def pump() -> None:
+            with contextlib.suppress(OSError, ValueError):
+                for line in stream:
+                    take(line)
+            at_end()
+
+        thread = threading.Thread(target=pump, name="kernel-pipe", daemon=True)
+        thread.start()
+        self._readers.append(thread)
+
+    def answer(self, timeout: float | None) -> dict[str, Any]:
+        """The next line that is an answer; whatever else comes over the pipe goes to the tail."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            try:
+                left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+                line = self._answers.get(timeout=left)
+            except queue.Empty:
+                raise TimedOutError from None
+            if line is None:
+                raise DiedError(self._epitaph())
+            if isinstance(line, StoppedError):
+                raise line
+            with contextlib.suppress(json.JSONDecodeError):
+                value = json.loads(line)
+                if isinstance(value, dict):
+                    return value
+            self._note(line)
+
+    @property
+    def pid(self) -> int:
+        """The topmost process of it."""
+        return self._process.pid
+
+    @property
+    def over(self) -> OverMemoryError | None:
+        """Why it was stopped for its memory, None while it was not."""
+        return self._over
+
+    def ask(self, task: Task, timeout: float | None) -> dict[str, Any]:
+        assert self._process.stdin is not None  # noqa: S101
+        with self._lock:
+            self.task, self._since = task, time.monotonic()
+        try:
+            try:
+                self._process.stdin.write(json.dumps(task) + "\n")
+                self._process.stdin.flush()
+            except (OSError, ValueError):
+                raise DiedError(self._epitaph()) from None
+            return self.answer(timeout)
+        finally:
+            with self._lock:
+                self.task = None
+                self.served += 1
+
+    def end_for(self, task: Task, reason: str, *, final: bool) -> None:
+        """Kill it while it compiles `task`, from another thread."""
+        with self._lock:
+            if self.task is task and self._over is None:
+                self._over = OverMemoryError(reason, final=final)
+                self._kill()
+
+    def as_json(self) -> dict[str, Any]:
+        """See `Executor.workers`."""
+        with self._lock:
+            task = self.task or {}
+            return {
+                "pid": self.pid,
+                "memory": self.memory,
+                "compiled": self.served,
+                "kernel": task.get("kernel", ""),
+                "gpu": task.get("target", ""),
+                "out": task.get("out", ""),
+                "seconds": round(time.monotonic() - self._since, 1) if task else 0.0,
+            }
+
+    def _epitaph(self) -> str:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(10)
+        for thread in self._readers:
+            thread.join(2)
+        code = self._process.returncode
+        if code is None:
+            how = "closed its output"
+        elif code < 0:
+            how = f"was ended by {signal.Signals(-code).name}"
+        elif code > 128 and code - 128 in set(signal.Signals):
+            how = f"was ended by {signal.Signals(code - 128).name}"  # as a container engine or shell passes it on
+        else:
+            how = f"exited with {code}"
+        return "\n".join([f"the worker {how}", *self._tail])
+
+    def interrupt(self) -> None:
+        """Make `answer` return at once, from another thread."""
+        self._answers.put(StoppedError())
+
+    def stop(self, *, patience: float = 0.0) -> None:
+        """End the process: by closing its input when there is time, by force otherwise."""
+        if patience and self._process.stdin is not None:
+            with contextlib.suppress(OSError, ValueError, subprocess.TimeoutExpired):
+                self._process.stdin.close()
+                self._process.wait(patience)
+        self._kill()
+        self._stack.close()
+        for thread in self._readers:
+            thread.join(2)
+
+    def _kill(self) -> None:
+        if self._process.poll() is None:
+            # A worker has nothing to tidy up, and one inside a container would not hear a polite signal.
+            try:
+                os.killpg(self._process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                self._process.kill()
