@@ -1,4 +1,4 @@
-"""`build` and `kernels`: make what is not here yet."""
+"""`build` and `kernels run`: make what is not here yet."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from toolchain.catalog import stages
 from toolchain.cli import options as o
 from toolchain.cli.config_file import PUBLIC_KEY, REUSE_FROM
 from toolchain.cli.public_key import FormerKeyOpt, chosen
-from toolchain.cli.request import make_request, with_request
+from toolchain.cli.request import with_request
 from toolchain.errors import ConfigError, KernelError
 from toolchain.request import Request
 from toolchain.stages.stage import Built
@@ -64,24 +64,6 @@ def kernels_run(request: Request) -> None:
     built = build_stages(request, "kernels", command=_command())
     _show(built, request.json)
     _tell_known_bad(built)
-
-
-def kernels_status(cache: o.CacheOpt = None, json_: o.JsonOpt = False) -> None:
-    """Show the progress of each kernel campaign: how many of those asked for last are done, failed or timed out."""
-    from toolchain.kernels.ledger import Ledger  # noqa: PLC0415 - build needs it only inside the stage
-
-    request = make_request(cache=cache)
-    rows = []
-    for path in sorted(request.cache.work.glob("*/ledger.sqlite")):
-        with Ledger(path) as ledger:
-            count, asked = ledger.of_asked()
-            rows.append({"campaign": path.parent.name, "count": count, "asked": asked, **ledger.summary().as_json()})
-    if json_:
-        console.data({"campaigns": rows})
-    elif not rows:
-        console.text("no unfinished campaign")
-    for row in rows if not json_ else []:
-        console.text("  ".join(f"{key} {value}" for key, value in row.items()))
 
 
 def _reuse(where: str | None, only: bool, keys: tuple[Path | None, Path | None], offline: bool) -> Reuse | None:

@@ -63,7 +63,7 @@ VERBS = (
     ),
     Verb("inspect", "toolchain.cli.image_cmd:inspect", "Show what an image holds."),
     Verb("kernels run", "toolchain.cli.build_cmd:kernels_run", "Compile the FlashAttention kernels.", engine=True),
-    Verb("kernels status", "toolchain.cli.build_cmd:kernels_status", "Show how many kernels are through."),
+    Verb("kernels status", "toolchain.cli.kernels_cmd:kernels_status", "Show how many kernels are through."),
     Verb("bundle export", "toolchain.cli.bundle_cmd:bundle_export", "Write all inputs of a build as one OCI artifact."),
     Verb("bundle import", "toolchain.cli.bundle_cmd:bundle_import", "Fill the cache from a bundle."),
     Verb("cache ls", "toolchain.cli.cache_cmd:cache_ls", "List the content of the cache by size and last use."),
