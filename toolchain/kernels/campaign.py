@@ -7,8 +7,8 @@ import json
 import re
 import shutil
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from toolchain.kernels.codeobject import check_object
 from toolchain.kernels.executors import Executor, Outcome
 from toolchain.kernels.ledger import DONE, FAILED, TIMEOUT, Entry, Ledger, reproducible
 from toolchain.kernels.rules import Rule, RuleSet
+from toolchain.kernels.shared import AGAIN, SharedResults, again
 
 REPORT = "report.json"
 # What AOTriton's loader and packers read for a kernel that is known not to compile, beside an empty object.
@@ -42,12 +43,14 @@ class CampaignResult:
         skipped: rules that an earlier run had finished.
         partial: only a part of all rules was asked for.
         about: what the workers said of themselves; empty when none was needed.
+        shared: what it had of its stores, see `shared.Counts`; empty without one.
     """
 
     entries: tuple[Entry, ...]
     skipped: int
     partial: bool
     about: Mapping[str, Any]
+    shared: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def done(self) -> tuple[Entry, ...]:
@@ -116,6 +119,7 @@ def run_campaign(
     worker_out: str | None = None,
     keep_going: bool = False,
     on_count: Callable[[int, int, str], None] | None = None,
+    shared: SharedResults | None = None,
 ) -> CampaignResult:
     """Compile what is not there yet, check every object, write the report.
 
@@ -127,6 +131,7 @@ def run_campaign(
         worker_out: `out` as the workers see it, when that is another path.
         keep_going: mark failed rules as known bad, an empty object and a JSON that says so, instead of raising.
         on_count: called with rules finished, all rules, and the name of the last one.
+        shared: where results may be that others compiled, and where these go.
 
     Raises:
         KernelError: rules failed or timed out and `keep_going` is not set, or no worker came up.
@@ -135,33 +140,34 @@ def run_campaign(
     """
     wanted = rules.rules if isinstance(rules, RuleSet) else tuple(rules)
     partial = rules.partial if isinstance(rules, RuleSet) else False
+    if shared is not None:
+        shared.prepare(wanted)
+        _forget_distrusted(wanted, ledger, shared)
     todo = {rule.id: rule for rule in wanted if not _finished(ledger.get(rule.id), rule, out)}
-    skipped = len(wanted) - len(todo)
-    count = skipped
+    earlier = [rule for rule in wanted if rule.id not in todo]
+    needed = bool(todo)
     out.mkdir(parents=True, exist_ok=True)
-    ledger.progress(count, len(wanted))
-    if on_count is not None:
-        on_count(count, len(wanted), "")
-    for rule in todo.values():
-        _objects(out, rule, unlink=True)
-    tasks = [rule.task(worker_tree, worker_out or str(out)) for rule in todo.values()]
-    with contextlib.closing(executor.run(tasks)) as outcomes:
-        for outcome in outcomes:
-            rule = todo[outcome["id"]]
-            entry = _entry(rule, outcome, out)
-            if entry.status != DONE:
-                _objects(out, rule, unlink=True)
-                _blame_the_machine(entry, out)
-            ledger.record(entry)
-            count += 1
-            ledger.progress(count, len(wanted))
-            if on_count is not None:
-                on_count(count, len(wanted), f"{rule.kernel} {rule.target}")
+    run = _Run(wanted, todo, executor, ledger, out, (worker_tree, worker_out or str(out)), on_count)
+    run.tell()
+    if shared is None:
+        run.compile_rest()
+    else:
+        run.take(shared)
+        # Once more where the workers show that a store named another compiler.
+        for _ in range(2):
+            run.compile_rest(shared)
+            todo |= _forget_distrusted(wanted, ledger, shared)
+        shared.add_earlier(earlier, {entry.id: entry for entry in ledger.entries(earlier)}, out)
+        shared.flush()
     # A killed worker may have left one.
     for partial_file in out.rglob(".*.partial"):
         partial_file.unlink()
     result = CampaignResult(
-        entries=ledger.entries(wanted), skipped=skipped, partial=partial, about=executor.about() if todo else {}
+        entries=ledger.entries(wanted),
+        skipped=len(earlier),
+        partial=partial,
+        about=(executor.about() or (shared.about if shared is not None else {})) if needed else {},
+        shared=shared.counts.as_json() if shared is not None else {},
     )
     bad = result.bad
     if len(result.entries) != len(wanted):
@@ -177,6 +183,101 @@ def run_campaign(
         _mark_known_bad(out, entry)
     write_atomically(out / REPORT, json.dumps(result.as_json(), indent=1, sort_keys=True).encode() + b"\n")
     return result
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A campaign under way.
+
+    Args:
+        todo: rules by id that have no entry yet; becomes empty.
+        seen: source tree and folder of the objects as the workers see them.
+    """
+
+    wanted: Sequence[Rule]
+    todo: dict[str, Rule]
+    executor: Executor
+    ledger: Ledger
+    out: Path
+    seen: tuple[str, str]
+    on_count: Callable[[int, int, str], None] | None
+
+    def tell(self, label: str = "") -> None:
+        """How many rules are through."""
+        count = len(self.wanted) - len(self.todo)
+        self.ledger.progress(count, len(self.wanted))
+        if self.on_count is not None:
+            self.on_count(count, len(self.wanted), label)
+
+    def compile_rest(self, shared: SharedResults | None = None) -> None:
+        """Compile what has no entry."""
+        for rule, entry in self._compiled(dict(self.todo)):
+            self.ledger.record(entry)
+            del self.todo[rule.id]
+            if shared is not None and entry.status == DONE:
+                shared.compare_compiler(self.executor.about())
+                shared.add(rule, entry, self.out)
+            self.tell(f"{rule.kernel} {rule.target}")
+
+    def _compiled(self, todo: Mapping[str, Rule]) -> Iterator[tuple[Rule, Entry]]:
+        for rule in todo.values():
+            _objects(self.out, rule, unlink=True)
+        tasks = [rule.task(*self.seen) for rule in todo.values()]
+        with contextlib.closing(self.executor.run(tasks)) as outcomes:
+            for outcome in outcomes:
+                rule = todo[outcome["id"]]
+                entry = _entry(rule, outcome, self.out)
+                if entry.status != DONE:
+                    _objects(self.out, rule, unlink=True)
+                    _blame_the_machine(entry, self.out)
+                yield rule, entry
+
+    def take(self, shared: SharedResults) -> None:
+        """Take what the stores have, compile a sample of it here too, and hold both against each other."""
+        for rule in self.todo.values():
+            _objects(self.out, rule, unlink=True)
+        taken = {}
+        for entry in shared.take(tuple(self.todo.values()), self.out, _fault):
+            self.ledger.record(entry)
+            taken[entry.id] = self.todo.pop(entry.id)
+            self.tell(f"{entry.kernel} {entry.target} (from the store)")
+        entries = {entry.id: entry for entry in shared.sample(self.ledger.entries(taken.values()))}
+        try:
+            for rule, made in self._compiled({name: again(taken[name]) for name in entries}):
+                shared.compare(entries[rule.id], made, self.out, rule)
+        finally:
+            shutil.rmtree(self.out / AGAIN, ignore_errors=True)
+        self.todo.update(_forget_distrusted(self.wanted, self.ledger, shared))
+        if shared.only:
+            _record_known(self.todo, self.ledger, shared)
+
+
+def _forget_distrusted(rules: Sequence[Rule], ledger: Ledger, shared: SharedResults) -> dict[str, Rule]:
+    """Take what came from stores that lied out of the ledger; its rules by id."""
+    if not shared.distrusted:
+        return {}
+    found = {rule.id: rule for rule in rules if shared.is_distrusted(ledger.get(rule.id))}
+    for rule_id in found:
+        ledger.forget(rule_id)
+    return found
+
+
+def _record_known(todo: dict[str, Rule], ledger: Ledger, shared: SharedResults) -> None:
+    """Where nothing is to be compiled, take what is known to fail, and name the rest.
+
+    Raises:
+        KernelError: no store has the others.
+    """
+    for entry in shared.known_bad(tuple(todo.values())):
+        ledger.record(entry)
+        del todo[entry.id]
+    if todo:
+        lacking = [rule.out for rule in todo.values()]
+        raise KernelError(
+            f"{len(lacking)} kernels are in none of {', '.join(store.ref for store in shared.stores)}",
+            why="\n".join(lacking[:LISTED]) + (f"\n… and {len(lacking) - LISTED} more" if lacking[LISTED:] else ""),
+            fix="run the shards that lack them again, with the same options",
+        )
 
 
 def _blame_the_machine(entry: Entry, out: Path) -> None:
