@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
     from toolchain.engine.buildah import Buildah
     from toolchain.engine.progress import Progress
+    from toolchain.kernels.result_name import Naming
+    from toolchain.kernels.shared import SharedResults
 
 BROUGHT = "bundle"  # ends the names of bases that a bundle brought without the record of how they were made
 
@@ -136,6 +138,13 @@ class BuildWorkspace:
         from toolchain.engine.resources import jobs_for  # noqa: PLC0415
 
         return jobs_for(kind, self.request.jobs)
+
+    def shared_results(
+        self, naming: Naming, *, about: Mapping[str, Any] | None = None
+    ) -> AbstractContextManager[SharedResults | None]:
+        from toolchain.build.kernel_store import shared_results  # noqa: PLC0415 - most builds share nothing
+
+        return shared_results(self.request, naming, about=about)
 
     def require_disk(self, count: int) -> None:
         from toolchain.engine.resources import require_disk  # noqa: PLC0415

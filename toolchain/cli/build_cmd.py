@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,7 +29,15 @@ ReuseOpt = Annotated[str | None, o.typed(REUSE_FROM)]
 ReuseOnlyOpt = Annotated[
     bool, typer.Option("--reuse-only", help="With --reuse-from: build nothing; fail where something would be built.")
 ]
-PublicKeyOpt = Annotated[Path | None, o.typed(PUBLIC_KEY, "--key", help="Key in PEM whose signature counts for reuse.")]
+PublicKeyOpt = Annotated[
+    Path | None,
+    o.typed(
+        PUBLIC_KEY,
+        "--key",
+        help="Key in PEM whose signature counts: for --reuse-from, and for results"
+        " in --kernel-store, which a private one signs too.",
+    ),
+]
 ArchiveOpt = Annotated[
     Path | None, typer.Option("--archive", help="Also write plain files into this folder: archives and wheels.")
 ]
@@ -51,6 +60,7 @@ def build(
         from toolchain.publish.files import check_folder  # noqa: PLC0415
 
         check_folder(stage, archive)
+    request = replace(request, kernel_key=chosen(public_key, former_key))
     built = build_stages(request, stage, command=_command(), reuse=reuse)
     if archive is not None:
         _archive(request, built, archive, reuse)
@@ -59,8 +69,14 @@ def build(
 
 
 @with_request("contract")
-def kernels_run(request: Request) -> None:
+def kernels_run(
+    public_key: PublicKeyOpt = None,
+    former_key: FormerKeyOpt = None,
+    *,
+    request: Request,
+) -> None:
     """Compile the FlashAttention kernels inside the Triton image."""
+    request = replace(request, kernel_key=chosen(public_key, former_key))
     built = build_stages(request, "kernels", command=_command())
     _show(built, request.json)
     _tell_known_bad(built)

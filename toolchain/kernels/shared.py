@@ -150,8 +150,10 @@ class SharedResults:
         self, store: KernelStore, wanted: Mapping[str, Rule], out: Path, fault: Fault
     ) -> Iterator[tuple[Entry, str]]:
         try:
-            for name, record in store.fetch(tuple(wanted)):
-                rule = wanted[name]
+            for name, record in store.fetch(wanted.keys()):
+                rule = wanted.get(name)
+                if rule is None:
+                    continue
                 try:
                     if record is None:
                         raise DamagedError("it cannot be read")
@@ -200,6 +202,7 @@ class SharedResults:
             for one in (path, path.with_suffix(".json")):
                 one.unlink(missing_ok=True)
             raise LiedError(error.why) from error
+        self._useless.discard(name_of(result.inputs))
         self.about = self.about or dict(result.about)
         self.counts.taken += 1
         return Entry.of(

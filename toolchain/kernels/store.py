@@ -15,7 +15,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -44,7 +44,9 @@ class UnsignedError(Exception):
 class Key(Protocol):
     """What signs statements, or says whose signature counts."""
 
-    id: str
+    @property
+    def id(self) -> str:
+        """A hint at which key it is."""
 
     def sign(self, statement: bytes) -> bytes | None:
         """A signature; None where this is only the public half."""
@@ -175,8 +177,11 @@ class KernelStore(Protocol):
     def holds(self, name: str) -> bool:
         """Whether there is a record of this name, as far as was known when this was prepared."""
 
-    def fetch(self, names: Iterable[str]) -> Iterator[tuple[str, bytes | None]]:
-        """Records with their names, those alone that are there, in any order. None: it is there, and damaged."""
+    def fetch(self, names: Collection[str]) -> Iterator[tuple[str, bytes | None]]:
+        """Records with their names, those alone that are there, in any order. None: it is there, and damaged.
+
+        A name may come more than once, with other records. The caller may take out of `names` what it has.
+        """
 
     def add(self, addition: Addition, *, replace: bool = False) -> int:
         """Store a record, now or with the next `flush`; how many were stored by this call.
@@ -244,9 +249,9 @@ class FolderStore:
         """See `KernelStore`."""
         return self._path(name).exists()
 
-    def fetch(self, names: Iterable[str]) -> Iterator[tuple[str, bytes | None]]:
+    def fetch(self, names: Collection[str]) -> Iterator[tuple[str, bytes | None]]:
         """See `KernelStore`."""
-        for name in names:
+        for name in tuple(names):
             try:
                 yield name, self._path(name).read_bytes()
             except FileNotFoundError:

@@ -103,7 +103,9 @@ class AotritonStage:
         with held(tree_of, what="the same library"):
             built = workspace.build(making)
         with campaign_folder(workspace.cache, sha256_json(_objects(dependencies, request, library))) as folder:
-            images = KernelImages(folder / "plan", source.path, workspace.image(dependencies["triton"]), workspace)
+            triton = dependencies["triton"]
+            layers = [str(layer["digest"]) for layer in triton.layers]
+            images = KernelImages(folder / "plan", source.path, workspace.image(triton), workspace, layers)
             made = images.make(built, gpus=gpus, sha1=library.sha1)
             result = made.result
             tree = workspace.work() / "tree"
@@ -126,6 +128,7 @@ class AotritonStage:
                         {"out": entry.out, "status": entry.status, "reason": entry.reason} for entry in result.bad
                     ],
                     "skipped": result.skipped,
+                    **({"kernel_store": result.shared} if result.shared else {}),
                     "about": result.about,
                     "by_kernel": result.rows(),
                     "bitcode": _bitcode(result),

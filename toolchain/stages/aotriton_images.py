@@ -23,8 +23,9 @@ from toolchain.kernels.aotriton_plan import Archive, BarePlan, Cluster
 from toolchain.kernels.campaign import KNOWN_BAD, CampaignResult, run_campaign
 from toolchain.kernels.executors import LocalExecutor
 from toolchain.kernels.ledger import TIMEOUT, Entry, Ledger
+from toolchain.kernels.result_name import Naming
 from toolchain.kernels.rules import Rule, RuleSet
-from toolchain.recipe import Mount
+from toolchain.recipe import Mount, digests
 from toolchain.stages.stage import Workspace
 from toolchain.stages.triton_wheel import SITE
 
@@ -67,12 +68,14 @@ class KernelImages:
         build: the generator's folder; objects and archives come to lie in it, the ledger beside it.
         source: the AOTriton tree.
         image: the Triton image, as the engine knows it.
+        layers: digests of its layers, lowest first.
     """
 
     build: Path
     source: Path
     image: str
     workspace: Workspace
+    layers: Sequence[str] = ()
 
     def make(self, built: Path, *, gpus: Sequence[str], sha1: str) -> MadeImages:
         """Compile what the request asks for, compare a sample, pack and read back.
@@ -140,7 +143,8 @@ class KernelImages:
                 write_atomically(about, json.dumps(told, sort_keys=True).encode())
             self.workspace.on_line(f"@count {done}/{total} {label}")
 
-        with Ledger(known) as ledger:
+        told = json.loads(about.read_bytes()) if about.is_file() else {}
+        with Ledger(known) as ledger, self.workspace.shared_results(self.naming(), about=told) as shared:
             result = run_campaign(
                 rules,
                 executor,
@@ -150,9 +154,19 @@ class KernelImages:
                 worker_out=PLAN,
                 keep_going=request.keep_going,
                 on_count=count,
+                shared=shared,
             )
         # The same whether something was left to compile or not.
         return replace(result, about=json.loads(about.read_bytes())) if about.is_file() else result
+
+    def naming(self) -> Naming:
+        """What names the results: GPUs, and how the library is built, are not among it."""
+        return Naming(
+            self.source,
+            triton=self.layers,
+            recipe=digests("aotriton/worker.py"),
+            environment={"PYTHONPATH": SITE, **ENVIRONMENT},
+        )
 
     def pack(
         self, plan: BarePlan, clusters: Sequence[Cluster], *, python: Path, sha1: str, gpus: Sequence[str]

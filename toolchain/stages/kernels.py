@@ -70,6 +70,7 @@ class KernelsStage:
         from toolchain.kernels.campaign import run_campaign  # noqa: PLC0415 - a plan compiles nothing
         from toolchain.kernels.executors import LocalExecutor  # noqa: PLC0415
         from toolchain.kernels.ledger import Ledger  # noqa: PLC0415
+        from toolchain.kernels.result_name import Naming  # noqa: PLC0415
         from toolchain.kernels.rules import load_rules  # noqa: PLC0415
 
         request = workspace.request
@@ -94,12 +95,19 @@ class KernelsStage:
             Mount(out, "/out", read_only=False),
         ]
         env = {"PYTHONPATH": f"{SITE}:/recipe/aotriton/standin:/src/kernels", "HOME": "/tmp"}  # noqa: S108 - in the container
+        naming = Naming(
+            source.path,
+            triton=[str(layer["digest"]) for layer in dependencies["triton"].layers],
+            recipe=digests("aotriton/worker.py", "aotriton/standin"),
+            environment={"PYTHONPATH": env["PYTHONPATH"]},
+            search=[""],  # as PYTHONPATH has it
+        )
 
         def start() -> AbstractContextManager[Popen[str]]:
             return workspace.worker(image, ["python3", "/recipe/aotriton/worker.py"], mounts=mounts, env=env)
 
         workspace.step("compile")
-        with Ledger(work / "ledger.sqlite") as ledger:
+        with Ledger(work / "ledger.sqlite") as ledger, workspace.shared_results(naming) as shared:
             result = run_campaign(
                 rules,
                 LocalExecutor(start, workers=workspace.jobs("kernel"), timeout=request.kernel_timeout),
@@ -109,6 +117,7 @@ class KernelsStage:
                 worker_out="/out",
                 keep_going=request.keep_going,
                 on_count=lambda done, total, label: workspace.on_line(f"@count {done}/{total} {label}"),
+                shared=shared,
             )
         if result.bad:
             told = [planned.partial] if planned.partial else []
@@ -124,6 +133,7 @@ class KernelsStage:
                 "kernels": result.counts(),
                 "known_bad": [entry.out for entry in result.bad],
                 "skipped": result.skipped,
+                **({"kernel_store": result.shared} if result.shared else {}),
                 "about": result.about,
                 "by_kernel": result.rows(),
                 "found_binaries": intake.rows(findings),
