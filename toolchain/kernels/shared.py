@@ -98,7 +98,7 @@ class SharedResults:
         self._distrusted = frozenset(distrusted)
         self._stores = list(stores)
         self._writes: KernelStore | None = stores[0] if stores and not only else None
-        self._key = key
+        self.key = key
         self._recheck = recheck
         self._on_lie = on_lie
         self._inputs: dict[str, Mapping[str, Any]] = {}
@@ -176,7 +176,7 @@ class SharedResults:
             self._stores.remove(store)
 
     def _taken(self, store: KernelStore, rule: Rule, record: bytes, out: Path, fault: Fault) -> Entry:
-        result = read_record(record, self._inputs_of(rule), self._key)
+        result = read_record(record, self._inputs_of(rule), self.key)
         path = out / rule.out
         try:
             metadata = json.loads(result.metadata)
@@ -287,7 +287,7 @@ class SharedResults:
             seconds=entry.seconds,
             about=self._about_here,
         )
-        record = result.record(self._key)
+        record = result.record(self.key)
         self._try(
             lambda: store.add(
                 Addition(name, rule.target, rule.id, entry.seconds, record), replace=name in self._useless

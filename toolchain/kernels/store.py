@@ -8,7 +8,6 @@ that it was made from, and a signature over it where the writer has a key. Whoev
 from __future__ import annotations
 
 import base64
-import binascii
 import contextlib
 import hashlib
 import json
@@ -88,13 +87,39 @@ class Result:
                 "about": dict(self.about),
             }
         )
-        line: dict[str, Any] = {"statement": statement.decode()}
-        signature = key.sign(statement) if key is not None else None
-        if key is not None and signature is not None:
-            line |= {"keyid": key.id, "sig": base64.b64encode(signature).decode()}
-        # Without it a bit that flips in the statement could not be told from a statement that lies.
-        line["check"] = hashlib.sha256(statement).hexdigest()
-        return canonical(line) + b"\n" + self.code
+        return sealed(statement, key) + b"\n" + self.code
+
+
+def sealed(statement: bytes, key: Key | None) -> bytes:
+    """A statement (UTF-8) as one line of JSON, with a signature where `key` can sign."""
+    line: dict[str, Any] = {"statement": statement.decode()}
+    signature = key.sign(statement) if key is not None else None
+    if key is not None and signature is not None:
+        line |= {"keyid": key.id, "sig": base64.b64encode(signature).decode()}
+    # Without it a bit that flips in the statement could not be told from a statement that lies.
+    line["check"] = hashlib.sha256(statement).hexdigest()
+    return canonical(line)
+
+
+def opened(line: bytes, key: Key | None) -> bytes:
+    """The statement in such a line.
+
+    Raises:
+        DamagedError: it is not whole.
+        UnsignedError: there is a key, and no signature by it.
+    """
+    try:
+        wrapped = json.loads(line)
+        statement = str(wrapped["statement"]).encode()
+        signature = base64.b64decode(str(wrapped.get("sig", "")), validate=True)
+        whole = hashlib.sha256(statement).hexdigest() == wrapped["check"]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise DamagedError(f"it is no statement: {type(error).__name__}") from error
+    if not whole:
+        raise DamagedError("its statement is not what was written")
+    if key is not None and not key.verifies(signature, statement):
+        raise UnsignedError("signed by another key" if signature else "not signed")
+    return statement
 
 
 def read_record(record: bytes, inputs: Mapping[str, Any], key: Key | None = None) -> Result:
@@ -109,12 +134,9 @@ def read_record(record: bytes, inputs: Mapping[str, Any], key: Key | None = None
         LiedError: it is another result than its name says.
         UnsignedError: no signature, or by another key.
     """
+    line, _, code = record.partition(b"\n")
+    statement = opened(line[:_LARGEST_LINE], key)
     try:
-        line, _, code = record.partition(b"\n")
-        wrapped = json.loads(line[:_LARGEST_LINE])
-        statement = str(wrapped["statement"]).encode()
-        if hashlib.sha256(statement).hexdigest() != wrapped["check"]:
-            raise DamagedError("its statement is not what was written")
         said = json.loads(statement)
         result = Result(
             inputs=dict(said["inputs"]),
@@ -125,13 +147,10 @@ def read_record(record: bytes, inputs: Mapping[str, Any], key: Key | None = None
             about=dict(said["about"]),
         )
         digest, size = str(said["sha256"]), int(said["size"])
-        signature = base64.b64decode(str(wrapped.get("sig", "")), validate=True)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, binascii.Error) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DamagedError(f"it is no record: {type(error).__name__}") from error
     if len(code) != size or hashlib.sha256(code).hexdigest() != digest:
         raise DamagedError(f"its object has {len(code)} bytes and SHA-256 {hashlib.sha256(code).hexdigest()}")
-    if key is not None and not key.verifies(signature, statement):
-        raise UnsignedError("signed by another key" if signature else "not signed")
     if dict(result.inputs) != dict(inputs):
         raise LiedError(_difference(result.inputs, inputs))
     return result

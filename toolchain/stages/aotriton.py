@@ -57,6 +57,7 @@ class AotritonStage:
         gpus = request.gpus or DEFAULT_GPUS
         part = [f"select {request.select}"] if request.select else []
         part += [f"limit {request.limit}"] if request.limit is not None else []
+        part += [f"shard {request.shard[0]}/{request.shard[1]}"] if request.shard is not None else []
         inputs: dict[str, Any] | None = None
         if sources is not None and base is not None and triton is not None:
             inputs = {
@@ -70,6 +71,7 @@ class AotritonStage:
                 "binaries": choices("aotriton", request),
                 "select": request.select,
                 "limit": request.limit,
+                **({"shard": list(request.shard)} if request.shard is not None else {}),
                 "keep_going": request.keep_going,
                 # What takes too long is marked as known bad then: other results. Otherwise it fails the build.
                 **({"timeout": request.kernel_timeout} if request.keep_going and request.kernel_timeout else {}),

@@ -25,6 +25,8 @@ from toolchain.kernels.executors import LocalExecutor
 from toolchain.kernels.ledger import TIMEOUT, Entry, Ledger
 from toolchain.kernels.result_name import Naming
 from toolchain.kernels.rules import Rule, RuleSet
+from toolchain.kernels.shards import shard_of
+from toolchain.kernels.shared import SharedResults
 from toolchain.recipe import Mount, digests
 from toolchain.stages.stage import Workspace
 from toolchain.stages.triton_wheel import SITE
@@ -96,7 +98,11 @@ class KernelImages:
         require_gpus(gpus, {rule.target for rule in plan.rules})
         rules, clusters = plan.part(select=request.select, limit=request.limit)
         self.workspace.step("kernels")
-        result = self.compile(rules)
+        with self._shared() as shared:
+            shard = shard_of(rules, request.shard, shared)
+            rules, clusters = shard.rules, plan.whole(shard.rules)
+            result = self.compile(rules, shared)
+            shard.finish(shared, result.entries)
         against: Mapping[str, Any] = {}
         if request.contract:
             self.workspace.step("compare")
@@ -115,7 +121,12 @@ class KernelImages:
             against=against,
         )
 
-    def compile(self, rules: RuleSet) -> CampaignResult:
+    def _shared(self) -> AbstractContextManager[SharedResults | None]:
+        about = self.build.with_name("about.json")
+        told = json.loads(about.read_bytes()) if about.is_file() else None
+        return self.workspace.shared_results(self.naming(), about=told)
+
+    def compile(self, rules: RuleSet, shared: SharedResults | None = None) -> CampaignResult:
         """Compile what is not there yet.
 
         Raises:
@@ -143,8 +154,7 @@ class KernelImages:
                 write_atomically(about, json.dumps(told, sort_keys=True).encode())
             self.workspace.on_line(f"@count {done}/{total} {label}")
 
-        told = json.loads(about.read_bytes()) if about.is_file() else {}
-        with Ledger(known) as ledger, self.workspace.shared_results(self.naming(), about=told) as shared:
+        with Ledger(known) as ledger:
             result = run_campaign(
                 rules,
                 executor,

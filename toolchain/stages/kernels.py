@@ -41,6 +41,7 @@ class KernelsStage:
         gpus = request.gpus or DEFAULT_GPUS
         part = [f"select {request.select}"] if request.select else []
         part += [f"limit {request.limit}"] if request.limit is not None else []
+        part += [f"shard {request.shard[0]}/{request.shard[1]}"] if request.shard is not None else []
         inputs: dict[str, Any] | None = None
         if sources is not None and under is not None:
             inputs = {
@@ -51,6 +52,7 @@ class KernelsStage:
                 "gpus": list(gpus),
                 "select": request.select,
                 "limit": request.limit,
+                **({"shard": list(request.shard)} if request.shard is not None else {}),
                 "keep_going": request.keep_going,
                 # What takes too long is marked as known bad then: other results. Otherwise it fails the build.
                 **({"timeout": request.kernel_timeout} if request.keep_going and request.kernel_timeout else {}),
@@ -72,6 +74,7 @@ class KernelsStage:
         from toolchain.kernels.ledger import Ledger  # noqa: PLC0415
         from toolchain.kernels.result_name import Naming  # noqa: PLC0415
         from toolchain.kernels.rules import load_rules  # noqa: PLC0415
+        from toolchain.kernels.shards import shard_of  # noqa: PLC0415
 
         request = workspace.request
         workspace.step("source")
@@ -108,8 +111,9 @@ class KernelsStage:
 
         workspace.step("compile")
         with Ledger(work / "ledger.sqlite") as ledger, workspace.shared_results(naming) as shared:
+            shard = shard_of(rules, request.shard, shared)
             result = run_campaign(
-                rules,
+                shard.rules,
                 LocalExecutor(start, workers=workspace.jobs("kernel"), timeout=request.kernel_timeout),
                 ledger,
                 out,
@@ -119,6 +123,7 @@ class KernelsStage:
                 on_count=lambda done, total, label: workspace.on_line(f"@count {done}/{total} {label}"),
                 shared=shared,
             )
+            shard.finish(shared, result.entries)
         if result.bad:
             told = [planned.partial] if planned.partial else []
             planned = replace(planned, partial=", ".join([*told, f"{len(result.bad)} kernels known bad"]))
