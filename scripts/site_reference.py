@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import textwrap
 from pathlib import Path
 
 from scripts.options_table import commands
@@ -50,7 +51,8 @@ def verbs() -> str:
             for one in command.params
             if one.param_type_name == "option" and not getattr(one, "hidden", False)
         )
-        parts.append(f"Options: {', '.join(f'`{flag}`' for flag in flags)}\n")
+        lines = textwrap.wrap(" ".join(flags), 100, break_on_hyphens=False)
+        parts.append("Options:\n\n```text\n" + "\n".join(lines) + "\n```\n")
     return "\n".join(parts)
 
 
