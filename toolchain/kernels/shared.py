@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from toolchain.digest import write_atomically
 from toolchain.errors import KernelError, ResourceError, ToolchainError
 from toolchain.kernels.codeobject import check_object
 from toolchain.kernels.ledger import DONE, Entry
@@ -190,8 +190,8 @@ class SharedResults:
         if self.about and dict(result.about) != dict(self.about):
             raise LiedError("its compiler is not the one that made other results")
         try:
-            write_atomically(path.with_suffix(".json"), result.metadata)
-            write_atomically(path, result.code)
+            _lay(path.with_suffix(".json"), result.metadata)
+            _lay(path, result.code)
         except OSError as error:
             raise ResourceError(
                 f"cannot write {path}", why=str(error), fix="free room and run it again: it goes on"
@@ -316,6 +316,21 @@ class SharedResults:
         except ToolchainError as error:
             self.failure, self._writes = error, None
             LOG.warning("results are not added to the kernel store any more: %s (%s)", error.what, error.why)
+
+
+def _lay(path: Path, content: bytes) -> None:
+    """Write a file that is there whole or not at all.
+
+    It is not flushed to disk, which would cost more than all the rest of a hit: a campaign reads what it finds, and
+    takes again what a crash has lost.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        partial.write_bytes(content)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def again(rule: Rule) -> Rule:
