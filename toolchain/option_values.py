@@ -123,6 +123,58 @@ def only(text: str) -> str:
     return text
 
 
+def is_store_folder(text: str) -> bool:
+    """Whether `--kernel-store` names a plain folder: neither `oci:DIR` nor a registry, whose first part is a host."""
+    host, slash, _ = text.partition("/")
+    is_host = bool(slash) and not host.startswith((".", "~")) and ("." in host or ":" in host or host == "localhost")
+    return not text.startswith("oci:") and not is_host
+
+
+def kernel_store(text: str) -> str:
+    """Where results of kernels are shared: a folder, made absolute, or a reference.
+
+    Raises:
+        ConfigError: neither, or it names one image.
+    """
+    from toolchain.oci.reference import LayoutRef, parse  # noqa: PLC0415 - most calls name none
+
+    if not text.strip():
+        raise ConfigError("--kernel-store names nothing", fix="give a folder, oci:DIR or REGISTRY/NAME")
+    if is_store_folder(text):
+        return str(Path(text).expanduser().absolute())
+    ref = parse(text)
+    if ref.tag or ref.digest:
+        raise ConfigError(
+            f"--kernel-store {text} names one image", fix="name the place alone: REGISTRY/NAME or oci:DIR"
+        )
+    return f"oci:{ref.path.expanduser().absolute()}/" if isinstance(ref, LayoutRef) else str(ref)
+
+
+def recheck(text: str) -> float:
+    """The probability with which a result that is taken is compiled here too: `all`, `0.05` or `5%`.
+
+    Raises:
+        ConfigError: it is no share.
+    """
+    number = re.fullmatch(r"(\d+(?:\.\d+)?)(%?)", text.strip())
+    share = 1.0 if text.strip() == "all" else float(number[1]) / (100 if number[2] else 1) if number else -1.0
+    if not 0 <= share <= 1:
+        raise ConfigError(f"--recheck {text!r} is no share", fix="e.g. --recheck 5%, --recheck 0.05 or --recheck all")
+    return share
+
+
+def shard(text: str) -> tuple[int, int]:
+    """Which part of how many: `2/4` is (2, 4).
+
+    Raises:
+        ConfigError: it is no such thing.
+    """
+    found = re.fullmatch(r"(\d{1,5})/(\d{1,5})", text.strip())
+    if not found or not 1 <= int(found[1]) <= int(found[2]):
+        raise ConfigError(f"--shard {text!r} is not K/N", why="K goes from 1 to N", fix="e.g. --shard 2/4")
+    return int(found[1]), int(found[2])
+
+
 def compression(text: str) -> Literal["gzip", "zstd"]:
     """How layers are packed.
 

@@ -147,7 +147,7 @@ def moved(one: Option, text: str, move: Callable[[str], str]) -> str:
     if one.place == "pair":
         name, sign, rest = text.partition("=")
         before = name + sign
-    elif one.place == "oci":
+    elif one.place == "oci" or (one.place == "path" and text.startswith("oci:")):
         if not text.startswith("oci:"):
             return text
         before, rest = "oci:", text.removeprefix("oci:")

@@ -68,7 +68,11 @@ class Request:
         jobs: compile jobs, 0 for as many as cores and memory allow.
         runner: starts the containers of checks and kernels; no input, since what comes out is the same.
         mirrors: prefixes of URLs and what to ask in their place; no input, since digests name what is fetched.
+        shard: which part of how many.
+        recheck: from 0 to 1.
         lock: with `locked` or a `lock_file`, the only things that may come in.
+        kernel_key: signs what is added to the kernel store; what is taken must be signed by it.
+        shards: kernel stores that the kernels must come from; nothing is compiled for them.
     """
 
     base: BaseRef = field(
@@ -165,6 +169,30 @@ class Request:
             help="Memory for one kernel; what the machine has for all of them otherwise.",
         ),
     )  # fmt: skip
+    shard: tuple[int, int] | None = field(
+        default=None,
+        metadata=option(
+            "shard", metavar="K/N", environment=True, file=False, counts=True, read=reading.shard,
+            help="Only the K-th of N parts of the kernels, in whole clusters; `kernels merge` joins them.",
+        ),
+    )  # fmt: skip
+    kernel_store: str | None = field(
+        default=None,
+        metadata=option(
+            "kernel-store", metavar="WHERE", place="path", is_path=reading.is_store_folder,
+            read=reading.kernel_store, example="kernel-store",
+            help="Share kernels with other campaigns by a folder, oci:DIR or REGISTRY/NAME: take what is there, add"
+            " the rest.",
+        ),
+    )  # fmt: skip
+    recheck: float | None = field(
+        default=None,
+        metadata=option(
+            "recheck", metavar="SHARE|all", example="5%", read=reading.recheck,
+            help="Compile this share of what the kernel store gives here too. One difference, and nothing of that store"
+            " is used.",
+        ),
+    )  # fmt: skip
     allow_binary: tuple[str, ...] = field(
         default=(),
         metadata=option(
@@ -250,6 +278,8 @@ class Request:
         metadata=option("json", kind="flag", environment=False, file=False, help="Data on standard output, as JSON."),
     )
     lock: HeldLock | None = None
+    kernel_key: Path | None = None
+    shards: tuple[str, ...] = ()
 
 
 def options() -> tuple[Declared, ...]:

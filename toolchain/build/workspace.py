@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from toolchain.engine.buildah import Buildah
     from toolchain.engine.docker import DockerRunner
     from toolchain.engine.progress import Progress
+    from toolchain.kernels.result_name import Naming
+    from toolchain.kernels.shared import SharedResults
 
 BROUGHT = "bundle"  # ends the names of bases that a bundle brought without the record of how they were made
 
@@ -153,6 +155,13 @@ class BuildWorkspace:
         from toolchain.engine.resources import memory_available  # noqa: PLC0415
 
         return memory_available()
+
+    def shared_results(
+        self, naming: Naming, *, about: Mapping[str, Any] | None = None
+    ) -> AbstractContextManager[SharedResults | None]:
+        from toolchain.build.kernel_store import shared_results  # noqa: PLC0415 - most builds share nothing
+
+        return shared_results(self.request, naming, about=about)
 
     def require_disk(self, count: int) -> None:
         from toolchain.engine.resources import require_disk  # noqa: PLC0415

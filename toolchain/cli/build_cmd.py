@@ -1,9 +1,10 @@
-"""`build` and `kernels run`: make what is not here yet."""
+"""`build`, `kernels run` and `kernels merge`: make what is not here yet."""
 
 from __future__ import annotations
 
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +18,7 @@ from toolchain.cli.config_file import PUBLIC_KEY, REUSE_FROM
 from toolchain.cli.public_key import FormerKeyOpt, chosen
 from toolchain.cli.request import with_request
 from toolchain.errors import ConfigError, KernelError
+from toolchain.option_values import kernel_store
 from toolchain.request import Request
 from toolchain.stages.stage import Built
 
@@ -28,10 +30,21 @@ ReuseOpt = Annotated[str | None, o.typed(REUSE_FROM)]
 ReuseOnlyOpt = Annotated[
     bool, typer.Option("--reuse-only", help="With --reuse-from: build nothing; fail where something would be built.")
 ]
-PublicKeyOpt = Annotated[Path | None, o.typed(PUBLIC_KEY, "--key", help="Key in PEM whose signature counts for reuse.")]
+PublicKeyOpt = Annotated[
+    Path | None,
+    o.typed(
+        PUBLIC_KEY,
+        "--key",
+        help="Key in PEM whose signature counts: for --reuse-from, and for results"
+        " in --kernel-store, which a private one signs too.",
+    ),
+]
 ArchiveOpt = Annotated[
     Path | None, typer.Option("--archive", help="Also write plain files into this folder: archives and wheels.")
 ]
+MERGED = ("kernels", "aotriton")
+MergeArg = Annotated[str, typer.Argument(help="kernels or aotriton.", autocompletion=lambda: MERGED)]
+ShardsArg = Annotated[list[str], typer.Argument(help="The kernel stores that the shards wrote to.")]
 
 
 @with_request()
@@ -51,6 +64,7 @@ def build(
         from toolchain.publish.files import check_folder  # noqa: PLC0415
 
         check_folder(stage, archive)
+    request = replace(request, kernel_key=chosen(public_key, former_key))
     built = build_stages(request, stage, command=_command(), reuse=reuse)
     if archive is not None:
         _archive(request, built, archive, reuse)
@@ -59,9 +73,38 @@ def build(
 
 
 @with_request("contract")
-def kernels_run(request: Request) -> None:
+def kernels_run(
+    public_key: PublicKeyOpt = None,
+    former_key: FormerKeyOpt = None,
+    *,
+    request: Request,
+) -> None:
     """Compile the FlashAttention kernels inside the Triton image."""
+    request = replace(request, kernel_key=chosen(public_key, former_key))
     built = build_stages(request, "kernels", command=_command())
+    _show(built, request.json)
+    _tell_known_bad(built)
+
+
+@with_request("shard", "kernel_store")
+def kernels_merge(
+    stage: MergeArg,
+    shards: ShardsArg,
+    public_key: PublicKeyOpt = None,
+    former_key: FormerKeyOpt = None,
+    *,
+    request: Request,
+) -> None:
+    """Make ledger, packs and image of what `--shard` runs compiled elsewhere. Kernels are taken, and none is compiled.
+
+    Give the options that the shards were given, but for --shard. Shards of other inputs are refused; what is missing is
+    named.
+    """
+    if stage not in MERGED:
+        raise ConfigError(f"{stage!r} has no kernels", fix=f"name one of {', '.join(MERGED)}")
+    places = tuple(dict.fromkeys(kernel_store(place) for place in shards))
+    request = replace(request, kernel_key=chosen(public_key, former_key), shards=places)
+    built = build_stages(request, stage, command=_command())
     _show(built, request.json)
     _tell_known_bad(built)
 

@@ -63,6 +63,12 @@ VERBS = (
     ),
     Verb("inspect", "toolchain.cli.image_cmd:inspect", "Show what an image holds."),
     Verb("kernels run", "toolchain.cli.build_cmd:kernels_run", "Compile the FlashAttention kernels.", engine=True),
+    Verb(
+        "kernels merge",
+        "toolchain.cli.build_cmd:kernels_merge",
+        "Join what `--shard` runs compiled: ledger, packs and image.",
+        engine=True,
+    ),
     Verb("kernels status", "toolchain.cli.kernels_cmd:kernels_status", "Show how many kernels are through."),
     Verb("bundle export", "toolchain.cli.bundle_cmd:bundle_export", "Write all inputs of a build as one OCI artifact."),
     Verb("bundle import", "toolchain.cli.bundle_cmd:bundle_import", "Fill the cache from a bundle."),

@@ -68,9 +68,12 @@ class BarePlan:
     def part(self, *, select: str | None = None, limit: int | None = None) -> tuple[RuleSet, tuple[Cluster, ...]]:
         """Rules in whole clusters, and the clusters that they make whole; see `rules.cut`."""
         chosen = cut(self.rules, select=select, limit=limit)
-        there = {rule.out for rule in chosen.rules}
-        whole = tuple(one for one in self.clusters if all(path in there for path, _ in one.objects))
-        return chosen, whole
+        return chosen, self.whole(chosen)
+
+    def whole(self, rules: RuleSet) -> tuple[Cluster, ...]:
+        """The clusters that some rules make whole."""
+        there = {rule.out for rule in rules.rules}
+        return tuple(one for one in self.clusters if all(path in there for path, _ in one.objects))
 
 
 def read_plan(folder: Path, tree: Path, *, build: str, source: str) -> BarePlan:

@@ -8,8 +8,8 @@ import re
 import shutil
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from toolchain.kernels.codeobject import check_object
 from toolchain.kernels.executors import Executor, Outcome
 from toolchain.kernels.ledger import DONE, FAILED, TIMEOUT, Entry, Ledger, reproducible
 from toolchain.kernels.rules import Rule, RuleSet, Tasks, in_order
+from toolchain.kernels.shared import AGAIN, SharedResults, again
 from toolchain.kernels.status import STATUS, Board
 from toolchain.kernels.summary import summary
 
@@ -46,12 +47,14 @@ class CampaignResult:
         skipped: rules that an earlier run had finished.
         partial: only a part of all rules was asked for.
         about: what the workers said of themselves; empty when none was needed.
+        shared: what it had of its stores, see `shared.Counts`; empty without one.
     """
 
     entries: tuple[Entry, ...]
     skipped: int
     partial: bool
     about: Mapping[str, Any]
+    shared: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def done(self) -> tuple[Entry, ...]:
@@ -123,6 +126,7 @@ def run_campaign(
     on_end: Callable[[Sequence[str]], None] | None = None,
     command: str = "",
     bounds: MemoryBounds | None = None,
+    shared: SharedResults | None = None,
 ) -> CampaignResult:
     """Compile what is not there yet, check every object, write the report.
 
@@ -138,6 +142,7 @@ def run_campaign(
         on_end: called with the lines of a summary, also before failures are raised.
         command: what was called, for those who are told how to go on.
         bounds: those of the executor's workers, for those who look.
+        shared: where results may be that others compiled, and where these go.
 
     Raises:
         KernelError: rules failed or timed out and `keep_going` is not set, or no worker came up.
@@ -146,7 +151,11 @@ def run_campaign(
     """
     wanted = rules.rules if isinstance(rules, RuleSet) else tuple(rules)
     partial = rules.partial if isinstance(rules, RuleSet) else False
+    if shared is not None:
+        shared.prepare(wanted)
+        _forget_distrusted(wanted, ledger, shared)
     todo: dict[str, Rule] = {}
+    earlier: list[Rule] = []
     out.mkdir(parents=True, exist_ok=True)
     place, began = ledger.path.with_name(STATUS), time.monotonic()
     with Board(place, wanted, workers=executor.workers, bounds=bounds, command=command) as board:
@@ -154,30 +163,18 @@ def run_campaign(
             entry = ledger.get(rule.id)
             if entry is not None and _finished(entry, rule, out):
                 board.count(entry, reused=True)
+                earlier.append(rule)
             else:
                 todo[rule.id] = rule
-        skipped = count = len(wanted) - len(todo)
-        ledger.progress(count, len(wanted))
-        if on_count is not None:
-            on_count(count, len(wanted), "")
-        for rule in todo.values():
-            _objects(out, rule, unlink=True)
-        tasks = Tasks(in_order(todo.values()), worker_tree, worker_out or str(out))
-        with contextlib.closing(executor.run(tasks)) as outcomes:
-            for outcome in outcomes:
-                rule = todo[outcome["id"]]
-                entry = _entry(rule, outcome, out)
-                if entry.status != DONE:
-                    _objects(out, rule, unlink=True)
-                    _blame_the_machine(entry, out)
-                ledger.record(entry)
-                board.count(entry)
-                count += 1
-                ledger.progress(count, len(wanted))
-                if on_count is not None:
-                    on_count(count, len(wanted), f"{rule.kernel} {rule.target}")
+        needed = bool(todo)
+        seen = (worker_tree, worker_out or str(out))
+        _Run(wanted, todo, executor, ledger, out, seen, on_count, board).to_the_end(shared, earlier)
         result = CampaignResult(
-            entries=ledger.entries(wanted), skipped=skipped, partial=partial, about=executor.about() if todo else {}
+            entries=ledger.entries(wanted),
+            skipped=len(earlier),
+            partial=partial,
+            about=(executor.about() or (shared.about if shared is not None else {})) if needed else {},
+            shared=shared.counts.as_json() if shared is not None else {},
         )
         if on_end is not None:
             on_end(summary(result, seconds=time.monotonic() - began, command=command, keep_going=keep_going))
@@ -203,6 +200,130 @@ def _settle(result: CampaignResult, wanted: int, ledger: Ledger, out: Path, *, k
     for entry in bad:
         _mark_known_bad(out, entry)
     write_atomically(out / REPORT, json.dumps(result.as_json(), indent=1, sort_keys=True).encode() + b"\n")
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A campaign under way.
+
+    Args:
+        todo: rules by id that have no entry yet; becomes empty.
+        seen: source tree and folder of the objects as the workers see them.
+    """
+
+    wanted: Sequence[Rule]
+    todo: dict[str, Rule]
+    executor: Executor
+    ledger: Ledger
+    out: Path
+    seen: tuple[str, str]
+    on_count: Callable[[int, int, str], None] | None
+    board: Board
+
+    def to_the_end(self, shared: SharedResults | None, earlier: Sequence[Rule]) -> None:
+        """Take what stores have, compile the rest, and give the stores what they lack.
+
+        Args:
+            earlier: rules that an earlier run had finished.
+        """
+        self.tell()
+        if shared is None:
+            self.compile_rest()
+            return
+        self.take(shared)
+        # Once more where the workers show that a store named another compiler.
+        for _ in range(2):
+            self.compile_rest(shared)
+            self.forget_distrusted(shared)
+        shared.add_earlier(earlier, {entry.id: entry for entry in self.ledger.entries(earlier)}, self.out)
+        shared.flush()
+
+    def tell(self, label: str = "") -> None:
+        """How many rules are through."""
+        count = len(self.wanted) - len(self.todo)
+        self.ledger.progress(count, len(self.wanted))
+        if self.on_count is not None:
+            self.on_count(count, len(self.wanted), label)
+
+    def compile_rest(self, shared: SharedResults | None = None) -> None:
+        """Compile what has no entry."""
+        for rule, entry in self._compiled(dict(self.todo)):
+            self.ledger.record(entry)
+            self.board.count(entry)
+            del self.todo[rule.id]
+            if shared is not None and entry.status == DONE:
+                shared.compare_compiler(self.executor.about())
+                shared.add(rule, entry, self.out)
+            self.tell(f"{rule.kernel} {rule.target}")
+
+    def _compiled(self, todo: Mapping[str, Rule]) -> Iterator[tuple[Rule, Entry]]:
+        for rule in todo.values():
+            _objects(self.out, rule, unlink=True)
+        tasks = Tasks(in_order(todo.values()), *self.seen)
+        with contextlib.closing(self.executor.run(tasks)) as outcomes:
+            for outcome in outcomes:
+                rule = todo[outcome["id"]]
+                entry = _entry(rule, outcome, self.out)
+                if entry.status != DONE:
+                    _objects(self.out, rule, unlink=True)
+                    _blame_the_machine(entry, self.out)
+                yield rule, entry
+
+    def take(self, shared: SharedResults) -> None:
+        """Take what the stores have, compile a sample of it here too, and hold both against each other."""
+        for rule in self.todo.values():
+            _objects(self.out, rule, unlink=True)
+        taken = {}
+        for entry in shared.take(tuple(self.todo.values()), self.out, _fault):
+            self.ledger.record(entry)
+            self.board.count(entry, reused=True)
+            taken[entry.id] = self.todo.pop(entry.id)
+            self.tell(f"{entry.kernel} {entry.target} (from the store)")
+        entries = {entry.id: entry for entry in shared.sample(self.ledger.entries(taken.values()))}
+        try:
+            for rule, made in self._compiled({name: again(taken[name]) for name in entries}):
+                shared.compare(entries[rule.id], made, self.out, rule)
+        finally:
+            shutil.rmtree(self.out / AGAIN, ignore_errors=True)
+        self.forget_distrusted(shared)
+        if shared.only:
+            self._record_known(shared)
+
+    def forget_distrusted(self, shared: SharedResults) -> None:
+        """Compile anew what came from stores that lied."""
+        known = {entry.id: entry for entry in self.ledger.entries(self.wanted)} if shared.distrusted else {}
+        for name, rule in _forget_distrusted(self.wanted, self.ledger, shared).items():
+            self.board.take_back(known[name])
+            self.todo[name] = rule
+
+    def _record_known(self, shared: SharedResults) -> None:
+        """Where nothing is to be compiled, take what is known to fail, and name the rest.
+
+        Raises:
+            KernelError: no store has the others.
+        """
+        for entry in shared.known_bad(tuple(self.todo.values())):
+            self.ledger.record(entry)
+            self.board.count(entry, reused=True)
+            del self.todo[entry.id]
+        if self.todo:
+            lacking = [rule.out for rule in self.todo.values()]
+            more = f"\n… and {len(lacking) - LISTED} more" if lacking[LISTED:] else ""
+            raise KernelError(
+                f"{len(lacking)} kernels are in none of {', '.join(store.ref for store in shared.stores)}",
+                why="\n".join(lacking[:LISTED]) + more,
+                fix="run the shards that lack them again, with the same options",
+            )
+
+
+def _forget_distrusted(rules: Sequence[Rule], ledger: Ledger, shared: SharedResults) -> dict[str, Rule]:
+    """Take what came from stores that lied out of the ledger; its rules by id."""
+    if not shared.distrusted:
+        return {}
+    found = {rule.id: rule for rule in rules if shared.is_distrusted(ledger.get(rule.id))}
+    for rule_id in found:
+        ledger.forget(rule_id)
+    return found
 
 
 def _blame_the_machine(entry: Entry, out: Path) -> None:

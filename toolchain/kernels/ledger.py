@@ -40,6 +40,7 @@ class Entry:
         size: bytes of the object.
         attempt: 1, or 2 when the worker died under the rule the first time.
         bitcode: names of the bitcode libraries whose code is in the object.
+        origin: the store that the object was taken from; empty where it was compiled here.
     """
 
     id: str
@@ -54,6 +55,7 @@ class Entry:
     size: int = 0
     attempt: int = 1
     bitcode: tuple[str, ...] = field(default=())
+    origin: str = ""
 
     @classmethod
     def of(cls, rule: Rule, status: str, **more: Any) -> Entry:
@@ -148,6 +150,10 @@ class Ledger:
                 why=str(error),
                 fix="free room and run it again: it goes on",
             ) from error
+
+    def forget(self, rule_id: str) -> None:
+        """Take an entry out: what it speaks of is worth nothing."""
+        self._db.execute("DELETE FROM entry WHERE id = ?", (rule_id,))
 
     def get(self, rule_id: str) -> Entry | None:
         """The entry of a rule."""
@@ -244,11 +250,11 @@ def _of_asked(progress: str) -> tuple[int, int]:
 
 
 def reproducible(entries: Iterable[Entry]) -> list[dict[str, Any]]:
-    """Entries by output path, without seconds and attempts."""
+    """Entries by output path, without seconds, attempts and where they were compiled."""
     rows = []
     for entry in sorted(entries, key=lambda one: (one.out, one.id)):
         row = asdict(entry)
-        del row["seconds"], row["attempt"]
+        del row["seconds"], row["attempt"], row["origin"]
         row["bitcode"] = list(entry.bitcode)
         rows.append(row)
     return rows

@@ -128,6 +128,14 @@ class Board:
                     {"out": entry.out, "status": entry.status, "reason": entry.reason.partition("\n")[0][:200]}
                 )
 
+    def take_back(self, entry: Entry) -> None:
+        """Count a rule as open again that was counted as done: it came from a store that lied."""
+        with self._lock:
+            group = self._groups[entry.kernel, entry.target]
+            group.done -= 1
+            group.reused -= 1
+            group.seconds -= entry.seconds
+
     def as_json(self) -> dict[str, Any]:
         """What the file holds; docs/json.schema.json says what each key is."""
         workers = self._workers()

@@ -82,6 +82,10 @@ class Place(ABC):
             DigestError: other bytes came.
         """
 
+    @abstractmethod
+    def tags(self) -> tuple[str, ...]:
+        """All tags, sorted; none where nothing has been put yet."""
+
     def put(self, layout: Layout, descriptor: Descriptor, tags: Sequence[str] = ()) -> Published:
         """Bring an image index, or an artifact, with all it names here. What is here already is not sent again.
 
@@ -214,6 +218,9 @@ class LayoutPlace(Place):
             raise ConfigError(f"{self.ref} holds no image", fix="publish one there first")
         return self._layout, tuple(NamedImage(tag, self.ref.at(tag=tag), image) for tag, image in found.items())
 
+    def tags(self) -> tuple[str, ...]:
+        return tuple(self._layout.refs()) if self._layout.root.exists() else ()
+
     def _put(self, layout: Layout, descriptor: Descriptor, tags: tuple[str, ...]) -> Published:
         return put_in_layout(layout, descriptor, self.ref, tags)
 
@@ -253,6 +260,9 @@ class RepositoryPlace(Place):
     def images(self, scratch: Path) -> tuple[Layout, tuple[NamedImage, ...]]:
         layout = Layout(scratch / "layout").ensure()
         return layout, (NamedImage(str(self.ref), self.ref, self.fetch(layout)),)
+
+    def tags(self) -> tuple[str, ...]:
+        return self._registry.tags(self.ref.repository)
 
     def _put(self, layout: Layout, descriptor: Descriptor, tags: tuple[str, ...]) -> Published:
         return put_in_repository(layout, descriptor, self.ref, tags, registry=self._registry)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import requests
@@ -19,6 +20,7 @@ from toolchain.oci.upload import Upload
 from toolchain.web import TryAgainError, header_number
 
 _ACCEPT = ", ".join([media.INDEX, media.MANIFEST, media.DOCKER_INDEX, media.DOCKER_MANIFEST])
+_TAGS_A_PAGE, _PAGES = 1000, 1000
 
 
 class Registry(Transport):
@@ -90,7 +92,39 @@ class Registry(Transport):
             partial.unlink(missing_ok=True)
         raise AssertionError
 
-    # Manifests
+    # Tags and manifests
+
+    def tags(self, repository: str) -> tuple[str, ...]:
+        """All tags of a repository, sorted; none if there is no such repository.
+
+        Raises:
+            RegistryError: the list is refused, is none, or has no end.
+            UnreachableError: no answer.
+        """
+        path: str | None = f"/v2/{repository}/tags/list?n={_TAGS_A_PAGE}"
+        found: set[str] = set()
+        for _ in range(_PAGES):
+            if path is None:
+                return tuple(sorted(found))
+            with self.translated(), self.request("GET", path, repository) as got:
+                if got.status_code == 404:
+                    return ()
+                if got.status_code != 200:
+                    raise self.failed(got, f"{self.host} does not list the tags of {repository}")
+                value = parse_object(self.content(got, "the list of tags"), "the list of tags").get("tags")
+                further = re.search(r'<([^<>]+)>;\s*rel="?next', got.headers.get("Link", ""))
+            if not isinstance(value, list | None) or not all(isinstance(one, str) for one in value or ()):
+                raise RegistryError(
+                    f"{self.host} lists the tags of {repository} in no form that is known",
+                    fix="is it an OCI registry? try: skopeo list-tags",
+                )
+            found.update(value or ())
+            path = further[1] if further else None
+        raise RegistryError(
+            f"{self.host} lists tags without an end",
+            why=f"more than {_PAGES} pages",
+            fix="look at the registry: `skopeo list-tags`",
+        )
 
     def manifest_digest(self, repository: str, reference: str) -> str | None:
         """The digest that the registry names for a tag or digest, None if it has no such manifest."""

@@ -58,6 +58,7 @@ class AotritonStage:
         gpus = request.gpus or DEFAULT_GPUS
         part = [f"select {request.select}"] if request.select else []
         part += [f"limit {request.limit}"] if request.limit is not None else []
+        part += [f"shard {request.shard[0]}/{request.shard[1]}"] if request.shard is not None else []
         inputs: dict[str, Any] | None = None
         if sources is not None and base is not None and triton is not None:
             inputs = {
@@ -71,6 +72,7 @@ class AotritonStage:
                 "binaries": choices("aotriton", request),
                 "select": request.select,
                 "limit": request.limit,
+                **({"shard": list(request.shard)} if request.shard is not None else {}),
                 "keep_going": request.keep_going,
                 **limits(request),
             }
@@ -103,9 +105,9 @@ class AotritonStage:
         with held(tree_of, what="the same library"):
             built = workspace.build(making)
         with campaign_folder(workspace.cache, sha256_json(_objects(dependencies, request, library))) as folder:
-            images = KernelImages(
-                folder / "plan", source.path, workspace.image_to_run(dependencies["triton"]), workspace
-            )
+            triton = dependencies["triton"]
+            layers = [str(layer["digest"]) for layer in triton.layers]
+            images = KernelImages(folder / "plan", source.path, workspace.image_to_run(triton), workspace, layers)
             made = images.make(built, gpus=gpus, sha1=library.sha1)
             result = made.result
             tree = workspace.work() / "tree"
@@ -128,6 +130,7 @@ class AotritonStage:
                         {"out": entry.out, "status": entry.status, "reason": entry.reason} for entry in result.bad
                     ],
                     "skipped": result.skipped,
+                    **({"kernel_store": result.shared} if result.shared else {}),
                     "about": result.about,
                     "by_kernel": result.rows(),
                     "bitcode": _bitcode(result),

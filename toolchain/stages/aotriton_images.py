@@ -23,8 +23,11 @@ from toolchain.kernels.aotriton_plan import Archive, BarePlan, Cluster
 from toolchain.kernels.bounds import OVER_MEMORY, patience
 from toolchain.kernels.campaign import KNOWN_BAD, CampaignResult, run_campaign
 from toolchain.kernels.ledger import TIMEOUT, Entry, Ledger
+from toolchain.kernels.result_name import Naming
 from toolchain.kernels.rules import Rule, RuleSet
-from toolchain.recipe import Mount
+from toolchain.kernels.shards import shard_of
+from toolchain.kernels.shared import SharedResults
+from toolchain.recipe import Mount, digests
 from toolchain.stages.kernel_workers import local_workers, tell
 from toolchain.stages.stage import Workspace
 from toolchain.stages.triton_wheel import SITE
@@ -68,12 +71,14 @@ class KernelImages:
         build: the generator's folder; objects and archives come to lie in it, the ledger beside it.
         source: the AOTriton tree.
         image: the Triton image, as the runner knows it.
+        layers: digests of its layers, lowest first.
     """
 
     build: Path
     source: Path
     image: str
     workspace: Workspace
+    layers: Sequence[str] = ()
 
     def make(self, built: Path, *, gpus: Sequence[str], sha1: str) -> MadeImages:
         """Compile what the request asks for, compare a sample, pack and read back.
@@ -94,7 +99,11 @@ class KernelImages:
         require_gpus(gpus, {rule.target for rule in plan.rules})
         rules, clusters = plan.part(select=request.select, limit=request.limit)
         self.workspace.step("kernels")
-        result = self.compile(rules)
+        with self._shared() as shared:
+            shard = shard_of(rules, request.shard, shared)
+            rules, clusters = shard.rules, plan.whole(shard.rules)
+            result = self.compile(rules, shared)
+            shard.finish(shared, result.entries)
         against: Mapping[str, Any] = {}
         if request.contract:
             self.workspace.step("compare")
@@ -113,7 +122,12 @@ class KernelImages:
             against=against,
         )
 
-    def compile(self, rules: RuleSet) -> CampaignResult:
+    def _shared(self) -> AbstractContextManager[SharedResults | None]:
+        about = self.build.with_name("about.json")
+        told = json.loads(about.read_bytes()) if about.is_file() else None
+        return self.workspace.shared_results(self.naming(), about=told)
+
+    def compile(self, rules: RuleSet, shared: SharedResults | None = None) -> CampaignResult:
         """Compile what is not there yet.
 
         Raises:
@@ -154,9 +168,19 @@ class KernelImages:
                 on_end=tell,
                 command=console.command(),
                 bounds=executor.bounds,
+                shared=shared,
             )
         # The same whether something was left to compile or not.
         return replace(result, about=json.loads(about.read_bytes())) if about.is_file() else result
+
+    def naming(self) -> Naming:
+        """What names the results: GPUs, and how the library is built, are not among it."""
+        return Naming(
+            self.source,
+            triton=self.layers,
+            recipe=digests("aotriton/worker.py"),
+            environment={"PYTHONPATH": SITE, **ENVIRONMENT},
+        )
 
     def pack(
         self, plan: BarePlan, clusters: Sequence[Cluster], *, python: Path, sha1: str, gpus: Sequence[str]

@@ -42,6 +42,7 @@ class KernelsStage:
         gpus = request.gpus or DEFAULT_GPUS
         part = [f"select {request.select}"] if request.select else []
         part += [f"limit {request.limit}"] if request.limit is not None else []
+        part += [f"shard {request.shard[0]}/{request.shard[1]}"] if request.shard is not None else []
         inputs: dict[str, Any] | None = None
         if sources is not None and under is not None:
             inputs = {
@@ -52,6 +53,7 @@ class KernelsStage:
                 "gpus": list(gpus),
                 "select": request.select,
                 "limit": request.limit,
+                **({"shard": list(request.shard)} if request.shard is not None else {}),
                 "keep_going": request.keep_going,
                 **limits(request),
             }
@@ -69,7 +71,9 @@ class KernelsStage:
     def build(self, planned: Planned, dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
         from toolchain.kernels.campaign import run_campaign  # noqa: PLC0415 - a plan compiles nothing
         from toolchain.kernels.ledger import Ledger  # noqa: PLC0415
+        from toolchain.kernels.result_name import Naming  # noqa: PLC0415
         from toolchain.kernels.rules import load_rules  # noqa: PLC0415
+        from toolchain.kernels.shards import shard_of  # noqa: PLC0415
 
         request = workspace.request
         workspace.step("source")
@@ -97,15 +101,23 @@ class KernelsStage:
             Mount(out, "/out", read_only=False),
         ]
         env = {"PYTHONPATH": f"{SITE}:/recipe/aotriton/standin:/src/kernels", "HOME": "/tmp"}  # noqa: S108 - in the container
+        naming = Naming(
+            source.path,
+            triton=[str(layer["digest"]) for layer in dependencies["triton"].layers],
+            recipe=digests("aotriton/worker.py", "aotriton/standin"),
+            environment={"PYTHONPATH": env["PYTHONPATH"]},
+            search=[""],  # as PYTHONPATH has it
+        )
 
         def start() -> AbstractContextManager[Popen[str]]:
             return workspace.worker(image, ["python3", "/recipe/aotriton/worker.py"], mounts=mounts, env=env)
 
         workspace.step("compile")
         executor = local_workers(start, workspace)
-        with Ledger(work / "ledger.sqlite") as ledger:
+        with Ledger(work / "ledger.sqlite") as ledger, workspace.shared_results(naming) as shared:
+            shard = shard_of(rules, request.shard, shared)
             result = run_campaign(
-                rules,
+                shard.rules,
                 executor,
                 ledger,
                 out,
@@ -116,7 +128,9 @@ class KernelsStage:
                 on_end=tell,
                 command=console.command(),
                 bounds=executor.bounds,
+                shared=shared,
             )
+            shard.finish(shared, result.entries)
         if result.bad:
             told = [planned.partial] if planned.partial else []
             planned = replace(planned, partial=", ".join([*told, f"{len(result.bad)} kernels known bad"]))
@@ -131,6 +145,7 @@ class KernelsStage:
                 "kernels": result.counts(),
                 "known_bad": [entry.out for entry in result.bad],
                 "skipped": result.skipped,
+                **({"kernel_store": result.shared} if result.shared else {}),
                 "about": result.about,
                 "by_kernel": result.rows(),
                 "found_binaries": intake.rows(findings),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from toolchain.cache import Cache
 from toolchain.catalog.stages import row as stage_row
@@ -17,6 +17,10 @@ from toolchain.oci.layer import compressor_id
 from toolchain.recipe import Mount, Recipe, Runner
 from toolchain.request import Request
 from toolchain.sources.tree import FetchedSource, Source
+
+if TYPE_CHECKING:
+    from toolchain.kernels.result_name import Naming
+    from toolchain.kernels.shared import SharedResults
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +126,15 @@ class Workspace(Protocol):
 
     def memory(self) -> int:
         """Bytes that new processes can have."""
+
+    def shared_results(
+        self, naming: Naming, *, about: Mapping[str, Any] | None = None
+    ) -> AbstractContextManager[SharedResults | None]:
+        """The kernel stores that the user named; None without one.
+
+        Args:
+            about: what the workers said of themselves in an earlier run.
+        """
 
     def require_disk(self, count: int) -> None:
         """Refuse with `ResourceError` when fewer than `count` bytes are free where the work lies."""

@@ -1,0 +1,139 @@
+"""Real kernels, shared: on one machine, by two shards and from a store the same bytes; and a store that lies.
+
+Needs a Python that has Triton, as test_worker.py does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.test_worker import TOP, WORKER, Source, python
+from toolchain.digest import sha256_file
+from toolchain.kernels.campaign import CampaignResult, run_campaign
+from toolchain.kernels.executors import LocalExecutor
+from toolchain.kernels.ledger import Ledger, reproducible
+from toolchain.kernels.reached import Reach
+from toolchain.kernels.result_name import Naming
+from toolchain.kernels.rules import RuleSet
+from toolchain.kernels.shards import shard_of
+from toolchain.kernels.shared import SharedResults
+from toolchain.kernels.store import Addition, FolderStore, Result, read_record
+
+__all__ = ["python"]  # the fixture
+Files = dict[str, str]
+
+
+class Machine(Source):
+    """The kernels of test_worker.py on a machine of its own, which counts the workers that it starts."""
+
+    def naming(self) -> Naming:
+        recipe = {"worker.py": sha256_file(WORKER)}
+        return Naming(self.root, triton=["sha256:" + "a" * 64], recipe=recipe, environment={})
+
+    def share(
+        self, stores: Sequence[FolderStore], part: tuple[int, int] | None = None, **how: Any
+    ) -> tuple[Files, CampaignResult]:
+        """Run a campaign; SHA-256 of all that it made, by path."""
+        rules = self.rules()
+        shared = SharedResults(stores, self.naming(), **how) if stores else None
+        shard = shard_of(RuleSet(rules, len(rules)), part, shared)
+        out = self.root / "out"
+        with Ledger(self.root / "ledger.sqlite") as ledger:
+            result = run_campaign(
+                shard.rules,
+                LocalExecutor(self.worker, workers=1, timeout=300),
+                ledger,
+                out,
+                worker_tree=str(self.root),
+                shared=shared,
+            )
+        shard.finish(shared, result.entries)
+        files = sorted(path for path in out.rglob("*") if path.is_file())
+        return {str(path.relative_to(out)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}, result
+
+
+@pytest.fixture(scope="module")
+def local(python: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Files, CampaignResult]:
+    return Machine(tmp_path_factory.mktemp("local"), python).share([])
+
+
+@pytest.fixture(scope="module")
+def store(python: str, tmp_path_factory: pytest.TempPathFactory) -> FolderStore:
+    """What two shards compiled."""
+    root = tmp_path_factory.mktemp("shards")
+    for number in (1, 2):
+        Machine(root / f"machine-{number}", python).share([FolderStore(root / "store")], (number, 2))
+    return FolderStore(root / "store")
+
+
+def test_shards_and_their_store_make_what_one_machine_makes(
+    local: tuple[Files, CampaignResult], store: FolderStore, python: str, tmp_path: Path
+) -> None:
+    files, result = Machine(tmp_path, python).share([store], only=True)
+    assert files == local[0]
+    assert reproducible(result.entries) == reproducible(local[1].entries)
+    assert result.about == local[1].about
+    assert (result.shared["taken"], result.shared["absent"]) == (4, 0)
+
+
+def test_all_of_an_honest_store_is_what_compiles_here(
+    local: tuple[Files, CampaignResult], store: FolderStore, python: str, tmp_path: Path
+) -> None:
+    files, result = Machine(tmp_path, python).share([store], recheck=1.0)
+    assert files == local[0]
+    assert (result.shared["rechecked"], result.shared["lied"]) == (4, {})
+
+
+def test_a_store_that_lies_is_found(
+    local: tuple[Files, CampaignResult], store: FolderStore, python: str, tmp_path: Path
+) -> None:
+    """Its object is one that Triton made, for this GPU and of this kernel, with another launch value."""
+    machine = Machine(tmp_path / "machine", python)
+    naming, rule = machine.naming(), machine.rules()[0]
+    other = replace(rule, waves_per_eu=2)
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        run_campaign(
+            [other],
+            LocalExecutor(machine.worker, workers=1, timeout=300),
+            ledger,
+            tmp_path / "other",
+            worker_tree=str(machine.root),
+        )
+    lying = FolderStore(tmp_path / "store")
+    ((_, record),) = store.fetch([naming.name(rule)])
+    assert record is not None
+    honest = read_record(record, naming.inputs(rule))
+    path = tmp_path / "other" / other.out
+    lie: Result = replace(honest, code=path.read_bytes(), metadata=path.with_suffix(".json").read_bytes())
+    lying.add(Addition(naming.name(rule), rule.target, rule.id, 1.0, lie.record()))
+
+    files, result = machine.share([lying], recheck=1.0)
+    assert list(result.shared["lied"]) == [lying.ref]
+    assert files == local[0]
+
+
+def test_the_scan_finds_every_module_that_python_loads(python: str, tmp_path: Path) -> None:
+    source = Source(tmp_path, python)
+    program = (
+        "import json, sys; sys.path[:0] = sys.argv[1:3]\n"
+        "import worker; compiler = worker.Compiler()\n"
+        "compiler.function(sys.argv[2], sys.argv[2] + '/pack/kernels.py', 'vector_add')\n"
+        "print(json.dumps([str(getattr(one, '__file__', '')) for one in list(sys.modules.values())]))"
+    )
+    root = tmp_path / "src"
+    done = subprocess.run(
+        [python, "-c", program, str(TOP / "aotriton"), str(root)],
+        capture_output=True, text=True, check=True, env=source.clean(),
+    )  # fmt: skip
+    loaded = {Path(file) for file in json.loads(done.stdout.splitlines()[-1]) if file.startswith(f"{root}/")}
+    found = Reach(tmp_path).digests("src", "src/pack/kernels.py")
+    assert {root / "pack/__init__.py", root / "pack/helper.py", root / "pack/kernels.py"} <= loaded
+    assert {str(path.relative_to(tmp_path)) for path in loaded} <= found.keys()

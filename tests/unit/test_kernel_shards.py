@@ -1,0 +1,222 @@
+"""Campaigns in shards: all machines cut alike, and whoever joins the shards finds what is missing or does not fit."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kernel_fixtures import make_rule
+from tests.unit.test_kernel_store import Machine, PlainKey
+from toolchain.errors import ConfigError, KernelError, ToolchainError
+from toolchain.kernels.campaign import CampaignResult, run_campaign
+from toolchain.kernels.executors import LocalExecutor
+from toolchain.kernels.ledger import Ledger
+from toolchain.kernels.rules import Rule, RuleSet
+from toolchain.kernels.shards import cut, shard_of
+from toolchain.kernels.shared import SharedResults
+from toolchain.kernels.store import Addition, FolderStore, KernelStore
+
+NAMES = ("a", "b", "c", "d", "e")
+# The slow rules first, so that counting kernels and adding up seconds cut otherwise.
+RULES = [
+    replace(make_rule(name, warps=2**number, cluster=f"gfx942/{name}"), source=f"{name}.py")
+    for name in NAMES
+    for number in range(2)
+]
+
+
+def run(
+    machine: Machine,
+    stores: Sequence[KernelStore],
+    part: tuple[int, int] | None = None,
+    rules: Sequence[Rule] = RULES,
+    **how: Any,
+) -> CampaignResult:
+    """What a stage does: cut, compile, leave the mark. Without a part and with `only`, merge."""
+    for rule in rules:
+        (machine.tree / rule.source).touch()
+    machine.workers.provide(list(rules))
+    shared = SharedResults(stores, machine.naming(), **how)
+    shard = shard_of(RuleSet(tuple(rules), len(rules)), part, shared)
+    with Ledger(machine.root / "ledger.sqlite") as ledger:
+        result = run_campaign(
+            shard.rules,
+            LocalExecutor(machine.workers, workers=1, timeout=30),
+            ledger,
+            machine.out,
+            worker_tree="/src",
+            keep_going=True,
+            shared=shared,
+        )
+    shard.finish(shared, result.entries)
+    return result
+
+
+def merge(machine: Machine, stores: Sequence[KernelStore], rules: Sequence[Rule] = RULES, **how: Any) -> CampaignResult:
+    return run(machine, stores, None, rules, only=True, **how)
+
+
+def folder(path: Path) -> FolderStore:
+    return FolderStore(path)
+
+
+def test_each_cluster_is_in_one_shard_and_seconds_balance_them() -> None:
+    seconds = {rule.id: 40.0 if rule.kernel == "a" else 10.0 for rule in RULES}
+    shuffled = random.Random(1).sample(RULES, len(RULES))
+    found = cut(RULES, 2, seconds)
+    assert found == cut(shuffled, 2, dict(reversed(seconds.items()))), "the same cut, whatever the order"
+    assert set(found) == {f"gfx942/{name}" for name in NAMES}
+    assert found["gfx942/a"] != found["gfx942/b"] == found["gfx942/c"] == found["gfx942/d"] == found["gfx942/e"]
+    by_count = cut(RULES, 2, {})
+    assert sorted(list(by_count.values()).count(number) for number in (1, 2)) == [2, 3]
+
+
+def test_what_is_not_known_is_taken_for_the_median_of_its_kernel() -> None:
+    rules = [make_rule("slow", warps=2**number, cluster=f"s{number}") for number in range(4)]
+    rules += [make_rule("fast", warps=2**number, cluster=f"f{number}") for number in range(4)]
+    known = {rules[0].id: 100.0, rules[4].id: 1.0}
+    found = cut(rules, 2, known)
+    assert sorted(found[f"s{number}"] for number in range(4)) == [1, 1, 2, 2]
+    assert sorted(found[f"f{number}"] for number in range(4)) == [1, 1, 2, 2]
+
+
+def test_more_shards_than_clusters_are_refused() -> None:
+    with pytest.raises(ConfigError, match="5 clusters") as caught:
+        cut(RULES, 6, {})
+    assert "K/5" in caught.value.fix
+
+
+@pytest.mark.parametrize("apart", [False, True], ids=["one store", "two stores"])
+def test_shards_make_what_one_machine_makes(tmp_path: Path, apart: bool) -> None:
+    alone = Machine(tmp_path / "alone")
+    run(alone, [folder(tmp_path / "of-alone")])
+    stores = [folder(tmp_path / f"store-{number if apart else 0}") for number in (0, 1)]
+    machines = [Machine(tmp_path / f"machine-{number}") for number in range(4)]
+    for number, machine in enumerate(machines):
+        run(machine, [stores[number % 2]], (number + 1, 4))
+    tries = [name for machine in machines for name in machine.workers.tries]
+    assert sorted(tries) == sorted(name for name in NAMES for _ in range(2)), "nothing twice, nothing never"
+
+    joined = Machine(tmp_path / "joined")
+    result = merge(joined, stores if apart else stores[:1])
+    assert joined.workers.tries == []
+    assert result.counts() == {"done": 10, "failed": 0, "timed_out": 0}
+    assert joined.files() == alone.files()
+    assert result.about == {"triton": "0.0"}
+
+
+def test_the_first_shard_decides_the_cut(tmp_path: Path) -> None:
+    """Seconds come in while shards run: a machine that starts later would cut otherwise."""
+    store = folder(tmp_path / "store")
+    for rule in RULES:
+        seconds = 40.0 if rule.kernel == "a" else 10.0
+        store.add(Addition(f"{int(rule.id, 16):064x}", "gfx942", rule.id, seconds, b"of another Triton"))
+    first, second = Machine(tmp_path / "first"), Machine(tmp_path / "second")
+    run(first, [store], (1, 2))
+    for rule in RULES:
+        store.add(Addition(f"{int(rule.id, 16) + 1:064x}", "gfx942", rule.id, 1.0, b"of another Triton"))
+    run(second, [store], (2, 2))
+    assert {frozenset(first.workers.tries), frozenset(second.workers.tries)} == {frozenset("a"), frozenset("bcde")}
+
+
+def test_a_missing_shard_is_named(tmp_path: Path) -> None:
+    store = folder(tmp_path / "store")
+    for number in (1, 3):
+        run(Machine(tmp_path / f"machine-{number}"), [store], (number, 4))
+    with pytest.raises(KernelError, match="2 of 4 shards are missing: 2/4, 4/4"):
+        merge(Machine(tmp_path / "joined"), [store])
+
+
+def test_a_missing_kernel_is_named(tmp_path: Path) -> None:
+    store, machine = folder(tmp_path / "store"), Machine(tmp_path / "machine")
+    for number in (1, 2):
+        run(machine, [store], (number, 2))
+    name = machine.naming().name(RULES[3])
+    (tmp_path / "store" / "results" / name[:2] / name[2:]).unlink()
+    with pytest.raises(KernelError, match="1 kernels are in none of") as caught:
+        merge(Machine(tmp_path / "joined"), [store])
+    assert caught.value.why == RULES[3].out
+
+
+def other_sources(machine: Machine) -> Sequence[Rule]:
+    (machine.tree / "c.py").write_text("# changed\n")
+    return RULES
+
+
+@pytest.mark.parametrize("how", ["another Triton image", "other kernel sources", "other kernels"])
+def test_shards_of_other_inputs_are_refused(tmp_path: Path, how: str) -> None:
+    store = folder(tmp_path / "store")
+    for number in (1, 2):
+        run(Machine(tmp_path / f"machine-{number}"), [store], (number, 2))
+    joined = Machine(tmp_path / "joined")
+    rules: Sequence[Rule] = RULES
+    if how == "another Triton image":
+        joined = Machine(tmp_path / "joined", layers=("sha256:" + "b" * 64,))
+    elif how == "other kernel sources":
+        rules = other_sources(joined)
+    else:
+        rules = RULES[:8]
+    with pytest.raises(ConfigError, match="holds no shard of this campaign") as caught:
+        merge(joined, [store], rules)
+    assert how in caught.value.why
+
+
+def test_shards_of_different_cuts_are_refused(tmp_path: Path) -> None:
+    stores = [folder(tmp_path / f"store-{number}") for number in range(2)]
+    for rule in RULES:
+        stores[1].add(Addition("0" * 48 + rule.id, "gfx942", rule.id, 90.0 if rule.kernel == "e" else 1.0, b"x"))
+    for number, store in enumerate(stores):
+        run(Machine(tmp_path / f"machine-{number}"), [store], (number + 1, 2))
+    with pytest.raises(ConfigError, match="different cuts"):
+        merge(Machine(tmp_path / "joined"), stores)
+
+
+def test_what_does_not_compile_is_known_after_the_merge(tmp_path: Path) -> None:
+    rules = [*RULES, replace(make_rule("fails"), source="fails.py")]
+    store = folder(tmp_path / "store")
+    for number in (1, 2):
+        run(Machine(tmp_path / f"machine-{number}"), [store], (number, 2), rules)
+    joined = Machine(tmp_path / "joined")
+    result = merge(joined, [store], rules)
+    assert joined.workers.tries == []
+    assert [(entry.kernel, entry.reason.partition(":")[0]) for entry in result.bad] == [("fails", "TypeError")]
+
+
+def test_with_a_key_marks_count_only_where_it_signed_them(tmp_path: Path) -> None:
+    store = folder(tmp_path / "store")
+    key = PlainKey("ours")
+    for number in (1, 2):
+        run(Machine(tmp_path / f"machine-{number}"), [store], (number, 2), key=key)
+    assert len(merge(Machine(tmp_path / "joined"), [store], key=PlainKey("ours", private=False)).done) == 10
+    (mark, *_) = (tmp_path / "store" / "notes").glob("shard-*")
+    unsigned = {name: value for name, value in json.loads(mark.read_bytes()).items() if name != "sig"}
+    mark.write_text(json.dumps(unsigned))
+    with pytest.raises(ConfigError, match="does not count") as caught:
+        merge(Machine(tmp_path / "other"), [store], key=key)
+    assert "not signed" in caught.value.why
+
+
+class FullStore(FolderStore):
+    """Takes notes, and no result."""
+
+    def add(self, addition: Addition, *, replace: bool = False) -> int:  # noqa: ARG002
+        raise ToolchainError("the disk is full")
+
+
+def test_a_shard_whose_results_are_not_in_the_store_is_not_through(tmp_path: Path) -> None:
+    with pytest.raises(ToolchainError, match="the disk is full"):
+        run(Machine(tmp_path / "machine"), [FullStore(tmp_path / "store")], (1, 2))
+    assert folder(tmp_path / "store").notes("shard-") == {}
+    run(Machine(tmp_path / "machine"), [folder(tmp_path / "store")], (1, 2))
+    assert len(folder(tmp_path / "store").notes("shard-")) == 1
+
+
+def test_a_shard_needs_a_store() -> None:
+    with pytest.raises(ConfigError, match="needs --kernel-store"):
+        shard_of(RuleSet(tuple(RULES), len(RULES)), (1, 2), None)

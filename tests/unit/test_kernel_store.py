@@ -1,0 +1,367 @@
+"""Campaigns that share their results: what a store gives is checked, and what it can do to a campaign is shown."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kernel_fixtures import FakeWorkers, make_object, make_rule
+from toolchain.errors import ConfigError, ResourceError
+from toolchain.kernels.campaign import CampaignResult, run_campaign
+from toolchain.kernels.executors import LocalExecutor
+from toolchain.kernels.ledger import Ledger
+from toolchain.kernels.result_name import Naming
+from toolchain.kernels.rules import Rule
+from toolchain.kernels.shared import SharedResults
+from toolchain.kernels.store import Addition, FolderStore, KernelStore, Result
+
+KERNELS = ("one", "two", "three")
+
+
+def rules_of(*kernels: str, target: str = "gfx942") -> list[Rule]:
+    """Rules with a source file each."""
+    return [replace(make_rule(kernel, target=target), source=f"{kernel}.py") for kernel in kernels]
+
+
+class PlainKey:
+    """A key that shows whether it is asked; real ones are tested where they are."""
+
+    def __init__(self, word: str, *, private: bool = True) -> None:
+        self.id = word
+        self.private = private
+
+    def sign(self, statement: bytes) -> bytes | None:
+        return self._signature(statement) if self.private else None
+
+    def verifies(self, signature: bytes, statement: bytes) -> bool:
+        return signature == self._signature(statement)
+
+    def _signature(self, statement: bytes) -> bytes:
+        return f"{self.id} {hash(statement)}".encode()
+
+
+@dataclass
+class Machine:
+    """A machine of its own: source tree, folder of objects, ledger and workers."""
+
+    root: Path
+    layers: tuple[str, ...] = ("sha256:" + "a" * 64,)
+    environment: dict[str, str] = field(default_factory=dict)
+    lies: list[tuple[str, str]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.tree = self.root / "tree"
+        self.tree.mkdir(parents=True, exist_ok=True)
+        (self.tree / "helper.py").write_text("WIDTH = 1\n")
+        for kernel in (*KERNELS, "fails"):
+            (self.tree / f"{kernel}.py").write_text("from helper import WIDTH\n" if kernel == "two" else "")
+        self.workers = FakeWorkers(self.root / "workers")
+        self.out = self.root / "out"
+
+    def naming(self) -> Naming:
+        return Naming(self.tree, triton=self.layers, recipe={"worker.py": "1"}, environment=self.environment)
+
+    def run(self, store: KernelStore | None, rules: Sequence[Rule] | None = None, **how: Any) -> CampaignResult:
+        rules = rules_of(*KERNELS) if rules is None else rules
+        self.workers.provide(list(rules))
+        shared = None
+        if store is not None:
+            shared = SharedResults([store], self.naming(), on_lie=lambda *said: self.lies.append(said), **how)
+        with Ledger(self.root / "ledger.sqlite") as ledger:
+            return run_campaign(
+                rules,
+                LocalExecutor(self.workers, workers=1, timeout=30),
+                ledger,
+                self.out,
+                worker_tree="/src",
+                keep_going=True,
+                shared=shared,
+            )
+
+    def files(self) -> dict[str, bytes]:
+        """All that the campaign left, by path."""
+        return {
+            path.relative_to(self.out).as_posix(): path.read_bytes() for path in self.out.rglob("*") if path.is_file()
+        }
+
+
+def store_at(path: Path) -> FolderStore:
+    return FolderStore(path / "store")
+
+
+def record_path(store: Path, machine: Machine, rule: Rule) -> Path:
+    name = machine.naming().name(rule)
+    return store / "store" / "results" / name[:2] / name[2:]
+
+
+def test_what_one_machine_compiled_another_takes(tmp_path: Path) -> None:
+    first, second, alone = (Machine(tmp_path / name) for name in ("first", "second", "alone"))
+    made = first.run(store_at(tmp_path))
+    taken = second.run(store_at(tmp_path))
+    alone.run(None)
+
+    assert (made.shared["added"], made.shared["taken"]) == (3, 0)
+    assert (taken.shared["added"], taken.shared["taken"]) == (0, 3)
+    assert second.workers.tries == []
+    assert second.files() == first.files() == alone.files()
+    assert taken.about == made.about == {"triton": "0.0"}, "packs tell what compiled their kernels"
+    assert second.run(store_at(tmp_path)).skipped == 3
+
+
+def test_after_a_change_only_what_reaches_it_is_compiled(tmp_path: Path) -> None:
+    Machine(tmp_path / "first").run(store_at(tmp_path))
+    second = Machine(tmp_path / "second")
+    (second.tree / "helper.py").write_text("WIDTH = 2\n")
+    second.run(store_at(tmp_path))
+    assert second.workers.tries == ["two"]
+
+    third = Machine(tmp_path / "third")
+    (third.tree / "three.py").write_text("# longer\n")
+    third.run(store_at(tmp_path))
+    assert third.workers.tries == ["three"]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"layers": ("sha256:" + "b" * 64,)}, {"environment": {"TRITON_F32_DEFAULT": "ieee"}}],
+    ids=["another Triton", "another environment"],
+)
+def test_what_was_made_otherwise_has_another_name(tmp_path: Path, other: dict[str, Any]) -> None:
+    Machine(tmp_path / "first").run(store_at(tmp_path))
+    second = Machine(tmp_path / "second", **other)
+    assert second.run(store_at(tmp_path)).shared["taken"] == 0
+    assert sorted(second.workers.tries) == sorted(KERNELS)
+
+
+def test_options_and_gpu_are_in_the_name(tmp_path: Path) -> None:
+    naming = Machine(tmp_path).naming()
+    rule = rules_of("one")[0]
+    others = [
+        replace(rule, num_warps=8),
+        replace(rule, options=(("kpack", 2),)),
+        replace(rule, target="gfx1100"),
+        replace(rule, signature=(("x", "*fp16:16"),)),
+    ]
+    assert len({naming.name(one) for one in (rule, *others)}) == 5
+    assert naming.name(replace(rule, out="elsewhere.hsaco", cluster="other")) == naming.name(rule)
+
+
+@pytest.mark.parametrize("damage", ["a bit of the object", "a bit of the statement", "cut", "emptied", "a folder"])
+def test_damaged_bytes_are_found_and_replaced(tmp_path: Path, damage: str) -> None:
+    first = Machine(tmp_path / "first")
+    first.run(store_at(tmp_path))
+    path = record_path(tmp_path, first, rules_of("two")[0])
+    content = bytearray(path.read_bytes())
+    if damage == "a bit of the object":
+        content[-3] ^= 1
+    elif damage == "a bit of the statement":
+        content[content.index(b"seconds") + 11] ^= 1
+    elif damage == "cut":
+        content = content[: len(content) // 2]
+    elif damage == "emptied":
+        content = bytearray()
+    path.unlink()
+    if damage == "a folder":
+        path.mkdir()
+    else:
+        path.write_bytes(content)
+    second = Machine(tmp_path / "second")
+    result = second.run(store_at(tmp_path))
+
+    assert (result.shared["taken"], result.shared["damaged"], result.shared["lied"]) == (2, 1, {})
+    assert second.workers.tries == ["two"]
+    assert second.files() == first.files()
+    if damage != "a folder":
+        assert Machine(tmp_path / "third").run(store_at(tmp_path)).shared["taken"] == 3
+
+
+def forge(machine: Machine, store: Path, rule: Rule, **changes: Any) -> None:
+    """Put a record into a store that is whole, and not what its name says."""
+    metadata = {"shared": 0, "num_warps": 4, "warp_size": 64, "compile_status": "Complete", "arch": rule.target}
+    facts: dict[str, Any] = {
+        "inputs": machine.naming().inputs(rule),
+        "code": make_object(rule.target, rule.kernel),
+        "metadata": json.dumps(metadata).encode(),
+        "bitcode": ("ocml",),
+        "about": {"triton": "0.0"},
+    }
+    record = Result(**{**facts, **changes}).record()
+    FolderStore(store / "store").add(
+        Addition(machine.naming().name(rule), rule.target, rule.id, 1.0, record), replace=True
+    )
+
+
+@pytest.mark.parametrize("lie", ["another GPU", "another Triton", "another rule", "another version", "no facts"])
+def test_an_object_of_something_else_is_always_found_and_the_store_is_named(tmp_path: Path, lie: str) -> None:
+    first = Machine(tmp_path / "first")
+    first.run(store_at(tmp_path))
+    rule = rules_of("two")[0]
+    naming = first.naming()
+    changes: dict[str, dict[str, Any]] = {
+        "another GPU": {"code": make_object("gfx1100", "two")},
+        "another Triton": {"inputs": {**naming.inputs(rule), "triton": ["sha256:" + "b" * 64]}},
+        "another rule": {"inputs": naming.inputs(rules_of("three")[0])},
+        "another version": {
+            "metadata": b'{"shared": 0, "num_warps": 4, "warp_size": 64, "compile_status": "Complete",'
+            b' "arch": "gfx942", "triton_version": "9.9"}'
+        },
+        "no facts": {"metadata": b"{}"},
+    }
+    forge(first, tmp_path, rule, **changes[lie])
+    second = Machine(tmp_path / "second")
+    result = second.run(store_at(tmp_path))
+
+    ((ref, why),) = second.lies
+    assert ref == str(tmp_path / "store")
+    assert "two/" in why
+    words = {"another GPU": "gfx1100", "another Triton": "another Triton", "another version": "Triton 9.9"}
+    assert words.get(lie, "") in why
+    assert list(result.shared["lied"]) == [ref]
+    assert sorted(second.workers.tries) == sorted(KERNELS), "nothing of a store that lied is kept"
+    assert second.files() == first.files()
+    assert result.shared["added"] == 0, "nor does it get anything"
+
+
+def test_a_consistent_lie_is_found_by_compiling_again(tmp_path: Path) -> None:
+    first = Machine(tmp_path / "first")
+    first.run(store_at(tmp_path))
+    lie = make_object("gfx942", "two") + b"\0"
+    forge(first, tmp_path, rules_of("two")[0], code=lie)
+
+    trusting = Machine(tmp_path / "trusting")
+    trusting.run(store_at(tmp_path), recheck=0.0)
+    assert trusting.files()["gfx942/two/warps-4.hsaco"] == lie, "no check of one record can find it"
+
+    careful = Machine(tmp_path / "careful")
+    result = careful.run(store_at(tmp_path), recheck=1.0)
+    assert careful.lies
+    assert "two/" in careful.lies[0][1]
+    assert careful.files() == first.files()
+    assert result.counts() == {"done": 3, "failed": 0, "timed_out": 0}
+
+
+def test_the_share_is_the_probability(tmp_path: Path) -> None:
+    rules = [replace(make_rule("one", warps=number), source="one.py") for number in range(1, 401)]
+    machine = Machine(tmp_path)
+    shared = SharedResults([store_at(tmp_path)], machine.naming(), recheck=0.25)
+    from toolchain.kernels.ledger import DONE, Entry  # noqa: PLC0415
+
+    entries = [Entry.of(rule, DONE, origin="x") for rule in rules]
+    first, second = shared.sample(entries), shared.sample(entries)
+    assert 50 < len(first) < 150, "0.25 of 400, eight standard deviations to each side"
+    assert first != second, "who could know which are looked at would lie about the others"
+
+
+def test_an_honest_store_passes_the_recheck(tmp_path: Path) -> None:
+    first, second = Machine(tmp_path / "first"), Machine(tmp_path / "second")
+    first.run(store_at(tmp_path))
+    result = second.run(store_at(tmp_path), recheck=1.0)
+    assert (result.shared["taken"], result.shared["rechecked"], result.shared["lied"]) == (3, 3, {})
+    assert second.files() == first.files(), "what was compiled again is gone"
+
+
+def test_with_a_key_only_what_it_signed_counts(tmp_path: Path) -> None:
+    Machine(tmp_path / "unsigned").run(store_at(tmp_path))
+    result = Machine(tmp_path / "signed").run(store_at(tmp_path), key=PlainKey("ours"))
+    assert (result.shared["taken"], result.shared["unsigned"], result.shared["added"]) == (0, 3, 3)
+    reader = Machine(tmp_path / "reader")
+    assert reader.run(store_at(tmp_path), key=PlainKey("ours", private=False)).shared["taken"] == 3
+    other = Machine(tmp_path / "other")
+    assert other.run(store_at(tmp_path), key=PlainKey("theirs", private=False)).shared["taken"] == 0
+
+
+def test_failures_are_no_results(tmp_path: Path) -> None:
+    rules = rules_of("one", "fails")
+    Machine(tmp_path / "first").run(store_at(tmp_path), rules)
+    second = Machine(tmp_path / "second")
+    assert second.run(store_at(tmp_path), rules).counts() == {"done": 1, "failed": 1, "timed_out": 0}
+    assert second.workers.tries == ["fails"]
+
+
+def test_what_a_killed_run_did_not_store_is_stored_by_the_next(tmp_path: Path) -> None:
+    machine = Machine(tmp_path / "first")
+    machine.run(None, rules_of("one", "two"))
+    result = machine.run(store_at(tmp_path))
+    assert (result.skipped, result.shared["added"]) == (2, 3)
+
+
+def test_a_store_that_lied_before_gives_nothing_to_a_run_that_goes_on(tmp_path: Path) -> None:
+    Machine(tmp_path / "first").run(store_at(tmp_path))
+    second = Machine(tmp_path / "second")
+    second.run(store_at(tmp_path))
+    result = second.run(FolderStore(tmp_path / "other"), distrusted=[str(tmp_path / "store")])
+    assert result.skipped == 0
+    assert sorted(second.workers.tries) == sorted(KERNELS)
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from toolchain.kernels.store import Addition, FolderStore, Result
+store = FolderStore(Path(sys.argv[1]))
+for number in range(150):
+    name = f"{number:064x}"
+    record = Result(inputs={"number": number}, code=bytes(5000) + bytes([number]), metadata=b"{}").record()
+    store.add(Addition(name, "gfx942", f"rule{number}", float(number), record))
+"""
+
+
+def test_two_writers_at_once_lose_nothing(tmp_path: Path) -> None:
+    writers = [subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path / "store")]) for _ in range(2)]
+    assert [writer.wait(120) for writer in writers] == [0, 0]
+    store = store_at(tmp_path)
+    names = [f"{number:064x}" for number in range(150)]
+    found = dict(store.fetch(names))
+    for number, name in enumerate(names):
+        assert (
+            found[name]
+            == Result(inputs={"number": number}, code=bytes(5000) + bytes([number]), metadata=b"{}").record()
+        )
+    assert store.seconds(["gfx942"]) == {f"rule{number}": float(number) for number in range(150)}
+    assert not list((tmp_path / "store").rglob("*.partial"))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
+def test_a_full_disk_loses_nothing_and_leaves_nothing_half(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24k", "none", disk], check=False).returncode:
+        pytest.skip("no disk can be mounted here")
+    try:
+        store = FolderStore(disk / "store")
+        rules = [replace(make_rule("one", warps=2**number), source="one.py") for number in range(8)]
+        machine = Machine(tmp_path / "machine")
+        result = machine.run(store, rules)
+        assert result.counts() == {"done": 8, "failed": 0, "timed_out": 0}
+        assert 0 < result.shared["added"] < 8
+        with pytest.raises(ResourceError, match="cannot be written"):
+            store.add(Addition("0" * 64, "gfx942", "rule", 1.0, bytes(50_000)))
+        assert not list(disk.rglob("*.partial"))
+        other = Machine(tmp_path / "other")
+        taken = other.run(FolderStore(disk / "store"), rules)
+        assert (taken.shared["taken"], taken.shared["damaged"]) == (result.shared["added"], 0)
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "letters").mkdir()
+    (tmp_path / "letters" / "a.txt").write_text("mine")
+    with pytest.raises(ConfigError, match="no kernel store"):
+        FolderStore(tmp_path / "letters")
+
+
+def test_the_first_note_stays(tmp_path: Path) -> None:
+    store = store_at(tmp_path)
+    assert store.note("cut-1", b"a", first=True) == b"a"
+    assert store.note("cut-1", b"b", first=True) == b"a"
+    assert store.note("cut-1", b"c") == b"c"
+    assert store.notes("cut-") == {"cut-1": b"c"}

@@ -1,0 +1,105 @@
+"""The kernel stores of a request: where they are, whose signature counts, and those that lied."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.unit.test_kernel_store import Machine, forge, rules_of
+from toolchain.build.kernel_store import distrust, distrusted, open_store, result_key, shared_results
+from toolchain.cache import Cache
+from toolchain.errors import ConfigError, UntrustedError
+from toolchain.kernels.ledger import Ledger
+from toolchain.kernels.oci_store import OciStore
+from toolchain.kernels.store import FolderStore, Result, UnsignedError, read_record
+from toolchain.option_values import kernel_store, recheck, shard
+from toolchain.request import Request
+from toolchain.trust.keys import new_key
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("all", 1.0), ("0", 0.0), ("0.25", 0.25), ("5%", 0.05), ("100%", 1.0)],
+)
+def test_a_share(text: str, value: float) -> None:
+    assert recheck(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "2", "101%", "-1", "some", "nan"])
+def test_what_is_no_share_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="no share"):
+        recheck(text)
+
+
+@pytest.mark.parametrize("text", ["", "0/4", "5/4", "1", "1/0", "a/b", "1/2/3", "-1/2"])
+def test_what_is_no_shard_is_refused(text: str) -> None:
+    assert shard("4/4") == (4, 4)
+    with pytest.raises(ConfigError, match="is not K/N"):
+        shard(text)
+
+
+def test_a_store_is_a_folder_a_layout_or_a_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert kernel_store("a/b.c") == str(tmp_path / "a/b.c")
+    assert kernel_store("./x.example/y") == str(tmp_path / "x.example/y")
+    assert kernel_store("oci:out") == f"oci:{tmp_path}/out/"
+    assert kernel_store("registry.example/ns/kernels") == "registry.example/ns/kernels"
+    for wrong in ("registry.example/ns:tag", "oci:out:tag", ""):
+        with pytest.raises(ConfigError):
+            kernel_store(wrong)
+    cache = Cache(tmp_path / "cache")
+    with open_store(kernel_store("a"), cache) as folder, open_store(kernel_store("oci:out"), cache) as layout:
+        assert isinstance(folder, FolderStore)
+        assert isinstance(layout, OciStore)
+    with pytest.raises(ConfigError, match="--offline"), open_store("registry.example/ns", cache, offline=True):
+        pass
+
+
+def test_a_private_key_signs_and_its_public_half_verifies(tmp_path: Path) -> None:
+    new_key(tmp_path / "ours")
+    new_key(tmp_path / "theirs")
+    ours, public = result_key(tmp_path / "ours"), result_key(tmp_path / "ours.pub")
+    inputs = {"rule": {"target": "gfx942"}}
+    record = Result(inputs=inputs, code=b"code", metadata=b"{}").record(ours)
+    assert read_record(record, inputs, public).code == b"code"
+    assert b'"sig"' not in Result(inputs=inputs, code=b"code", metadata=b"{}").record(public)
+    with pytest.raises(UnsignedError, match="another key"):
+        read_record(record, inputs, result_key(tmp_path / "theirs.pub"))
+    line, _, _ = record.partition(b"\n")
+    with pytest.raises(UnsignedError):
+        read_record(Result(inputs=inputs, code=b"lie!", metadata=b"{}").record(), inputs, public)
+    assert b"keyid" in line
+
+
+def test_a_store_that_lied_is_not_used_again(tmp_path: Path) -> None:
+    machine = Machine(tmp_path / "machine")
+    store = tmp_path / "store"
+    rule = rules_of("one")[0]
+    forge(machine, tmp_path, rule, code=b"\x7fELF of nobody")
+    request = Request(cache=Cache(tmp_path / "cache"), kernel_store=str(store))
+    request.cache.root.mkdir()
+    with shared_results(request, machine.naming()) as shared, Ledger(tmp_path / "ledger.sqlite"):
+        assert shared is not None
+        shared.prepare([rule])
+        machine.out.mkdir()
+        assert list(shared.take([rule], machine.out, lambda *_: "")) == []
+        assert list(machine.out.rglob("*.hsaco")) == []
+    assert list(distrusted(request.cache)) == [str(store)]
+    distrust(request.cache, str(store), "something else")
+    with (
+        pytest.raises(UntrustedError, match="lied, and is not used again") as caught,
+        shared_results(request, machine.naming()),
+    ):
+        pass
+    assert "ELF" in caught.value.why, "the first thing that was found about it"
+    assert "distrusted-kernel-stores.json" in caught.value.fix
+    with shared_results(replace(request, kernel_store=None), machine.naming()) as none:
+        assert none is None
+
+
+def test_a_list_of_liars_that_cannot_be_read_lets_none_in(tmp_path: Path) -> None:
+    (tmp_path / "distrusted-kernel-stores.json").write_text("[")
+    with pytest.raises(ConfigError, match="cannot read"):
+        distrusted(Cache(tmp_path))

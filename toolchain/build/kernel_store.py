@@ -1,0 +1,170 @@
+"""The kernel stores that the user names, opened; and those that lied, remembered."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from toolchain import console
+from toolchain.cache import Cache
+from toolchain.digest import canonical, write_atomically
+from toolchain.errors import ConfigError, UntrustedError
+from toolchain.kernels.oci_store import OciStore
+from toolchain.kernels.result_name import Naming
+from toolchain.kernels.shared import SharedResults
+from toolchain.kernels.store import FolderStore, KernelStore
+from toolchain.locks import held
+from toolchain.oci.place import open_place
+from toolchain.oci.reference import parse
+from toolchain.option_values import is_store_folder
+from toolchain.request import Request
+
+if TYPE_CHECKING:
+    from toolchain.trust.keys import PublicKey, Signer
+
+# What is signed is named, so that no other statement by the same key can be taken for one.
+STATEMENT = "application/vnd.toolchain.kernel-result.v1+json"
+
+
+@dataclass(frozen=True)
+class ResultKey:
+    """The user's key, for results of kernels.
+
+    Args:
+        signer: None where the file holds the public half alone.
+    """
+
+    public: PublicKey
+    signer: Signer | None
+
+    @property
+    def id(self) -> str:
+        """Of the public half."""
+        return self.public.id
+
+    def sign(self, statement: bytes) -> bytes | None:
+        """See `store.Key`."""
+        from toolchain.trust.dsse import pae  # noqa: PLC0415
+
+        return self.signer.sign(pae(STATEMENT, statement)) if self.signer is not None else None
+
+    def verifies(self, signature: bytes, statement: bytes) -> bool:
+        """See `store.Key`."""
+        from toolchain.trust.dsse import pae  # noqa: PLC0415
+
+        return self.public.verifies(signature, pae(STATEMENT, statement))
+
+
+def result_key(path: Path | None) -> ResultKey | None:
+    """The key in a file: a private one signs and is trusted, a public one is trusted.
+
+    Raises:
+        ConfigError: it cannot be used.
+    """
+    if path is None:
+        return None
+    from toolchain.trust.keys import load_public, load_signer  # noqa: PLC0415 - cryptography
+
+    public = load_public(path)
+    try:
+        return ResultKey(public, load_signer(path))
+    except ConfigError:
+        return ResultKey(public, None)
+
+
+@contextlib.contextmanager
+def shared_results(
+    request: Request, naming: Naming, *, about: Mapping[str, Any] | None = None
+) -> Iterator[SharedResults | None]:
+    """The stores of a request, until the end of the `with`; None where it names none.
+
+    Raises:
+        UntrustedError: one of them lied before.
+        ConfigError: one of them is none, or a registry although nothing may reach out.
+    """
+    places = request.shards or ((request.kernel_store,) if request.kernel_store else ())
+    if not places:
+        yield None
+        return
+    with contextlib.ExitStack() as stack:
+        stores = [stack.enter_context(open_store(place, request.cache, offline=request.offline)) for place in places]
+        known = distrusted(request.cache)
+        for store in stores:
+            if store.ref in known:
+                raise UntrustedError(
+                    f"the kernel store {store.ref} lied, and is not used again",
+                    why=f"{known[store.ref]['when']}: {known[store.ref]['why']}",
+                    fix=f"look into it; to use it again, take it out of {_file(request.cache)}",
+                )
+        yield SharedResults(
+            stores,
+            naming,
+            key=result_key(request.kernel_key),
+            recheck=request.recheck or 0.0,
+            only=bool(request.shards),
+            distrusted=known,
+            about=about,
+            on_lie=lambda ref, why: distrust(request.cache, ref, why),
+        )
+
+
+@contextlib.contextmanager
+def open_store(place: str, cache: Cache, *, offline: bool = False) -> Iterator[KernelStore]:
+    """A store, until the end of the `with`.
+
+    Args:
+        place: see `option_values.kernel_store`.
+
+    Raises:
+        ConfigError: it is none, or a registry although nothing may reach out.
+    """
+    if is_store_folder(place):
+        yield FolderStore(Path(place))
+        return
+    ref = parse(place)
+    if offline and ref.remote:
+        raise ConfigError("--offline forbids to ask a registry", fix="use a folder or oci:DIR as --kernel-store")
+    cache.work.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache.work, prefix="kernel-store-") as scratch, open_place(ref) as opened:
+        store = OciStore(opened, Path(scratch))
+        try:
+            yield store
+        finally:
+            store.close()
+
+
+def _file(cache: Cache) -> Path:
+    return cache.root / "distrusted-kernel-stores.json"
+
+
+def distrusted(cache: Cache) -> dict[str, dict[str, str]]:
+    """The stores that lied to this machine: when, and in what.
+
+    Raises:
+        ConfigError: the list cannot be read: then none of them may be used.
+    """
+    try:
+        found = json.loads(_file(cache).read_bytes())
+        return {str(ref): {"when": str(row["when"]), "why": str(row["why"])} for ref, row in found.items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"cannot read {_file(cache)}", why=f"{type(error).__name__}: {error}", fix="mend it, or remove it"
+        ) from error
+
+
+def distrust(cache: Cache, ref: str, why: str) -> None:
+    """Note that a store lied. What was noted about it first stays."""
+    with held(cache.locks / "distrusted-kernel-stores.lock", what="the list of kernel stores that lied"):
+        known = distrusted(cache)
+        if ref not in known:
+            now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+            write_atomically(_file(cache), canonical({**known, ref: {"when": now, "why": why}}) + b"\n")
+            console.note(f"the kernel store {ref} lied ({why}); all that it gave is compiled here")

@@ -1,0 +1,205 @@
+"""A kernel store in a layout folder or a repository: packs of records, each an artifact under a tag of its own.
+
+A registry bears few large things better than many small ones: a blob is three requests or more, and tags are listed one
+by one. So results go out in packs, as they come. A pack's tag says of which Triton and GPU it is, a list beside it
+names what is in it. Its tag follows from its content: writers never change what another one wrote.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from toolchain.errors import DigestError, RegistryError
+from toolchain.kernels.store import Addition, check_note
+from toolchain.oci import descriptor as media
+from toolchain.oci.descriptor import Descriptor
+from toolchain.oci.layout import Layout
+from toolchain.oci.manifest import children_of, parse_object
+from toolchain.oci.place import Place
+
+LOG = logging.getLogger(__name__)
+PACK = "application/vnd.toolchain.kernels.v1"
+LIST = "application/vnd.toolchain.kernels.list.v1+json"
+NOTE = "application/vnd.toolchain.kernels.note.v1+json"
+# A pack goes out when it has so many records, so many bytes, or has waited for so many seconds.
+RECORDS, BYTES, SECONDS = 256, 16 << 20, 600.0
+_PACK_TAG = re.compile(r"k-(?P<scope>[0-9a-f]{12})-(?P<target>gfx[0-9a-f]+)-[0-9a-f]{16}")
+_LARGEST_LIST = 16 << 20
+
+
+@dataclass(frozen=True)
+class _Row:
+    offset: int
+    size: int
+    rule: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class _Pack:
+    blob: Descriptor
+    rows: Mapping[str, _Row]
+
+
+class OciStore:
+    """Records in a place of images.
+
+    Args:
+        place: the folder or repository.
+        scratch: a folder of this store alone.
+    """
+
+    def __init__(self, place: Place, scratch: Path) -> None:
+        self.ref = str(place.ref)
+        self._place = place
+        self._scratch = Layout(scratch / "layout").ensure()
+        self._packs: dict[str, _Pack] = {}
+        self._names: set[str] = set()
+        self._waiting: dict[str, list[Addition]] = {}
+        self._since = time.monotonic()
+        self._scope = ""
+
+    def prepare(self, scope: str, targets: Sequence[str]) -> None:
+        """See `KernelStore`."""
+        self._scope = scope
+        for tag in self._place.tags():
+            found = _PACK_TAG.fullmatch(tag)
+            wanted = found and found["scope"] == scope and found["target"] in targets and tag not in self._packs
+            if wanted and (pack := self._list(tag)) is not None:
+                self._packs[tag] = pack
+                self._names.update(pack.rows)
+
+    def _list(self, tag: str) -> _Pack | None:
+        """What a pack holds; None, with a word, where that cannot be told."""
+        try:
+            manifest, content = self._place.manifest(tag)
+            _, listed, blob = children_of(parse_object(content, tag), manifest)
+            if listed.size > _LARGEST_LIST:
+                raise ValueError(f"its list has {listed.size} bytes")
+            path = self._place.blob(listed, self._scratch)
+            rows = {
+                str(name): _Row(int(offset), int(size), str(rule), float(seconds))
+                for name, (offset, size, rule, seconds) in parse_object(path.read_bytes(), tag)["results"].items()
+            }
+            self._scratch.forget(listed.digest)
+            if any(row.offset < 0 or row.size < 0 or row.offset + row.size > blob.size for row in rows.values()):
+                raise ValueError("its list leads out of it")
+        except (RegistryError, DigestError) as error:
+            LOG.warning("%s: the pack %s is passed over: %s", self.ref, tag, error.what)
+            return None
+        except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+            LOG.warning("%s: the pack %s is passed over: %s", self.ref, tag, error)
+            return None
+        return _Pack(blob, rows)
+
+    def holds(self, name: str) -> bool:
+        """See `KernelStore`."""
+        return name in self._names
+
+    def fetch(self, names: Collection[str]) -> Iterator[tuple[str, bytes | None]]:
+        """See `KernelStore`. A pack is fetched as a whole, once, and not kept."""
+        for tag, pack in tuple(self._packs.items()):
+            inside = [name for name in pack.rows if name in names]
+            if not inside:
+                continue
+            try:
+                path = self._place.blob(pack.blob, self._scratch)
+            except DigestError as error:
+                LOG.warning("%s: the pack %s is damaged: %s", self.ref, tag, error.what)
+                yield from ((name, None) for name in inside)
+                continue
+            try:
+                with path.open("rb") as stream:
+                    for name in inside:
+                        stream.seek(pack.rows[name].offset)
+                        yield name, stream.read(pack.rows[name].size)
+            finally:
+                self._scratch.forget(pack.blob.digest)
+
+    def add(self, addition: Addition, *, replace: bool = False) -> int:
+        """See `KernelStore`."""
+        if addition.name in self._names and not replace:
+            return 0
+        if not self._waiting:
+            self._since = time.monotonic()
+        self._names.add(addition.name)
+        waiting = self._waiting.setdefault(addition.target, [])
+        waiting.append(addition)
+        full = len(waiting) >= RECORDS or sum(len(one.record) for one in waiting) >= BYTES
+        return self.flush() if full or time.monotonic() - self._since >= SECONDS else 0
+
+    def flush(self) -> int:
+        """See `KernelStore`."""
+        count = 0
+        for target in tuple(self._waiting):
+            count += self._send(target, self._waiting[target])
+            del self._waiting[target]
+        return count
+
+    def _send(self, target: str, additions: Sequence[Addition]) -> int:
+        # In one order: the same results make the same pack, whoever compiled them in which order.
+        ordered = sorted(additions, key=lambda one: one.name)
+        rows: dict[str, Any] = {}
+        content = bytearray()
+        for one in ordered:
+            rows[one.name] = [len(content), len(one.record), one.rule, one.seconds]
+            content += one.record
+        blob = self._scratch.put_bytes(bytes(content), PACK)
+        listed = self._scratch.put_json({"results": rows}, LIST)
+        manifest = self._artifact(PACK, [listed, blob])
+        tag = f"k-{self._scope}-{target}-{blob.digest.removeprefix('sha256:')[:16]}"
+        self._place.put(self._scratch, manifest, [tag])
+        self._scratch.forget(blob.digest, listed.digest, manifest.digest)
+        return len(ordered)
+
+    def _artifact(self, kind: str, layers: Sequence[Descriptor]) -> Descriptor:
+        value = {
+            "schemaVersion": 2,
+            "mediaType": media.MANIFEST,
+            "artifactType": kind,
+            "config": self._scratch.put_bytes(b"{}", media.EMPTY).as_json(),
+            "layers": [one.as_json() for one in layers],
+        }
+        return replace(self._scratch.put_json(value, media.MANIFEST), artifact_type=kind)
+
+    def seconds(self, targets: Sequence[str]) -> Mapping[str, float]:
+        """See `KernelStore`."""
+        found: dict[str, float] = {}
+        for tag in sorted(self._place.tags()):
+            known = _PACK_TAG.fullmatch(tag)
+            if known and known["target"] in targets:
+                pack = self._packs.get(tag) or self._list(tag)
+                found |= {row.rule: row.seconds for row in pack.rows.values()} if pack is not None else {}
+        return found
+
+    def note(self, name: str, content: bytes, *, first: bool = False) -> bytes:
+        """See `KernelStore`. No registry can be told to keep the first one: two writers at once may both think so."""
+        tag = f"n-{check_note(name)}"
+        if not (first and tag in self._place.tags()):
+            blob = self._scratch.put_bytes(content, NOTE)
+            self._place.put(self._scratch, self._artifact(NOTE, [blob]), [tag])
+        return self._read_note(tag)
+
+    def _read_note(self, tag: str) -> bytes:
+        manifest, content = self._place.manifest(tag)
+        children = children_of(parse_object(content, tag), manifest)
+        if len(children) != 2 or children[1].size > _LARGEST_LIST:
+            raise RegistryError(
+                f"{self.ref}:{tag} is not a note of a campaign", fix="give the kernel store a repository of its own"
+            )
+        return self._place.blob(children[1], self._scratch).read_bytes()
+
+    def notes(self, prefix: str) -> Mapping[str, bytes]:
+        """See `KernelStore`."""
+        tags = sorted(tag for tag in self._place.tags() if tag.startswith(f"n-{prefix}"))
+        return {tag.removeprefix("n-"): self._read_note(tag) for tag in tags}
+
+    def close(self) -> None:
+        """See `KernelStore`."""
+        self._waiting.clear()

@@ -1,0 +1,253 @@
+"""Which source files a kernel's module reaches: its imports, followed without running anything."""
+
+from __future__ import annotations
+
+import ast
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+
+from toolchain.digest import sha256_bytes, sha256_file
+
+# A module that says one of these may read what no import names. Then the whole tree counts.
+_OPAQUE_NAMES = frozenset({"__import__", "__file__", "__path__", "__loader__", "__spec__", "exec", "eval", "open"})
+_OPAQUE_ANYWHERE = frozenset(
+    {
+        "CDLL", "find_spec", "get_data", "import_module", "iter_modules", "path_hooks", "read_bytes", "read_text",
+        "run_module", "run_path", "spec_from_file_location", "walk_packages",
+    }
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Import:
+    """`from <level dots><module> import <names>`; `import a.b` has no names."""
+
+    level: int
+    module: str
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A part of a module: the names that it says, and whether it may read what no import names."""
+
+    names: frozenset[str]
+    opaque: bool
+
+
+@dataclass(frozen=True)
+class _Scanned:
+    """A module.
+
+    Args:
+        runs: what runs when it is imported or compiled: all but the plain functions.
+        functions: its plain functions by name; each runs only where something that runs says its name.
+    """
+
+    imports: tuple[_Import, ...]
+    runs: _Part
+    functions: Mapping[str, _Part]
+
+
+class Reach:
+    """The files of one source tree, as kernels reach them.
+
+    The scan finds more than what runs: an import inside a function or behind a condition counts. What Python finds
+    outside of the tree is no part of it: that is in the Triton image. Where a module may read what no import names,
+    the whole tree counts.
+
+    Args:
+        tree: the source tree on this machine.
+        search: further folders below it that are on the worker's module path, besides each rule's own root.
+    """
+
+    def __init__(self, tree: Path, search: Sequence[str] = ()) -> None:
+        self._tree = tree
+        self._search = tuple(search)
+        self._scans: dict[str, _Scanned] = {}
+        self._digests: dict[str, str] = {}
+        self._found: dict[tuple[str, str], dict[str, str]] = {}
+
+    def digests(self, root: str, source: str) -> dict[str, str]:
+        """`sha256:…` by path below the tree of all that a kernel's module reaches.
+
+        Args:
+            root, source: as in a `Rule`.
+
+        Raises:
+            OSError: a file cannot be read.
+        """
+        key = (root, source)
+        if key not in self._found:
+            files = self._files(root, source)
+            self._found[key] = self._whole if files is None else {one: self._digest(one) for one in sorted(files)}
+        return self._found[key]
+
+    def _files(self, root: str, source: str) -> set[str] | None:
+        """The files; None where only the whole tree is sure to hold them."""
+        roots = tuple(dict.fromkeys((root, *self._search)))
+        found: set[str] = set()
+        waiting = [source]
+        while waiting:
+            file = waiting.pop()
+            if file in found:
+                continue
+            found.add(file)
+            if not file.endswith(".py"):
+                continue  # an extension module
+            waiting.extend(self._packages(file, roots))
+            for one in self._scan(file).imports:
+                waiting.extend(self._resolve(one, file, roots))
+        return None if self._is_opaque(found) else found
+
+    def _is_opaque(self, files: Iterable[str]) -> bool:
+        """Whether something that runs may read what no import names. Functions are told apart by their names alone."""
+        scans = [self._scan(file) for file in files if file.endswith(".py")]
+        waiting = [scan.runs for scan in scans]
+        functions: dict[str, list[_Part]] = {}
+        for scan in scans:
+            for name, part in scan.functions.items():
+                functions.setdefault(name, []).append(part)
+        while waiting:
+            part = waiting.pop()
+            if part.opaque:
+                return True
+            for name in part.names & functions.keys():
+                waiting.extend(functions.pop(name))
+        return False
+
+    def _scan(self, file: str) -> _Scanned:
+        if file not in self._scans:
+            try:
+                self._scans[file] = _scan(ast.parse((self._tree / file).read_bytes()))
+            except (SyntaxError, ValueError):
+                self._scans[file] = _Scanned((), _Part(frozenset(), opaque=True), {})
+        return self._scans[file]
+
+    def _packages(self, file: str, roots: Sequence[str]) -> Iterator[str]:
+        """The `__init__.py` that run before a file of a package does."""
+        for folder in PurePosixPath(file).parents:
+            if any(folder == PurePosixPath(root) for root in roots):
+                return
+            inside = str(folder / "__init__.py")
+            if (self._tree / inside).is_file():
+                yield inside
+
+    def _resolve(self, one: _Import, file: str, roots: Sequence[str]) -> Iterator[str]:
+        if one.level:
+            base = PurePosixPath(file)
+            for _ in range(one.level):
+                base = base.parent
+            bases = [str(base)]
+        else:
+            bases = list(roots)
+        for base_folder in bases:
+            parts = one.module.split(".") if one.module else []
+            places = list(self._walk(base_folder, parts))
+            yield from places
+            for name in one.names:
+                yield from self._walk(base_folder, [*parts, name])
+
+    def _walk(self, base: str, parts: Sequence[str]) -> Iterator[str]:
+        """The files of `a`, `a.b` and `a.b.c` below a folder, as far as they are there."""
+        folder = PurePosixPath(base)
+        if not parts:
+            yield from self._module(folder / "__init__")
+        for part in parts:
+            yield from self._module(folder / part)
+            folder /= part
+            yield from self._module(folder / "__init__")
+
+    def _module(self, stem: PurePosixPath) -> Iterator[str]:
+        here = self._tree / stem
+        if here.with_name(f"{here.name}.py").is_file():
+            yield f"{stem}.py"
+        for name in self._extensions(str(stem.parent)):
+            if name.startswith(f"{stem.name}."):
+                yield str(stem.parent / name)
+
+    def _extensions(self, folder: str) -> tuple[str, ...]:
+        here = self._tree / folder
+        if folder not in self._listed:
+            there = here.is_dir()
+            self._listed[folder] = tuple(sorted(one.name for one in here.glob("*.so"))) if there else ()
+        return self._listed[folder]
+
+    @cached_property
+    def _listed(self) -> dict[str, tuple[str, ...]]:
+        return {}
+
+    def _digest(self, file: str) -> str:
+        if file not in self._digests:
+            self._digests[file] = sha256_file(self._tree / file)
+        return self._digests[file]
+
+    @cached_property
+    def _whole(self) -> dict[str, str]:
+        found = {}
+        for folder, below, names in os.walk(self._tree):
+            below[:] = [name for name in below if name not in {".git", "__pycache__"}]
+            for name in (*names, *below):
+                path = Path(folder) / name
+                if path.is_symlink():
+                    digest = sha256_bytes(b"link " + os.fsencode(path.readlink()))
+                elif path.is_file():
+                    digest = sha256_file(path)
+                else:
+                    continue
+                found[path.relative_to(self._tree).as_posix()] = digest
+        return dict(sorted(found.items()))
+
+
+def _scan(module: ast.Module) -> _Scanned:
+    # Decorators, defaults and annotations run where the function is defined.
+    plain = [node for node in module.body if isinstance(node, ast.FunctionDef) and not node.decorator_list]
+    others: list[ast.AST] = [node for node in module.body if node not in plain]
+    others += [part for node in plain for part in (node.args, node.returns) if part is not None]
+    functions: dict[str, list[ast.AST]] = {}
+    for node in plain:
+        functions.setdefault(node.name, []).extend(node.body)
+    return _Scanned(
+        imports=tuple(_imports(module)),
+        runs=_part(others),
+        functions={name: _part(nodes) for name, nodes in functions.items()},
+    )
+
+
+def _part(nodes: Iterable[ast.AST]) -> _Part:
+    names: set[str] = set()
+    opaque = False
+    for top in nodes:
+        for node in ast.walk(top):
+            opaque = opaque or _may_read(node)
+            if isinstance(node, ast.Name):
+                names.add(node.id)
+            elif isinstance(node, ast.Attribute):
+                names.add(node.attr)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isidentifier():
+                names.add(node.value)  # as `getattr` takes it
+            elif isinstance(node, ast.alias) and node.asname:
+                names.add(node.name)  # it may be called by the other name
+    return _Part(frozenset(names), opaque)
+
+
+def _imports(module: ast.Module) -> Iterator[_Import]:
+    for node in ast.walk(module):
+        if isinstance(node, ast.Import):
+            yield from (_Import(0, alias.name, ()) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield _Import(node.level, node.module or "", tuple(alias.name for alias in node.names))
+
+
+def _may_read(node: ast.AST) -> bool:
+    if isinstance(node, ast.Name):
+        return node.id in _OPAQUE_NAMES or node.id in _OPAQUE_ANYWHERE
+    if isinstance(node, ast.Attribute):
+        of_sys = isinstance(node.value, ast.Name) and node.value.id == "sys"
+        return node.attr in _OPAQUE_ANYWHERE or (of_sys and node.attr in {"path", "modules", "meta_path"})
+    if isinstance(node, ast.ImportFrom):
+        return any(alias.name in _OPAQUE_ANYWHERE for alias in node.names)
+    return False

@@ -1,0 +1,82 @@
+"""The name of a kernel's result: a digest of all that the result depends on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from toolchain.digest import canonical, sha256_bytes, sha256_json
+from toolchain.kernels.reached import Reach
+from toolchain.kernels.rules import Rule
+
+# Raised when the same inputs would make another result, or a record is of another form.
+FORMAT = 1
+
+
+class Naming:
+    """Names the results of one campaign.
+
+    Args:
+        tree: the kernels' source tree on this machine.
+        triton: digests of the Triton image's layers, lowest first. By content: its labels say when and of what it was
+            built, which no kernel sees.
+        recipe: digests of the files of ours that run beside Triton: the worker, and what stands in for a module.
+        environment: variables of the workers that count.
+        search: see `Reach`.
+    """
+
+    def __init__(
+        self,
+        tree: Path,
+        *,
+        triton: Sequence[str],
+        recipe: Mapping[str, str],
+        environment: Mapping[str, str],
+        search: Sequence[str] = (),
+    ) -> None:
+        self._reach = Reach(tree, search)
+        self._shared = {
+            "format": FORMAT,
+            "triton": list(triton),
+            "recipe": dict(recipe),
+            "environment": dict(environment),
+        }
+
+    @cached_property
+    def scope(self) -> str:
+        """12 hex digits that all results of one Triton, recipe and environment share."""
+        return sha256_json(self._shared).removeprefix("sha256:")[:12]
+
+    @property
+    def shared(self) -> Mapping[str, Any]:
+        """What all results of the campaign depend on."""
+        return self._shared
+
+    def inputs(self, rule: Rule) -> dict[str, Any]:
+        """All that a rule's result depends on, JSON-able. The path of the result is not among it.
+
+        Raises:
+            OSError: a source cannot be read.
+        """
+        task = rule.task("/", "/")
+        decides = {name: value for name, value in task.items() if name not in {"id", "out"}}
+        return {
+            **self._shared,
+            "rule": {**decides, "root": rule.root, "source": rule.source},
+            "sources": sha256_json(self._reach.digests(rule.root, rule.source)),
+        }
+
+    def name(self, rule: Rule) -> str:
+        """64 hex digits.
+
+        Raises:
+            OSError: a source cannot be read.
+        """
+        return name_of(self.inputs(rule))
+
+
+def name_of(inputs: Mapping[str, Any]) -> str:
+    """The name of what depends on `inputs`."""
+    return sha256_bytes(canonical(inputs)).removeprefix("sha256:")

@@ -1,0 +1,242 @@
+"""A campaign in parts that no engine spreads: each machine compiles its shard, and one joins them.
+
+All machines must cut alike, or kernels would be compiled twice and others never. The cut follows from the rules, the
+number of shards, and the seconds that the store knew when the first shard began: that one leaves the cut in the store.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from toolchain.digest import canonical, sha256_json
+from toolchain.errors import ConfigError, KernelError
+from toolchain.kernels.ledger import DONE, FAILED, TIMEOUT, Entry
+from toolchain.kernels.rules import Rule, RuleSet
+from toolchain.kernels.shared import SharedResults
+from toolchain.kernels.store import DamagedError, KernelStore, UnsignedError, opened, sealed
+
+_WORDS = {
+    "rules": "other kernels, or other options that select them",
+    "triton": "another Triton image",
+    "recipe": "another version of the worker",
+    "environment": "another environment of the workers",
+    "names": "other kernel sources",
+}
+
+
+def cut(rules: Sequence[Rule], count: int, seconds: Mapping[str, float]) -> dict[str, int]:
+    """The shard of each cluster, from 1 to `count`: the slowest cluster first, each to the shard with the least so far.
+
+    Args:
+        seconds: by a rule's id, what is known. A rule without gets the median of its kernel and GPU, else of all.
+
+    Raises:
+        ConfigError: fewer clusters than shards.
+    """
+    clusters: dict[str, list[Rule]] = {}
+    for rule in rules:
+        clusters.setdefault(rule.cluster, []).append(rule)
+    if count > len(clusters):
+        raise ConfigError(
+            f"{len(clusters)} clusters of kernels cannot be cut into {count} shards",
+            why="kernels that are packed as one stay together",
+            fix=f"give --shard K/{len(clusters)} or fewer",
+        )
+    cost = _milliseconds(rules, seconds)
+    weights = {name: sum(cost[rule.id] for rule in inside) for name, inside in clusters.items()}
+    loads = [0] * count
+    found = {}
+    for name in sorted(weights, key=lambda name: (-weights[name], name)):
+        lightest = min(range(count), key=lambda number: (loads[number], number))
+        loads[lightest] += weights[name]
+        found[name] = lightest + 1
+    return found
+
+
+def _milliseconds(rules: Sequence[Rule], seconds: Mapping[str, float]) -> dict[str, int]:
+    # Whole numbers: their sum is the same in any order, so that all machines cut alike.
+    known = {rule.id: max(round(seconds[rule.id] * 1000), 1) for rule in rules if rule.id in seconds}
+    groups: dict[tuple[str, str], list[int]] = {}
+    for rule in rules:
+        if rule.id in known:
+            groups.setdefault((rule.kernel, rule.target), []).append(known[rule.id])
+    usual = {group: round(statistics.median(inside)) for group, inside in groups.items()}
+    middle = round(statistics.median(known.values())) if known else 1000
+    return {rule.id: known.get(rule.id, usual.get((rule.kernel, rule.target), middle)) for rule in rules}
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A shard of a campaign, or the whole of it.
+
+    Args:
+        rules: the shard's own, in their order.
+        identity: what all shards of one campaign have alike.
+        part: which of how many; None for the whole.
+        cut: digest of the cut; all shards must be of one.
+    """
+
+    rules: RuleSet
+    identity: Mapping[str, Any]
+    part: tuple[int, int] | None
+    cut: str = ""
+
+    def finish(self, shared: SharedResults | None, entries: Sequence[Entry]) -> None:
+        """Say in the store that this shard is through, and which kernels do not compile.
+
+        Raises:
+            ToolchainError: the store lacks some of its results, or does not take the mark.
+        """
+        if self.part is None or shared is None:
+            return
+        if shared.failure is not None:
+            raise shared.failure
+        number, count = self.part
+        if not shared.stores:
+            raise KernelError(
+                f"shard {number}/{count} has no store for its results",
+                why="the one that was named lied, and is not used again",
+                fix="name another --kernel-store, and run it again: nothing is compiled twice",
+            )
+        mark = {
+            **self.identity,
+            "shard": number,
+            "of": count,
+            "cut": self.cut,
+            "kernels": len(self.rules.rules),
+            "bad": [asdict(entry) for entry in entries if entry.status != DONE],
+        }
+        shared.stores[0].note(f"shard-{_short(self.identity)}-{number}-of-{count}", sealed(canonical(mark), shared.key))
+
+
+def _short(identity: Mapping[str, Any]) -> str:
+    return sha256_json(dict(identity)).removeprefix("sha256:")[:12]
+
+
+def _identity(rules: RuleSet, shared: SharedResults) -> dict[str, Any]:
+    about = shared.naming.shared
+    return {
+        "rules": rules.digest,
+        **{name: sha256_json(about[name]) for name in ("triton", "recipe", "environment")},
+        "names": sha256_json([shared.name(rule) for rule in rules.rules]),
+    }
+
+
+def shard_of(rules: RuleSet, part: tuple[int, int] | None, shared: SharedResults | None) -> Shard:
+    """The part of the rules that this machine has to compile; all of them where nobody asked for a part.
+
+    Where `shared` may compile nothing, the shards in its stores are looked at first.
+
+    Raises:
+        ConfigError: no store, too many shards, shards of different inputs, or a cut that is none.
+        KernelError: a shard is missing.
+    """
+    if shared is not None and shared.only:
+        identity = _identity(rules, shared)
+        shared.failures = _joined(shared, identity, rules)
+        return Shard(rules, identity, None)
+    if part is None:
+        return Shard(rules, {}, None)
+    if shared is None:
+        raise ConfigError(
+            f"--shard {part[0]}/{part[1]} needs --kernel-store",
+            why="that is how its results get to the others",
+            fix="give a folder, oci:DIR or REGISTRY/NAME",
+        )
+    identity = _identity(rules, shared)
+    numbers = _agreed(rules, part[1], shared.stores[0], identity)
+    mine = {name for name, number in numbers.items() if number == part[0]}
+    inside = tuple(rule for rule in rules.rules if rule.cluster in mine)
+    return Shard(RuleSet(inside, rules.total), identity, part, sha256_json(numbers))
+
+
+def _agreed(rules: RuleSet, count: int, store: KernelStore, identity: Mapping[str, Any]) -> dict[str, int]:
+    """The cut that the first shard left in the store; this one's own where it is the first."""
+    note = f"cut-{_short(identity)}-{count}"
+    known = store.notes(note)
+    if note in known:
+        content = known[note]
+    else:
+        targets = sorted({rule.target for rule in rules.rules})
+        own = cut(rules.rules, count, store.seconds(targets))
+        content = store.note(note, canonical([own[name] for name in sorted(own)]), first=True)
+    names = sorted({rule.cluster for rule in rules.rules})
+    try:
+        numbers = [int(number) for number in json.loads(content)]
+    except (ValueError, TypeError):
+        numbers = []
+    if len(numbers) != len(names) or not set(numbers) <= set(range(1, count + 1)):
+        raise ConfigError(f"{store.ref} holds a cut into {count} shards that is none", fix="name another store")
+    return dict(zip(names, numbers, strict=True))
+
+
+def _joined(shared: SharedResults, identity: Mapping[str, Any], rules: RuleSet) -> dict[str, Entry]:
+    """What the shards say of kernels that do not compile, by a rule's id.
+
+    Raises:
+        ConfigError: a shard of other inputs.
+        KernelError: a shard is missing.
+    """
+    cuts: dict[tuple[int, str], str] = {}
+    found: dict[int, Mapping[str, Any]] = {}
+    for store in shared.stores:
+        marks = _marks(store, shared)
+        own = [mark for mark in marks if all(mark.get(name) == value for name, value in identity.items())]
+        if not own:
+            raise ConfigError(
+                f"{store.ref} holds no shard of this campaign", why=_why(marks, identity), fix=_fix(marks)
+            )
+        for mark in own:
+            cuts.setdefault((int(mark["of"]), str(mark.get("cut"))), store.ref)
+            found[int(mark["shard"])] = mark
+    if len(cuts) > 1:
+        told = "; ".join(f"{ref}: into {count}, {digest[:19]}" for (count, digest), ref in sorted(cuts.items()))
+        raise ConfigError("these are shards of different cuts", why=told, fix="merge the shards of one cut")
+    count = next(iter(cuts))[0]
+    if lacking := [f"{number}/{count}" for number in range(1, count + 1) if number not in found]:
+        raise KernelError(
+            f"{len(lacking)} of {count} shards are missing: {', '.join(lacking)}",
+            why=f"{', '.join(store.ref for store in shared.stores)} hold the others",
+            fix="run them, or name the stores that they wrote to",
+        )
+    ids = {rule.id for rule in rules.rules}
+    return {entry.id: entry for mark in found.values() for entry in _bad(mark) if entry.id in ids}
+
+
+def _marks(store: KernelStore, shared: SharedResults) -> list[Mapping[str, Any]]:
+    marks = []
+    for name, content in store.notes("shard-").items():
+        try:
+            mark = json.loads(opened(content, shared.key))
+            if not (isinstance(mark["shard"], int) and isinstance(mark["of"], int)):
+                raise DamagedError("it names no shard")
+        except (DamagedError, UnsignedError, ValueError, KeyError, TypeError) as error:
+            raise ConfigError(
+                f"{store.ref}: the mark {name} does not count", why=str(error), fix="run that shard again"
+            ) from error
+        marks.append(mark)
+    return marks
+
+
+def _bad(mark: Mapping[str, Any]) -> list[Entry]:
+    try:
+        rows = [Entry(**{**row, "bitcode": ()}) for row in mark["bad"]]
+    except (KeyError, TypeError) as error:
+        raise ConfigError("the mark of a shard is malformed", why=repr(error), fix="run that shard again") from error
+    return [entry for entry in rows if entry.status in {FAILED, TIMEOUT}]
+
+
+def _why(marks: Sequence[Mapping[str, Any]], identity: Mapping[str, Any]) -> str:
+    if not marks:
+        return "no shard said that it is through"
+    # Of several, the one that is the most alike.
+    unlike = min(([name for name in identity if mark.get(name) != identity[name]] for mark in marks), key=len)
+    return "its shards are of " + ", ".join(_WORDS[name] for name in unlike)
+
+
+def _fix(marks: Sequence[Mapping[str, Any]]) -> str:
+    return "give the options that the shards were given" if marks else "wait for its shards, or name the right store"

@@ -1,0 +1,367 @@
+"""Results of kernels where campaigns on many machines find them: the form of a result, and a folder of them.
+
+A record is one line of JSON and the object's bytes. The line holds a statement, which says what the object is and all
+that it was made from, and a signature over it where the writer has a key. Whoever takes a record checks it; see
+`read_record`.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import json
+import os
+import re
+import tempfile
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from toolchain.digest import canonical
+from toolchain.errors import ConfigError, ResourceError
+from toolchain.kernels.result_name import FORMAT
+
+_LARGEST_LINE = 1 << 20  # bytes of a record's line
+_NAME = re.compile(r"[0-9a-f]{64}")
+_NOTE = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
+
+
+class DamagedError(Exception):
+    """A record that is not whole."""
+
+
+class LiedError(Exception):
+    """A record that is whole and says, or is, something else than it must be."""
+
+
+class UnsignedError(Exception):
+    """A record without a signature that counts."""
+
+
+class Key(Protocol):
+    """What signs statements, or says whose signature counts."""
+
+    @property
+    def id(self) -> str:
+        """A hint at which key it is."""
+
+    def sign(self, statement: bytes) -> bytes | None:
+        """A signature; None where this is only the public half."""
+
+    def verifies(self, signature: bytes, statement: bytes) -> bool:
+        """Whether a signature is by this key."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """An object and all that is said of it.
+
+    Args:
+        inputs: what it was made from, see `Naming.inputs`.
+        metadata: the JSON beside the object, byte for byte.
+        bitcode: as in a ledger's entry.
+        seconds: that compiling it took, where it was compiled.
+        about: what the worker said of itself.
+    """
+
+    inputs: Mapping[str, Any]
+    code: bytes
+    metadata: bytes
+    bitcode: tuple[str, ...] = ()
+    seconds: float = 0.0
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    def record(self, key: Key | None = None) -> bytes:
+        """The record of it."""
+        statement = canonical(
+            {
+                "format": FORMAT,
+                "inputs": dict(self.inputs),
+                "sha256": hashlib.sha256(self.code).hexdigest(),
+                "size": len(self.code),
+                "json": self.metadata.decode(),
+                "bitcode": list(self.bitcode),
+                "seconds": self.seconds,
+                "about": dict(self.about),
+            }
+        )
+        return sealed(statement, key) + b"\n" + self.code
+
+
+def sealed(statement: bytes, key: Key | None) -> bytes:
+    """A statement (UTF-8) as one line of JSON, with a signature where `key` can sign."""
+    line: dict[str, Any] = {"statement": statement.decode()}
+    signature = key.sign(statement) if key is not None else None
+    if key is not None and signature is not None:
+        line |= {"keyid": key.id, "sig": base64.b64encode(signature).decode()}
+    # Without it a bit that flips in the statement could not be told from a statement that lies.
+    line["check"] = hashlib.sha256(statement).hexdigest()
+    return canonical(line)
+
+
+def opened(line: bytes, key: Key | None) -> bytes:
+    """The statement in such a line.
+
+    Raises:
+        DamagedError: it is not whole.
+        UnsignedError: there is a key, and no signature by it.
+    """
+    try:
+        wrapped = json.loads(line)
+        statement = str(wrapped["statement"]).encode()
+        signature = base64.b64decode(str(wrapped.get("sig", "")), validate=True)
+        whole = hashlib.sha256(statement).hexdigest() == wrapped["check"]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise DamagedError(f"it is no statement: {type(error).__name__}") from error
+    if not whole:
+        raise DamagedError("its statement is not what was written")
+    if key is not None and not key.verifies(signature, statement):
+        raise UnsignedError("signed by another key" if signature else "not signed")
+    return statement
+
+
+def read_record(record: bytes, inputs: Mapping[str, Any], key: Key | None = None) -> Result:
+    """The result in a record, if it is whole and the one that was asked for.
+
+    Args:
+        inputs: what it must have been made from.
+        key: whose signature counts; without it none is looked at.
+
+    Raises:
+        DamagedError: it is not whole.
+        LiedError: it is another result than its name says.
+        UnsignedError: no signature, or by another key.
+    """
+    line, _, code = record.partition(b"\n")
+    statement = opened(line[:_LARGEST_LINE], key)
+    try:
+        said = json.loads(statement)
+        result = Result(
+            inputs=dict(said["inputs"]),
+            code=code,
+            metadata=str(said["json"]).encode(),
+            bitcode=tuple(str(name) for name in said["bitcode"]),
+            seconds=float(said["seconds"]),
+            about=dict(said["about"]),
+        )
+        digest, size = str(said["sha256"]), int(said["size"])
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise DamagedError(f"it is no record: {type(error).__name__}") from error
+    if len(code) != size or hashlib.sha256(code).hexdigest() != digest:
+        raise DamagedError(f"its object has {len(code)} bytes and SHA-256 {hashlib.sha256(code).hexdigest()}")
+    if dict(result.inputs) != dict(inputs):
+        raise LiedError(_difference(result.inputs, inputs))
+    return result
+
+
+def _difference(said: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
+    words = {
+        "triton": "by another Triton",
+        "environment": "in another environment",
+        "recipe": "by another worker",
+        "sources": "from other sources",
+        "rule": "by another rule",
+    }
+    rule, asked = dict(said.get("rule") or {}), dict(wanted.get("rule") or {})
+    if rule.get("target") != asked.get("target"):
+        return f"it was made for {rule.get('target')}, not for {asked.get('target')}"
+    found = [text for name, text in words.items() if said.get(name) != wanted.get(name)]
+    return f"it was made {', '.join(found) or 'from other inputs'}"
+
+
+@dataclass(frozen=True)
+class Addition:
+    """A record to be stored, and what is kept beside it: GPU, the rule's id, seconds."""
+
+    name: str
+    target: str
+    rule: str
+    seconds: float
+    record: bytes
+
+
+class KernelStore(Protocol):
+    """A place of records by name, and of notes: small documents that campaigns leave for each other.
+
+    Every method may raise a ToolchainError: the place refuses, is full or does not answer.
+    """
+
+    ref: str
+
+    def prepare(self, scope: str, targets: Sequence[str]) -> None:
+        """Say once what the campaign is about: `Naming.scope`, and its GPUs."""
+
+    def holds(self, name: str) -> bool:
+        """Whether there is a record of this name, as far as was known when this was prepared."""
+
+    def fetch(self, names: Collection[str]) -> Iterator[tuple[str, bytes | None]]:
+        """Records with their names, those alone that are there, in any order. None: it is there, and damaged.
+
+        A name may come more than once, with other records. The caller may take out of `names` what it has.
+        """
+
+    def add(self, addition: Addition, *, replace: bool = False) -> int:
+        """Store a record, now or with the next `flush`; how many were stored by this call.
+
+        Args:
+            replace: put it in the place of the one that is there, which is worth nothing.
+        """
+
+    def flush(self) -> int:
+        """Store what was added and is not stored; how many that were."""
+
+    def seconds(self, targets: Sequence[str]) -> Mapping[str, float]:
+        """By rule, what compiling it took: of any source and Triton, the latest that is known."""
+
+    def note(self, name: str, content: bytes, *, first: bool = False) -> bytes:
+        """Leave a note; what is there then.
+
+        Args:
+            name: lower-case letters and digits, with `-` between.
+            first: what is there already stays.
+        """
+
+    def notes(self, prefix: str) -> Mapping[str, bytes]:
+        """The notes whose name begins so."""
+
+    def close(self) -> None:
+        """Let go of it; what was not flushed is not stored."""
+
+
+class FolderStore:
+    """Records in a folder, one file each. Any number of processes may read and write it, on one machine or by NFS.
+
+    Args:
+        root: the folder; made when something is stored.
+
+    Raises:
+        ConfigError: there is another thing of that name, or a store of another format.
+    """
+
+    _MARKER = "kernel-store.json"
+
+    def __init__(self, root: Path) -> None:
+        self.ref = str(root)
+        self._root = root
+        marker = root / self._MARKER
+        try:
+            if marker.exists() and json.loads(marker.read_bytes()) != {"format": FORMAT}:
+                raise ConfigError(f"{root} is a kernel store of another format", fix="name another folder")
+            if root.exists() and not marker.exists() and any(root.iterdir()):
+                raise ConfigError(
+                    f"{root} is no kernel store", why="there are other files in it", fix="name an empty or a new folder"
+                )
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{root} cannot be a kernel store", why=str(error), fix="name another folder") from error
+
+    def prepare(self, scope: str, targets: Sequence[str]) -> None:
+        """See `KernelStore`."""
+
+    def _path(self, name: str) -> Path:
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"{name!r} is no name of a result")
+        return self._root / "results" / name[:2] / name[2:]
+
+    def holds(self, name: str) -> bool:
+        """See `KernelStore`."""
+        return self._path(name).exists()
+
+    def fetch(self, names: Collection[str]) -> Iterator[tuple[str, bytes | None]]:
+        """See `KernelStore`."""
+        for name in tuple(names):
+            try:
+                yield name, self._path(name).read_bytes()
+            except FileNotFoundError:
+                continue
+            except OSError:
+                yield name, None
+
+    def add(self, addition: Addition, *, replace: bool = False) -> int:
+        """See `KernelStore`."""
+        path = self._path(addition.name)
+        if path.exists() and not replace:
+            return 0
+        self._write(path, addition.record)
+        line = canonical({"rule": addition.rule, "seconds": addition.seconds}) + b"\n"
+        # One short write at the end of the file: others' lines stay whole. A lost one costs an estimate.
+        with contextlib.suppress(OSError), (self._root / "seconds.jsonl").open("ab", buffering=0) as stream:
+            stream.write(line)
+        return 1
+
+    def flush(self) -> int:
+        """See `KernelStore`."""
+        return 0
+
+    def seconds(self, targets: Sequence[str]) -> Mapping[str, float]:  # noqa: ARG002 - a rule's id knows its GPU
+        """See `KernelStore`."""
+        found: dict[str, float] = {}
+        with contextlib.suppress(FileNotFoundError), (self._root / "seconds.jsonl").open("rb") as stream:
+            for line in stream:
+                with contextlib.suppress(ValueError, KeyError, TypeError):
+                    row = json.loads(line)
+                    found[str(row["rule"])] = float(row["seconds"])
+        return found
+
+    def note(self, name: str, content: bytes, *, first: bool = False) -> bytes:
+        """See `KernelStore`."""
+        path = self._root / "notes" / f"{check_note(name)}.json"
+        self._write(path, content, first=first)
+        return path.read_bytes()
+
+    def notes(self, prefix: str) -> Mapping[str, bytes]:
+        """See `KernelStore`."""
+        return {path.stem: path.read_bytes() for path in sorted((self._root / "notes").glob(f"{prefix}*.json"))}
+
+    def close(self) -> None:
+        """See `KernelStore`."""
+
+    def _write(self, path: Path, content: bytes, *, first: bool = False) -> None:
+        """Write a file that is there whole or not at all.
+
+        Args:
+            first: leave one alone that is there.
+
+        Raises:
+            ResourceError: it cannot be written.
+        """
+        partial: Path | None = None
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            marker = self._root / self._MARKER
+            if path != marker and not marker.exists():
+                self._write(marker, canonical({"format": FORMAT}))
+            # Not named after the process: writers on two machines may have one number.
+            descriptor, name = tempfile.mkstemp(prefix=".", suffix=".partial", dir=path.parent)
+            partial = Path(name)
+            with os.fdopen(descriptor, "wb") as stream:
+                stream.write(content)
+                stream.flush()
+                os.fsync(stream.fileno())
+            partial.chmod(0o644)
+            if first:
+                with contextlib.suppress(FileExistsError):
+                    path.hardlink_to(partial)
+            else:
+                partial.replace(path)
+        except OSError as error:
+            raise ResourceError(
+                f"the kernel store {self._root} cannot be written",
+                why=str(error),
+                fix="free room or mend its permissions, and run it again: it goes on",
+            ) from error
+        finally:
+            if partial is not None:
+                partial.unlink(missing_ok=True)
+
+
+def check_note(name: str) -> str:
+    """`name`, if it can be a note's.
+
+    Raises:
+        ValueError: it cannot.
+    """
+    if not _NOTE.fullmatch(name):
+        raise ValueError(f"{name!r} is no name of a note")
+    return name
