@@ -84,7 +84,7 @@ def test_a_build_of_llvm_brings_its_course_to_the_line_that_is_shown(
     monkeypatch.setattr(BuildWorkspace, "require_disk", lambda *_: None)
     monkeypatch.setattr(BuildWorkspace, "unpack", lambda *_: tmp_path)
     monkeypatch.setattr(llvm, "_require", lambda *_: None)
-    monkeypatch.setattr(llvm, "_take_in", lambda _, __, planned: (planned, {}))
+    monkeypatch.setattr(llvm, "take_in_llvm", lambda _, __, planned: (planned, {}))
     stage = llvm.LlvmStage()
     under: Any = {"base": SimpleNamespace(input_digest="x"), "sysroot": SimpleNamespace(input_digest="y")}
     with pytest.raises(KeyboardInterrupt):

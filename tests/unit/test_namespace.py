@@ -96,7 +96,13 @@ def test_root_needs_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_verbs_that_work_with_containers_say_so() -> None:
-    assert {verb.name for verb in VERBS if verb.engine} == {"build", "reproduce", "kernels run", "cache prune"}
+    assert {verb.name for verb in VERBS if verb.engine} == {
+        "build",
+        "reproduce",
+        "kernels run",
+        "kernels merge",
+        "cache prune",
+    }
 
 
 def test_a_container_is_given_no_more_than_there_is(monkeypatch: pytest.MonkeyPatch) -> None:

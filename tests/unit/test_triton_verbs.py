@@ -31,6 +31,7 @@ VERBS: dict[str, tuple[tuple[str, ...], str]] = {
     "lock": (("lock", "GOAL"), "toolchain.build.run.settled"),
     "build": (("build", "GOAL"), "toolchain.cli.build_cmd.build_stages"),
     "kernels run": (("kernels", "run"), "toolchain.cli.build_cmd.build_stages"),
+    "kernels merge": (("kernels", "merge", "kernels", "store"), "toolchain.cli.build_cmd.build_stages"),
     "publish": (("publish", "oci:out", "--stage", "GOAL"), "toolchain.publish.images.deliver"),
     "reproduce": (("reproduce", "--stage", "GOAL"), "toolchain.cli.reproduce_cmd.reproduce"),
     "bundle export": (("bundle", "export", "oci:out", "GOAL"), "toolchain.bundle.export.export"),

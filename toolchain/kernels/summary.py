@@ -24,9 +24,11 @@ def summary(result: CampaignResult, *, seconds: float, command: str, keep_going:
         seconds: wall time of this run.
         command: what was called.
     """
-    made = len(result.entries) - result.skipped
+    taken = int(result.shared.get("taken", 0))
+    made = len(result.entries) - result.skipped - taken
     size = console.size(sum(entry.size for entry in result.done))
     reused = f", {result.skipped} of them from earlier runs" if result.skipped else ""
+    reused += f", {taken} from kernel stores" if taken else ""
     lines = [
         f"{len(result.done)} of {len(result.entries)} kernels, {size}{reused}",
         f"{made} tried in {console.duration(seconds)}" + (f", {made / seconds:.2f} a second" if seconds >= 1 else ""),
