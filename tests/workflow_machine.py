@@ -59,6 +59,7 @@ class Way:
     suite: str = "trixie"
     mounts: list[str] = field(default_factory=list)
     env: dict[str, str] = field(default_factory=dict)
+    limit: float = 1200
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True)
@@ -139,7 +140,6 @@ class Machine:
         *,
         log: Path,
         cancel: Callable[[], bool] | None = None,
-        limit: float = 1200,
     ) -> int:
         """Run a script; its exit code. Where `cancel` turns true it is broken off as the runner does: SIGINT, SIGTERM,
         SIGKILL."""
@@ -160,7 +160,7 @@ class Machine:
                 argv, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, start_new_session=True,
                 env={**os.environ, **self._engine.environment()},
             )  # fmt: skip
-            return _wait(child, cancel, limit)
+            return _wait(child, cancel, self._way.limit)
 
     def commit(self, name: str) -> str:
         """An image of the container as it is now."""
