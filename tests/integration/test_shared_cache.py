@@ -102,14 +102,14 @@ def test_a_build_in_another_pid_namespace_goes_on(engine: tuple[Buildah, str], t
 def test_a_machine_of_the_workflow_tests_keeps_its_mounts(engine: tuple[Buildah, str], tmp_path: Path) -> None:
     """It runs for half an hour on the user's cache, where anybody may start the tool meanwhile."""
     buildah, image = engine
-    way: Any = SimpleNamespace(env={}, mounts=[])
+    way: Any = SimpleNamespace(env={}, mounts=[], limit=300)
     machine = Machine(buildah, image, way, tmp_path / "home")
     pipe = machine.outside(f"{TEMP}/pipe")
     os.mkfifo(pipe)
     codes: list[int] = []
     script = f"read said <{TEMP}/pipe"
     run = threading.Thread(
-        target=lambda: codes.append(machine.run(["/bin/sh", "{0}"], script, {}, log=tmp_path / "log", limit=300))
+        target=lambda: codes.append(machine.run(["/bin/sh", "{0}"], script, {}, log=tmp_path / "log"))
     )
     run.start()
     try:
