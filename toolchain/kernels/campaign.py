@@ -153,7 +153,6 @@ def run_campaign(
     partial = rules.partial if isinstance(rules, RuleSet) else False
     if shared is not None:
         shared.prepare(wanted)
-        _forget_distrusted(wanted, ledger, shared)
     todo: dict[str, Rule] = {}
     earlier: list[Rule] = []
     out.mkdir(parents=True, exist_ok=True)
@@ -161,19 +160,23 @@ def run_campaign(
     with Board(place, wanted, workers=executor.workers, bounds=bounds, command=command) as board:
         for rule in wanted:
             entry = ledger.get(rule.id)
-            if entry is not None and _finished(entry, rule, out):
+            if shared is not None and shared.is_distrusted(entry):
+                ledger.forget(rule.id)
+                todo[rule.id] = rule
+            elif entry is not None and _finished(entry, rule, out):
                 board.count(entry, reused=True)
                 earlier.append(rule)
             else:
                 todo[rule.id] = rule
-        needed = bool(todo)
         seen = (worker_tree, worker_out or str(out))
         _Run(wanted, todo, executor, ledger, out, seen, on_count, board).to_the_end(shared, earlier)
         result = CampaignResult(
             entries=ledger.entries(wanted),
             skipped=len(earlier),
             partial=partial,
-            about=(executor.about() or (shared.about if shared is not None else {})) if needed else {},
+            about=(executor.about() or (shared.about if shared is not None else {}))
+            if len(earlier) < len(wanted)
+            else {},
             shared=shared.counts.as_json() if shared is not None else {},
         )
         if on_end is not None:
@@ -291,10 +294,12 @@ class _Run:
 
     def forget_distrusted(self, shared: SharedResults) -> None:
         """Compile anew what came from stores that lied."""
-        known = {entry.id: entry for entry in self.ledger.entries(self.wanted)} if shared.distrusted else {}
-        for name, rule in _forget_distrusted(self.wanted, self.ledger, shared).items():
-            self.board.take_back(known[name])
-            self.todo[name] = rule
+        for rule in self.wanted if shared.distrusted else ():
+            entry = self.ledger.get(rule.id)
+            if entry is not None and shared.is_distrusted(entry):
+                self.ledger.forget(rule.id)
+                self.board.take_back(entry)
+                self.todo[rule.id] = rule
 
     def _record_known(self, shared: SharedResults) -> None:
         """Where nothing is to be compiled, take what is known to fail, and name the rest.
@@ -314,16 +319,6 @@ class _Run:
                 why="\n".join(lacking[:LISTED]) + more,
                 fix="run the shards that lack them again, with the same options",
             )
-
-
-def _forget_distrusted(rules: Sequence[Rule], ledger: Ledger, shared: SharedResults) -> dict[str, Rule]:
-    """Take what came from stores that lied out of the ledger; its rules by id."""
-    if not shared.distrusted:
-        return {}
-    found = {rule.id: rule for rule in rules if shared.is_distrusted(ledger.get(rule.id))}
-    for rule_id in found:
-        ledger.forget(rule_id)
-    return found
 
 
 def _blame_the_machine(entry: Entry, out: Path) -> None:
