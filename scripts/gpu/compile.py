@@ -18,7 +18,6 @@ import json
 import math
 import os
 import sys
-import tempfile
 import time
 import tomllib
 import traceback
@@ -27,7 +26,10 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-STANDIN = HERE.parents[1] / "aotriton" / "standin"
+WORKER = HERE.parents[1] / "aotriton" / "worker.py"
+STANDIN = WORKER.with_name("standin")
+# Name without suffix, PTX, and what a launch needs.
+Made = tuple[str, bytes, dict[str, Any]]
 # What LLVM's NVPTX backend and the drivers of CUDA 12.8 and later both know.
 PTX_VERSION = 86
 TYPES = {"i1", "i8", "i16", "i32", "i64", "u32", "u64", "fp16", "bf16", "fp32", "fp64"}
@@ -109,56 +111,32 @@ def patched(capability: int) -> Any:
     return importlib.import_module("triton.backends.compiler").GPUTarget("cuda", capability, 32)
 
 
-def load(root: Path, file: str) -> Any:
-    """A kernel's module; its folder comes first on the module path, and modules of another family are forgotten."""
-    if str(root) not in sys.path:
-        for name in [n for n, m in sys.modules.items() if getattr(m, "__file__", None) and n in FAMILY]:
-            del sys.modules[name]
-        sys.path[:] = [str(root), *(p for p in sys.path if p not in ROOTS)]
-        ROOTS.add(str(root))
-    before = set(sys.modules)
-    module = importlib.import_module(file.removesuffix(".py").replace("/", "."))
-    FAMILY.update(set(sys.modules) - before)
-    return module
+def compile_one(compiler: Any, table: Mapping[str, Any], form: Mapping[str, Any], root: Path, target: Any) -> Made:
+    """Compile one form.
 
-
-ROOTS: set[str] = set()
-FAMILY: set[str] = set()
-
-
-def compile_one(table: Mapping[str, Any], form: Mapping[str, Any], root: Path, target: Any, out: Path) -> str:
-    """Compile one form and write its two files.
-
-    Returns:
-        the files' name without suffix.
+    Args:
+        compiler: the kernel worker's `Compiler`: it loads modules and says to Triton what a signature means.
 
     Raises:
         Exception: whatever Triton or the kernel's module raises.
     """
-    triton = importlib.import_module("triton")
-    function: Any = getattr(load(root, table["file"]), filled(table["function"], form))
-    while not hasattr(function, "arg_names") or not hasattr(function, "src"):
-        function = function.fn
-    signature, constants, hints, parameters = {}, {}, {}, []
-    for index, argument in enumerate(function.arg_names):
+    where = {"root": str(root), "source": str(root / table["file"]), "kernel": filled(table["function"], form)}
+    function = compiler.function(**where)
+    signature, constants, parameters = {}, {}, []
+    for argument in function.arg_names:
         kind = filled(find(table["arguments"], argument), form)
         base, _, divisible = str(kind).partition(":")
         if isinstance(kind, str) and (base in TYPES or base.startswith("*")):
-            signature[argument] = base
-            if divisible:
-                hints[(index,)] = [["tt.divisibility", int(divisible)]]
+            signature[argument] = kind
             value = filled(find(table["values"], argument), form)
             parameters.append({"name": argument, "type": base, "value": value, "divisible": int(divisible or 1)})
         else:
             signature[argument] = "constexpr"
             constants[argument] = None if kind == "none" else kind
-    source = importlib.import_module("triton.compiler").ASTSource(
-        fn=function, signature=signature, constexprs=constants, attrs=hints
-    )
+    source = compiler.source({**where, "signature": signature, "constexprs": constants})
     options = {"num_warps": table["num_warps"], "num_stages": table["num_stages"], "ptx_version": PTX_VERSION}
-    made = triton.compile(source, target=target, options=options)
-    code = made.asm["ptx"]
-    code = code if isinstance(code, bytes) else code.encode()
+    made = compiler.triton.compile(source, target=target, options=options)
+    code = bytes(made.kernel)
     known = made.metadata._asdict()
     parts = [table["family"], table["role"], *(str(form[a]) for a in table["axes"])]
     parts += [str(form[length]) for length in ("Lq", "Lk") if length in form]
@@ -172,12 +150,10 @@ def compile_one(table: Mapping[str, Any], form: Mapping[str, Any], root: Path, t
         "parameters": parameters,
         "launch": {key: known[key] for key in LAUNCH if key in known},
         "capability": target.arch,
-        "triton": triton.__version__,
+        "triton": compiler.triton.__version__,
         "ptx_sha256": hashlib.sha256(code).hexdigest(),
     }
-    (out / f"{name}.ptx").write_bytes(code)
-    (out / f"{name}.json").write_text(json.dumps(about, indent=1) + "\n")
-    return name
+    return name, code, about
 
 
 def main() -> int:
@@ -190,10 +166,11 @@ def main() -> int:
     parser.add_argument("--only", default="", help="only names that contain this text")
     given = parser.parse_args()
     trees = dict(source.split("=", 1) for source in given.source)
-    os.environ.update({"TRITON_DISABLE_LINE_INFO": "1", "TRITON_CACHE_DIR": tempfile.mkdtemp(prefix="ptx-")})
-    sys.dont_write_bytecode = True
-    sys.path.append(str(STANDIN))
-    target = patched(given.capability)
+    sys.path += [str(WORKER.parent), str(STANDIN)]
+    worker = importlib.import_module(WORKER.stem)
+    compiler, target = worker.Compiler(), patched(given.capability)
+    # Triton stores what it calls binaries alone then, and PTX is none of them.
+    os.environ["TRITON_STORE_BINARY_ONLY"] = "0"
     given.out.mkdir(parents=True, exist_ok=True)
     failed = 0
     for table in kernels(given.kernels.read_text()):
@@ -206,12 +183,15 @@ def main() -> int:
                 continue
             started = time.process_time()
             try:
-                name = compile_one(table, form, root, target, given.out)
+                with worker.own_cache():
+                    name, code, about = compile_one(compiler, table, form, root, target)
             except Exception:  # noqa: BLE001 - a kernel module may raise anything; the others still count
                 traceback.print_exc()
                 failed += 1
                 print(f"failed {label}", flush=True)
             else:
+                (given.out / f"{name}.ptx").write_bytes(code)
+                (given.out / f"{name}.json").write_text(json.dumps(about, indent=1) + "\n")
                 print(f"{time.process_time() - started:6.2f} s  {name}", flush=True)
     return 1 if failed else 0
 
