@@ -29,7 +29,7 @@ def main(out: Path) -> None:
     index = next(d for n, d in layout.images().items() if n.startswith("llvm-triton-"))
     manifest = next(d for d in layout.walk(index) if d.media_type == media.MANIFEST)
     title = layout.read_json(layout.children(manifest)[0])["config"]["Labels"]["org.opencontainers.image.title"]
-    version = title.removeprefix("llvm-triton-").removeprefix("tablegen-")
+    version = title.removeprefix("llvm-triton-").removeprefix("mlir-tblgen-")
     base = find_image(cache, "toolchain-base-debian13")[0]
     text = _CONTAINERFILE.format(
         base=engine.ensure_image("toolchain-base-debian13", cache.images, base.manifest),

@@ -253,7 +253,7 @@ def what_it_takes() -> str:
 
         "- A whole GPU of AOTriton has 14,485 to 19,187 kernels. With 2.1 s of a core each, 19,001 kernels of gfx942 are 5.5"
         " hours on two cores. That is reckoned from 328 of them, and no whole GPU has been compiled yet.\n"
-        "- `--only tablegen` tries a machine in minutes, and `--limit` a campaign.\n"),
+        "- `--only mlir-tblgen` tries a machine in minutes, and `--limit` a campaign.\n"),
         "## What is brought in\n",
         table(["what", "size"], [
             ["base packages of debian13", "478 MB packed, 1.5 GB on disk"],

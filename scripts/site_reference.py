@@ -154,7 +154,7 @@ def names() -> str:
             ["`llvm-triton-HASH8`", "LLVM at a commit, for every later distribution: the first eight digits"],
             ["`llvm-triton-22.1.8`", "the same of a distribution's source package: its version"],
             ["`llvm-triton-HASH8-BASE`", "LLVM for one base alone"],
-            ["`llvm-triton-tablegen-…`, `llvm-triton-support-…`", "parts, by `--only`"],
+            ["`llvm-triton-tablegen-…`, `llvm-triton-mlir-tblgen-…`, `llvm-triton-support-…`", "parts, by `--only`"],
             ["`triton-HASH8-BASE`", "Triton in an image with the base's Python"],
             ["`flash-attn-kernels-VERSION-BASE`", "FlashAttention code objects; `-partial-` where not all"],
             ["`aotriton-HASH8-GPUS-BASE`", "AOTriton's library and kernels"],

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 SOURCES = source_names()
 RUNNERS: tuple[Literal["buildah", "docker", "podman"], ...] = ("buildah", "docker", "podman")
-PARTS = ("tablegen", "support")  # of LLVM; see `toolchain.stages.llvm_subset`
+PARTS = ("tablegen", "mlir-tblgen", "support")  # of LLVM; see `toolchain.stages.llvm_subset`
 
 
 def is_triton_path(text: str) -> bool:

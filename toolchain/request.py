@@ -219,7 +219,7 @@ class Request:
         metadata=option(
             "only", counts=True, lock="changed", known=lambda: reading.PARTS,
             read=reading.only,
-            help="A part of LLVM: `tablegen`, the table generators alone, or `support`, LLVMSupport and LLVMDemangle.",
+            help="A part of LLVM: `tablegen` (the table generators), `mlir-tblgen` alone, or `support` (libraries).",
         ),
     )  # fmt: skip
     jobs: int = field(

@@ -9,7 +9,7 @@
 #   CLANG      ON: it compiles device code by clang++         (default OFF)
 #   DYLIB      allow: a dynamic libLLVM is no failure         (only to try this script on a distribution's LLVM)
 #   FORBIDDEN  folders no file may name, joined by :          (default /build:/src/llvm:/sysroot, where build.sh builds)
-#   PART       tablegen, support: the layer is this part alone, and only what that can do is checked; codegen: it is an
+#   PART       tablegen, mlir-tblgen, support: the layer is this part alone, and only what that can do is checked; codegen: it is an
 #              LLVM of one GPU without MLIR
 #   SYSTEM     the oldest system that may link the layer, as a folder: what the archives leave undefined must be in its
 #              C and C++ libraries or in the layer          (default: not looked at; / for the system it runs in)
@@ -115,13 +115,17 @@ static() {
   [ -z "$shared" ] && ! grep -qE '^set\(LLVM_LINK_LLVM_DYLIB ON\)' "$prefix/lib/cmake/llvm/LLVMConfig.cmake"
 }
 
+prints_record() {
+  printf 'class Number<int n> { int answer = !mul(n, 2); }\ndef Twice : Number<21>;\n' >"$work/record.td"
+  emulated "$tool" --print-records "$work/record.td" | grep -q 'int answer = 42'
+}
+
 llvm_tblgen() {
   tool="$prefix/bin/llvm-tblgen"
   detail="$tool does not run"
   emulated "$tool" --version || return 1
-  printf 'class Number<int n> { int answer = !mul(n, 2); }\ndef Twice : Number<21>;\n' >"$work/record.td"
   detail="it does not print a record"
-  emulated "$tool" --print-records "$work/record.td" | grep -q 'int answer = 42' || return 1
+  prints_record || return 1
   detail="prints a record"
 }
 
@@ -129,10 +133,10 @@ mlir_tblgen() {
   tool="$prefix/bin/mlir-tblgen"
   detail="$tool does not run"
   emulated "$tool" --version || return 1
-  if [ "$PART" = tablegen ]; then
+  if [ "$PART" = tablegen ] || [ "$PART" = mlir-tblgen ]; then
     # MLIR's own rules are no part of that layer.
     detail="it does not print a record"
-    emulated "$tool" --print-records "$work/record.td" | grep -q 'int answer = 42' || return 1
+    prints_record || return 1
     detail="prints a record"
     return 0
   fi
@@ -337,6 +341,11 @@ case $PART in
   tablegen)
     check llvm-tblgen - llvm_tblgen
     check mlir-tblgen llvm-tblgen mlir_tblgen
+    check paths - paths
+    if [ -n "$SYSTEM" ]; then check symbols - symbols; fi
+    ;;
+  mlir-tblgen)
+    check mlir-tblgen - mlir_tblgen
     check paths - paths
     if [ -n "$SYSTEM" ]; then check symbols - symbols; fi
     ;;

@@ -64,7 +64,7 @@ class Quickstart:
     said: Said
     out: Path
     options: tuple[str, ...] = (
-        "--source", "llvm=distro:llvm-toolchain-22", "--source", "triton=pypi:3.7.1", "--only", "tablegen",
+        "--source", "llvm=distro:llvm-toolchain-22", "--source", "triton=pypi:3.7.1", "--only", "mlir-tblgen",
     )  # fmt: skip
     gpus: tuple[str, ...] = ("--gpu", "gfx942,gfx1100")
     allow: tuple[str, ...] = ("--allow-binary", "triton-wheel")

@@ -82,7 +82,7 @@ def test_what_a_base_lacks_is_told_at_once_and_asked_once(
         asked(base, layout, lame),
         sources=specs({"llvm": str(checkout)}),
         triton="3.7.1",
-        only="tablegen",
+        only="mlir-tblgen",
         pythons=("3.12",),
     )
     with pytest.raises(UnsupportedError) as caught:

@@ -22,7 +22,7 @@ from toolchain.oci import descriptor as media
 from toolchain.oci.layout import Layout
 
 pytestmark = pytest.mark.engine
-LLVM = "llvm-triton-tablegen-22.1.8"
+LLVM = "llvm-triton-mlir-tblgen-22.1.8"
 WHEEL = ("--source", "triton=pypi:3.7.1")
 KERNELS = "flash-attn-kernels-2.8.3.post2-debian13"
 

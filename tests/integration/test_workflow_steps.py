@@ -32,7 +32,7 @@ from toolchain.trust.keys import new_key
 pytestmark = [pytest.mark.engine, pytest.mark.registry]
 FLOWS = TOP / ".github" / "workflows"
 TOKEN, ACTOR = "the-token", "somebody"
-BASE, PART = "toolchain-base-debian13", "llvm-triton-tablegen-22.1.8"
+BASE, PART = "toolchain-base-debian13", "llvm-triton-mlir-tblgen-22.1.8"
 SYSROOT = "toolchain-sysroot-glibc-2.31"
 # A runner brings these; a container that a workflow names does not.
 _RUNNER = (
@@ -183,18 +183,18 @@ def told(service: Service) -> str:
 
 
 TAG = {"name": "workflow_dispatch", "ref": "refs/tags/v1.0"}
-TRIAL = {"stages": '["llvm"]', "only": "tablegen"}
+TRIAL = {"stages": '["llvm"]', "only": "mlir-tblgen"}
 
 
 @pytest.fixture(scope="module")
 def trial(ground: Ground, tmp_path_factory: pytest.TempPathFactory) -> tuple[Service, dict[str, str]]:
-    """publish.yml on a tag, by hand, with the table generators alone: base, tablegen, publish, verify."""
+    """publish.yml on a tag, by hand, with mlir-tblgen alone: base, LLVM, publish, verify."""
     service = ground.service(tmp_path_factory.mktemp("trial"))
     results = run_workflow(FLOWS / "publish.yml", ground.event(**TAG, inputs=TRIAL), service)
     return service, results
 
 
-def test_base_tablegen_publish_and_verify(ground: Ground, trial: tuple[Service, dict[str, str]]) -> None:
+def test_base_llvm_publish_and_verify(ground: Ground, trial: tuple[Service, dict[str, str]]) -> None:
     service, results = trial
     assert set(results.values()) == {"success"}, told(service)
     (attested,) = service.attested
@@ -300,7 +300,7 @@ def test_a_fork_builds_and_takes_nothing(ground: Ground, trial: tuple[Service, d
     del event.variables["TOOLCHAIN_PUBLIC_KEY"]
     service = lend(trial, ground.service(tmp_path / "github"))
     shutil.rmtree(service.folder / "artifacts" / "state-llvm-portable-amd64")
-    inputs = {"stage": "llvm", "below": "base", "only": "tablegen", "base": "portable", "arch": "amd64"}
+    inputs = {"stage": "llvm", "below": "base", "only": "mlir-tblgen", "base": "portable", "arch": "amd64"}
     assert run_workflow(FLOWS / "stage.yml", event, service, inputs=inputs) == {"build": "success"}, told(service)
     assert "so nothing is taken from" in service.log("build").read_text()
     assert not list(service.folder.glob("jobs/*/home/.docker/config.json"))
@@ -372,7 +372,7 @@ def test_the_action_builds_publishes_and_signs(
     event, service = ground.event(), ground.service(tmp_path / "github")
     github = event.github("layer", "layer")
     where = f"{ground.registry}/Their/Own"
-    given = {"only": "tablegen", "publish-to": where, "key": private, "cache": VOLUME}
+    given = {"only": "mlir-tblgen", "publish-to": where, "key": private, "cache": VOLUME}
     contexts = {"github": github, "vars": {}, "needs": {}, "secrets": {}}
     filled = {
         name: given.get(name, value_of(one.get("default", ""), Scope(contexts)))
@@ -396,12 +396,12 @@ def test_the_action_builds_publishes_and_signs(
 @pytest.mark.full
 @pytest.mark.timeout(0)
 def test_all_of_it_from_nothing(ground: Ground, tmp_path: Path) -> None:
-    """Each job in a bare container, with an empty cache and the container's own zlib: base and tablegen are made."""
+    """Each job in a bare container, with an empty cache and the container's own zlib: base and mlir-tblgen are made."""
     # Six hours, as on GitHub: LLVM's generators are compiled in one step, on whatever else this machine does.
     way = Way(folder=tmp_path / "way", registry=ground.registry, limit=21_600)
     bare = replace(ground, way=way, prepared="", environment=None)
     service = bare.service(tmp_path / "github", fresh=True)
-    event = ground.event(**TAG, repository="Other/Nothing", inputs={"only": "tablegen"})
+    event = ground.event(**TAG, repository="Other/Nothing", inputs={"only": "mlir-tblgen"})
     results = run_workflow(FLOWS / "publish.yml", event, service)
     assert set(results.values()) == {"success"}, told(service)
     assert sorted(one["name"].rpartition("/")[2] for one in service.attested) == [PART, BASE]

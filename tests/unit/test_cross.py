@@ -256,7 +256,7 @@ class Runner:
         return Result(0, "", ())
 
 
-@pytest.mark.parametrize("part", ["tablegen", "support"])
+@pytest.mark.parametrize("part", ["tablegen", "mlir-tblgen", "support"])
 def test_a_part_for_another_machine_is_run_by_its_emulator(tmp_path: Path, part: str) -> None:
     names = [name for name in contract._OF_PART[part] if name != "symbols"]
     runner = Runner(*(f"@contract {name} ok" for name in names))

@@ -88,6 +88,7 @@ class ContractReport:
 # What a part of LLVM must pass, in order.
 _OF_PART = {
     "tablegen": ("llvm-tblgen", "mlir-tblgen", "paths", "symbols"),
+    "mlir-tblgen": ("mlir-tblgen", "paths", "symbols"),
     "support": ("libraries", "headers", "paths", "symbols", "support"),
     "codegen": ("libraries", "static", "paths", "symbols", "support"),
 }
@@ -180,7 +181,7 @@ def check_part(
     on: CrossTarget | None = None,
     floor: Path | None = None,
 ) -> ContractReport:
-    """Check a part of LLVM (`tablegen`, `support`, `codegen`) at `prefix` in `image`; otherwise as `check_layer`."""
+    """Check a part of LLVM, one of `_OF_PART`, at `prefix` in `image`; otherwise as `check_layer`."""
     settings = {"PART": part, "LIBRARIES": ";".join(libraries)}
     names = tuple(name for name in _OF_PART[part] if name != "symbols" or floor is not None)
     return _check(runner, image, prefix, settings, names, log=log, on=on, floor=floor)

@@ -24,7 +24,7 @@ from toolchain.sources.resolve import locate, parts_of
 from toolchain.sources.spec import of_github
 from toolchain.sources.tree import Source, require
 from toolchain.stages.base import base_label
-from toolchain.stages.llvm_subset import TABLEGEN, LlvmSubset, subset_of
+from toolchain.stages.llvm_subset import MLIR_TBLGEN, TABLEGEN, LlvmSubset, subset_of
 from toolchain.stages.prebuilt import take_in
 from toolchain.stages.stage import Built, Planned, Stage, Workspace, common_inputs, image_labels, locked, source_inputs
 
@@ -200,7 +200,7 @@ def take_in_llvm(tree: Path, request: Request, planned: Planned) -> tuple[Planne
 
 def _proves(part: LlvmSubset, cross: bool) -> bool:
     """The table generators alone were always proved by being used; of another machine nothing here uses them."""
-    return part.name != TABLEGEN or cross
+    return part.name not in {TABLEGEN, MLIR_TBLGEN} or cross
 
 
 def _libraries(needs: LlvmRequirements) -> dict[str, str]:

@@ -9,6 +9,7 @@ from toolchain.errors import UnsupportedError
 
 DISTRIBUTION = "distribution"
 TABLEGEN = "tablegen"
+MLIR_TBLGEN = "mlir-tblgen"
 SUPPORT = "support"
 FULL_DISK = 14_000_000_000  # bytes: tree, ccache and installed copy of all of LLVM
 # Built for this machine first when LLVM is built for another one: they write sources of it.
@@ -83,6 +84,12 @@ def subset_of(only: str, needs: LlvmRequirements) -> LlvmSubset:
             components=needs.components, target="llvm-tblgen mlir-tblgen", native=("llvm-min-tblgen",),
             disk=5_000_000_000,
         )  # fmt: skip
+    if only == MLIR_TBLGEN:
+        # llvm-tblgen would double the work: its emitters for instruction selection are what costs most to compile.
+        return LlvmSubset(
+            name=only, told="mlir-tblgen only", stem="llvm-triton-mlir-tblgen", projects=needs.projects,
+            components=needs.components, target="mlir-tblgen", native=("llvm-min-tblgen",), disk=4_000_000_000,
+        )  # fmt: skip
     if only == SUPPORT:
         libraries = ("LLVMDemangle", "LLVMSupport")
         # Nothing of lld is built; but LLVM compiles with other options where no project is named, and ccache would know
@@ -92,5 +99,5 @@ def subset_of(only: str, needs: LlvmRequirements) -> LlvmSubset:
             components=(*libraries, "cmake-exports"), target="distribution", libraries=libraries, headers=_HEADERS,
             native=(), disk=3_000_000_000,
         )  # fmt: skip
-    known = ", ".join((TABLEGEN, SUPPORT))
+    known = ", ".join((TABLEGEN, MLIR_TBLGEN, SUPPORT))
     raise UnsupportedError(f"no such part of LLVM: {only!r}", fix=f"--only with one of {known}, or without for all")
