@@ -54,11 +54,13 @@ def usual(label: str) -> float:
 
 
 def steps(log: Path) -> Iterator[tuple[str, float, float]]:
-    """Label, when it ended, and the seconds of cores since the step before it."""
-    before = 0.0
+    """Label, when it ended, and the seconds of cores since the step before it, of the first run of ninja."""
+    before, last = 0.0, 0
     for line in log.read_text(encoding="utf-8", errors="replace").splitlines():
         if found := _LINE.match(line):
-            now, label = float(found[4]), found[5]
+            if int(found[1]) < last:
+                return  # the install step runs ninja again
+            now, label, last = float(found[4]), found[5], int(found[1])
             if not label.startswith("Re-running"):
                 yield label, now, (now - before) * max(1, int(found[3]))
             before = now

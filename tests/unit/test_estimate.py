@@ -24,7 +24,7 @@ from toolchain.recipe import Recipe
 from toolchain.request import Request
 from toolchain.sources.tree import FetchedSource, Source
 from toolchain.stages import llvm
-from toolchain.stages.llvm_subset import DISTRIBUTION, SUPPORT, TABLEGEN
+from toolchain.stages.llvm_subset import DISTRIBUTION, MLIR_TBLGEN, SUPPORT, TABLEGEN
 
 RECORDED = Path(__file__).resolve().parents[1] / "recorded"
 HALVES = ((100, 1.0), (100, 9.0))  # the second half of such a build takes nine times as long
@@ -161,6 +161,7 @@ def test_a_step_that_hangs_makes_the_estimate_grow() -> None:
 def test_every_part_has_a_table_of_its_steps() -> None:
     assert sum(count for count, _ in step_costs(DISTRIBUTION)) == 4279
     assert sum(count for count, _ in step_costs(TABLEGEN)) == 363
+    assert sum(count for count, _ in step_costs(MLIR_TBLGEN)) == 273
     assert sum(count for count, _ in step_costs(SUPPORT)) == 189
     assert step_costs("no such part") == ()
 
@@ -177,3 +178,13 @@ def test_a_table_is_read_from_a_log_and_the_load_divided_out(tmp_path: Path) -> 
     small = tmp_path / "log.gz"
     small.write_bytes(reduced(tmp_path / "log"))
     assert [line[:2] for line in ninja_lines(small)] == [line[:2] for line in ninja_lines(tmp_path / "log")]
+
+
+def test_the_ninja_of_the_install_is_no_part_of_the_table(tmp_path: Path) -> None:
+    def line(done: int, of: int, now: float) -> str:
+        return f"@ninja {done}/{of} 1 {now:.3f}@ Building CXX object lib/IR/CMakeFiles/LLVMCore.dir/a{done}.cpp.o"
+
+    lines = [line(done, 100, done * 4.5) for done in range(1, 101)]
+    lines += [line(done, 50, done * 0.1) for done in range(1, 51)]
+    (tmp_path / "log").write_text("\n".join(lines))
+    assert len(list(reading.without_load(tmp_path / "log"))) == 100

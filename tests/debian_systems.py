@@ -1,0 +1,85 @@
+"""Images of Debian 11, 12 and 13 with their own compilers, unpacked from the machine's mirror; nothing is installed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from toolchain import process
+from toolchain.digest import sha256_file
+from toolchain.engine.buildah import Buildah
+from toolchain.engine.isolation import arguments
+from toolchain.sources.mirrors import apt_mirrors
+
+TOP = Path(__file__).parent.parent
+SUITES = {"11": "bullseye", "12": "bookworm", "13": "trixie"}
+# Unpacked and not installed, which takes seconds: nothing of them needs its maintainer's scripts but awk's name.
+TOOLS = [
+    "base-files",
+    "bash",
+    "binutils",
+    "clang",
+    "cmake",
+    "coreutils",
+    "dash",
+    "diffutils",
+    "findutils",
+    "g++",
+    "grep",
+    "lld",
+    "mawk",
+    "ninja-build",
+    "sed",
+    "tar",
+]
+
+
+def build(engine: Buildah, folder: Path, containerfile: Path, tag: str, **args: str) -> list[str]:
+    """Plain `buildah build` without a network; what it said."""
+    said: list[str] = []
+    words = ["build", "--no-cache", "--layers=false", "--force-rm", "--pull=never", *arguments(engine.isolation)]
+    words += [word for name, value in args.items() for word in ("--build-arg", f"{name}={value}")]
+    command = engine.command(*words, "--file", os.fspath(containerfile), "--tag", tag, os.fspath(folder))
+    process.run(command, env=engine.environment(), on_line=said.append)
+    return said
+
+
+def cmake_wheel(folder: Path) -> None:
+    """The CMake that examples/ installs where a system's own is too old, by the same hash."""
+    wanted = TOP / "examples/consumer/cmake.txt"
+    words = ["download", "--quiet", "--no-deps", "--only-binary", ":all:", "--require-hashes", "-r", os.fspath(wanted)]
+    process.run([sys.executable, "-m", "pip", *words, "-d", folder / "wheel"])
+    (wheel,) = (folder / "wheel").iterdir()
+    assert sha256_file(wheel).removeprefix("sha256:") in wanted.read_text()
+    shutil.unpack_archive(wheel, folder / "cmake", "zip")
+    for program in (folder / "cmake/cmake/data/bin").iterdir():
+        program.chmod(0o755)
+
+
+def a_system(engine: Buildah, release: str, folder: Path, *, tools: Sequence[str] = TOOLS) -> str:
+    """An image of this Debian with its compilers and linkers, or with what `tools` names."""
+    mirror = next((one for one in apt_mirrors() if not one.security), None)
+    if mirror is None:
+        pytest.skip("NO MIRROR: apt has none configured")
+    suite, tar = SUITES[release], folder / "rootfs.tar"
+    signed = f"[signed-by={mirror.keyring}] " if mirror.keyring else ""
+    (folder / "sources.list").write_text(f"deb {signed}{mirror.site} {suite} main\n")
+    process.run(
+        ["mmdebstrap", "--mode=auto", "--variant=extract", f"--include={','.join(tools)}", "--format=tar",
+         "--dpkgopt=path-exclude=/usr/share/doc/*", suite, tar, folder / "sources.list"]
+    )  # fmt: skip
+    (folder / "cmake").mkdir()
+    if release == "11" and "cmake" in tools:
+        cmake_wheel(folder)
+    (folder / "Containerfile").write_text(
+        "FROM scratch\nADD rootfs.tar /\nCOPY cmake /opt/cmake\n"
+        "ENV PATH=/opt/cmake/cmake/data/bin:/usr/local/bin:/usr/bin:/bin\nRUN ln -sf mawk /usr/bin/awk\n"
+    )
+    build(engine, folder, folder / "Containerfile", f"localhost/debian{release}")
+    tar.unlink()
+    return f"localhost/debian{release}"
