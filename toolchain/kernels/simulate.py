@@ -153,10 +153,7 @@ def simulate(
     if machines < 1 or cores < 1:
         raise ValueError("a campaign needs a machine with a core")
     costs, prices = costs or Costs(), prices or Prices()
-    if way == "shards":
-        ends = _shards(kernels, machines, cores, costs)
-    else:
-        ends = _scheduled(kernels, machines, cores, costs)
+    ends = (_shards if way == "shards" else _scheduled)(kernels, machines, cores, costs)
     paid = sum(ends) * cores
     work = sum(one.seconds for one in kernels if not one.hit)
     moved = sum(one.size for one in kernels) + len(ends) * costs.setup_size
