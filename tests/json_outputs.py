@@ -89,6 +89,7 @@ def main(folder: Path) -> None:
     call("kernels status", "a campaign that runs, and one of an earlier version")
     board.__exit__(None, None, None)
     call("kernels status", "campaigns that do not run")
+    call("kernels estimate", "one GPU", "--gpu", "gfx942", "--machines", "1,8")
     call("keygen", "", "key", data=False)
     call("publish", "signed, with files", "oci:out", "--stage", "report", "--key", "key", "--files", *ASKED)
     call("publish", "unsigned", "oci:plain", "--stage", "base")
