@@ -13,6 +13,11 @@ An answer: `{"id", "status": "done"|"failed", "seconds", "reason"}` and when don
 "bitcode"`; the last names the bitcode libraries whose code was linked into the object. "done" means: the object and the
 JSON beside it are whole, on disk, under their final names.
 
+
+What makes it cheap can be turned off by name, in the variable KERNEL_WORKER_WITHOUT with commas between: `shared`, what
+rules have in common is done once (see `shared_stages.py`); `direct`, Triton's stages without its cache, which `shared`
+needs; `parses`, no parses for dumps that nobody asked for. None of them changes a byte of an object.
+
 `worker.py --list ROOT FILE...` prints the jit functions of the files with their arguments, one JSON line each.
 """
 
@@ -34,6 +39,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import shared_stages
+from shared_stages import LAUNCH, Chain, Pipeline, Road
+
+# Target, backend, options, and what Triton compiles.
+Prepared = tuple[Any, Any, Any, Any]
+LEVERS = ("shared", "direct", "parses")
+WITHOUT = "KERNEL_WORKER_WITHOUT"
 # Set before Triton is imported, and read by it at each compile.
 ENVIRONMENT = {
     # File names and lines of the kernel source would go into the object: its bytes would tell where the source lay.
@@ -104,6 +116,10 @@ class Compiler:
 
     def __init__(self) -> None:
         os.environ.update(ENVIRONMENT)
+        on = set(LEVERS) - set(os.environ.get(WITHOUT, "").split(","))
+        if "shared" in on:
+            # A fork has the thread that made it and no other.
+            os.environ["MLIR_DISABLE_MULTITHREADING"] = "1"
         sys.dont_write_bytecode = True
         self._modules = _Modules()
         self._linked: list[str] = []
@@ -111,6 +127,12 @@ class Compiler:
         self._compiler = importlib.import_module("triton.compiler")
         self._backends = importlib.import_module("triton.backends.compiler")
         self._watch_bitcode()
+        if "parses" in on:
+            shared_stages.skip_parses()
+        self._pipeline = Pipeline.known() if "direct" in on else None
+        self._chain = Chain(self._report) if "shared" in on and self._pipeline is not None else None
+        self._warm = False
+        self._prepared: Prepared = (None, None, None, None)
 
     def hello(self) -> dict[str, Any]:
         """What compiles here."""
@@ -171,22 +193,71 @@ class Compiler:
         return value
 
     def compile(self, rule: dict[str, Any]) -> dict[str, Any]:
-        """Compile one rule and write its object and JSON.
+        """Compile one rule and write its object and JSON; alone, whatever other rules there are.
 
         Raises:
             Exception: whatever Triton or the kernel's module raises.
         """
+        return self._compile(rule, self._prepare(rule), Road(rule))
+
+    def report(self, rule: dict[str, Any]) -> dict[str, Any]:
+        """The part of an answer that says what became of a rule; what it shares with the rule before is done once."""
+        outcome: dict[str, Any]
+        try:
+            prepared = self._prepare(rule)
+            # The first one warms up what all later ones have from this process.
+            if self._chain is not None and self._warm and shared_stages.is_single():
+                kept = sorted((name, repr(value)) for name, value in vars(prepared[2]).items() if name not in LAUNCH)
+                same = {name: value for name, value in rule.items() if name not in {*LAUNCH, "id", "out"}}
+                self._prepared = prepared
+                outcome = self._chain.compile(json.dumps([same, kept], sort_keys=True), rule)
+            else:
+                self._warm = True
+                outcome = {"status": "done", "reason": "", **self._compile(rule, prepared, Road(rule))}
+        except KeyboardInterrupt:
+            raise
+        except shared_stages.DiedError as error:
+            shared_stages.die_like(error.status)
+        except BaseException as error:  # noqa: BLE001 - a kernel module may raise anything, SystemExit included
+            traceback.print_exc()
+            outcome = {"status": "failed", "reason": reason(error)}
+        return outcome
+
+    def _report(self, road: Road) -> dict[str, Any]:
+        """The same in a process of the chain."""
+        try:
+            return {"status": "done", "reason": "", **self._compile(road.rule, self._prepared, road)}
+        except BaseException as error:  # noqa: BLE001 - as above
+            traceback.print_exc()
+            return {"status": "failed", "reason": reason(error)}
+
+    def stop(self) -> None:
+        """Give up what is kept for the next rule."""
+        if self._chain is not None:
+            self._chain.stop()
+
+    def _prepare(self, rule: dict[str, Any]) -> Prepared:
+        """Target, backend, options (None for both where Triton makes them) and what it compiles."""
         arch = rule["target"]
-        warp = 32 if int(arch[3:-2]) >= 10 else 64
-        target = self._backends.GPUTarget("hip", arch, warp)
-        launch = {name: rule[name] for name in ("num_warps", "num_stages", "waves_per_eu")}
+        target = self._backends.GPUTarget("hip", arch, 32 if int(arch[3:-2]) >= 10 else 64)
+        source = self.source(rule)
+        if self._pipeline is None:
+            return target, None, None, source
+        backend, options = self._pipeline.options(target, _options(rule))
+        # Triton refuses some kernels when it reckons the key of its cache.
+        _ = source.fn.cache_key
+        return target, backend, options, source
+
+    def _compile(self, rule: dict[str, Any], prepared: Prepared, road: Road) -> dict[str, Any]:
+        target, backend, options, source = prepared
         self._linked.clear()
-        with own_cache():
-            compiled = self.triton.compile(
-                self.source(rule), target=target, options={**launch, **rule.get("options", {})}
-            )
-            code = bytes(compiled.kernel)
-            known = compiled.metadata._asdict()
+        if self._pipeline is None:
+            with own_cache():
+                compiled = self.triton.compile(source, target=target, options=_options(rule))
+                code, known = bytes(compiled.kernel), compiled.metadata._asdict()
+        else:
+            code, known = self._pipeline.compile(source, target, backend, options, road)
+        rule = road.rule  # in another process now, it may be another one
         if not code:
             raise ValueError("the compiler made an empty object")
         metadata = {name: known[name] for name in METADATA if name in known}
@@ -199,6 +270,10 @@ class Compiler:
         write(path, code)
         digest = hashlib.sha256(code).hexdigest()
         return {"object": str(path), "json": str(beside), "sha256": digest, "size": len(code), "bitcode": bitcode}
+
+
+def _options(rule: dict[str, Any]) -> dict[str, Any]:
+    return {**{name: rule[name] for name in LAUNCH}, **rule.get("options", {})}
 
 
 def unwrap(found: Any) -> Any:
@@ -250,16 +325,8 @@ def reason(error: BaseException) -> str:
 def answer(compiler: Compiler, rule: dict[str, Any]) -> dict[str, Any]:
     """Compile a rule; a failure is an answer too."""
     started = time.monotonic()
-    result: dict[str, Any] = {"id": rule.get("id", ""), "status": "done", "reason": ""}
-    try:
-        result.update(compiler.compile(rule))
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # noqa: BLE001 - a kernel module may raise anything, SystemExit included
-        traceback.print_exc()
-        result.update({"status": "failed", "reason": reason(error)})
-    result["seconds"] = round(time.monotonic() - started, 3)
-    return result
+    result = {"id": rule.get("id", ""), **compiler.report(rule)}
+    return {**result, "seconds": round(time.monotonic() - started, 3)}
 
 
 def serve() -> int:
@@ -281,6 +348,7 @@ def serve() -> int:
     for line in incoming:
         if line.strip():
             send(answer(compiler, json.loads(line)))
+    compiler.stop()
     return 0
 
 

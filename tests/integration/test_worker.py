@@ -58,6 +58,21 @@ def error_function(X, n, BLOCK: tl.constexpr, BIAS: tl.constexpr):
 def broken(X, BLOCK: tl.constexpr):
     tl.store(X + tl.arange(0, BLOCK), no_such_name)
 '''
+LAUNCHES = """
+import triton
+import triton.language as tl
+
+@triton.jit
+def product(A, B, C, n, SIDE: tl.constexpr):
+    tl.static_print("the syntax tree")
+    row, column = tl.arange(0, SIDE)[:, None], tl.arange(0, SIDE)[None, :]
+    sum = tl.zeros((SIDE, SIDE), dtype=tl.float32)
+    for step in range(0, n):
+        a = tl.load(A + step * SIDE * SIDE + row * SIDE + column)
+        b = tl.load(B + step * SIDE * SIDE + row * SIDE + column)
+        sum += tl.dot(a, b)
+    tl.store(C + row * SIDE + column, tl.exp(sum))
+"""
 HELPER = """
 import triton
 
@@ -280,3 +295,63 @@ def test_lists_the_jit_functions(python: str, tmp_path: Path) -> None:
         "error_function": ["X", "n", "BLOCK", "BIAS"],
         "vector_add": ["X", "Y", "Z", "n", "BLOCK"],
     }
+
+
+def launches(folder: Path) -> list[dict[str, Any]]:
+    """Tasks that differ in warps, stages and waves alone, for two GPUs."""
+    (folder / "launches.py").write_text(LAUNCHES, encoding="utf-8")
+    pointers = dict.fromkeys("ABC", "*fp16:16")
+    common = {
+        "root": str(folder), "source": str(folder / "launches.py"), "kernel": "product",
+        "signature": {**pointers, "n": "i32", "SIDE": "constexpr"}, "constexprs": {"SIDE": 32},
+    }  # fmt: skip
+    values = [(4, 1, 0), (4, 2, 0), (4, 2, 3), (2, 2, 3), (2, 2, 0)]
+    return [
+        {**common, "id": f"{gpu}-{warps}-{stages}-{waves}", "target": gpu, "num_warps": warps,
+         "num_stages": stages, "waves_per_eu": waves, "out": str(folder / f"{gpu}-{warps}-{stages}-{waves}.hsaco")}
+        for gpu in ("gfx1100", "gfx942") for warps, stages, waves in values
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def all_levers(python: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, tuple[str, str]], str]:
+    return with_levers(python, tmp_path_factory.mktemp("all"))
+
+
+def with_levers(
+    python: str, folder: Path, without: str = "", *, backwards: bool = False
+) -> tuple[dict[str, tuple[str, str]], str]:
+    """SHA-256 of object and JSON by rule, and what the worker said beside."""
+    source = Source(folder, python, KERNEL_WORKER_WITHOUT=without)
+    tasks = launches(folder)[:: -1 if backwards else 1]
+    with source.worker() as child:
+        output, said = child.communicate("\n".join(map(json.dumps, tasks)))
+    _, *answers = [json.loads(line) for line in output.splitlines()]
+    assert [answer["status"] for answer in answers] == ["done"] * len(tasks), said
+
+    def digest(path: str) -> str:
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+
+    return {answer["id"]: (digest(answer["object"]), digest(answer["json"])) for answer in answers}, said
+
+
+@pytest.mark.parametrize("without", ["shared,direct,parses", "shared", "direct", "parses"])
+def test_no_lever_changes_a_byte(
+    all_levers: tuple[dict[str, tuple[str, str]], str], python: str, tmp_path: Path, without: str
+) -> None:
+    assert with_levers(python, tmp_path, without)[0] == all_levers[0]
+
+
+def test_the_order_of_rules_changes_no_byte(
+    all_levers: tuple[dict[str, tuple[str, str]], str], python: str, tmp_path: Path
+) -> None:
+    assert with_levers(python, tmp_path, backwards=True)[0] == all_levers[0]
+
+
+def test_what_rules_have_in_common_is_done_once(
+    all_levers: tuple[dict[str, tuple[str, str]], str], python: str, tmp_path: Path
+) -> None:
+    """The first rule of a worker is compiled alone, the others of its group share the syntax tree."""
+    assert all_levers[1].count("the syntax tree") == 1 + 1 + 1
+    assert len({made for made, _ in all_levers[0].values()}) > len(all_levers[0]) // 2
+    assert with_levers(python, tmp_path, "shared")[1].count("the syntax tree") == len(all_levers[0])

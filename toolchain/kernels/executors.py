@@ -7,8 +7,9 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from toolchain.errors import KernelError
@@ -21,6 +22,7 @@ from toolchain.kernels.worker_process import (
     Task,
     TimedOutError,
     Worker,
+    groups,
 )
 
 LOG = logging.getLogger(__name__)
@@ -28,6 +30,8 @@ LOG = logging.getLogger(__name__)
 Outcome = dict[str, Any]
 START_SECONDS = 180.0
 ATTEMPTS = 2
+SHARES = 4
+"""Into how many parts at least the tasks of each worker fall: the last ones to work should not work alone for long."""
 SLOW_SECONDS = 600.0
 """After so long somebody should hear of a kernel: a compiler in an endless loop looks just like a slow one."""
 
@@ -110,10 +114,12 @@ class LocalExecutor:
         """See `Executor.run`."""
         if not tasks:
             return
-        crew = self._crew = _Crew(self._make, tasks, timeout=self._timeout, recycle=self._recycle, bounds=self.bounds)
+        workers = min(self._workers, len(tasks))
+        shares = groups(tasks, most=-(-len(tasks) // (workers * SHARES)))
+        crew = self._crew = _Crew(self._make, shares, timeout=self._timeout, recycle=self._recycle, bounds=self.bounds)
         watch = Watch(self.bounds, crew.live, every=self._watch)
         watch.start()
-        crew.start(min(self._workers, len(tasks)))
+        crew.start(workers)
         try:
             for _ in tasks:
                 outcome = crew.outcomes.get()
@@ -128,9 +134,10 @@ class LocalExecutor:
 
 @dataclass
 class _Hand:
-    """The worker that one thread of a crew has now."""
+    """The worker that one thread of a crew has now, and the tasks that are next for it."""
 
     worker: Worker | None = None
+    tasks: deque[Task] = field(default_factory=deque)
 
 
 class _Crew:
@@ -139,7 +146,7 @@ class _Crew:
     def __init__(
         self,
         make: MakeWorker,
-        tasks: Sequence[Task],
+        shares: Iterator[list[Task]],
         *,
         timeout: float | None,
         recycle: int,
@@ -151,8 +158,8 @@ class _Crew:
         self._timeout = timeout
         self._recycle = recycle
         self._bounds = bounds
-        # One by one: a task has some kilobytes, and there may be hundreds of thousands.
-        self._tasks = iter(tasks)
+        # Made as they are wanted: a task has some kilobytes, and there may be hundreds of thousands.
+        self._shares = shares
         self._stopping = threading.Event()
         self._turns = Turns(self._stopping)
         self._lock = threading.Lock()
@@ -181,14 +188,16 @@ class _Crew:
         for thread in self._threads:
             thread.join(30)
 
-    def _next(self) -> Task | None:
+    def _next(self, hand: _Hand) -> Task | None:
         with self._lock:
-            return next(self._tasks, None)
+            if not hand.tasks:
+                hand.tasks.extend(next(self._shares, ()))
+            return hand.tasks.popleft() if hand.tasks else None
 
     def _work(self) -> None:
         hand = _Hand()
         try:
-            while not self._stopping.is_set() and (task := self._next()) is not None:
+            while not self._stopping.is_set() and (task := self._next(hand)) is not None:
                 self.outcomes.put(self._settle(hand, task))
         except StoppedError:
             pass

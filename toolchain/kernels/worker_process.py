@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import logging
 import os
@@ -12,7 +13,7 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -21,6 +22,21 @@ LOG = logging.getLogger(__name__)
 Task = dict[str, Any]
 MakeWorker = Callable[[], AbstractContextManager["subprocess.Popen[str]"]]
 TAIL_LINES = 25
+
+# What tasks of one group may differ in: the worker does once what they have in common, see aotriton/shared_stages.py.
+_OWN = frozenset({"id", "out", "num_warps", "num_stages", "waves_per_eu"})
+
+
+def groups(tasks: Iterable[Task], most: int) -> Iterator[list[Task]]:
+    """The tasks in their order, those together that one worker should do one after the other.
+
+    Args:
+        most: how many at most, so that no worker waits for the group of another.
+    """
+    alike = itertools.groupby(tasks, key=lambda task: {name: task[name] for name in task if name not in _OWN})
+    for _, group in alike:
+        while part := list(itertools.islice(group, most)):
+            yield part
 
 
 class DiedError(Exception):

@@ -34,7 +34,7 @@ from toolchain.stages.aotriton_library import (
     require_aotriton,
 )
 from toolchain.stages.base import base_label
-from toolchain.stages.kernel_workers import limits
+from toolchain.stages.kernel_workers import WORKER_FILES, limits
 from toolchain.stages.prebuilt import choices, names_allowed, take_in
 from toolchain.stages.stage import Built, Planned, Stage, Workspace, common_inputs, image_labels, source_inputs
 from toolchain.stages.wheels import AOTRITON, wheel_sources
@@ -66,7 +66,7 @@ class AotritonStage:
                 "base": base,
                 "triton": triton,
                 "sources": sources,
-                "recipe": digests("containerfiles/aotriton", "aotriton/worker.py", "aotriton/pack.py"),
+                "recipe": digests("containerfiles/aotriton", *WORKER_FILES, "aotriton/pack.py"),
                 "environment": ENVIRONMENT,
                 "gpus": list(gpus),
                 "binaries": choices("aotriton", request),
@@ -171,7 +171,7 @@ def _objects(dependencies: Mapping[str, Built], request: Request, library: Libra
         # By content: the same Triton is the same compiler, whatever its build was called.
         "triton": dependencies["triton"].layers[-1]["digest"],
         "base": dependencies["base"].input_digest,
-        "recipe": digests("aotriton/worker.py"),
+        "recipe": digests(*WORKER_FILES),
         "environment": ENVIRONMENT,
     }
 

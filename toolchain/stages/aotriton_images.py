@@ -28,7 +28,7 @@ from toolchain.kernels.rules import Rule, RuleSet
 from toolchain.kernels.shards import shard_of
 from toolchain.kernels.shared import SharedResults
 from toolchain.recipe import Mount, digests
-from toolchain.stages.kernel_workers import local_workers, tell
+from toolchain.stages.kernel_workers import WORKER_FILES, local_workers, tell
 from toolchain.stages.stage import Workspace
 from toolchain.stages.triton_wheel import SITE
 
@@ -178,7 +178,7 @@ class KernelImages:
         return Naming(
             self.source,
             triton=self.layers,
-            recipe=digests("aotriton/worker.py"),
+            recipe=digests(*WORKER_FILES),
             environment={"PYTHONPATH": SITE, **ENVIRONMENT},
         )
 

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from toolchain.kernels.executors import LocalExecutor
     from toolchain.kernels.worker_process import MakeWorker
 
+# What runs beside Triton in a worker, below the recipe root: it counts in what a kernel's result depends on.
+WORKER_FILES = ("aotriton/worker.py", "aotriton/shared_stages.py")
+
 
 def local_workers(make: MakeWorker, workspace: Workspace) -> LocalExecutor:
     """Workers on this machine, as the request says.

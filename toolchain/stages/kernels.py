@@ -18,7 +18,7 @@ from toolchain.sources.resolve import locate
 from toolchain.sources.spec import SourceSpec
 from toolchain.sources.tree import Source, require
 from toolchain.stages.base import base_label
-from toolchain.stages.kernel_workers import limits, local_workers, tell
+from toolchain.stages.kernel_workers import WORKER_FILES, limits, local_workers, tell
 from toolchain.stages.prebuilt import take_in
 from toolchain.stages.stage import Built, Planned, Stage, Workspace, common_inputs, image_labels, source_inputs
 from toolchain.stages.triton_wheel import SITE
@@ -49,7 +49,7 @@ class KernelsStage:
                 **common_inputs(self.name, request),
                 "triton": under,
                 "sources": sources,
-                "recipe": digests(_RULES, "aotriton/worker.py", "aotriton/standin"),
+                "recipe": digests(_RULES, *WORKER_FILES, "aotriton/standin"),
                 "gpus": list(gpus),
                 "select": request.select,
                 "limit": request.limit,
@@ -104,7 +104,7 @@ class KernelsStage:
         naming = Naming(
             source.path,
             triton=[str(layer["digest"]) for layer in dependencies["triton"].layers],
-            recipe=digests("aotriton/worker.py", "aotriton/standin"),
+            recipe=digests(*WORKER_FILES, "aotriton/standin"),
             environment={"PYTHONPATH": env["PYTHONPATH"]},
             search=[""],  # as PYTHONPATH has it
         )

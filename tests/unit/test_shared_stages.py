@@ -1,0 +1,123 @@
+"""What the kernel worker does once for several rules, with stages of the test's own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from toolchain.kernels.worker_process import groups
+
+AOTRITON = Path(__file__).parents[2] / "aotriton"
+# Three stages: the first reads nothing, the others one launch option each; what each does is a line in a file.
+PROGRAM = """
+import dataclasses, json, os, signal, sys, time
+import shared_stages
+from shared_stages import Chain, DiedError, Metadata, Road, watch
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    num_warps: int = 4
+    num_stages: int = 2
+    waves_per_eu: int = 0
+    arch: str = "gfx942"
+
+    def all(self):
+        return dict(vars(self))
+
+def did(what):
+    with open(sys.argv[1], "a") as stream:
+        stream.write(what + "\\n")
+
+def compile_here(road):
+    options = watch(Options(**road.rule["options"]), road)
+    did("first " + options.arch)
+    warps = options.num_warps
+    did(f"warps {warps}")
+    if road.rule.get("dies"):
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if road.rule.get("fails"):
+        return {"failed": True}
+    return {"warps": warps, "all": options.all(), "id": road.rule["id"]}
+
+chain = Chain(compile_here)
+for line in sys.stdin:
+    rule = json.loads(line)
+    rule.update(rule["options"])
+    try:
+        print(json.dumps(chain.compile(rule["group"], rule)), flush=True)
+    except DiedError as error:
+        print(json.dumps({"died": error.status}), flush=True)
+chain.stop()
+try:
+    os.waitpid(-1, 0)
+    print(json.dumps("a process is left"))
+except ChildProcessError:
+    pass
+"""
+
+
+def run(tmp_path: Path, rules: list[dict[str, Any]]) -> tuple[list[Any], list[str]]:
+    """Answers, and what was done."""
+    done = tmp_path / "done"
+    done.touch()
+    said = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(done)],
+        input="\n".join(map(json.dumps, rules)),
+        env={"PYTHONPATH": str(AOTRITON)},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=60,
+    ).stdout
+    return [json.loads(line) for line in said.splitlines()], done.read_text().splitlines()
+
+
+def rule(name: str, warps: int, stages: int, waves: int = 0, **more: Any) -> dict[str, Any]:
+    options = {"num_warps": warps, "num_stages": stages, "waves_per_eu": waves}
+    return {"id": name, "group": "one", "options": options, **more}
+
+
+def test_each_rule_has_its_own_values_and_what_comes_before_them_is_done_once(tmp_path: Path) -> None:
+    rules = [rule("a", 4, 1), rule("b", 4, 2), rule("c", 4, 2, 3), rule("d", 8, 2), rule("e", 4, 1)]
+    answers, done = run(tmp_path, rules)
+
+    assert [answer["id"] for answer in answers] == list("abcde")
+    for given, answer in zip(rules, answers, strict=True):
+        assert answer["all"] == {**given["options"], "arch": "gfx942"}
+        assert answer["warps"] == given["options"]["num_warps"]
+    assert done == ["first gfx942", "warps 4", "warps 8", "warps 4"]
+
+
+def test_another_group_shares_nothing(tmp_path: Path) -> None:
+    answers, done = run(tmp_path, [rule("a", 4, 1), {**rule("b", 4, 1), "group": "two"}])
+
+    assert [answer["id"] for answer in answers] == ["a", "b"]
+    assert done == ["first gfx942", "warps 4"] * 2
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_a_compiler_that_dies_is_told_and_the_next_rule_starts_anew(tmp_path: Path, later: bool) -> None:
+    before = [rule("a", 4, 1)] if later else []
+    answers, _ = run(tmp_path, [*before, rule("b", 8, 1, dies=True), rule("c", 8, 1)])
+
+    assert answers[-2] == {"died": 11}
+    assert answers[-1]["id"] == "c"
+
+
+def test_a_rule_that_fails_keeps_no_other_from_its_values(tmp_path: Path) -> None:
+    answers, _ = run(tmp_path, [rule("a", 4, 1, fails=True), rule("b", 4, 1), rule("c", 8, 1)])
+
+    assert answers[0] == {"failed": True}
+    assert [answer["warps"] for answer in answers[1:]] == [4, 8]
+
+
+def test_tasks_of_one_group_stay_together_in_shares() -> None:
+    tasks = [{"id": str(n), "kernel": "ab"[n > 4], "num_warps": n, "out": str(n)} for n in range(7)]
+
+    found = [[task["id"] for task in group] for group in groups(tasks, most=3)]
+    assert found == [["0", "1", "2"], ["3", "4"], ["5", "6"]]
