@@ -7,7 +7,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -28,6 +28,7 @@ LOG = logging.getLogger(__name__)
 Outcome = dict[str, Any]
 START_SECONDS = 180.0
 ATTEMPTS = 2
+RECYCLE = 500
 SLOW_SECONDS = 600.0
 """After so long somebody should hear of a kernel: a compiler in an endless loop looks just like a slow one."""
 
@@ -40,7 +41,9 @@ class Executor(Protocol):
 
         Yields:
             for each task one outcome, `{"id", "status": "done"|"failed"|"timeout", "reason", "seconds", "attempt"}`,
-            and when done also the worker's `"sha256"`, `"size"` and `"bitcode"`. Closing it ends all workers.
+            and when done also the worker's `"sha256"`, `"size"` and `"bitcode"`; when failed perhaps `"log"`, the last
+            lines that the worker wrote. `"origin"` names the machine that compiled it, where it is another one. Closing
+            it ends all workers.
 
         Raises:
             KernelError: no worker comes up at all.
@@ -82,7 +85,7 @@ class LocalExecutor:
         *,
         workers: int,
         timeout: float | None = None,
-        recycle: int = 500,
+        recycle: int = RECYCLE,
         bounds: MemoryBounds | None = None,
         watch: float = EVERY,
     ) -> None:
@@ -95,7 +98,7 @@ class LocalExecutor:
         self.bounds = bounds
         self._watch = watch
         self._about: dict[str, Any] = {}
-        self._crew: _Crew | None = None
+        self._crew: Crew | None = None
 
     def workers(self) -> list[dict[str, Any]]:
         """See `Executor.workers`."""
@@ -110,7 +113,9 @@ class LocalExecutor:
         """See `Executor.run`."""
         if not tasks:
             return
-        crew = self._crew = _Crew(self._make, tasks, timeout=self._timeout, recycle=self._recycle, bounds=self.bounds)
+        crew = self._crew = Crew(
+            self._make, iter(tasks), timeout=self._timeout, recycle=self._recycle, bounds=self.bounds
+        )
         watch = Watch(self.bounds, crew.live, every=self._watch)
         watch.start()
         crew.start(min(self._workers, len(tasks)))
@@ -126,23 +131,28 @@ class LocalExecutor:
             crew.stop()
 
 
-@dataclass
+@dataclass(eq=False)
 class _Hand:
     """The worker that one thread of a crew has now."""
 
     worker: Worker | None = None
 
 
-class _Crew:
-    """The threads of one run, each with a worker of its own."""
+class Crew:
+    """The threads of one run, each with a worker of its own.
+
+    Args:
+        tasks: taken one by one, by one thread at a time; may block until there is another one.
+        timeout, recycle, bounds: see `LocalExecutor`.
+    """
 
     def __init__(
         self,
         make: MakeWorker,
-        tasks: Sequence[Task],
+        tasks: Iterator[Task],
         *,
         timeout: float | None,
-        recycle: int,
+        recycle: int = RECYCLE,
         bounds: MemoryBounds | None,
     ) -> None:
         self.outcomes: queue.Queue[Outcome | BaseException] = queue.Queue()
@@ -152,14 +162,17 @@ class _Crew:
         self._recycle = recycle
         self._bounds = bounds
         # One by one: a task has some kilobytes, and there may be hundreds of thousands.
-        self._tasks = iter(tasks)
+        self._tasks = tasks
+        self._taking = threading.Lock()
         self._stopping = threading.Event()
         self._turns = Turns(self._stopping)
         self._lock = threading.Lock()
         self._live: set[Worker] = set()
+        self._idle: list[_Hand] = []
         self._threads: list[threading.Thread] = []
 
     def start(self, count: int) -> None:
+        """Begin with so many at once."""
         for _ in range(count):
             # The thread that starts a worker lives as long as it does: the kernel ends a child whose parent dies
             # when the *thread* that forked it ends.
@@ -181,14 +194,29 @@ class _Crew:
         for thread in self._threads:
             thread.join(30)
 
-    def _next(self) -> Task | None:
+    def _next(self, hand: _Hand) -> Task | None:
         with self._lock:
-            return next(self._tasks, None)
+            self._idle.append(hand)
+        try:
+            with self._taking:
+                return next(self._tasks, None)
+        finally:
+            with self._lock:
+                self._idle.remove(hand)
+
+    def _drop_idle(self) -> None:
+        """Have those who wait for a task let go of their memory: somebody needs all of it."""
+        with self._lock:
+            workers = [hand.worker for hand in self._idle if hand.worker is not None]
+            for hand in self._idle:
+                hand.worker = None
+        for worker in workers:
+            self._end(worker)
 
     def _work(self) -> None:
         hand = _Hand()
         try:
-            while not self._stopping.is_set() and (task := self._next()) is not None:
+            while not self._stopping.is_set() and (task := self._next(hand)) is not None:
                 self.outcomes.put(self._settle(hand, task))
         except StoppedError:
             pass
@@ -206,6 +234,8 @@ class _Crew:
             with self._turns.alone() if alone else self._turns.beside(before_waiting=lambda: self._drop(hand)):
                 if self._stopping.is_set():
                     raise StoppedError
+                if alone:
+                    self._drop_idle()
                 worker = hand.worker = hand.worker or self._begin()
                 started = time.monotonic()
                 try:
@@ -275,6 +305,8 @@ class _Crew:
         if answer.get("id") != task["id"] or answer.get("status") not in ("done", "failed"):
             why = f"the worker answered something else: {json.dumps(answer)[:500]}"
             return _ended(task, "failed", why, started, attempt), False
+        if answer["status"] == "failed":
+            answer["log"] = worker.tail
         return {**answer, "attempt": attempt}, True
 
 
