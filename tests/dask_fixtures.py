@@ -117,10 +117,10 @@ class Machine:
     def naming(self) -> Naming:
         return Naming(self.tree, triton=self.layers, recipe={"worker.py": "1"}, environment={})
 
-    def provide(self, rules: Sequence[Rule], **changes: Any) -> None:
-        """Lay ready what the rules become here; `changes` make it another object."""
+    def provide(self, rules: Sequence[Rule], *, more: bytes = b"", **changes: Any) -> None:
+        """Lay ready what the rules become here; `more` behind it no check can see, `changes` all do."""
         for rule in rules:
-            made = make_object(rule.target, rule.kernel, **changes)
+            made = make_object(rule.target, rule.kernel, **changes) + more
             (self.workers.folder / f"{rule.target}{rule.kernel}").write_bytes(made)
 
     def station(self, store: FolderStore, *, slots: int = 1, name: str = "") -> Station:
@@ -141,9 +141,7 @@ class Machine:
                 address, rules=rules, shared=shared, out=self.out, limits=self.limits, campaign=self.root.name,
                 patience=patience, on_log=lambda rule, worker, text: self.logs.append((rule.kernel, worker, text)),
             ) as elsewhere:  # fmt: skip
-                return run_campaign(
-                    rules, elsewhere, ledger, self.out, checker=here, tell=elsewhere.tell, **arguments
-                )
+                return run_campaign(rules, elsewhere, ledger, self.out, checker=here, tell=elsewhere.tell, **arguments)
 
     @property
     def logs(self) -> list[tuple[str, str, str]]:

@@ -23,25 +23,6 @@ if TYPE_CHECKING:
     from toolchain.kernels.station import Bench
 
 
-def require_scheduler_store(request: Request) -> None:
-    """Insist on what a request for a scheduler needs, before anything long begins.
-
-    Raises:
-        ConfigError: it names no kernel store, or Dask is not here.
-    """
-    if request.scheduler is None:
-        return
-    from toolchain.kernels.dask_link import library  # noqa: PLC0415 - most builds have no scheduler
-
-    if request.kernel_store is None:
-        raise ConfigError(
-            f"--scheduler {request.scheduler} needs --kernel-store",
-            why="results travel through it, and not through Dask",
-            fix="give a folder that all machines see",
-        )
-    library()
-
-
 def serve_kernels(
     request: Request,
     stage: str,

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from toolchain import console
-from toolchain.build.kernel_worker import require_scheduler_store, serve_kernels
 from toolchain.build.run import build as build_stages
 from toolchain.catalog import stages
 from toolchain.cli import options as o
@@ -71,7 +70,7 @@ def build(
 
         check_folder(stage, archive)
     request = replace(request, kernel_key=chosen(public_key, former_key))
-    require_scheduler_store(request)
+    _require_scheduler_store(request)
     built = build_stages(request, stage, command=_command(), reuse=reuse)
     if archive is not None:
         _archive(request, built, archive, reuse)
@@ -88,7 +87,7 @@ def kernels_run(
 ) -> None:
     """Compile the FlashAttention kernels inside the Triton image."""
     request = replace(request, kernel_key=chosen(public_key, former_key))
-    require_scheduler_store(request)
+    _require_scheduler_store(request)
     built = build_stages(request, "kernels", command=_command())
     _show(built, request.json)
     _tell_known_bad(built)
@@ -117,7 +116,7 @@ def kernels_merge(
     _tell_known_bad(built)
 
 
-@with_request("contract", "keep_going", "limit", "recheck", "scheduler", "select", "shard")
+@with_request("contract", "json", "keep_going", "limit", "recheck", "scheduler", "select", "shard")
 def kernels_worker(
     address: AddressArg,
     stage: WorkedArg = "kernels",
@@ -137,7 +136,24 @@ def kernels_worker(
         raise ConfigError(f"{stage!r} has no kernels", fix=f"name one of {', '.join(MERGED)}")
     reuse = _reuse(reuse_from, reuse_only, (public_key, former_key), request.offline)
     request = replace(request, kernel_key=chosen(public_key, former_key))
+    from toolchain.build.kernel_worker import serve_kernels  # noqa: PLC0415 - only a worker needs it
+
     serve_kernels(request, stage, address, name=name, command=_command(), reuse=reuse)
+
+
+def _require_scheduler_store(request: Request) -> None:
+    """Insist on what --scheduler needs, before anything long begins."""
+    if request.scheduler is None:
+        return
+    from toolchain.kernels.dask_link import library  # noqa: PLC0415 - most builds have no scheduler
+
+    if request.kernel_store is None:
+        raise ConfigError(
+            f"--scheduler {request.scheduler} needs --kernel-store",
+            why="results travel through it, and not through Dask",
+            fix="give a folder that all machines see",
+        )
+    library()
 
 
 def _reuse(where: str | None, only: bool, keys: tuple[Path | None, Path | None], offline: bool) -> Reuse | None:

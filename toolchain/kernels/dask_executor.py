@@ -149,6 +149,7 @@ class DaskExecutor:
         """
         waiting = deque(_Order(self._rules[task["id"]]) for task in tasks)
         left = len(waiting)
+        self._looked = 0.0
         try:
             while left:
                 for order, outcome in self._step(waiting):
@@ -237,6 +238,8 @@ class DaskExecutor:
 
     def _set_aside(self, name: str, why: str) -> None:
         self._aside[name] = why
+        with self._lock:
+            self._seen = {at: row for at, row in self._seen.items() if row["name"] != name}
         LOG.warning("the worker %s is refused: %s", name, why)
 
     def _send(self, waiting: deque[_Order]) -> None:
@@ -267,23 +270,25 @@ class DaskExecutor:
             answer = json.loads(order.future.result(timeout=30))
         except Exception as error:  # noqa: BLE001 - Dask raises what the worker raised
             # The worker is gone with its answer, say. What it compiled is in the store.
+            order.tries += 1
             LOG.warning("%s: no answer: %s: %s", order.rule.out, type(error).__name__, str(error)[:500])
             return None
         finally:
             order.future.release()
-        return self._heard(order, answer) if isinstance(answer, dict) else None
+        return self._heard(order, answer if isinstance(answer, dict) else {})
 
     def _heard(self, order: _Order, answer: Mapping[str, Any]) -> Outcome | None:
         """What an answer is worth."""
         rule, name, status = order.rule, str(answer.get("worker", "")), answer.get("status")
-        if name in self._aside:
-            if f"{WORKER}{name}" in self._shared.distrusted:
-                self._shared.spoil(rule)
+        lied = f"{WORKER}{name}" in self._shared.distrusted
+        if lied:
+            self._shared.spoil(rule)
+        if lied or name in self._aside:
             return None
         if status == DONE:
-            return self._brought(rule, name, answer)
+            return self._brought(order, name, answer)
         if status in {FAILED, TIMEOUT}:
-            self._on_log(rule, name, str(answer.get("log", "")))
+            self._on_log(rule, name, str(answer.get("log") or answer.get("reason", "")))
             return self._outcome(rule, answer, origin=WORKER + name)
         why = str(answer.get("reason", ""))
         if status == REFUSED and isinstance(answer.get("inputs"), dict):
@@ -292,8 +297,8 @@ class DaskExecutor:
         self._set_aside(name, why if status in {REFUSED, MACHINE} else f"it answers {status!r}")
         return None
 
-    def _brought(self, rule: Rule, name: str, answer: Mapping[str, Any]) -> Outcome | None:
-        shared, maker = self._shared, WORKER + name
+    def _brought(self, order: _Order, name: str, answer: Mapping[str, Any]) -> Outcome | None:
+        rule, shared, maker = order.rule, self._shared, WORKER + name
         if not shared.stores:
             raise KernelError(
                 "there is no kernel store left that the workers could write to",
@@ -308,13 +313,14 @@ class DaskExecutor:
                 if (entry := shared.receive(rule, self._out, shared.stores[0].ref if found else maker)) is not None:
                     break
         except (DamagedError, UnsignedError) as error:
+            order.tries += 1
             shared.spoil(rule)
             LOG.warning("%s: what %s left in the store is of no use: %s", rule.out, name, error)
             return None
         except LiedError as error:
             shared.spoil(rule)
             shared.lied(shared.stores[0].ref if found else maker, f"{rule.out}: {error}")
-            self._aside.setdefault(name, "it lied")
+            self._set_aside(name, "it lied")
             return None
         if entry is None:
             self._set_aside(name, f"what it compiled is not in {shared.stores[0].ref}: its --kernel-store is another")
@@ -324,7 +330,7 @@ class DaskExecutor:
             # Another one that compiled it at the same time may have stored it first; then both must be alike.
             shared.spoil(rule)
             shared.lied(maker, f"{rule.out}: it said SHA-256 {said}, and left {entry.sha256}")
-            self._aside.setdefault(name, "it lied")
+            self._set_aside(name, "it lied")
             return None
         return {
             **self._outcome(rule, answer, origin=entry.origin),
@@ -344,8 +350,7 @@ class DaskExecutor:
         }
 
     def _again(self, order: _Order, waiting: deque[_Order]) -> None:
-        order.tries += 1
-        if order.tries >= _TRIES + len(self._aside):
+        if order.tries >= _TRIES:
             raise KernelError(
                 f"{order.rule.out} ends in neither an object nor a failure",
                 why=f"{order.tries} orders for it were lost with their workers, or answered wrongly",
