@@ -136,6 +136,7 @@ def test_two_workers_of_a_scheduler_make_what_one_machine_makes(
 ) -> None:
     store = FolderStore(tmp_path / "store")
     desk = Machine(tmp_path / "desk", python)
+    limits = replace(LIMITS, timeout=300)
     with contextlib.ExitStack() as stack:
         scheduler = stack.enter_context(hub())
         for name in ("one", "two"):
@@ -143,7 +144,6 @@ def test_two_workers_of_a_scheduler_make_what_one_machine_makes(
             out = machine.root / "out"
             out.mkdir()
             at = Bench(start=machine.worker, naming=machine.naming(), out=out, seen=(str(machine.root), str(out)))
-            limits = replace(LIMITS, timeout=300)
             station = stack.enter_context(Station(at, store, name=name, slots=1, limits=limits))
             scheduler.serve(station, tmp_path / f"scratch-{name}")
         until(lambda: len(ask(scheduler.address)["machines"]) == 2, "workers")

@@ -9,7 +9,7 @@ import queue
 import secrets
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +31,7 @@ from toolchain.kernels.worker_process import Task
 LOG = logging.getLogger(__name__)
 _LOOK = 1.0  # seconds between two looks at the workers
 _AHEAD = 2  # orders for each slot
+_STRIKES = 3  # of one worker
 _TRIES = 5  # of one order that ends in neither an object nor a failure
 _LATE = (0.0, 0.2, 1.0, 4.0, 10.0)  # seconds: a folder on another machine may show a file late
 
@@ -107,6 +108,7 @@ class DaskExecutor:
         self._done: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._flying: dict[str, _Order] = {}  # by Dask's key
         self._sent = 0
+        self._strikes: Counter[str] = Counter()
         self._looked = 0.0
         self._client: Any = connect(address)
 
@@ -310,27 +312,34 @@ class DaskExecutor:
             entry = None
             for pause in _LATE:
                 time.sleep(pause)
-                if (entry := shared.receive(rule, self._out, shared.stores[0].ref if found else maker)) is not None:
+                origin = shared.stores[0].ref if found else maker
+                entry = shared.receive(rule, self._out, origin, str(answer.get("sha256", "")))
+                if entry is not None:
                     break
         except (DamagedError, UnsignedError) as error:
+            # Not the one that it spoke of: it lies, or another one wrote at the same time, who is banned by now.
             order.tries += 1
+            self._strikes[name] += 1
             shared.spoil(rule)
             LOG.warning("%s: what %s left in the store is of no use: %s", rule.out, name, error)
+            if self._strikes[name] >= _STRIKES:
+                self._set_aside(name, "what it leaves in the store is of no use")
             return None
         except LiedError as error:
             shared.spoil(rule)
-            shared.lied(shared.stores[0].ref if found else maker, f"{rule.out}: {error}")
-            self._set_aside(name, "it lied")
+            if not found:
+                shared.lied(maker, f"{rule.out}: {error}")
+                self._set_aside(name, "it lied")
+                # It may be at any of these, and leave a lie for others to find.
+                for other in self._flying.values():
+                    shared.spoil(other.rule)
+            elif any(ref.startswith(WORKER) for ref in shared.distrusted):
+                order.tries += 1
+            else:
+                shared.lied(shared.stores[0].ref, f"{rule.out}: {error}")
             return None
         if entry is None:
             self._set_aside(name, f"what it compiled is not in {shared.stores[0].ref}: its --kernel-store is another")
-            return None
-        said = answer.get("sha256", entry.sha256)
-        if not found and said != entry.sha256:
-            # Another one that compiled it at the same time may have stored it first; then both must be alike.
-            shared.spoil(rule)
-            shared.lied(maker, f"{rule.out}: it said SHA-256 {said}, and left {entry.sha256}")
-            self._set_aside(name, "it lied")
             return None
         return {
             **self._outcome(rule, answer, origin=entry.origin),

@@ -177,14 +177,16 @@ class SharedResults:
             LOG.warning("%s is not asked any more: %s", store.ref, error.what)
             self._stores.remove(store)
 
-    def receive(self, rule: Rule, out: Path, origin: str) -> Entry | None:
+    def receive(self, rule: Rule, out: Path, origin: str, said: str) -> Entry | None:
         """Bring what a machine that works for this campaign left in the first store; None where it is not there.
 
         Args:
             origin: of the entry: that machine, or the store where the machine found it there.
+            said: SHA-256 of the object, as that machine said.
 
         Raises:
-            DamagedError, UnsignedError, LiedError: it is there, and of no use.
+            DamagedError, UnsignedError: it is there, and of no use; or it is another one, perhaps of another machine.
+            LiedError: it is the one that was said, and of no use.
             ToolchainError: the store does not answer, or the disk is full.
         """
         name, store = self.name(rule), self._stores[0]
@@ -192,6 +194,8 @@ class SharedResults:
             if found == name:
                 if record is None:
                     raise DamagedError("it cannot be read")
+                if hashlib.sha256(record.partition(b"\n")[2]).hexdigest() != said:
+                    raise DamagedError(f"its SHA-256 is not {said}")
                 entry = self._taken(origin, rule, record, out)
                 if origin == store.ref:
                     self.counts.taken += 1

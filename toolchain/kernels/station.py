@@ -6,6 +6,7 @@ would have another name is refused.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import logging
@@ -209,8 +210,10 @@ class Station:
         folder = f"order-{next(self._serial)}"
         out = self._bench.out / folder
         try:
-            if not anew and (found := self._found(name, inputs)) is not None:
-                return self._answer(DONE, found=True, seconds=found.seconds)
+            found, useless = (None, True) if anew else self._found(name, inputs)
+            if found is not None:
+                digest = hashlib.sha256(found.code).hexdigest()
+                return self._answer(DONE, found=True, seconds=found.seconds, sha256=digest)
             tree, seen = self._bench.seen
             # Its id is one of ours: two campaigns may want the same rule of other sources.
             task = {**replace(rule, out=f"{folder}/kernel.hsaco").task(tree, seen), "id": f"{rule.id} {folder}"}
@@ -231,7 +234,7 @@ class Station:
                 seconds=float(outcome["seconds"]),
                 about=self._about(),
             )
-            self._add(Addition(name, rule.target, rule.id, result.seconds, result.record(self._key)), anew=anew)
+            self._add(Addition(name, rule.target, rule.id, result.seconds, result.record(self._key)), replace=useless)
             return self._answer(DONE, **told, found=False, sha256=str(outcome["sha256"]))
         except (ToolchainError, OSError, ValueError, KeyError) as error:
             LOG.warning("%s: %s", rule.out, error)
@@ -239,20 +242,21 @@ class Station:
         finally:
             shutil.rmtree(out, ignore_errors=True)
 
-    def _found(self, name: str, inputs: Mapping[str, Any]) -> Result | None:
+    def _found(self, name: str, inputs: Mapping[str, Any]) -> tuple[Result | None, bool]:
+        """What the store has, and whether it has something of no use."""
         with self._store_lock:
             records = [record for found, record in self._store.fetch([name]) if found == name and record is not None]
         for record in records:
             try:
-                return read_record(record, inputs, self._key)
+                return read_record(record, inputs, self._key), False
             except (DamagedError, LiedError, UnsignedError):
                 continue
-        return None
+        return None, self._store.holds(name)
 
-    def _add(self, addition: Addition, *, anew: bool) -> None:
+    def _add(self, addition: Addition, *, replace: bool) -> None:
         with self._store_lock:
-            # What is there is of no use, or it would have been found.
-            self._store.add(addition, replace=anew or self._store.holds(addition.name))
+            # What came there meanwhile stays: this machine may be late with an order that others carried out.
+            self._store.add(addition, replace=replace)
             self._store.flush()
 
     def _about(self) -> dict[str, Any]:
