@@ -130,7 +130,9 @@ def test_a_store_that_lies_is_found(
     assert files == local[0]
 
 
-@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings(
+    "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning", "ignore::UserWarning"
+)
 def test_two_workers_of_a_scheduler_make_what_one_machine_makes(
     local: tuple[Files, CampaignResult], python: str, tmp_path: Path
 ) -> None:

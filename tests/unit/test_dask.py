@@ -37,8 +37,10 @@ from toolchain.kernels.store import FolderStore, read_record
 TOP = Path(__file__).resolve().parents[2]
 pytestmark = [
     pytest.mark.timeout(300),
-    # Dask leaves sockets to the garbage collector when a scheduler goes.
-    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
+    # Dask leaves sockets to the garbage collector when a scheduler goes, and warns of slow machines.
+    pytest.mark.filterwarnings(
+        "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning", "ignore::UserWarning"
+    ),
 ]
 
 
