@@ -112,6 +112,10 @@ for line in sys.stdin:
         del block
     elif kernel == "slow":
         time.sleep(0.3)
+    elif kernel == "waits":
+        (here / "waiting").touch()
+        while not (here / "go").exists():
+            time.sleep(0.05)
     if answer["status"] == "done":
         out = pathlib.Path(task["out"])
         out.parent.mkdir(parents=True, exist_ok=True)

@@ -150,6 +150,17 @@ def kernel_store(text: str) -> str:
     return f"oci:{ref.path.expanduser().absolute()}/" if isinstance(ref, LayoutRef) else str(ref)
 
 
+def scheduler(text: str) -> str:
+    """The address of a Dask scheduler.
+
+    Raises:
+        ConfigError: it is none, or anybody could speak to it.
+    """
+    from toolchain.kernels.dask_link import check_address  # noqa: PLC0415 - most calls name none
+
+    return check_address(text.strip())
+
+
 def recheck(text: str) -> float:
     """The probability with which a result that is taken is compiled here too: `all`, `0.05` or `5%`.
 

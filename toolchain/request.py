@@ -193,6 +193,14 @@ class Request:
             " is used.",
         ),
     )  # fmt: skip
+    scheduler: str | None = field(
+        default=None,
+        metadata=option(
+            "scheduler", metavar="ADDRESS", example="tcp://127.0.0.1:8786", read=reading.scheduler,
+            help="Compile kernels by the workers of a Dask scheduler, at tls://HOST:PORT or a loopback tcp://;"
+            " needs --kernel-store.",
+        ),
+    )  # fmt: skip
     allow_binary: tuple[str, ...] = field(
         default=(),
         metadata=option(

@@ -5,6 +5,7 @@ Needs a Python that has Triton, as test_worker.py does.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import subprocess
@@ -15,9 +16,12 @@ from typing import Any
 
 import pytest
 
+from tests.dask_fixtures import LIMITS, hub, until
 from tests.integration.test_worker import TOP, WORKER, Source, python
 from toolchain.digest import sha256_file
 from toolchain.kernels.campaign import CampaignResult, run_campaign
+from toolchain.kernels.dask_executor import DaskExecutor
+from toolchain.kernels.dask_status import ask
 from toolchain.kernels.executors import LocalExecutor
 from toolchain.kernels.ledger import Ledger, reproducible
 from toolchain.kernels.reached import Reach
@@ -25,6 +29,7 @@ from toolchain.kernels.result_name import Naming
 from toolchain.kernels.rules import RuleSet
 from toolchain.kernels.shards import shard_of
 from toolchain.kernels.shared import SharedResults
+from toolchain.kernels.station import Bench, Station
 from toolchain.kernels.store import Addition, FolderStore, Result, read_record
 
 __all__ = ["python"]  # the fixture
@@ -56,8 +61,13 @@ class Machine(Source):
                 shared=shared,
             )
         shard.finish(shared, result.entries)
+        return self.files(), result
+
+    def files(self) -> Files:
+        """SHA-256 of all that a campaign made, by path."""
+        out = self.root / "out"
         files = sorted(path for path in out.rglob("*") if path.is_file())
-        return {str(path.relative_to(out)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}, result
+        return {str(path.relative_to(out)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 @pytest.fixture(scope="module")
@@ -118,6 +128,37 @@ def test_a_store_that_lies_is_found(
     files, result = machine.share([lying], recheck=1.0)
     assert list(result.shared["lied"]) == [lying.ref]
     assert files == local[0]
+
+
+@pytest.mark.filterwarnings(
+    "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning", "ignore::UserWarning"
+)
+def test_two_workers_of_a_scheduler_make_what_one_machine_makes(
+    local: tuple[Files, CampaignResult], python: str, tmp_path: Path
+) -> None:
+    store = FolderStore(tmp_path / "store")
+    desk = Machine(tmp_path / "desk", python)
+    limits = replace(LIMITS, timeout=300)
+    with contextlib.ExitStack() as stack:
+        scheduler = stack.enter_context(hub())
+        for name in ("one", "two"):
+            machine = Machine(tmp_path / name, python)
+            out = machine.root / "out"
+            out.mkdir()
+            at = Bench(start=machine.worker, naming=machine.naming(), out=out, seen=(str(machine.root), str(out)))
+            station = stack.enter_context(Station(at, store, name=name, slots=1, limits=limits))
+            scheduler.serve(station, tmp_path / f"scratch-{name}")
+        until(lambda: len(ask(scheduler.address)["machines"]) == 2, "workers")
+        shared, rules, out = SharedResults([store], desk.naming()), desk.rules(), desk.root / "out"
+        with (
+            Ledger(desk.root / "ledger.sqlite") as ledger,
+            DaskExecutor(scheduler.address, rules=rules, shared=shared, out=out, limits=limits) as executor,
+        ):
+            result = run_campaign(rules, executor, ledger, out, worker_tree="/", shared=shared, tell=executor.tell)
+    assert desk.files() == local[0]
+    assert reproducible(result.entries) == reproducible(local[1].entries)
+    assert result.about == local[1].about
+    assert {entry.origin for entry in result.entries} == {"worker one", "worker two"}
 
 
 def test_the_scan_finds_every_module_that_python_loads(python: str, tmp_path: Path) -> None:

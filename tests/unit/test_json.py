@@ -19,7 +19,7 @@ from toolchain.errors import ToolchainError
 TOP = Path(__file__).resolve().parents[2]
 SCHEMA = json.loads((TOP / "docs" / "json.schema.json").read_text())
 # These print a line for people; what they write is the result.
-WITHOUT = {"init", "keygen"}
+WITHOUT = {"init", "keygen", "kernels worker"}
 SAME = {"kernels run": "build", "kernels merge": "build"}
 Said = list[tuple[str, str, int, Any]]
 
@@ -68,6 +68,9 @@ def test_every_key_that_is_documented_is_seen(said: Said) -> None:
     seen = set().union(*(_keys(value) for *_, value in said))
     # What differs between two builds, and what came from elsewhere, has tests of its own.
     rare = {"offset", "first", "second", "member", "taken_from", "annotations"}
+    # A scheduler is in test_dask.py.
+    status = SCHEMA["$defs"]["kernels status"]["properties"]
+    rare |= ({"worker", "machines"} | _documented(status["machines"])) - seen
     documented = set().union(*(_documented(shape) for shape in SCHEMA["$defs"].values()))
     assert documented - seen == rare
 

@@ -1,4 +1,4 @@
-"""`build`, `kernels run` and `kernels merge`: make what is not here yet."""
+"""`build`, `kernels run`, `kernels merge` and `kernels worker`: make what is not here yet."""
 
 from __future__ import annotations
 
@@ -43,6 +43,11 @@ ArchiveOpt = Annotated[
     Path | None, typer.Option("--archive", help="Also write plain files into this folder: archives and wheels.")
 ]
 MERGED = ("kernels", "aotriton")
+AddressArg = Annotated[str, typer.Argument(help="Of the scheduler: tls://HOST:PORT, or a loopback tcp://.")]
+WorkedArg = Annotated[
+    str, typer.Argument(help="kernels or aotriton.", show_default="kernels", autocompletion=lambda: MERGED)
+]
+NameOpt = Annotated[str, typer.Option("--name", help="What campaigns call this machine. \\[default: its host name]")]
 MergeArg = Annotated[str, typer.Argument(help="kernels or aotriton.", autocompletion=lambda: MERGED)]
 ShardsArg = Annotated[list[str], typer.Argument(help="The kernel stores that the shards wrote to.")]
 
@@ -65,6 +70,7 @@ def build(
 
         check_folder(stage, archive)
     request = replace(request, kernel_key=chosen(public_key, former_key))
+    _require_scheduler_store(request)
     built = build_stages(request, stage, command=_command(), reuse=reuse)
     if archive is not None:
         _archive(request, built, archive, reuse)
@@ -81,12 +87,13 @@ def kernels_run(
 ) -> None:
     """Compile the FlashAttention kernels inside the Triton image."""
     request = replace(request, kernel_key=chosen(public_key, former_key))
+    _require_scheduler_store(request)
     built = build_stages(request, "kernels", command=_command())
     _show(built, request.json)
     _tell_known_bad(built)
 
 
-@with_request("shard", "kernel_store")
+@with_request("shard", "kernel_store", "scheduler")
 def kernels_merge(
     stage: MergeArg,
     shards: ShardsArg,
@@ -107,6 +114,46 @@ def kernels_merge(
     built = build_stages(request, stage, command=_command())
     _show(built, request.json)
     _tell_known_bad(built)
+
+
+@with_request("contract", "json", "keep_going", "limit", "recheck", "scheduler", "select", "shard")
+def kernels_worker(
+    address: AddressArg,
+    stage: WorkedArg = "kernels",
+    name: NameOpt = "",
+    reuse_from: ReuseOpt = None,
+    reuse_only: ReuseOnlyOpt = False,
+    public_key: PublicKeyOpt = None,
+    former_key: FormerKeyOpt = None,
+    *,
+    request: Request,
+) -> None:
+    """Compile kernels for campaigns with `--scheduler ADDRESS`, until you interrupt it. Makes the Triton image first.
+
+    Give the options of the campaign. A campaign refuses a worker with another Triton, other sources or other limits.
+    """
+    if stage not in MERGED:
+        raise ConfigError(f"{stage!r} has no kernels", fix=f"name one of {', '.join(MERGED)}")
+    reuse = _reuse(reuse_from, reuse_only, (public_key, former_key), request.offline)
+    request = replace(request, kernel_key=chosen(public_key, former_key))
+    from toolchain.build.kernel_worker import serve_kernels  # noqa: PLC0415 - only a worker needs it
+
+    serve_kernels(request, stage, address, name=name, command=_command(), reuse=reuse)
+
+
+def _require_scheduler_store(request: Request) -> None:
+    """Insist on what --scheduler needs, before anything long begins."""
+    if request.scheduler is None:
+        return
+    from toolchain.kernels.dask_link import library  # noqa: PLC0415 - most builds have no scheduler
+
+    if request.kernel_store is None:
+        raise ConfigError(
+            f"--scheduler {request.scheduler} needs --kernel-store",
+            why="results travel through it, and not through Dask",
+            fix="give a folder that all machines see",
+        )
+    library()
 
 
 def _reuse(where: str | None, only: bool, keys: tuple[Path | None, Path | None], offline: bool) -> Reuse | None:

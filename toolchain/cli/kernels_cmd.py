@@ -20,10 +20,20 @@ _DRAWN_EVERY, _SAID_EVERY = 1.0, 30.0  # seconds
 _NONE = "no unfinished campaign"
 
 
-def kernels_status(cache: o.CacheOpt = None, watch: WatchOpt = False, json_: o.JsonOpt = False) -> None:
-    """Show each kernel campaign: how far it is, how fast, what its workers are at, what was slow and what failed."""
+def kernels_status(
+    cache: o.CacheOpt = None, scheduler: o.SchedulerOpt = None, watch: WatchOpt = False, json_: o.JsonOpt = False
+) -> None:
+    """Show each kernel campaign: how far it is, how fast, what its workers are at, what was slow and what failed.
+
+    With --scheduler those of a Dask scheduler, and its workers, from anywhere.
+    """
     if watch and json_:
         raise ConfigError("--json is one document, and --watch goes on", fix="leave --watch out, and ask again")
+    if scheduler is not None:
+        if watch:
+            raise ConfigError("--watch looks at this machine", fix="leave --watch out, or --scheduler")
+        _show_scheduler(make_request(scheduler=scheduler).scheduler or "", as_json=json_)
+        return
     work = make_request(cache=cache).cache.work
     if watch:
         _watch(work)
@@ -37,6 +47,19 @@ def kernels_status(cache: o.CacheOpt = None, watch: WatchOpt = False, json_: o.J
         from toolchain.cli.kernels_view import screen  # noqa: PLC0415 - for people
 
         console.text("\n".join(screen(row)))
+
+
+def _show_scheduler(address: str, *, as_json: bool) -> None:
+    from toolchain.kernels.dask_status import ask  # noqa: PLC0415 - Dask
+
+    found = ask(address)
+    if as_json:
+        console.data(found)
+        return
+    from toolchain.cli.kernels_view import machines, screen  # noqa: PLC0415 - for people
+
+    console.text("\n".join(text for row in found["campaigns"] for text in screen(row)) or "no campaign")
+    console.text("\n".join(machines(found["machines"])) or "no worker")
 
 
 def _read(work: Path) -> list[dict[str, Any]]:

@@ -75,5 +75,13 @@ def _of_request(name: str) -> Any:
 # For verbs that are about no build.
 AllowBinaryOpt = Annotated[list[str] | None, _of_request("allow-binary")]
 JsonOpt = Annotated[bool, _of_request("json")]
+SchedulerOpt = Annotated[
+    str | None,
+    typed(
+        next(one.option for one in request_module.options() if one.option.name == "scheduler"),
+        help="Ask this Dask scheduler: tls://HOST:PORT, or a loopback tcp://.",
+        environment=False,
+    ),
+]
 CacheOpt = Annotated[Path | None, _of_request("cache")]
 RunnerOpt = Annotated[str, _of_request("runner")]

@@ -69,6 +69,12 @@ VERBS = (
         "Join what `--shard` runs compiled: ledger, packs and image.",
         engine=True,
     ),
+    Verb(
+        "kernels worker",
+        "toolchain.cli.build_cmd:kernels_worker",
+        "Compile kernels for the campaigns of a Dask scheduler.",
+        engine=True,
+    ),
     Verb("kernels status", "toolchain.cli.kernels_cmd:kernels_status", "Show how many kernels are through."),
     Verb("kernels estimate", "toolchain.cli.estimate_cmd:kernels_estimate", "Reckon hours and cost on many machines."),
     Verb("bundle export", "toolchain.cli.bundle_cmd:bundle_export", "Write all inputs of a build as one OCI artifact."),

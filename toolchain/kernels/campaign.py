@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import shutil
 import statistics
 import time
@@ -18,9 +17,10 @@ from toolchain.errors import KernelError, ResourceError
 from toolchain.kernels.bounds import MemoryBounds
 from toolchain.kernels.codeobject import check_object
 from toolchain.kernels.executors import Executor, Outcome
+from toolchain.kernels.faults import of_machine, of_metadata
 from toolchain.kernels.ledger import DONE, FAILED, TIMEOUT, Entry, Ledger, reproducible
 from toolchain.kernels.rules import Rule, RuleSet, Tasks, in_order
-from toolchain.kernels.shared import AGAIN, SharedResults, again
+from toolchain.kernels.shared import AGAIN, WORKER, SharedResults, again
 from toolchain.kernels.status import STATUS, Board
 from toolchain.kernels.summary import summary
 
@@ -28,14 +28,6 @@ REPORT = "report.json"
 # What AOTriton's loader and packers read for a kernel that is known not to compile, beside an empty object.
 KNOWN_BAD = {FAILED: "ExitWithError", TIMEOUT: "Timeout"}
 LISTED = 20
-# What a worker says, or how it ends, when the machine is at fault and not the kernel.
-_OF_THE_MACHINE = re.compile(
-    r"No space left on device|Disk quota exceeded|Cannot allocate memory|Read-only file system|Input/output error"
-    r"|Too many open files|\bMemoryError\b|std::bad_alloc|LLVM ERROR: out of memory"
-    r"|^the worker was ended by SIG(?:KILL|TERM|INT|HUP)\b"
-)
-# With less than this free a compiler fails in ways that do not name the disk.
-_LEAST_FREE = 32_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +119,8 @@ def run_campaign(
     command: str = "",
     bounds: MemoryBounds | None = None,
     shared: SharedResults | None = None,
+    checker: Executor | None = None,
+    tell: Callable[[dict[str, Any]], None] | None = None,
 ) -> CampaignResult:
     """Compile what is not there yet, check every object, write the report.
 
@@ -143,6 +137,8 @@ def run_campaign(
         command: what was called, for those who are told how to go on.
         bounds: those of the executor's workers, for those who look.
         shared: where results may be that others compiled, and where these go.
+        checker: compiles again what is not believed; the executor itself, unless others compile for it.
+        tell: see `Board`.
 
     Raises:
         KernelError: rules failed or timed out and `keep_going` is not set, or no worker came up.
@@ -157,11 +153,11 @@ def run_campaign(
     earlier: list[Rule] = []
     out.mkdir(parents=True, exist_ok=True)
     place, began = ledger.path.with_name(STATUS), time.monotonic()
-    with Board(place, wanted, workers=executor.workers, bounds=bounds, command=command) as board:
+    with Board(place, wanted, workers=executor.workers, bounds=bounds, command=command, tell=tell) as board:
         for rule in wanted:
             entry = ledger.get(rule.id)
-            if shared is not None and shared.is_distrusted(entry):
-                ledger.forget(rule.id)
+            if shared is not None and entry is not None and shared.is_distrusted(entry):
+                _forget(ledger, shared, rule, entry)
                 todo[rule.id] = rule
             elif entry is not None and _finished(entry, rule, out):
                 board.count(entry, reused=True)
@@ -169,7 +165,9 @@ def run_campaign(
             else:
                 todo[rule.id] = rule
         seen = (worker_tree, worker_out or str(out))
-        _Run(wanted, todo, executor, ledger, out, seen, on_count, board).to_the_end(shared, earlier)
+        _Run(wanted, todo, executor, checker or executor, ledger, out, seen, on_count, board).to_the_end(
+            shared, earlier
+        )
         result = CampaignResult(
             entries=ledger.entries(wanted),
             skipped=len(earlier),
@@ -217,6 +215,7 @@ class _Run:
     wanted: Sequence[Rule]
     todo: dict[str, Rule]
     executor: Executor
+    checker: Executor
     ledger: Ledger
     out: Path
     seen: tuple[str, str]
@@ -234,10 +233,13 @@ class _Run:
             self.compile_rest()
             return
         self.take(shared)
-        # Once more where the workers show that a store named another compiler.
-        for _ in range(2):
-            self.compile_rest(shared)
+        # Once more where the workers show that a store named another compiler, or one of them lied.
+        while True:
+            made = self.compile_rest(shared)
+            self.check(shared, made)
             self.forget_distrusted(shared)
+            if not self.todo:
+                break
         shared.add_earlier(earlier, {entry.id: entry for entry in self.ledger.entries(earlier)}, self.out)
         shared.flush()
 
@@ -248,57 +250,68 @@ class _Run:
         if self.on_count is not None:
             self.on_count(count, len(self.wanted), label)
 
-    def compile_rest(self, shared: SharedResults | None = None) -> None:
-        """Compile what has no entry."""
-        for rule, entry in self._compiled(dict(self.todo)):
+    def compile_rest(self, shared: SharedResults | None = None) -> list[Entry]:
+        """Compile what has no entry; the entries of what other machines compiled."""
+        elsewhere = []
+        for rule, entry in self._compiled(dict(self.todo), self.executor):
             self.ledger.record(entry)
             self.board.count(entry)
             del self.todo[rule.id]
             if shared is not None and entry.status == DONE:
                 shared.compare_compiler(self.executor.about())
-                shared.add(rule, entry, self.out)
+                if not entry.origin:
+                    shared.add(rule, entry, self.out)
+            if entry.origin:
+                elsewhere.append(entry)
             self.tell(f"{rule.kernel} {rule.target}")
+        return elsewhere
 
-    def _compiled(self, todo: Mapping[str, Rule]) -> Iterator[tuple[Rule, Entry]]:
+    def _compiled(self, todo: Mapping[str, Rule], executor: Executor) -> Iterator[tuple[Rule, Entry]]:
         for rule in todo.values():
             _objects(self.out, rule, unlink=True)
         tasks = Tasks(in_order(todo.values()), *self.seen)
-        with contextlib.closing(self.executor.run(tasks)) as outcomes:
+        with contextlib.closing(executor.run(tasks)) as outcomes:
             for outcome in outcomes:
                 rule = todo[outcome["id"]]
                 entry = _entry(rule, outcome, self.out)
                 if entry.status != DONE:
                     _objects(self.out, rule, unlink=True)
-                    _blame_the_machine(entry, self.out)
+                    if not entry.origin:
+                        _blame_the_machine(entry, self.out)
                 yield rule, entry
 
     def take(self, shared: SharedResults) -> None:
-        """Take what the stores have, compile a sample of it here too, and hold both against each other."""
+        """Take what the stores have, and check a sample of it."""
         for rule in self.todo.values():
             _objects(self.out, rule, unlink=True)
         taken = {}
-        for entry in shared.take(tuple(self.todo.values()), self.out, _fault):
+        for entry in shared.take(tuple(self.todo.values()), self.out):
             self.ledger.record(entry)
             self.board.count(entry, reused=True)
             taken[entry.id] = self.todo.pop(entry.id)
             self.tell(f"{entry.kernel} {entry.target} (from the store)")
-        entries = {entry.id: entry for entry in shared.sample(self.ledger.entries(taken.values()))}
-        try:
-            for rule, made in self._compiled({name: again(taken[name]) for name in entries}):
-                shared.compare(entries[rule.id], made, self.out, rule)
-        finally:
-            shutil.rmtree(self.out / AGAIN, ignore_errors=True)
+        self.check(shared, self.ledger.entries(taken.values()))
         self.forget_distrusted(shared)
         if shared.only:
             self._record_known(shared)
 
+    def check(self, shared: SharedResults, others: Sequence[Entry]) -> None:
+        """Compile a sample of what others made here too, and hold both against each other."""
+        entries = {entry.id: entry for entry in shared.sample(others)}
+        rules = {rule.id: again(rule) for rule in (self.wanted if entries else ()) if rule.id in entries}
+        try:
+            for rule, made in self._compiled(rules, self.checker):
+                shared.compare(entries[rule.id], made, self.out, rule)
+        finally:
+            shutil.rmtree(self.out / AGAIN, ignore_errors=True)
+
     def forget_distrusted(self, shared: SharedResults) -> None:
-        """Compile anew what came from stores that lied."""
+        """Compile anew what came from stores and machines that lied."""
         for rule in self.wanted if shared.distrusted else ():
             entry = self.ledger.get(rule.id)
-            if entry is not None and shared.is_distrusted(entry):
-                self.ledger.forget(rule.id)
-                self.board.take_back(entry)
+            if entry is not None and rule.id not in self.todo and shared.is_distrusted(entry):
+                _forget(self.ledger, shared, rule, entry)
+                self.board.take_back(entry, reused=not entry.origin.startswith(WORKER))
                 self.todo[rule.id] = rule
 
     def _record_known(self, shared: SharedResults) -> None:
@@ -321,12 +334,20 @@ class _Run:
             )
 
 
+def _forget(ledger: Ledger, shared: SharedResults, rule: Rule, entry: Entry) -> None:
+    """Make nothing of an entry. What a machine wrote that lied lies in the store too, and the entry says so until
+    another one takes its place: the campaign may be killed before."""
+    if entry.origin.startswith(WORKER):
+        shared.spoil(rule)
+    else:
+        ledger.forget(rule.id)
+
+
 def _blame_the_machine(entry: Entry, out: Path) -> None:
     """Raise where a failure says nothing about the kernel: marked as known bad, it would be missed for ever."""
-    starved = entry.status == FAILED and shutil.disk_usage(out).free < _LEAST_FREE
-    if starved or (entry.status == FAILED and _OF_THE_MACHINE.search(entry.reason)):
+    if entry.status == FAILED and (what := of_machine(entry.reason, out)):
         raise ResourceError(
-            "the disk is full" if starved else "the machine failed a compile, not the kernel",
+            what,
             why=f"{entry.out}: {_brief(entry.reason)}",
             fix="free disk or memory, or give fewer --jobs, and run it again: it goes on with this kernel",
         )
@@ -337,7 +358,7 @@ def _finished(entry: Entry | None, rule: Rule, out: Path) -> bool:
         return False
     path, beside = _objects(out, rule)
     try:
-        return sha256_file(path) == f"sha256:{entry.sha256}" and not _fault(rule, json.loads(beside.read_bytes()))
+        return sha256_file(path) == f"sha256:{entry.sha256}" and not of_metadata(rule, json.loads(beside.read_bytes()))
     except (OSError, ValueError):
         return False
 
@@ -372,7 +393,7 @@ def _entry(rule: Rule, outcome: Outcome, out: Path) -> Entry:
             check_object(path, rule.target, rule.kernel)
             digest, size = sha256_file(path).removeprefix("sha256:"), path.stat().st_size
             metadata = json.loads(beside.read_text(encoding="utf-8"))
-            reason = _fault(rule, metadata)
+            reason = of_metadata(rule, metadata)
             if digest != outcome.get("sha256"):
                 reason = f"the object's SHA-256 is {digest}, the worker said {outcome.get('sha256')}"
         except KernelError as error:
@@ -391,19 +412,8 @@ def _entry(rule: Rule, outcome: Outcome, out: Path) -> Entry:
         sha256=digest or "" if done else "",
         size=size or 0 if done else 0,
         bitcode=tuple(outcome.get("bitcode", ())) if done else (),
+        origin=str(outcome.get("origin", "")),
     )
-
-
-def _fault(rule: Rule, metadata: Any) -> str:
-    """What keeps the JSON from serving the packers; empty when nothing does."""
-    if not isinstance(metadata, dict):
-        return "the JSON beside the object is no object"
-    numbers = {name: metadata.get(name) for name in ("shared", "num_warps", "warp_size")}
-    if lacking := [name for name, value in numbers.items() if not isinstance(value, int)]:
-        return f"the JSON beside the object lacks {', '.join(lacking)}"
-    if metadata.get("compile_status") != "Complete" or metadata.get("arch") != rule.target:
-        return f"the JSON says {metadata.get('compile_status')} for {metadata.get('arch')}"
-    return ""
 
 
 def _mark_known_bad(out: Path, entry: Entry) -> None:

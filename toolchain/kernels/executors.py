@@ -32,6 +32,7 @@ START_SECONDS = 180.0
 ATTEMPTS = 2
 SHARES = 4
 """Into how many parts at least the tasks of each worker fall: the last ones to work should not work alone for long."""
+RECYCLE = 500
 SLOW_SECONDS = 600.0
 """After so long somebody should hear of a kernel: a compiler in an endless loop looks just like a slow one."""
 
@@ -44,7 +45,9 @@ class Executor(Protocol):
 
         Yields:
             for each task one outcome, `{"id", "status": "done"|"failed"|"timeout", "reason", "seconds", "attempt"}`,
-            and when done also the worker's `"sha256"`, `"size"` and `"bitcode"`. Closing it ends all workers.
+            and when done also the worker's `"sha256"`, `"size"` and `"bitcode"`; when failed perhaps `"log"`, the last
+            lines that the worker wrote. `"origin"` names the machine that compiled it, where it is another one. Closing
+            it ends all workers.
 
         Raises:
             KernelError: no worker comes up at all.
@@ -86,7 +89,7 @@ class LocalExecutor:
         *,
         workers: int,
         timeout: float | None = None,
-        recycle: int = 500,
+        recycle: int = RECYCLE,
         bounds: MemoryBounds | None = None,
         watch: float = EVERY,
     ) -> None:
@@ -99,7 +102,7 @@ class LocalExecutor:
         self.bounds = bounds
         self._watch = watch
         self._about: dict[str, Any] = {}
-        self._crew: _Crew | None = None
+        self._crew: Crew | None = None
 
     def workers(self) -> list[dict[str, Any]]:
         """See `Executor.workers`."""
@@ -116,7 +119,7 @@ class LocalExecutor:
             return
         workers = min(self._workers, len(tasks))
         shares = groups(tasks, most=-(-len(tasks) // (workers * SHARES)))
-        crew = self._crew = _Crew(self._make, shares, timeout=self._timeout, recycle=self._recycle, bounds=self.bounds)
+        crew = self._crew = Crew(self._make, shares, timeout=self._timeout, recycle=self._recycle, bounds=self.bounds)
         watch = Watch(self.bounds, crew.live, every=self._watch)
         watch.start()
         crew.start(workers)
@@ -132,7 +135,7 @@ class LocalExecutor:
             crew.stop()
 
 
-@dataclass
+@dataclass(eq=False)
 class _Hand:
     """The worker that one thread of a crew has now, and the tasks that are next for it."""
 
@@ -140,8 +143,14 @@ class _Hand:
     tasks: deque[Task] = field(default_factory=deque)
 
 
-class _Crew:
-    """The threads of one run, each with a worker of its own."""
+class Crew:
+    """The threads of one run, each with a worker of its own.
+
+    Args:
+        shares: tasks that one worker does in their order; taken by one thread at a time, and may block until there is
+            another one.
+        timeout, recycle, bounds: see `LocalExecutor`.
+    """
 
     def __init__(
         self,
@@ -149,7 +158,7 @@ class _Crew:
         shares: Iterator[list[Task]],
         *,
         timeout: float | None,
-        recycle: int,
+        recycle: int = RECYCLE,
         bounds: MemoryBounds | None,
     ) -> None:
         self.outcomes: queue.Queue[Outcome | BaseException] = queue.Queue()
@@ -160,13 +169,16 @@ class _Crew:
         self._bounds = bounds
         # Made as they are wanted: a task has some kilobytes, and there may be hundreds of thousands.
         self._shares = shares
+        self._taking = threading.Lock()
         self._stopping = threading.Event()
         self._turns = Turns(self._stopping)
         self._lock = threading.Lock()
         self._live: set[Worker] = set()
+        self._idle: list[_Hand] = []
         self._threads: list[threading.Thread] = []
 
     def start(self, count: int) -> None:
+        """Begin with so many at once."""
         for _ in range(count):
             # The thread that starts a worker lives as long as it does: the kernel ends a child whose parent dies
             # when the *thread* that forked it ends.
@@ -190,9 +202,25 @@ class _Crew:
 
     def _next(self, hand: _Hand) -> Task | None:
         with self._lock:
-            if not hand.tasks:
+            if hand.tasks:
+                return hand.tasks.popleft()
+            self._idle.append(hand)
+        try:
+            with self._taking:
                 hand.tasks.extend(next(self._shares, ()))
-            return hand.tasks.popleft() if hand.tasks else None
+        finally:
+            with self._lock:
+                self._idle.remove(hand)
+        return hand.tasks.popleft() if hand.tasks else None
+
+    def _drop_idle(self) -> None:
+        """Have those who wait for a task let go of their memory: somebody needs all of it."""
+        with self._lock:
+            workers = [hand.worker for hand in self._idle if hand.worker is not None]
+            for hand in self._idle:
+                hand.worker = None
+        for worker in workers:
+            self._end(worker)
 
     def _work(self) -> None:
         hand = _Hand()
@@ -215,6 +243,8 @@ class _Crew:
             with self._turns.alone() if alone else self._turns.beside(before_waiting=lambda: self._drop(hand)):
                 if self._stopping.is_set():
                     raise StoppedError
+                if alone:
+                    self._drop_idle()
                 worker = hand.worker = hand.worker or self._begin()
                 started = time.monotonic()
                 try:
@@ -284,6 +314,8 @@ class _Crew:
         if answer.get("id") != task["id"] or answer.get("status") not in ("done", "failed"):
             why = f"the worker answered something else: {json.dumps(answer)[:500]}"
             return _ended(task, "failed", why, started, attempt), False
+        if answer["status"] == "failed":
+            answer["log"] = worker.tail
         return {**answer, "attempt": attempt}, True
 
 

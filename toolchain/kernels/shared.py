@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from toolchain.errors import KernelError, ResourceError, ToolchainError
+from toolchain.kernels.bounds import OVER_MEMORY
 from toolchain.kernels.codeobject import check_object
-from toolchain.kernels.ledger import DONE, Entry
+from toolchain.kernels.faults import of_metadata
+from toolchain.kernels.ledger import DONE, TIMEOUT, Entry
 from toolchain.kernels.result_name import Naming, name_of
 from toolchain.kernels.rules import Rule
 from toolchain.kernels.store import (
@@ -31,9 +33,9 @@ from toolchain.kernels.store import (
 LOG = logging.getLogger(__name__)
 # Where results are compiled again, below the folder of the objects.
 AGAIN = ".again"
+# Begins the origin of what another machine compiled for this campaign; a store's reference is none of these.
+WORKER = "worker "
 _LISTED = 5
-
-Fault = Callable[[Rule, Any], str]
 
 
 @dataclass
@@ -128,27 +130,25 @@ class SharedResults:
             self._inputs[rule.id] = self.naming.inputs(rule)
         return self._inputs[rule.id]
 
-    def take(self, rules: Sequence[Rule], out: Path, fault: Fault) -> Iterator[Entry]:
+    def take(self, rules: Sequence[Rule], out: Path) -> Iterator[Entry]:
         """Bring what the stores have of some rules' results; an entry for each.
 
         Args:
             out: folder of the objects.
-            fault: what keeps a JSON from serving; empty when nothing does.
 
         Raises:
             ToolchainError: with `only`, a store does not answer.
         """
-        left = {self.name(rule): rule for rule in rules}
+        named = {self.name(rule): rule for rule in rules}
+        left = {name: rule for name, rule in named.items() if name not in self._useless}
         for store in tuple(self._stores):
             if left:
-                for entry, name in self._take_from(store, left, out, fault):
+                for entry, name in self._take_from(store, left, out):
                     del left[name]
                     yield entry
         self.counts.absent += len(left)
 
-    def _take_from(
-        self, store: KernelStore, wanted: Mapping[str, Rule], out: Path, fault: Fault
-    ) -> Iterator[tuple[Entry, str]]:
+    def _take_from(self, store: KernelStore, wanted: Mapping[str, Rule], out: Path) -> Iterator[tuple[Entry, str]]:
         try:
             for name, record in store.fetch(wanted.keys()):
                 rule = wanted.get(name)
@@ -157,7 +157,9 @@ class SharedResults:
                 try:
                     if record is None:
                         raise DamagedError("it cannot be read")
-                    yield self._taken(store, rule, record, out, fault), name
+                    entry = self._taken(store.ref, rule, record, out)
+                    self.counts.taken += 1
+                    yield entry, name
                 except DamagedError as error:
                     self.counts.damaged += 1
                     self._useless.add(name)
@@ -175,14 +177,49 @@ class SharedResults:
             LOG.warning("%s is not asked any more: %s", store.ref, error.what)
             self._stores.remove(store)
 
-    def _taken(self, store: KernelStore, rule: Rule, record: bytes, out: Path, fault: Fault) -> Entry:
+    def receive(self, rule: Rule, out: Path, origin: str, said: str) -> Entry | None:
+        """Bring what a machine that works for this campaign left in the first store; None where it is not there.
+
+        Args:
+            origin: of the entry: that machine, or the store where the machine found it there.
+            said: SHA-256 of the object, as that machine said.
+
+        Raises:
+            DamagedError, UnsignedError: it is there, and of no use; or it is another one, perhaps of another machine.
+            LiedError: it is the one that was said, and of no use.
+            ToolchainError: the store does not answer, or the disk is full.
+        """
+        name, store = self.name(rule), self._stores[0]
+        for found, record in store.fetch([name]):
+            if found == name:
+                if record is None:
+                    raise DamagedError("it cannot be read")
+                if hashlib.sha256(record.partition(b"\n")[2]).hexdigest() != said:
+                    raise DamagedError(f"its SHA-256 is not {said}")
+                entry = self._taken(origin, rule, record, out)
+                if origin == store.ref:
+                    self.counts.taken += 1
+                else:
+                    self.counts.added += 1
+                return entry
+        return None
+
+    def spoil(self, rule: Rule) -> None:
+        """Believe nothing that the stores have of a rule: what is compiled next takes its place there."""
+        self._useless.add(self.name(rule))
+
+    def is_spoilt(self, rule: Rule) -> bool:
+        """Whether what the first store has of a rule is worth nothing."""
+        return self.name(rule) in self._useless
+
+    def _taken(self, origin: str, rule: Rule, record: bytes, out: Path) -> Entry:
         result = read_record(record, self._inputs_of(rule), self.key)
         path = out / rule.out
         try:
             metadata = json.loads(result.metadata)
         except ValueError as error:
             raise LiedError(f"the JSON beside the object is none: {error}") from error
-        if why := fault(rule, metadata):
+        if why := of_metadata(rule, metadata):
             raise LiedError(why)
         version, said = str(result.about.get("triton", "")), str(metadata.get("triton_version", ""))
         if version and said and version != said:
@@ -204,7 +241,6 @@ class SharedResults:
             raise LiedError(error.why) from error
         self._useless.discard(name_of(result.inputs))
         self.about = self.about or dict(result.about)
-        self.counts.taken += 1
         return Entry.of(
             rule,
             DONE,
@@ -212,11 +248,11 @@ class SharedResults:
             sha256=hashlib.sha256(result.code).hexdigest(),
             size=len(result.code),
             bitcode=result.bitcode,
-            origin=store.ref,
+            origin=origin,
         )
 
     def lied(self, ref: str, why: str) -> None:
-        """Name a store that lied, and use it no more."""
+        """Name a store, or a machine that works for the campaign, that lied, and use it no more."""
         told = self.counts.lied.setdefault(ref, [])
         told.append(why)
         if len(told) <= _LISTED:
@@ -227,9 +263,13 @@ class SharedResults:
         self._on_lie(ref, why)
 
     def sample(self, entries: Sequence[Entry]) -> list[Entry]:
-        """Those that are compiled here too. Nobody can know which: each is chosen by chance, apart from the others."""
+        """Those that are compiled here too. Nobody can know which: each is chosen by chance, apart from the others.
+
+        Kernels that took too long or too much elsewhere are none of them: that tells of the machine there.
+        """
         chance = random.SystemRandom()
-        return [entry for entry in entries if entry.origin and chance.random() < self._recheck]
+        fair = [one for one in entries if one.status != TIMEOUT and not one.reason.startswith(OVER_MEMORY)]
+        return [entry for entry in fair if entry.origin and chance.random() < self._recheck]
 
     def compare(self, entry: Entry, again: Entry, out: Path, rule: Rule) -> None:
         """Hold what was taken against what was compiled here; a difference is a lie.
@@ -239,6 +279,11 @@ class SharedResults:
             again: what became of the same rule here.
             rule: the rule with its output below `AGAIN`.
         """
+        if entry.status != DONE:
+            if again.status == DONE:
+                said = entry.reason.partition("\n")[0][:200]
+                self.lied(entry.origin, f"{entry.out}: it is said to fail ({said}), and compiles here")
+            return
         if again.status != DONE:
             self.lied(entry.origin, f"{entry.out}: here it {again.status}: {again.reason.splitlines()[0][:200]}")
             return
@@ -260,11 +305,11 @@ class SharedResults:
 
     @property
     def distrusted(self) -> frozenset[str]:
-        """The stores that lied, now or before."""
+        """The stores and machines that lied, now or before."""
         return self._distrusted | self.counts.lied.keys()
 
     def is_distrusted(self, entry: Entry | None) -> bool:
-        """Whether an entry is from a store that lied."""
+        """Whether an entry is from a store or a machine that lied."""
         return entry is not None and entry.origin in self.distrusted
 
     def known_bad(self, rules: Sequence[Rule]) -> Iterator[Entry]:
@@ -276,7 +321,7 @@ class SharedResults:
     def add(self, rule: Rule, entry: Entry, out: Path) -> None:
         """Store a result that was compiled here. What keeps it from being stored is told once, and stops nothing."""
         store, name = self._writes, self.name(rule)
-        if store is None or entry.origin or not self._about_here:
+        if store is None or not self._about_here or (entry.origin and not entry.origin.startswith(WORKER)):
             return
         path = out / entry.out
         result = Result(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import calendar
 import contextlib
 import heapq
 import json
@@ -27,6 +28,8 @@ FORMAT = 1
 RUNNING, ENDED, FAILURES, STOPPED, KILLED = "running", "done", "failed", "stopped", "killed"
 SHOWN = 5  # slowest and bad kernels
 _EVERY, _WATCHED_EVERY = 15.0, 1.0  # seconds between two files, alone and while somebody looks
+_TOLD_EVERY = 2.0
+_SILENT = 60.0  # seconds after which a campaign is gone that told somebody every two
 _PATIENCE = 5.0  # seconds for which somebody looks who has just looked
 _WINDOW = 600.0
 _PROC = Path("/proc")
@@ -59,6 +62,7 @@ class Board:
         workers: see `Executor.workers`.
         command: what was called, to be called again.
         clock: seconds since 1970.
+        tell: called with what the file holds, each time and every 2 s at least.
     """
 
     def __init__(
@@ -70,7 +74,9 @@ class Board:
         bounds: MemoryBounds | None = None,
         command: str = "",
         clock: Callable[[], float] = time.time,
+        tell: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
+        self._tell = tell
         self._path = path
         self._workers = workers
         self._bounds = bounds
@@ -128,12 +134,18 @@ class Board:
                     {"out": entry.out, "status": entry.status, "reason": entry.reason.partition("\n")[0][:200]}
                 )
 
-    def take_back(self, entry: Entry) -> None:
-        """Count a rule as open again that was counted as done: it came from a store that lied."""
+    def take_back(self, entry: Entry, *, reused: bool = True) -> None:
+        """Count a rule as open again that was counted: it came from a store or a machine that lied.
+
+        Args:
+            reused: as it was counted.
+        """
         with self._lock:
             group = self._groups[entry.kernel, entry.target]
-            group.done -= 1
-            group.reused -= 1
+            group.done -= entry.status == DONE
+            group.failed -= entry.status == FAILED
+            group.timed_out -= entry.status not in (DONE, FAILED)
+            group.reused -= reused
             group.seconds -= entry.seconds
 
     def as_json(self) -> dict[str, Any]:
@@ -207,14 +219,18 @@ class Board:
     def _run(self) -> None:
         written = self._clock()
         while not self._stop.wait(_WATCHED_EVERY):
-            if self._clock() - written >= _EVERY or _looked(self._path.with_name(WATCHED)):
+            every = _TOLD_EVERY if self._tell is not None else _EVERY
+            if self._clock() - written >= every or _looked(self._path.with_name(WATCHED)):
                 self._write()
                 written = self._clock()
 
     def _write(self) -> None:
         # Nobody's kernels fail because nobody can be told of them.
+        told = self.as_json()
         with contextlib.suppress(OSError):
-            write_atomically(self._path, canonical(self.as_json()) + b"\n")
+            write_atomically(self._path, canonical(told) + b"\n")
+        if self._tell is not None:
+            self._tell(told)
 
 
 def ask_for_more(folder: Path) -> None:
@@ -251,6 +267,28 @@ def read(folder: Path) -> dict[str, Any]:
     # What was through when the file was written is less than what the ledger has by now.
     del told["format"], told["asked"], told["done"], told["failed"], told["timed_out"]
     return {**named, **told}
+
+
+def told_elsewhere(campaign: str, told: dict[str, Any], *, now: float | None = None) -> dict[str, Any]:
+    """How a campaign on another machine stands by what it told last; a row as `read` gives it.
+
+    Args:
+        told: see `Board.as_json`.
+        now: seconds since 1970.
+    """
+    state = told["state"]
+    age = (time.time() if now is None else now) - calendar.timegm(time.strptime(told["updated"], "%Y-%m-%dT%H:%M:%SZ"))
+    count = sum(int(told[name]) for name in ("done", "failed", "timed_out"))
+    row = {
+        "campaign": campaign,
+        "count": count,
+        **told,
+        "state": KILLED if state == RUNNING and age > _SILENT else state,
+    }
+    if row["state"] != RUNNING:
+        row = {**row, "rate": None, "left_seconds": None, "workers": []}
+    del row["format"]
+    return row
 
 
 def _nothing(standing: Standing) -> dict[str, Any]:

@@ -152,11 +152,11 @@ def read_record(record: bytes, inputs: Mapping[str, Any], key: Key | None = None
     if len(code) != size or hashlib.sha256(code).hexdigest() != digest:
         raise DamagedError(f"its object has {len(code)} bytes and SHA-256 {hashlib.sha256(code).hexdigest()}")
     if dict(result.inputs) != dict(inputs):
-        raise LiedError(_difference(result.inputs, inputs))
+        raise LiedError(difference(result.inputs, inputs))
     return result
 
 
-def _difference(said: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
+def difference(said: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
     words = {
         "triton": "by another Triton",
         "environment": "in another environment",
@@ -249,7 +249,9 @@ class FolderStore:
         try:
             if marker.exists() and json.loads(marker.read_bytes()) != {"format": FORMAT}:
                 raise ConfigError(f"{root} is a kernel store of another format", fix="name another folder")
-            if root.exists() and not marker.exists() and any(root.iterdir()):
+            # Others may be at their first result: its partial name begins with a dot, and the marker comes first.
+            named = root.exists() and any(not path.name.startswith(".") for path in root.iterdir())
+            if named and not marker.exists():
                 raise ConfigError(
                     f"{root} is no kernel store", why="there are other files in it", fix="name an empty or a new folder"
                 )
@@ -328,10 +330,10 @@ class FolderStore:
         """
         partial: Path | None = None
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
             marker = self._root / self._MARKER
             if path != marker and not marker.exists():
                 self._write(marker, canonical({"format": FORMAT}))
+            path.parent.mkdir(parents=True, exist_ok=True)
             # Not named after the process: writers on two machines may have one number.
             descriptor, name = tempfile.mkstemp(prefix=".", suffix=".partial", dir=path.parent)
             partial = Path(name)

@@ -120,6 +120,11 @@ class Worker:
         return self._process.pid
 
     @property
+    def tail(self) -> list[str]:
+        """The last lines that it wrote beside its answers."""
+        return list(self._tail)
+
+    @property
     def over(self) -> OverMemoryError | None:
         """Why it was stopped for its memory, None while it was not."""
         return self._over

@@ -27,9 +27,10 @@ from toolchain.kernels.result_name import Naming
 from toolchain.kernels.rules import Rule, RuleSet
 from toolchain.kernels.shards import shard_of
 from toolchain.kernels.shared import SharedResults
+from toolchain.kernels.station import Bench
 from toolchain.recipe import Mount, digests
-from toolchain.stages.kernel_workers import WORKER_FILES, local_workers, tell
-from toolchain.stages.stage import Workspace
+from toolchain.stages.kernel_workers import WORKER_FILES, compiling, tell
+from toolchain.stages.stage import Built, Workspace
 from toolchain.stages.triton_wheel import SITE
 
 # Where the recipe's build keeps these; the generator writes the paths into its plan.
@@ -133,10 +134,43 @@ class KernelImages:
         Raises:
             KernelError: rules failed, and the request does not say to keep going.
         """
-        request, top = self.workspace.request, recipe.root()
+        request, at = self.workspace.request, self.bench()
+        about, known = self.build.with_name("about.json"), self.build.with_name("ledger.sqlite")
+        if not about.is_file():
+            # Killed before it could be told what compiles here: a ledger without that is worth nothing.
+            known.unlink(missing_ok=True)
+
+        with Ledger(known) as ledger, compiling(at, self.workspace, rules.rules, shared) as workers:
+
+            def count(done: int, total: int, label: str) -> None:
+                if not about.is_file() and (told := workers.executor.about()):
+                    write_atomically(about, json.dumps(told, sort_keys=True).encode())
+                self.workspace.on_line(f"@count {done}/{total} {label}")
+
+            result = run_campaign(
+                rules,
+                workers.executor,
+                ledger,
+                self.build,
+                worker_tree=at.seen[0],
+                worker_out=at.seen[1],
+                keep_going=request.keep_going,
+                on_count=count,
+                on_end=tell,
+                command=console.command(),
+                bounds=workers.bounds,
+                shared=shared,
+                checker=workers.checker,
+                tell=workers.tell,
+            )
+        # The same whether something was left to compile or not.
+        return replace(result, about=json.loads(about.read_bytes())) if about.is_file() else result
+
+    def bench(self) -> Bench:
+        """Where the kernels compile: `build` holds the objects."""
         mounts = [
             Mount(self.source, SOURCE, read_only=True),
-            Mount(top / "aotriton", "/recipe/aotriton", read_only=True),
+            Mount(recipe.root() / "aotriton", "/recipe/aotriton", read_only=True),
             Mount(self.build, PLAN, read_only=False),
         ]
         env = {"PYTHONPATH": SITE, "HOME": "/tmp", **ENVIRONMENT}  # noqa: S108 - in the container
@@ -144,34 +178,8 @@ class KernelImages:
         def start() -> AbstractContextManager[Popen[str]]:
             return self.workspace.worker(self.image, ["python3", "/recipe/aotriton/worker.py"], mounts=mounts, env=env)
 
-        executor = local_workers(start, self.workspace)
-        about, known = self.build.with_name("about.json"), self.build.with_name("ledger.sqlite")
-        if not about.is_file():
-            # Killed before it could be told what compiles here: a ledger without that is worth nothing.
-            known.unlink(missing_ok=True)
-
-        def count(done: int, total: int, label: str) -> None:
-            if not about.is_file() and (told := executor.about()):
-                write_atomically(about, json.dumps(told, sort_keys=True).encode())
-            self.workspace.on_line(f"@count {done}/{total} {label}")
-
-        with Ledger(known) as ledger:
-            result = run_campaign(
-                rules,
-                executor,
-                ledger,
-                self.build,
-                worker_tree=SOURCE,
-                worker_out=PLAN,
-                keep_going=request.keep_going,
-                on_count=count,
-                on_end=tell,
-                command=console.command(),
-                bounds=executor.bounds,
-                shared=shared,
-            )
-        # The same whether something was left to compile or not.
-        return replace(result, about=json.loads(about.read_bytes())) if about.is_file() else result
+        name = self.build.parent.name
+        return Bench(start=start, naming=self.naming(), out=self.build, seen=(SOURCE, PLAN), campaign=name)
 
     def naming(self) -> Naming:
         """What names the results: GPUs, and how the library is built, are not among it."""
@@ -262,6 +270,16 @@ class KernelImages:
         )
         answers = {row["id"]: row for row in map(json.loads, done.stdout.strip().splitlines())}
         return compare(chosen, bad, answers)
+
+
+def bench(source: Path, triton: Built, out: Path, workspace: Workspace) -> Bench:
+    """Where the kernels of an AOTriton tree compile.
+
+    Args:
+        out: folder of the objects.
+    """
+    layers = [str(layer["digest"]) for layer in triton.layers]
+    return KernelImages(out, source, workspace.image_to_run(triton), workspace, layers).bench()
 
 
 def require_gpus(gpus: Sequence[str], planned: AbstractSet[str]) -> None:

@@ -1,20 +1,72 @@
-"""The workers of a stage that compiles kernels: as many as cores and memory carry, each held to its share."""
+"""The workers of a stage that compiles kernels: as many as cores and memory carry, or those of a scheduler."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from toolchain import console
 from toolchain.request import Request
 from toolchain.stages.stage import Workspace
 
 if TYPE_CHECKING:
-    from toolchain.kernels.executors import LocalExecutor
+    from toolchain.kernels.bounds import MemoryBounds
+    from toolchain.kernels.executors import Executor, LocalExecutor
+    from toolchain.kernels.rules import Rule
+    from toolchain.kernels.shared import SharedResults
+    from toolchain.kernels.station import Bench, Limits
     from toolchain.kernels.worker_process import MakeWorker
 
 # What runs beside Triton in a worker, below the recipe root: it counts in what a kernel's result depends on.
 WORKER_FILES = ("aotriton/worker.py", "aotriton/shared_stages.py")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workers:
+    """Who compiles for a campaign; the arguments of `run_campaign` of the same names."""
+
+    executor: Executor
+    checker: Executor
+    bounds: MemoryBounds | None
+    tell: Callable[[dict[str, Any]], None] | None
+
+
+@contextlib.contextmanager
+def compiling(
+    bench: Bench, workspace: Workspace, rules: Sequence[Rule], shared: SharedResults | None
+) -> Iterator[Workers]:
+    """Those who compile for a campaign, until the end of the block: workers here, or those of the scheduler.
+
+    Raises:
+        ConfigError, UnreachableError: see `dask_executor`.
+    """
+    here = local_workers(bench.start, workspace)
+    address = workspace.request.scheduler
+    if address is None:
+        yield Workers(executor=here, checker=here, bounds=here.bounds, tell=None)
+        return
+    from toolchain.kernels.dask_executor import DaskExecutor  # noqa: PLC0415 - most builds have no scheduler
+
+    def log(rule: Rule, worker: str, text: str) -> None:
+        with workspace.log.open("a", encoding="utf-8") as stream:
+            stream.write(f"--- {rule.out} did not compile on {worker}; its log ends so:\n{text}\n")
+
+    elsewhere = DaskExecutor(
+        address, rules=rules, shared=shared, out=bench.out, limits=kernel_limits(workspace.request),
+        campaign=bench.campaign, on_log=log,
+    )  # fmt: skip
+    with elsewhere:
+        yield Workers(executor=elsewhere, checker=here, bounds=None, tell=elsewhere.tell)
+
+
+def kernel_limits(request: Request) -> Limits:
+    """What one kernel may take."""
+    from toolchain.kernels.bounds import patience  # noqa: PLC0415 - a plan compiles nothing
+    from toolchain.kernels.station import Limits  # noqa: PLC0415
+
+    return Limits(timeout=patience(request.kernel_timeout), memory=(request.kernel_memory or 0) * 10**6)
 
 
 def local_workers(make: MakeWorker, workspace: Workspace) -> LocalExecutor:

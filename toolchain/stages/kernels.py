@@ -6,8 +6,9 @@ import json
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from subprocess import Popen
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from toolchain import console, recipe
 from toolchain.errors import PolicyError
@@ -18,10 +19,13 @@ from toolchain.sources.resolve import locate
 from toolchain.sources.spec import SourceSpec
 from toolchain.sources.tree import Source, require
 from toolchain.stages.base import base_label
-from toolchain.stages.kernel_workers import WORKER_FILES, limits, local_workers, tell
+from toolchain.stages.kernel_workers import WORKER_FILES, compiling, limits, tell
 from toolchain.stages.prebuilt import take_in
 from toolchain.stages.stage import Built, Planned, Stage, Workspace, common_inputs, image_labels, source_inputs
 from toolchain.stages.triton_wheel import SITE
+
+if TYPE_CHECKING:
+    from toolchain.kernels.station import Bench
 
 DEFAULT_GPUS = ("gfx1100", "gfx942")
 # Where the image holds its code objects.
@@ -71,7 +75,6 @@ class KernelsStage:
     def build(self, planned: Planned, dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
         from toolchain.kernels.campaign import run_campaign  # noqa: PLC0415 - a plan compiles nothing
         from toolchain.kernels.ledger import Ledger  # noqa: PLC0415
-        from toolchain.kernels.result_name import Naming  # noqa: PLC0415
         from toolchain.kernels.rules import load_rules  # noqa: PLC0415
         from toolchain.kernels.shards import shard_of  # noqa: PLC0415
 
@@ -94,42 +97,27 @@ class KernelsStage:
         tree = work / "tree"
         out = tree / PREFIX.lstrip("/")
         out.mkdir(parents=True, exist_ok=True)
-        image = workspace.image_to_run(dependencies["triton"])
-        mounts = [
-            Mount(source.path, "/src/kernels", read_only=True),
-            Mount(top / "aotriton", "/recipe/aotriton", read_only=True),
-            Mount(out, "/out", read_only=False),
-        ]
-        env = {"PYTHONPATH": f"{SITE}:/recipe/aotriton/standin:/src/kernels", "HOME": "/tmp"}  # noqa: S108 - in the container
-        naming = Naming(
-            source.path,
-            triton=[str(layer["digest"]) for layer in dependencies["triton"].layers],
-            recipe=digests(*WORKER_FILES, "aotriton/standin"),
-            environment={"PYTHONPATH": env["PYTHONPATH"]},
-            search=[""],  # as PYTHONPATH has it
-        )
-
-        def start() -> AbstractContextManager[Popen[str]]:
-            return workspace.worker(image, ["python3", "/recipe/aotriton/worker.py"], mounts=mounts, env=env)
-
+        at = bench(source.path, dependencies["triton"], out, workspace, campaign=work.name)
         workspace.step("compile")
-        executor = local_workers(start, workspace)
-        with Ledger(work / "ledger.sqlite") as ledger, workspace.shared_results(naming) as shared:
+        with Ledger(work / "ledger.sqlite") as ledger, workspace.shared_results(at.naming) as shared:
             shard = shard_of(rules, request.shard, shared)
-            result = run_campaign(
-                shard.rules,
-                executor,
-                ledger,
-                out,
-                worker_tree="/src/kernels",
-                worker_out="/out",
-                keep_going=request.keep_going,
-                on_count=lambda done, total, label: workspace.on_line(f"@count {done}/{total} {label}"),
-                on_end=tell,
-                command=console.command(),
-                bounds=executor.bounds,
-                shared=shared,
-            )
+            with compiling(at, workspace, shard.rules.rules, shared) as workers:
+                result = run_campaign(
+                    shard.rules,
+                    workers.executor,
+                    ledger,
+                    out,
+                    worker_tree=at.seen[0],
+                    worker_out=at.seen[1],
+                    keep_going=request.keep_going,
+                    on_count=lambda done, total, label: workspace.on_line(f"@count {done}/{total} {label}"),
+                    on_end=tell,
+                    command=console.command(),
+                    bounds=workers.bounds,
+                    shared=shared,
+                    checker=workers.checker,
+                    tell=workers.tell,
+                )
             shard.finish(shared, result.entries)
         if result.bad:
             told = [planned.partial] if planned.partial else []
@@ -158,6 +146,37 @@ class KernelsStage:
                 more={labels.KERNELS: json.dumps(result.counts(), sort_keys=True)},
             ),
         )
+
+
+def bench(source: Path, triton: Built, out: Path, workspace: Workspace, *, campaign: str = "") -> Bench:
+    """Where the kernels compile.
+
+    Args:
+        source: the sdist's tree.
+        out: folder of the objects.
+    """
+    from toolchain.kernels.result_name import Naming  # noqa: PLC0415 - a plan compiles nothing
+    from toolchain.kernels.station import Bench  # noqa: PLC0415
+
+    top, image = recipe.root(), workspace.image_to_run(triton)
+    mounts = [
+        Mount(source, "/src/kernels", read_only=True),
+        Mount(top / "aotriton", "/recipe/aotriton", read_only=True),
+        Mount(out, "/out", read_only=False),
+    ]
+    env = {"PYTHONPATH": f"{SITE}:/recipe/aotriton/standin:/src/kernels", "HOME": "/tmp"}  # noqa: S108 - in the container
+    naming = Naming(
+        source,
+        triton=[str(layer["digest"]) for layer in triton.layers],
+        recipe=digests(*WORKER_FILES, "aotriton/standin"),
+        environment={"PYTHONPATH": env["PYTHONPATH"]},
+        search=[""],  # as PYTHONPATH has it
+    )
+
+    def start() -> AbstractContextManager[Popen[str]]:
+        return workspace.worker(image, ["python3", "/recipe/aotriton/worker.py"], mounts=mounts, env=env)
+
+    return Bench(start=start, naming=naming, out=out, seen=("/src/kernels", "/out"), campaign=campaign)
 
 
 def of_request(_: Request) -> Stage:

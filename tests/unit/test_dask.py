@@ -1,0 +1,461 @@
+"""A campaign on a Dask scheduler: the same results, and nothing lost or believed by who comes, goes and lies."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+from typer.testing import CliRunner
+
+from tests.dask_fixtures import LAYERS, LIMITS, Hub, Machine, hub, rules_of, until
+from toolchain.cli.app import app
+from toolchain.cli.kernels_view import machines, screen
+from toolchain.errors import ConfigError, KernelError, UnreachableError
+from toolchain.kernels import dask_link
+from toolchain.kernels.campaign import CampaignResult
+from toolchain.kernels.dask_executor import DaskExecutor
+from toolchain.kernels.dask_link import check_address, rule_as_text, rule_of
+from toolchain.kernels.dask_status import ask
+from toolchain.kernels.ledger import reproducible
+from toolchain.kernels.oci_store import OciStore
+from toolchain.kernels.shared import SharedResults
+from toolchain.kernels.station import Limits
+from toolchain.kernels.status import told_elsewhere
+from toolchain.kernels.store import FolderStore, read_record
+
+TOP = Path(__file__).resolve().parents[2]
+pytestmark = [
+    pytest.mark.timeout(300),
+    # Dask leaves sockets to the garbage collector when a scheduler goes, and warns of slow machines.
+    pytest.mark.filterwarnings(
+        "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning", "ignore::UserWarning"
+    ),
+]
+
+
+@pytest.fixture
+def scheduler() -> Iterator[Hub]:
+    with hub() as made:
+        yield made
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> FolderStore:
+    return FolderStore(tmp_path / "store")
+
+
+class InBackground:
+    """A campaign in a thread."""
+
+    def __init__(self, machine: Machine, *arguments: Any, **how: Any) -> None:
+        self.result: CampaignResult | None = None
+        self.error: BaseException | None = None
+
+        def run() -> None:
+            try:
+                self.result = machine.campaign(*arguments, **how)
+            except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+                self.error = error
+
+        self._thread = threading.Thread(target=run, daemon=True)
+        self._thread.start()
+
+    def end(self) -> CampaignResult:
+        self._thread.join(150)
+        if self.error is not None:
+            raise self.error
+        assert self.result is not None, "the campaign goes on and on"
+        return self.result
+
+
+def test_two_workers_make_what_one_machine_makes_and_what_a_store_gives(
+    scheduler: Hub, store: FolderStore, tmp_path: Path
+) -> None:
+    rules = rules_of("one", "two", "three", "fails")
+    alone, first, second, desk, later = (Machine(tmp_path / name) for name in ("alone", "w1", "w2", "desk", "later"))
+    for machine in (alone, first, second):
+        machine.provide(rules)
+    with first.station(store) as one, second.station(store) as two:
+        scheduler.serve(one, tmp_path / "scratch-1")
+        scheduler.serve(two, tmp_path / "scratch-2")
+        until(lambda: len(ask(scheduler.address)["machines"]) == 2, "workers")
+        made = desk.campaign(rules, store, scheduler.address)
+        told = ask(scheduler.address)
+    here = alone.campaign(rules, None)
+    taken = later.campaign(rules[:6], store)
+
+    assert reproducible(made.entries) == reproducible(here.entries)
+    assert reproducible(taken.entries) == reproducible(here.entries[:6])
+    assert desk.files() == alone.files()
+    assert made.about == here.about == {"triton": "0.0"}
+    assert (desk.workers.tries, later.workers.tries) == ([], [])
+    assert sorted(first.workers.tries + second.workers.tries) == sorted(alone.workers.tries), "each once"
+    assert all(one.workers.tries for one in (first, second)), "both had work"
+    assert made.shared["added"] == 6
+    assert {entry.origin for entry in made.entries} == {"worker w1", "worker w2"}
+    assert [kernel for kernel, _, _ in desk.logs] == ["fails", "fails"]
+    assert all("a compiler's chatter" in text for _, _, text in desk.logs)
+
+    schema = json.loads((TOP / "docs" / "json.schema.json").read_bytes())
+    assert list(Draft202012Validator({**schema, "$ref": "#/$defs/kernels status"}).iter_errors(told)) == []
+    (row,) = told["campaigns"]
+    assert (row["campaign"], row["state"], row["count"], row["done"], row["failed"]) == ("desk", "done", 8, 6, 2)
+    assert [one["name"] for one in told["machines"]] == ["w1", "w2"]
+    assert sum(one["compiled"] + one["failed"] for one in told["machines"]) <= 8
+    assert any("8 of 8 through" in line for line in screen(row))
+    assert any(line.startswith("worker w1  tcp://127.0.0.1:") for line in machines(told["machines"]))
+
+
+def test_a_worker_that_dies_costs_what_it_was_at(scheduler: Hub, store: FolderStore, tmp_path: Path) -> None:
+    rules = rules_of("one", "waits", warps=[1])
+    doomed, other, desk = (Machine(tmp_path / name) for name in ("doomed", "other", "desk"))
+    for machine in (doomed, other):
+        machine.provide(rules)
+    (other.workers.folder / "go").touch()
+    program = (
+        "import sys; from pathlib import Path; from tests.dask_fixtures import *; from toolchain.kernels.dask_worker"
+        " import serve\nroot, address, store = sys.argv[1:]\nmachine = Machine.__new__(Machine)\n"
+        "machine.root, machine.layers, machine.limits = Path(root), LAYERS, LIMITS\n"
+        "machine.tree, machine.out = machine.root / 'tree', machine.root / 'out'\n"
+        "machine.workers = FakeWorkers(machine.root / 'workers')\n"
+        "serve(address, machine.station(FolderStore(Path(store))), machine.root / 'scratch')\n"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", program, str(doomed.root), scheduler.address, store.ref],
+        cwd=TOP, start_new_session=True, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        campaign = InBackground(desk, rules, store, scheduler.address)
+        until((doomed.workers.folder / "waiting").exists, "kernel under way")
+        assert doomed.workers.tries == ["one", "waits"]
+        with other.station(store) as station:
+            os.killpg(child.pid, signal.SIGKILL)
+            scheduler.serve(station, tmp_path / "scratch")
+            made = campaign.end()
+    finally:
+        child.kill()
+        child.wait(30)
+    assert made.counts() == {"done": 2, "failed": 0, "timed_out": 0}
+    assert other.workers.tries == ["waits"], "what reached the store is not compiled twice"
+
+
+def test_a_scheduler_that_is_restarted_costs_nothing(scheduler: Hub, store: FolderStore, tmp_path: Path) -> None:
+    rules = rules_of("one", "waits", "two", warps=[1])
+    worker, desk = Machine(tmp_path / "worker"), Machine(tmp_path / "desk")
+    worker.provide(rules)
+    with worker.station(store) as station:
+        scheduler.serve(station, tmp_path / "scratch")
+        campaign = InBackground(desk, rules, store, scheduler.address, patience=120)
+        until((worker.workers.folder / "waiting").exists, "kernel under way")
+        scheduler.stop()
+        time.sleep(1)
+        scheduler.start()
+        (worker.workers.folder / "go").touch()
+        made = campaign.end()
+    assert made.counts() == {"done": 3, "failed": 0, "timed_out": 0}
+    assert worker.workers.tries == ["one", "waits", "two"], "each once, the one under way too"
+
+
+def test_a_campaign_that_is_killed_goes_on(scheduler: Hub, store: FolderStore, tmp_path: Path) -> None:
+    rules = rules_of("one", "waits", "two", warps=[1])
+    worker, killed, desk = (Machine(tmp_path / name) for name in ("worker", "killed", "desk"))
+    worker.provide(rules)
+    with worker.station(store) as station:
+        scheduler.serve(station, tmp_path / "scratch")
+        shared = SharedResults([store], killed.naming)
+        with DaskExecutor(
+            scheduler.address, rules=rules, shared=shared, out=killed.out, limits=LIMITS, patience=60
+        ) as executor:
+            outcomes = executor.run([{"id": rule.id} for rule in rules])
+            assert next(outcomes)["status"] == "done"
+            until((worker.workers.folder / "waiting").exists, "kernel under way")
+            outcomes.close()
+        (worker.workers.folder / "go").touch()
+        made = desk.campaign(rules, store, scheduler.address)
+    assert made.counts()["done"] == 3
+    assert sorted(worker.workers.tries) == ["one", "two", "waits"], "each once"
+
+
+def test_a_worker_with_another_triton_or_other_limits_is_refused_by_name(
+    scheduler: Hub, store: FolderStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rules = rules_of("one", "two", warps=[1])
+    desk, honest = Machine(tmp_path / "desk"), Machine(tmp_path / "honest")
+    other = Machine(tmp_path / "other", layers=("sha256:" + "b" * 64,))
+    hasty = Machine(tmp_path / "hasty", limits=Limits(timeout=5))
+    for machine in (honest, other, hasty):
+        machine.provide(rules)
+    with other.station(store) as wrong, hasty.station(store) as short, honest.station(store) as good:
+        scheduler.serve(wrong, tmp_path / "scratch-1")
+        scheduler.serve(short, tmp_path / "scratch-2")
+        until(lambda: len(ask(scheduler.address)["machines"]) == 2, "workers")
+        with pytest.raises(KernelError, match=r"no worker at .* compiles for this campaign") as found:
+            desk.campaign(rules, store, scheduler.address, patience=0.5)
+        assert "other: it was made by another Triton" in found.value.why
+        assert "hasty: its --kernel-timeout and --kernel-memory are" in found.value.why
+        scheduler.serve(good, tmp_path / "scratch-3")
+        with caplog.at_level(logging.WARNING):
+            made = desk.campaign(rules, store, scheduler.address)
+        rows = {row["name"]: row for row in ask(scheduler.address)["machines"]}
+    assert made.counts()["done"] == 2
+    assert (other.workers.tries, hasty.workers.tries) == ([], [])
+    assert "the worker other is refused: it was made by another Triton" in caplog.text
+    assert rows["other"]["refused_by"] == {"desk": "it was made by another Triton"}
+
+
+def test_a_worker_with_other_sources_gets_one_order_and_is_refused(
+    scheduler: Hub, store: FolderStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rules = rules_of("one", "two", warps=[1])
+    desk, changed, honest = (Machine(tmp_path / name) for name in ("desk", "changed", "honest"))
+    (changed.tree / "kernels.py").write_text("WIDTH = 2\n")
+    for machine in (changed, honest):
+        machine.provide(rules)
+    with changed.station(store) as wrong, honest.station(store) as good:
+        scheduler.serve(wrong, tmp_path / "scratch-1")
+        scheduler.serve(good, tmp_path / "scratch-2")
+        until(lambda: len(ask(scheduler.address)["machines"]) == 2, "workers")
+        with caplog.at_level(logging.WARNING):
+            made = desk.campaign(rules, store, scheduler.address)
+    assert made.counts()["done"] == 2
+    assert changed.workers.tries == []
+    assert "the worker changed is refused: it was made from other sources" in caplog.text
+
+
+@pytest.mark.parametrize("how", ["crude", "consistent", "failing"])
+def test_a_worker_that_lies_is_named_and_what_it_gave_is_made_by_others(
+    scheduler: Hub, store: FolderStore, tmp_path: Path, how: str
+) -> None:
+    rules = rules_of("one", "two", "three", warps=[1])
+    desk, liar, honest = (Machine(tmp_path / name) for name in ("desk", "liar", "honest"))
+    desk.provide(rules)
+    honest.provide(rules)
+    if how == "failing":
+        liar.workers.folder.joinpath("worker.py").write_text(
+            "import json, sys\nprint(json.dumps({'ready': True, 'triton': '0.0'}), flush=True)\n"
+            "for line in sys.stdin:\n"
+            "    open(sys.argv[1] + '/tries', 'a').write('x\\n')\n"
+            "    print(json.dumps({'id': json.loads(line)['id'], 'status': 'failed', 'reason': 'TypeError: no',"
+            " 'seconds': 1}), flush=True)\n"
+        )
+    else:
+        liar.provide(rules, **({"machine": 3} if how == "crude" else {"more": b"x"}))
+    lies: list[tuple[str, str]] = []
+    with liar.station(store) as one, honest.station(store) as two:
+        scheduler.serve(one, tmp_path / "scratch-1")
+        campaign = InBackground(
+            desk, rules, store, scheduler.address,
+            recheck=0.0 if how == "crude" else 1.0, on_lie=lambda *said: lies.append(said),
+        )  # fmt: skip
+        until(lambda: liar.workers.tries, "lie")
+        scheduler.serve(two, tmp_path / "scratch-2")
+        made = campaign.end()
+    assert list(made.shared["lied"]) == ["worker liar"]
+    assert {ref for ref, _ in lies} == {"worker liar"}
+    assert {entry.origin for entry in made.entries} <= {"worker honest", store.ref}
+    assert {entry.status for entry in made.entries} == {"done"}
+    truth = {rule.out: (honest.workers.folder / f"{rule.target}{rule.kernel}").read_bytes() for rule in rules}
+    assert {path: content for path, content in desk.files().items() if path.endswith(".hsaco")} == truth
+    for rule in rules:
+        ((_, record),) = store.fetch([desk.naming.name(rule)])
+        assert record is not None
+        assert read_record(record, desk.naming.inputs(rule)).code == truth[rule.out], "the store has no lie any more"
+
+
+def test_what_a_liar_gave_before_is_not_taken_out_of_the_store_by_the_next_run(
+    scheduler: Hub, store: FolderStore, tmp_path: Path
+) -> None:
+    rules = rules_of("one", "two", warps=[1])
+    desk, liar = Machine(tmp_path / "desk"), Machine(tmp_path / "liar")
+    liar.provide(rules, more=b"x")
+    with liar.station(store) as station:
+        scheduler.serve(station, tmp_path / "scratch")
+        believed = desk.campaign(rules, store, scheduler.address)
+    assert {entry.origin for entry in believed.entries} == {"worker liar"}
+    desk.provide(rules)
+    made = desk.campaign(rules, store, distrusted=["worker liar"])
+    assert (made.skipped, made.shared["taken"], len(desk.workers.tries)) == (0, 0, 2)
+    again = Machine(tmp_path / "again").campaign(rules, store)
+    assert reproducible(again.entries) == reproducible(made.entries), "the store has what was compiled here"
+
+
+def test_a_machine_that_cannot_compile_is_set_aside(
+    scheduler: Hub, store: FolderStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rules = rules_of("one", "two", warps=[1])
+    desk, broken, honest = (Machine(tmp_path / name) for name in ("desk", "broken", "honest"))
+    honest.provide(rules)
+    (broken.workers.folder / "broken").touch()
+    with broken.station(store) as one, honest.station(store) as two:
+        scheduler.serve(one, tmp_path / "scratch-1")
+        scheduler.serve(two, tmp_path / "scratch-2")
+        until(lambda: len(ask(scheduler.address)["machines"]) == 2, "workers")
+        with caplog.at_level(logging.WARNING):
+            made = desk.campaign(rules, store, scheduler.address)
+    assert made.counts() == {"done": 2, "failed": 0, "timed_out": 0}
+    assert "the worker broken is refused: a kernel worker does not start" in caplog.text
+
+
+def test_the_log_of_a_failed_kernel_comes_home(scheduler: Hub, store: FolderStore, tmp_path: Path) -> None:
+    rules = rules_of("dies", warps=[1])
+    desk, worker = Machine(tmp_path / "desk"), Machine(tmp_path / "worker")
+    with worker.station(store) as station:
+        scheduler.serve(station, tmp_path / "scratch")
+        made = desk.campaign(rules, store, scheduler.address)
+    (entry,) = made.failed
+    assert entry.attempt == 2
+    assert "LLVM ERROR: out of registers" in entry.reason
+    ((kernel, name, text),) = desk.logs
+    assert (kernel, name) == ("dies", "worker")
+    assert "LLVM ERROR: out of registers" in text
+
+
+def certificates(folder: Path, name: str) -> dict[str, str]:
+    """An authority and one certificate of it, as Dask's settings name them."""
+    folder.mkdir()
+
+    def openssl(*words: str) -> None:
+        subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)
+
+    new = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]
+    openssl("req", "-x509", *new, "-keyout", "ca.key", "-out", "ca.pem", "-subj", f"/CN={name}")
+    openssl("req", *new, "-keyout", "one.key", "-out", "one.csr", "-subj", "/CN=one")
+    openssl("x509", "-req", "-in", "one.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2",
+            "-out", "one.pem")  # fmt: skip
+    roles = {f"{role}.{part}": str(folder / f"one.{end}") for role in ("client", "worker", "scheduler")
+             for part, end in (("cert", "pem"), ("key", "key"))}  # fmt: skip
+    return {f"distributed.comm.tls.{one}": path for one, path in {"ca-file": str(folder / "ca.pem"), **roles}.items()}
+
+
+def test_tls_with_certificates_of_ones_own(store: FolderStore, tmp_path: Path) -> None:
+    import dask  # noqa: PLC0415
+    import distributed  # noqa: PLC0415
+
+    rules = rules_of("one", warps=[1])
+    desk, worker = Machine(tmp_path / "desk"), Machine(tmp_path / "worker")
+    worker.provide(rules)
+    with dask.config.set(certificates(tmp_path / "ours", "ours")):
+        trust = distributed.Security(require_encryption=True)
+        with hub(trust) as scheduler, worker.station(store) as station:
+            scheduler.serve(station, tmp_path / "scratch")
+            assert scheduler.address.startswith("tls://")
+            assert desk.campaign(rules, store, scheduler.address).counts()["done"] == 1
+            with dask.config.set(certificates(tmp_path / "theirs", "theirs")), pytest.raises(UnreachableError):
+                dask_link.connect(scheduler.address, timeout=2)
+
+
+def test_tls_without_certificates_says_what_is_missing() -> None:
+    with pytest.raises(ConfigError, match="the worker's certificate") as found:
+        dask_link.security("tls://127.0.0.1:8786", "worker")
+    assert "DASK_DISTRIBUTED__COMM__TLS__WORKER__CERT" in found.value.fix
+
+
+@pytest.mark.parametrize(
+    "text", ["tcp://127.0.0.1:8786", "tcp://[::1]:8786", "tcp://localhost:1", "tls://10.0.0.1:8786"]
+)
+def test_an_address_of_a_scheduler(text: str) -> None:
+    assert check_address(text) == text
+
+
+@pytest.mark.parametrize(
+    "text", ["tcp://10.0.0.1:8786", "tcp://scheduler:8786", "tcp://0.0.0.0:8786", "tcp://127.0.0.1.evil.example:1"]
+)
+def test_a_scheduler_that_anybody_could_speak_to_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="not on this machine, and without TLS") as found:
+        check_address(text)
+    assert "pickles" in found.value.why
+    assert "tls://" in found.value.fix
+
+
+@pytest.mark.parametrize(
+    "text", ["", "127.0.0.1:8786", "ucx://127.0.0.1:1", "tcp://127.0.0.1", "tls://h:8786/x", "tcp://:1"]
+)
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="no address of a scheduler"):
+        check_address(text)
+
+
+def test_without_dask_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def absent(name: str) -> Any:
+        raise ImportError(f"No module named {name!r}")
+
+    monkeypatch.setattr(dask_link, "import_module", absent)
+    words = ["build", "kernels", "--cache", str(tmp_path), "--scheduler", "tcp://127.0.0.1:1"]
+    said = CliRunner().invoke(app, [*words, "--kernel-store", str(tmp_path / "store")])
+    assert said.exit_code == 3
+    assert "-m pip install '.[dask]'" in said.output.replace("\n", "")
+    lacking = CliRunner().invoke(app, words)
+    assert lacking.exit_code == 3
+    assert "needs --kernel-store" in lacking.output
+
+
+def test_the_verb_refuses_what_it_cannot_use(tmp_path: Path) -> None:
+    for words, text in (
+        (["tcp://10.0.0.1:8786"], "without TLS"),
+        (["tcp://127.0.0.1:1"], "a worker needs --kernel-store"),
+        (["tcp://127.0.0.1:1", "llvm"], "'llvm' has no kernels"),
+    ):
+        said = CliRunner().invoke(app, ["kernels", "worker", *words, "--cache", str(tmp_path)])
+        assert said.exit_code == 3, said.output
+        assert text in said.output
+
+
+def test_nobody_there_is_told(tmp_path: Path) -> None:
+    said = CliRunner().invoke(app, ["kernels", "status", "--scheduler", "tcp://127.0.0.1:9", "--json"])
+    assert said.exit_code == 18
+    assert json.loads(said.stdout)["what"] == "no scheduler answers at tcp://127.0.0.1:9"
+
+
+def test_a_store_that_packs_or_none_is_refused(store: FolderStore, tmp_path: Path) -> None:
+    desk = Machine(tmp_path / "desk")
+    packs = OciStore.__new__(OciStore)
+    packs.ref = "registry.example/ns"
+    for shared in (None, SharedResults([packs], desk.naming)):
+        with pytest.raises(ConfigError, match="keeps each result apart"):
+            DaskExecutor("tcp://127.0.0.1:1", rules=[], shared=shared, out=desk.out, limits=LIMITS)
+
+
+def test_an_order_travels_as_text() -> None:
+    for rule in rules_of("one"):
+        order = json.loads(rule_as_text(rule, "name", anew=False))
+        assert rule_of(order["rule"]) == rule
+        assert rule_of(order["rule"]).id == rule.id
+
+
+def test_a_station_takes_what_the_store_has_unless_it_shall_not(store: FolderStore, tmp_path: Path) -> None:
+    rule, machine = rules_of("one")[0], Machine(tmp_path / "machine")
+    machine.provide([rule])
+    name = machine.naming.name(rule)
+    with machine.station(store) as station:
+        answers = [station.obey(json.loads(rule_as_text(rule, name, anew=anew))) for anew in (False, False, True)]
+        assert [answer["found"] for answer in answers] == [False, True, False]
+        assert len(machine.workers.tries) == 2
+        other = station.obey(json.loads(rule_as_text(rule, "0" * 64, anew=False)))
+        assert (other["status"], other["inputs"]["triton"]) == ("refused", list(LAYERS))
+        assert station.obey({"rule": {}})["status"] == "refused"
+        assert station.now()["compiled"] == 2
+    assert machine.workers.alive == []
+    assert list(machine.out.iterdir()) == []
+
+
+def test_a_campaign_that_says_nothing_any_more_is_gone() -> None:
+    told: dict[str, Any] = {
+        "format": 1, "state": "running", "updated": "2026-11-22T17:50:00Z", "done": 3, "failed": 1, "timed_out": 0,
+        "rate": 1.0, "left_seconds": 5.0, "workers": [{}], "asked": 9,
+    }  # fmt: skip
+    then = 1795369800.0
+    assert time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(then)) == told["updated"]
+    alive, gone = (told_elsewhere("c", told, now=then + later) for later in (10, 100))
+    assert (alive["state"], alive["count"], alive["rate"]) == ("running", 4, 1.0)
+    assert (gone["state"], gone["workers"], gone["rate"]) == ("killed", [], None)

@@ -1,0 +1,101 @@
+"""A worker of a Dask scheduler on this machine: the Triton image, the kernels' sources, and a station before them."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from toolchain import console
+from toolchain.build.kernel_store import open_store, result_key
+from toolchain.build.prefetch import Prefetch
+from toolchain.build.run import build, plan
+from toolchain.build.workspace import BuildWorkspace
+from toolchain.errors import ConfigError
+from toolchain.request import Request
+from toolchain.stages.kernel_workers import kernel_limits
+from toolchain.stages.stage import Built
+
+if TYPE_CHECKING:
+    from toolchain.build.reuse import Reuse
+    from toolchain.kernels.station import Bench
+
+
+def serve_kernels(
+    request: Request,
+    stage: str,
+    address: str,
+    *,
+    name: str = "",
+    command: Sequence[str] = (),
+    reuse: Reuse | None = None,
+) -> None:
+    """Compile kernels for the campaigns of a scheduler, until somebody interrupts.
+
+    Args:
+        stage: whose kernels: `kernels` or `aotriton`.
+        name: as campaigns see this machine; its host name otherwise.
+        command, reuse: see `build.run.build`.
+
+    Raises:
+        ConfigError: an address or a store that cannot be used, or no Dask.
+        UnreachableError: no scheduler answers for long.
+        ToolchainError: Triton's image cannot be made, or the source not be had.
+    """
+    from toolchain.engine.progress import Progress  # noqa: PLC0415 - as for a build
+    from toolchain.kernels.bounds import MemoryBounds  # noqa: PLC0415
+    from toolchain.kernels.dask_link import check_address, machine_name, security  # noqa: PLC0415
+    from toolchain.kernels.dask_worker import serve  # noqa: PLC0415
+    from toolchain.kernels.oci_store import OciStore  # noqa: PLC0415
+    from toolchain.kernels.station import Station  # noqa: PLC0415
+
+    security(check_address(address), "worker")
+    if request.kernel_store is None:
+        raise ConfigError(
+            "a worker needs --kernel-store", why="its results go there", fix="name the store of the campaign"
+        )
+    triton = {one.planned.name: one for one in build(request, "triton", command=command, reuse=reuse)}["triton"]
+    (planned,) = (row.planned for row in plan(request, stage) if row.planned.name == stage)
+    log = request.cache.logs / f"kernels-worker-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    request.cache.work.mkdir(parents=True, exist_ok=True)
+    workspace = BuildWorkspace(
+        request=request,
+        log=log,
+        progress=Progress("worker"),
+        stage=f"{stage}-worker",
+        prefetch=Prefetch([], cache=request.cache, offline=request.offline, patches=request.patches),
+    )
+    source = workspace.fetch(planned.sources[0])
+    with (
+        tempfile.TemporaryDirectory(dir=request.cache.work, prefix="kernel-worker-") as scratch,
+        open_store(request.kernel_store, request.cache, offline=request.offline) as store,
+    ):
+        if isinstance(store, OciStore):
+            raise ConfigError(
+                f"{store.ref} packs its results, and a campaign waits for each",
+                fix="give a folder as --kernel-store: the one of the campaign",
+            )
+        out = Path(scratch) / "out"
+        out.mkdir()
+        slots, limits = workspace.jobs("kernel"), kernel_limits(request)
+        bounds = MemoryBounds.of(workspace.memory(), slots, limits.memory)
+        at = _bench(stage, source.path, triton, out, workspace)
+        with Station(
+            at, store, name=name or machine_name(), slots=slots, limits=limits, bounds=bounds,
+            key=result_key(request.kernel_key),
+        ) as station:  # fmt: skip
+            console.note(f"worker {station.name}: {slots} kernels at once, for {address}; Ctrl-C ends it")
+            serve(address, station, Path(scratch) / "dask")
+
+
+def _bench(stage: str, source: Path, triton: Built, out: Path, workspace: BuildWorkspace) -> Bench:
+    if stage == "kernels":
+        from toolchain.stages.kernels import bench  # noqa: PLC0415 - one of the two
+
+        return bench(source, triton, out, workspace)
+    from toolchain.stages.aotriton_images import bench as images  # noqa: PLC0415
+
+    return images(source, triton, out, workspace)

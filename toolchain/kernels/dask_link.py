@@ -1,0 +1,174 @@
+"""The way to a Dask scheduler: which addresses may be one, TLS, and the library, which is an extra.
+
+Whoever reaches a scheduler can run any code on it and on its workers: Dask sends pickles. So a scheduler that is not on
+this machine alone must ask for certificates.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import json
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from importlib import import_module
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from toolchain.errors import ConfigError, UnreachableError
+from toolchain.kernels.rules import Rule
+
+FORMAT = 1
+"""Of what goes through Dask: orders, answers, and what workers say of themselves."""
+KEY = "toolchain"
+"""Under which workers say of themselves what they are, and campaigns how far they are."""
+_TLS = {"client": "the campaign's", "worker": "the worker's"}
+
+
+def check_address(text: str) -> str:
+    """The address of a scheduler, if it may be one.
+
+    Raises:
+        ConfigError: it is none, or anybody could speak to it.
+    """
+    example = "e.g. tcp://127.0.0.1:8786, or tls://HOST:8786"
+    try:
+        parts = urlsplit(text)
+        host, port = parts.hostname or "", parts.port
+    except ValueError as error:
+        raise ConfigError(f"{text!r} is no address of a scheduler", why=str(error), fix=example) from error
+    if parts.scheme not in {"tcp", "tls"} or not host or not port or parts.path or parts.query or parts.username:
+        raise ConfigError(f"{text!r} is no address of a scheduler", why="it is tcp://HOST:PORT or tls://…", fix=example)
+    if parts.scheme == "tcp" and not _is_loopback(host):
+        raise ConfigError(
+            f"the scheduler at {text} is not on this machine, and without TLS",
+            why="Dask sends pickles: whoever reaches it can run any code on it and on all workers",
+            fix=f"start it with certificates and give tls://{host}:{port}, or tcp://127.0.0.1:{port} through a tunnel",
+        )
+    return text
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def library() -> Any:
+    """The module `distributed`.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    try:
+        return import_module("distributed")
+    except ImportError as error:
+        raise ConfigError(
+            "a Dask scheduler needs Dask, which is not installed",
+            why=str(error),
+            fix=f"{sys.executable} -m pip install '.[dask]' in a checkout of the tool",
+        ) from error
+
+
+def security(address: str, role: Literal["client", "worker"]) -> Any:
+    """What a client or worker needs to speak to a scheduler; None for one on this machine alone.
+
+    Raises:
+        ConfigError: TLS, and no certificates, or files that cannot be read.
+    """
+    if not address.startswith("tls://"):
+        return None
+    made = library().Security(require_encryption=True)
+    needed = {
+        "tls_ca_file": "DASK_DISTRIBUTED__COMM__TLS__CA_FILE",
+        f"tls_{role}_cert": f"DASK_DISTRIBUTED__COMM__TLS__{role.upper()}__CERT",
+    }
+    if lacking := [variable for name, variable in needed.items() if not getattr(made, name)]:
+        raise ConfigError(
+            f"{address} needs {_TLS[role]} certificate and the authority that signs for all",
+            why=f"not set: {', '.join(lacking)}",
+            fix=f"set {', '.join(needed.values())} (and …__{role.upper()}__KEY) to PEM files, or Dask's own file",
+        )
+    try:
+        made.get_connection_args(role)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"the certificates for {address} cannot be used", why=str(error), fix="name files in PEM"
+        ) from error
+    return made
+
+
+def connect(address: str, *, timeout: float = 10.0) -> Any:
+    """A client of the scheduler; its `close` lets go of it.
+
+    Raises:
+        ConfigError: see `check_address`, `library` and `security`.
+        UnreachableError: no scheduler answers.
+    """
+    check_address(address)
+    distributed = library()
+    trust = security(address, "client")
+    try:
+        return distributed.Client(address, security=trust, timeout=timeout, set_as_default=False, name=KEY)
+    except (OSError, TimeoutError) as error:
+        raise UnreachableError(
+            f"no scheduler answers at {address}",
+            why=str(error) or type(error).__name__,
+            fix="start one: `dask scheduler`, in the same version as here; see docs/tasks/many-machines.md",
+        ) from error
+
+
+def workers_of(info: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Our workers of a scheduler, by address: what they said of themselves, and in `now` what they are at.
+
+    Args:
+        info: what the scheduler says of itself.
+    """
+    found = {}
+    for address, row in info.get("workers", {}).items():
+        said = _read(row.get(KEY))
+        if isinstance(said.get("name"), str):
+            found[str(address)] = {"slots": 1, **said, "now": _read(row.get("metrics", {}).get(KEY))}
+    return found
+
+
+def _read(text: Any) -> dict[str, Any]:
+    # Text, since what is more does not come through Dask as it was: lists become tuples.
+    with contextlib.suppress(TypeError, ValueError):
+        value = json.loads(text)
+        if isinstance(value, dict):
+            return value
+    return {}
+
+
+def machine_name() -> str:
+    """What a worker is called where nobody gave it a name."""
+    return socket.gethostname()
+
+
+def rule_as_text(rule: Rule, name: str, *, anew: bool) -> str:
+    """An order, as it goes to a worker.
+
+    Args:
+        name: of the result.
+        anew: compile it whatever the store has.
+    """
+    content = asdict(rule)
+    del content["_id"]
+    return json.dumps({"format": FORMAT, "name": name, "anew": anew, "rule": content})
+
+
+def rule_of(content: Mapping[str, Any]) -> Rule:
+    """The rule of an order.
+
+    Raises:
+        TypeError, ValueError, KeyError: it is none.
+    """
+    pairs = {name: tuple((str(one), value) for one, value in content[name]) for name in ("signature", "constexprs")}
+    options = tuple((str(name), value) for name, value in content["options"])
+    return Rule(**{**content, **pairs, "options": options})

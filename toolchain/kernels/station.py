@@ -1,0 +1,324 @@
+"""A machine that compiles kernels for campaigns elsewhere: orders come in, results go to the store, answers go back.
+
+It believes no campaign: what it compiles follows from its own sources and its own Triton, and an order whose result
+would have another name is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import logging
+import queue
+import shutil
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from toolchain.digest import sha256_file
+from toolchain.errors import ToolchainError
+from toolchain.kernels.bounds import EVERY, MemoryBounds, Watch
+from toolchain.kernels.dask_link import FORMAT, rule_of
+from toolchain.kernels.executors import Crew, Outcome
+from toolchain.kernels.faults import of_machine
+from toolchain.kernels.ledger import DONE, FAILED
+from toolchain.kernels.result_name import Naming, name_of
+from toolchain.kernels.rules import Rule
+from toolchain.kernels.store import (
+    Addition,
+    DamagedError,
+    KernelStore,
+    Key,
+    LiedError,
+    Result,
+    UnsignedError,
+    read_record,
+)
+from toolchain.kernels.worker_process import MakeWorker, Task
+
+LOG = logging.getLogger(__name__)
+REFUSED, MACHINE = "refused", "machine"
+_PARTS = ("format", "triton", "recipe", "environment")
+
+Answer = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """Where kernels of one kind compile.
+
+    Args:
+        start: starts one compile process.
+        naming: names the results.
+        out: folder of the objects, on this machine.
+        seen: source tree and `out` as the processes see them.
+        campaign: what a campaign on it is called.
+    """
+
+    start: MakeWorker
+    naming: Naming
+    out: Path
+    seen: tuple[str, str]
+    campaign: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What a kernel may take; with other limits other kernels would fail.
+
+    Args:
+        timeout: seconds.
+        memory: bytes; 0 for what the machine has.
+    """
+
+    timeout: float
+    memory: int = 0
+
+
+@dataclass
+class _Crew:
+    """Compile processes, the orders that wait for one, and whoever waits for an order."""
+
+    crew: Crew
+    watch: Watch
+    tasks: queue.Queue[Task | None]
+    waiting: dict[str, Future[Outcome]] = field(default_factory=dict)
+
+
+class Station:
+    """Compiles what it is told, with so many processes at once. Any number of threads may tell it.
+
+    Args:
+        name: as campaigns see it.
+        store: where results go.
+        slots: how many at once.
+        bounds: of the processes' memory.
+        key: signs what is stored; what is found there must be signed by it.
+    """
+
+    def __init__(
+        self,
+        bench: Bench,
+        store: KernelStore,
+        *,
+        name: str,
+        slots: int,
+        limits: Limits,
+        bounds: MemoryBounds | None = None,
+        key: Key | None = None,
+        watch: float = EVERY,
+    ) -> None:
+        self.name = name
+        self.slots = slots
+        self._bench = bench
+        self._store = store
+        self._limits = limits
+        self._bounds = bounds
+        self._key = key
+        self._watch = watch
+        self._lock = threading.Lock()
+        self._store_lock = threading.Lock()
+        self._serial = itertools.count(1)
+        self._crew: _Crew | None = None
+        self._running: dict[str, Future[Answer]] = {}
+        self._counts = {"compiled": 0, "found": 0, "failed": 0, "refused": 0}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def describe(self) -> dict[str, Any]:
+        """What it says of itself to campaigns, which take or refuse it by that."""
+        shared = self._bench.naming.shared
+        return {
+            "format": FORMAT,
+            "name": self.name,
+            "slots": self.slots,
+            "scope": self._bench.naming.scope,
+            "inputs": {name: shared[name] for name in _PARTS},
+            "limits": {"timeout": self._limits.timeout, "memory": self._limits.memory},
+            "store": self._store.ref,
+        }
+
+    def now(self) -> dict[str, Any]:
+        """What it is at: its processes as `Executor.workers` has them, their bounds, and orders counted."""
+        with self._lock:
+            crew, counts = self._crew, dict(self._counts)
+        rows = [] if crew is None else sorted((one.as_json() for one in crew.crew.live()), key=lambda row: row["pid"])
+        bounds = self._bounds
+        return {
+            **counts,
+            "processes": rows,
+            "memory": {
+                "workers": sum(int(row["memory"]) for row in rows),
+                "together": bounds.together if bounds else 0,
+                "share": bounds.share if bounds else 0,
+                "kernel": bounds.kernel if bounds else 0,
+            },
+        }
+
+    def obey(self, order: Mapping[str, Any]) -> Answer:
+        """Carry out an order, see `dask_link.rule_as_text`; JSON-able.
+
+        An order for what is being compiled now waits for that one: a scheduler that was restarted asks again.
+
+        Returns:
+            `{"status", "worker", "reason", "seconds", "attempt", "found", "sha256", "log", "inputs"}`. The status is
+            that of a ledger's entry, or `refused` with this machine's own inputs, or `machine` where the kernel is not
+            to blame. `found`: the store had it.
+        """
+        try:
+            rule = rule_of(order["rule"])
+            name, anew = str(order["name"]), bool(order["anew"])
+            inputs = self._bench.naming.inputs(rule)
+        except (KeyError, TypeError, ValueError, OSError) as error:
+            return self._answer(REFUSED, reason=f"it cannot name the result: {type(error).__name__}: {error}")
+        if name_of(inputs) != name:
+            told = {part: inputs[part] for part in (*_PARTS, "sources")}
+            return self._answer(REFUSED, reason="the result would be another one here", inputs=told)
+        mine: Future[Answer] = Future()
+        with self._lock:
+            running = self._running.setdefault(name, mine)
+        if running is not mine:
+            return running.result()
+        try:
+            mine.set_result(self._made(rule, name, inputs, anew=anew))
+        except BaseException as error:
+            mine.set_exception(error)
+            raise
+        finally:
+            with self._lock:
+                del self._running[name]
+        return mine.result()
+
+    def _answer(self, status: str, **more: Any) -> Answer:
+        counted = "compiled" if status == DONE else FAILED if status != REFUSED else REFUSED
+        with self._lock:
+            self._counts["found" if more.get("found") else counted] += 1
+        return {"status": status, "worker": self.name, "reason": "", "seconds": 0.0, "attempt": 1, **more}
+
+    def _made(self, rule: Rule, name: str, inputs: Mapping[str, Any], *, anew: bool) -> Answer:
+        folder = f"order-{next(self._serial)}"
+        out = self._bench.out / folder
+        try:
+            found, useless = (None, True) if anew else self._found(name, inputs)
+            if found is not None:
+                digest = hashlib.sha256(found.code).hexdigest()
+                return self._answer(DONE, found=True, seconds=found.seconds, sha256=digest)
+            tree, seen = self._bench.seen
+            # Its id is one of ours: two campaigns may want the same rule of other sources.
+            task = {**replace(rule, out=f"{folder}/kernel.hsaco").task(tree, seen), "id": f"{rule.id} {folder}"}
+            outcome = self._compile(task)
+            told = {name: outcome[name] for name in ("reason", "seconds", "attempt")}
+            if outcome["status"] != DONE:
+                wrong = outcome["status"] == FAILED and of_machine(str(outcome["reason"]), self._bench.out)
+                log = "\n".join(outcome.get("log", ()))
+                return self._answer(MACHINE if wrong else outcome["status"], **told, log=log)
+            path = out / "kernel.hsaco"
+            if sha256_file(path) != f"sha256:{outcome['sha256']}":
+                raise OSError(f"{path} is not what the compiler wrote")
+            result = Result(
+                inputs=inputs,
+                code=path.read_bytes(),
+                metadata=path.with_suffix(".json").read_bytes(),
+                bitcode=tuple(outcome["bitcode"]),
+                seconds=float(outcome["seconds"]),
+                about=self._about(),
+            )
+            self._add(Addition(name, rule.target, rule.id, result.seconds, result.record(self._key)), replace=useless)
+            return self._answer(DONE, **told, found=False, sha256=str(outcome["sha256"]))
+        except (ToolchainError, OSError, ValueError, KeyError) as error:
+            LOG.warning("%s: %s", rule.out, error)
+            return self._answer(MACHINE, reason=str(error))
+        finally:
+            shutil.rmtree(out, ignore_errors=True)
+
+    def _found(self, name: str, inputs: Mapping[str, Any]) -> tuple[Result | None, bool]:
+        """What the store has, and whether it has something of no use."""
+        with self._store_lock:
+            records = [record for found, record in self._store.fetch([name]) if found == name and record is not None]
+        for record in records:
+            try:
+                return read_record(record, inputs, self._key), False
+            except (DamagedError, LiedError, UnsignedError):
+                continue
+        return None, self._store.holds(name)
+
+    def _add(self, addition: Addition, *, replace: bool) -> None:
+        with self._store_lock:
+            # What came there meanwhile stays: this machine may be late with an order that others carried out.
+            self._store.add(addition, replace=replace)
+            self._store.flush()
+
+    def _about(self) -> dict[str, Any]:
+        with self._lock:
+            return {} if self._crew is None else dict(self._crew.crew.about)
+
+    def _compile(self, task: Task) -> Outcome:
+        future: Future[Outcome] = Future()
+        with self._lock:
+            crew = self._crew = self._crew or self._begin()
+            crew.waiting[task["id"]] = future
+        crew.tasks.put(task)
+        return future.result()
+
+    def _begin(self) -> _Crew:
+        tasks: queue.Queue[Task | None] = queue.Queue()
+        shares = ([task] for task in iter(tasks.get, None))
+        crew = Crew(self._bench.start, shares, timeout=self._limits.timeout, bounds=self._bounds)
+        watch = Watch(self._bounds, crew.live, every=self._watch)
+        begun = _Crew(crew, watch, tasks)
+        watch.start()
+        crew.start(self.slots)
+        threading.Thread(target=self._hand_out, args=(begun,), name="kernel-station", daemon=True).start()
+        return begun
+
+    def _hand_out(self, crew: _Crew) -> None:
+        while True:
+            outcome = crew.crew.outcomes.get()
+            if isinstance(outcome, BaseException):
+                # A process did not start, or the station closes: the next order finds new ones.
+                self._end(crew, outcome)
+                return
+            with self._lock:
+                future = crew.waiting.pop(outcome["id"], None)
+            if future is not None:
+                future.set_result(outcome)
+
+    def _end(self, crew: _Crew, error: BaseException) -> None:
+        with self._lock:
+            if self._crew is crew:
+                self._crew = None
+            waiting, crew.waiting = list(crew.waiting.values()), {}
+        crew.tasks.put(None)
+        for future in waiting:
+            future.set_exception(error)
+        crew.watch.stop()
+        crew.crew.stop()
+
+    def close(self) -> None:
+        """End all processes, in the middle of a kernel if need be."""
+        with self._lock:
+            crew = self._crew
+        if crew is not None:
+            crew.crew.outcomes.put(ClosedError("the worker ends"))
+            crew.tasks.put(None)
+            crew.crew.stop()
+
+
+class ClosedError(ToolchainError):
+    """The station is closed while it compiles."""
+
+
+def answer_as_text(station: Callable[[], Station], order: str) -> str:
+    """An order and its answer, as they travel."""
+    return json.dumps(station().obey(json.loads(order)))
