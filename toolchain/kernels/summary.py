@@ -47,7 +47,7 @@ def _table(result: CampaignResult) -> list[str]:
     wide = min(max((len(row["kernel"]) for row in rows), default=0), 30)
     lines = [
         f"  {_tail(row['kernel'], wide):{wide}}  {row['gpu']:8} {row['done']:6} done"
-        + "".join(f" {row[key]:5} {name}" for key, name in (("failed", "failed"), ("timed_out", "timed out")) if row[key])
+        + "".join(f" {row[key]:5} {name}" for key, name in (("failed", "failed"), ("timed_out", "late")) if row[key])
         + f"  {row['median_seconds']:6.1f} s"
         for row in rows
     ]
