@@ -31,9 +31,11 @@ The command line wins over the environment, the environment over the file, the f
 one. Its keys are the options without the dashes. Relative paths in it are relative to its folder. In the environment an
 option is `TOOLCHAIN_` and its name in capitals: `--kernel-timeout` is `TOOLCHAIN_KERNEL_TIMEOUT`.
 
-"Set by" says where an option may stand. `verify` takes neither `public-key` nor `allow-binary` from the file, and
-`pins` takes nothing from it. "Recorded" options are part of what is built: records and provenance hold them. "Locked"
-options are kept by `toolchain.lock`. The verbs of builds are `plan`, `fetch`, `lock`, `build`, `publish`,
+"Set by" says where an option may stand. `verify` takes no key and no `allow-binary` from the file: no folder decides
+whom it trusts. `pins` takes nothing from it. `--key` is an older name of `--public-key` where a verb has both; only
+`publish` has a `--key` of its own, the private key. With `--kernel-store` a private key there signs what is added.
+"Recorded" options are part of what is built: records and provenance hold them. "Locked" options are kept by
+`toolchain.lock`. The verbs of builds are `plan`, `fetch`, `lock`, `build`, `publish`,
 `reproduce`, `kernels run` and `bundle export`.
 
 """
@@ -80,6 +82,8 @@ def _row(key: tuple[str, str], names: list[str], parameter: Any, option: Option 
     name = parameter.opts[0].removeprefix("--")
     in_file = option.file if option is not None else name in {one.name for one in OF_VERBS} and names != ["pins"]
     variable = parameter.envvar or (option.variable if option is not None and option.kind == "pairs" else "")
+    if names == ["verify"] and name in {"public-key", "allow-binary"}:
+        in_file = False
     ways = ["command line", *(["environment"] if variable else []), *(["file"] if in_file else [])]
     text = key[1].partition(" \\[env var")[0].replace("|", "\\|")
     kept = {"always": "always", "changed": "when set"}.get(option.lock, "") if option is not None else ""

@@ -84,7 +84,9 @@ def compatibility() -> str:
         _tritons(),
         ("Wheels on the portable layer are new: they were tried with a small stand-in for Triton, and not yet in full."
         " Upstream's `python_requires` decides at build time, and a Python outside of it is refused with 7.\n"),
-        "Two rows more were tried, each on an LLVM that is not the pin:\n",
+        ("`--python` must name the base's own Python too, 3.13 of `debian13`; without it the plan is refused with 7. Where the"
+        " stable ABI is used, from 3.9.0 on, 3.13's wheel is `cp312-abi3` and serves 3.12 and later; 3.11 gets a wheel of its own.\n"),
+        "These were tried too, all but the kernels on an LLVM that is not the pin:\n",
         _others(),
         "## glibc: where a layer is linked and run\n",
         ("A layer or wheel serves systems whose glibc is as new as its floor, or newer. Older ones are refused by the check"
@@ -95,7 +97,10 @@ def compatibility() -> str:
         ("AOTriton's library links the HIP of its base: `debian13` has 5.7.1, whose library is `libamdhip64.so.5`. ROCm 6 and"
         " 7 bring `.so.6` and `.so.7`, so such a library does not load beside them alone. That is **expected** from the names;"
         " nothing was run on a GPU. The packs of kernels hold code objects and know no HIP version. A library for ROCm 6 or 7"
-        " needs [a base of your own](tasks/own-base.md) with that HIP.\n"),
+        " needs [a base of your own](tasks/own-base.md#a-base-with-rocm-6-or-7) with that HIP. Debian's package is 5.7.1; its CMake"
+        " file calls itself 5.7.0, and so do the names of archives.\n"),
+        ("**The library also needs the base's glibc.** It is compiled in the base and not against the floor: one of `debian13`"
+        " is for systems with glibc 2.41. Nobody has tried older ones (Ubuntu 22.04 and 24.04, RHEL 9); expect it not to load there.\n"),
         "## AOTriton releases\n",
         _aotritons(),
         "## Architectures\n",
@@ -171,7 +176,12 @@ def _systems() -> str:
 def _bases() -> str:
     rows = []
     for name, one in load_bases().items():
-        builds = "**tested**" if one.tested else _tested("base", name, "base") or _EXPECTED
+        made = next((row for row in tried() if (row.what, row.of) == ("base", name)), None)
+        # A base that was made and in which nothing was built is no tested one.
+        partly = (
+            f"{made.part}: [figures](measurements.md#{anchor(made.section)}); else {_EXPECTED}" if made else _EXPECTED
+        )
+        builds = "**tested**" if one.tested else partly
         hip = one.tools.get("hip", "")
         aotriton = _tested("aotriton", "30ae96716b3e7a1bf0d7892ce3b8288244f8ebec", name) or (
             _EXPECTED if one.hip else "refused: no HIP with hipStreamGetDevice"
@@ -192,7 +202,9 @@ def _aotritons() -> str:
             rows.append([one.name, f"`{one.triton[:8]}`" if one.triton else "unknown", "unknown", refused(error)])
             continue
         rows.append([one.name, f"`{known.triton[:8]}`", f"`{known.llvm[:8]}` {known.certainty}", _EXPECTED])
-    text = "An *inferred* LLVM is taken with a warning; an *unknown* one is refused, and `--source llvm=` names it instead."
+    text = "An *inferred* LLVM was concluded and not read: it is taken with a warning, and the build stops after the fetch where"
+    text += " the tree pins another. An *unknown* one is refused, unless you name it: `--source llvm=URL@COMMIT` (what"
+    text += " `cmake/llvm-hash.txt` says in the Triton that the release carries)."
     text += " One commit near 0.14 was tried, so the older the release, the less is certain."
     return f"{text} Bases: those with HIP above.\n\n" + table(["AOTriton", "Triton", "LLVM", "on debian13"], rows)
 
@@ -222,7 +234,7 @@ def what_it_takes() -> str:
     """The page of hours, memory and disk."""
     disk = {"base": BASE_DISK, "llvm": FULL_DISK, "triton": TRITON_DISK, "aotriton": AOTRITON_DISK}
     parts = {"distribution": "", "wheel": " (the index's wheel)"}
-    counts = (2, 8, 32)
+    counts = (2, 4, 8, 32)
     rows = []
     for one in costs():
         name = f"`{one.stage}`" + parts.get(one.part, f", `--only {one.part}`" if one.part else "")
@@ -250,6 +262,9 @@ def what_it_takes() -> str:
         "- Disk is what must be free before a stage is begun; a build with less ends at once with"
         " [exit code 9](exit-codes.md). Room of one stage is free again when it is done, so the largest one counts.\n"
         "- The compiler cache lies in it and stays, bounded at 20 GB.\n"
+        "- Memory is what the number of jobs is counted with: 5.4 GB for each link, 1.6 GB for each compile or kernel. It is a"
+        " reserve and no measurement: a worker of flash-attn took 262 MB at most.\n"
+        "- Triton 3.9 and later: add `llvm-codegen` and `codegen`, the stages `llvm-amdgpu` and `codegen-amdgpu`.\n"
 
         "- A whole GPU of AOTriton has 14,485 to 19,187 kernels. With 2.1 s of a core each, 19,001 kernels of gfx942 are 5.5"
         " hours on two cores. That is reckoned from 328 of them, and no whole GPU has been compiled yet.\n"
@@ -258,7 +273,9 @@ def what_it_takes() -> str:
         table(["what", "size"], [
             ["base packages of debian13", "478 MB packed, 1.5 GB on disk"],
             ["the portable floor (sysroot)", "123 MB on disk"],
-            ["LLVM's sources", "hundreds of MB; by git at depth 1"],
+            ["LLVM 22.1.8 of the distribution, `distro:llvm-toolchain-22`", "197 MB"],
+            ["LLVM by git, one commit at depth 1", "hundreds of MB, not measured"],
+            ["a wheel of Triton (`inspect pypi:triton==3.9.0`, `--source triton=pypi:3.9.0`)", "286 MB"],
             ["a bundle of `llvm` for arm64 with its base", "1.8 GB"],
         ]),
     ])  # fmt: skip

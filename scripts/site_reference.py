@@ -71,6 +71,7 @@ def configuration() -> str:
         ("`toolchain init` writes this file, and `toolchain init --gpu gfx942 --stage aotriton` the same with those two lines"
         " in force. It is read from the current folder, or from where `toolchain --config FILE VERB` says.\n"),
         "```toml\n" + render({}, Path()) + "```\n",
+        "`only = \"distribution\"` is the default, and means all of LLVM.\n",
         "## Environment\n",
         ("An option is also `TOOLCHAIN_` and its name in capitals; lists have spaces between their values."
         " [Options](../options.md) says which. These are variables alone:\n"),
@@ -156,9 +157,13 @@ def names() -> str:
             ["`llvm-triton-HASH8-BASE`", "LLVM for one base alone"],
             ["`llvm-triton-tablegen-…`, `llvm-triton-mlir-tblgen-…`, `llvm-triton-support-…`", "parts, by `--only`"],
             ["`triton-HASH8-BASE`", "Triton in an image with the base's Python"],
+            ["`triton-treeHASH8-BASE`, `llvm-triton-treeHASH8`",
+             "of a folder instead of a commit: the first eight digits of its tree's SHA-256"],
             ["`flash-attn-kernels-VERSION-BASE`", "FlashAttention code objects; `-partial-` where not all"],
             ["`aotriton-HASH8-GPUS-BASE`", "AOTriton's library and kernels"],
         ]),
+        ("BASE is the base's name; of an image of your own (`--base oci:mybase`) it is `local-` and the first eight digits of its"
+         " manifest's digest, as in `llvm-triton-f6ded0be-local-0123abcd`. `plan` prints it.\n"),
         ("The layer lies below `/usr/lib64/` and the image's own name without the base, `/usr/lib64/llvm-triton-f6ded0be` for"
         " one. `toolchain inspect REF --use` prints the lines that take it.\n"),
         ("Tags: `latest`, and the first 12 digits of the input digest. Use the digest of the image itself where it must stay"

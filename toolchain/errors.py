@@ -100,8 +100,8 @@ class ResourceError(ToolchainError):
     code = 9
     title = "Resources"
     remedy = (
-        "Free disk (`toolchain cache prune`), name another folder (`--cache`), or give fewer "
-        "`--jobs`. Then run it again: it goes on."
+        "Free disk (`toolchain cache prune`, with `--unfinished` for work that need not go on), name another "
+        "folder (`--cache`), or give fewer `--jobs`. Then run it again: it goes on."
     )
 
 

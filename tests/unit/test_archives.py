@@ -20,7 +20,9 @@ from toolchain.oci.layer import compress, write_layer
 from toolchain.oci.layout import Layout
 from toolchain.publish.files import check_folder, write_archives
 from toolchain.request import Request
+from toolchain.sources.spec import parse_source_spec
 from toolchain.sources.store import Store
+from toolchain.sources.tree import tree_digest
 from toolchain.stages.stage import Built, Planned
 
 SHA1 = "30ae96716b3e7a1bf0d7892ce3b8288244f8ebec"
@@ -215,12 +217,30 @@ def test_a_base_has_no_plain_form(request_: Request, tmp_path: Path) -> None:
 
 
 def test_a_folder_is_tried_before_hours_of_building(tmp_path: Path) -> None:
-    check_folder("llvm", tmp_path / "out with 'quotes'" / "files")
+    check_folder("llvm", tmp_path / "out with 'quotes'" / "files", {})
     assert list((tmp_path / "out with 'quotes'" / "files").iterdir()) == []
     (tmp_path / "file").touch()
     for folder in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/no such folder")):
         with pytest.raises(ConfigError, match="nothing can be written"):
-            check_folder("llvm", folder)
+            check_folder("llvm", folder, {})
     with pytest.raises(ConfigError, match="--archive is for"):
-        check_folder("base", tmp_path / "never")
+        check_folder("base", tmp_path / "never", {})
     assert not (tmp_path / "never").exists()
+
+
+def test_a_folder_in_a_source_is_refused_before_it_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its wheel would be an input of the next build."""
+    tree = tmp_path / "triton"
+    tree.mkdir()
+    (tmp_path / "link").symlink_to(tree)
+    monkeypatch.chdir(tree)
+    before = tree_digest(tree)
+    sources = {"triton": parse_source_spec(str(tree), project="triton")}
+    for folder in (Path("out/files"), tree, tmp_path / "link" / "files"):
+        with pytest.raises(ConfigError, match="lies in the source triton") as caught:
+            check_folder("triton", folder, sources)
+        assert caught.value.fix.endswith("--archive ../files")
+    assert tree_digest(tree) == before
+    check_folder("triton", tmp_path / "triton-files", sources)
+    # LLVM takes the pin of such a checkout and none of its files.
+    check_folder("llvm", Path("out/files"), sources)

@@ -22,7 +22,7 @@ from toolchain.cache import Cache
 from toolchain.catalog.base_ref import parse_base
 from toolchain.catalog.bases import base_recipe
 from toolchain.catalog.pythons import check_range, load_pythons, python_of
-from toolchain.errors import ContractError, LockedError, PinError, UnsupportedError
+from toolchain.errors import ContractError, LockedError, PinError, SourceError, UnsupportedError
 from toolchain.lock import file as lockfile
 from toolchain.oci.reference import LayoutRef
 from toolchain.publish import attestations
@@ -234,6 +234,10 @@ def test_a_bundle_brings_them_and_an_sbom_tells_whose_headers_came_in(tmp_path: 
     assert find(there, after) is not None
     (header,) = attestations._headers_of_python(here, read_record(here, built.input_digest))
     assert (header.name, header.system) == ("libpython3.13-dev", "debian13")
+    here.record(built.input_digest).unlink()
+    with pytest.raises(SourceError, match="not built yet") as caught:
+        export(request, "python", LayoutRef(tmp_path / "bundle"))
+    assert "toolchain build python " in caught.value.fix
 
 
 # What a wheel promises

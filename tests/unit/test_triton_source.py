@@ -82,6 +82,28 @@ def test_a_commit_by_url_brings_its_own_needs(request_: Request) -> None:
         llvm_needs(replace(request_, sources=specs({"triton": f"https://example.org/triton@{'0' * 40}"})))
 
 
+def test_a_commit_that_nobody_knows_is_planned_on_the_llvm_that_is_named(request_: Request) -> None:
+    llvm = f"https://github.com/llvm/llvm-project@{'1' * 40}"
+    by_url = {"triton": f"https://example.org/triton@{'0' * 40}"}
+    newest = llvm_needs(replace(request_, triton="3.8.0"))
+    assert llvm_needs(replace(request_, sources=specs({**by_url, "llvm": llvm}))) == newest
+    assert llvm_needs(replace(request_, triton="0" * 40, sources=specs({"llvm": llvm}))) == newest
+    for asked in (replace(request_, sources=specs(by_url)), replace(request_, triton="0" * 40)):
+        with pytest.raises(UnsupportedError, match="not on record"):
+            llvm_needs(asked)
+
+
+def test_an_aotriton_whose_llvm_nobody_knows_is_planned_on_the_one_that_is_named(request_: Request) -> None:
+    """As the refusal without it says."""
+    asked = replace(request_, aotriton="0.11.1b")
+    with pytest.raises(PinError, match="nobody knows its LLVM") as caught:
+        llvm_source(asked)
+    assert "--source llvm=" in caught.value.fix
+    named = replace(asked, sources=specs({"llvm": f"https://github.com/llvm/llvm-project@{'1' * 40}"}))
+    assert llvm_needs(named).lld
+    assert aotriton_source(named).ref == "98371989e8a23267e284c94e95156a139e4b33c4"
+
+
 def test_names_of_images_take_any_version(request_: Request) -> None:
     source = replace(llvm_source(replace(request_, sources=specs({"llvm": "distro:llvm-toolchain-22"}))), kind="distro")
     assert replace(source, version="22.1.8").short_id == "22.1.8"

@@ -163,6 +163,22 @@ def test_unfinished_work_goes_but_the_compiler_cache_stays(cache: Cache) -> None
     assert not list(cache.root.rglob("*.deleted"))
 
 
+def test_the_tree_of_a_build_that_failed_today_goes_on_demand(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("work/buildah-cache/toolchain-llvm-tree-1", "work/campaign-1", "work/buildah-cache/toolchain-ccache")
+    for name in names:
+        (cache.root / name).mkdir(parents=True)
+        (cache.root / name / "file").write_text("x" * 5000)
+    monkeypatch.setenv("TOOLCHAIN_CACHE", str(cache.root))
+    run = CliRunner().invoke
+    assert run(app, ["cache", "prune", "--unused-for", "365"]).exit_code == 0
+    assert all((cache.root / name).is_dir() for name in names)
+    dry = json.loads(run(app, ["cache", "prune", "--unused-for", "365", "--unfinished", "--dry-run", "--json"]).stdout)
+    assert {row["name"] for row in dry["items"]} == {"toolchain-llvm-tree-1", "campaign-1"}
+    assert run(app, ["cache", "prune", "--unused-for", "365", "--unfinished"]).exit_code == 0
+    assert [(cache.root / name).is_dir() for name in names] == [False, False, True]
+    assert cache.record(OTHER).exists()
+
+
 def test_a_broken_record_or_image_does_not_stop_it(cache: Cache) -> None:
     (cache.records / ("9" * 64 + ".json")).write_text("{")
     layout = Layout(cache.images)

@@ -83,7 +83,9 @@ def survey(cache: Cache) -> list[Item]:
     return sorted(found, key=lambda one: (KINDS.index(one.kind), -one.used, one.name))
 
 
-def prune(cache: Cache, *, unused_for: float, now: float | None = None, dry: bool = False) -> Pruned:
+def prune(
+    cache: Cache, *, unused_for: float, now: float | None = None, unfinished: bool = False, dry: bool = False
+) -> Pruned:
     """Remove what was not used for `unused_for` seconds, and what killed invocations left for nobody.
 
     The caller sees to it that nobody else is at work.
@@ -92,6 +94,7 @@ def prune(cache: Cache, *, unused_for: float, now: float | None = None, dry: boo
     they were made; of the engine's storage go the images that no finished image here is.
 
     Args:
+        unfinished: unfinished work goes however young it is: trees of builds that failed, ledgers of campaigns.
         dry: only look.
 
     Raises:
@@ -104,7 +107,11 @@ def prune(cache: Cache, *, unused_for: float, now: float | None = None, dry: boo
             fix="name the cache: --cache; `toolchain build` makes one",
         )
     cutoff = (time.time() if now is None else now) - unused_for
-    going = [one for one in survey(cache) if (one.left or one.used < cutoff) and not one.stays]
+
+    def goes(one: Item) -> bool:
+        return one.left or one.used < cutoff or (unfinished and one.kind == "unfinished")
+
+    going = [one for one in survey(cache) if goes(one) and not one.stays]
     if dry:
         return Pruned(tuple(going))
     gone, failed = [], []

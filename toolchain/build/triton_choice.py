@@ -17,6 +17,7 @@ from toolchain.catalog.releases import (
     is_commit,
     is_version,
     near_version,
+    newest_on_one_llvm,
     newest_patch,
     triton_release,
     triton_releases,
@@ -189,7 +190,7 @@ def _by_pin(asked: Asked, pin: LlvmPin) -> Asked:
     versions = [row.version for row in plain if row.llvm == pin.commit]
     commits = [row.commit for row in triton_releases() if row.llvm == pin.commit and not row.version]
     carried = [row.triton for row in aotriton_releases() if row.llvm == pin.commit and row.triton]
-    like = [*carried[:1], *commits[:1], *versions][-1:] or [[row.version for row in plain if not row.codegen][-1]]
+    like = [*carried[:1], *commits[:1], *versions][-1:] or [newest_on_one_llvm()]
     return replace(asked, triton=like[0], sources={**asked.sources, "llvm": of_github(pin.repository, pin.commit)})
 
 

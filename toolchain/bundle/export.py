@@ -158,7 +158,7 @@ def _require_built(base: LockedBase, row: PlanRow) -> None:
         raise SourceError(
             f"{base} is not built yet",
             why="it is made from package mirrors, so a bundle holds the finished one",
-            fix=f"toolchain build base --arch {base.arch}, with the same options",
+            fix=f"toolchain build {base.stage} --arch {base.arch}, with the same options",
         )
 
 

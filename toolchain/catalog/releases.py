@@ -40,6 +40,7 @@ __all__ = [
     "is_commit",
     "is_version",
     "near_version",
+    "newest_on_one_llvm",
     "newest_patch",
     "pytorch_rows",
     "repository_of",
@@ -96,6 +97,11 @@ def newest_patch(version: str) -> TritonRelease:
     if patch is not None or local:
         return row
     return [one for one in _plain(triton_releases()) if one.version.startswith(f"{line}.")][-1]
+
+
+def newest_on_one_llvm() -> str:
+    """The version of the newest release that has no LLVM for a GPU besides its own."""
+    return [row.version for row in _plain(triton_releases()) if not row.codegen][-1]
 
 
 def is_version(text: str) -> bool:

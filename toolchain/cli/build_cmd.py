@@ -68,7 +68,7 @@ def build(
     if archive is not None:
         from toolchain.publish.files import check_folder  # noqa: PLC0415
 
-        check_folder(stage, archive)
+        check_folder(stage, archive, request.sources)
     request = replace(request, kernel_key=chosen(public_key, former_key))
     _require_scheduler_store(request)
     built = build_stages(request, stage, command=_command(), reuse=reuse)

@@ -19,8 +19,13 @@ from toolchain.locks import alone
 if TYPE_CHECKING:
     from toolchain.build.cache_usage import Item
 
-DaysOpt = Annotated[int, typer.Option("--unused-for", metavar="DAYS", min=1, help="What nobody used for so long goes.")]
+DaysOpt = Annotated[
+    int, typer.Option("--unused-for", metavar="DAYS", min=1, help="What nobody used for so many days goes.")
+]
 DryOpt = Annotated[bool, typer.Option("--dry-run", "-n", help="Only say what would go.")]
+UnfinishedOpt = Annotated[
+    bool, typer.Option("--unfinished", help="Unfinished work of any age too: it begins anew, campaigns as well.")
+]
 _SMALL = 10**6
 _DAY = 86400.0
 
@@ -40,7 +45,11 @@ def cache_ls(cache: o.CacheOpt = None, json_: o.JsonOpt = False) -> None:
 
 
 def cache_prune(
-    unused_for: DaysOpt = 30, dry_run: DryOpt = False, cache: o.CacheOpt = None, json_: o.JsonOpt = False
+    unused_for: DaysOpt = 30,
+    unfinished: UnfinishedOpt = False,
+    dry_run: DryOpt = False,
+    cache: o.CacheOpt = None,
+    json_: o.JsonOpt = False,
 ) -> None:
     """Remove images, sources, unfinished work and logs that were not used for long. A build would make them again."""
     from toolchain.build.cache_usage import Pruned, prune  # noqa: PLC0415 - other verbs need none of it
@@ -50,10 +59,10 @@ def cache_prune(
     if not where.root.is_dir():
         done = Pruned()
     elif dry_run:
-        done = prune(where, unused_for=unused_for * _DAY, dry=True)
+        done = prune(where, unused_for=unused_for * _DAY, unfinished=unfinished, dry=True)
     else:
         with alone(where):
-            done = prune(where, unused_for=unused_for * _DAY)
+            done = prune(where, unused_for=unused_for * _DAY, unfinished=unfinished)
     if json_:
         failed = [{"name": name, "why": why} for name, why in done.failed]
         console.data({"cache": str(where.root), "dry_run": dry_run, "bytes": _total(done.gone),

@@ -139,7 +139,7 @@ _HEAD = """\
 # Values for the options of `toolchain`, by `toolchain init`. A line that begins with # is not in force: it shows the
 # default, or an example where there is none. Relative paths are relative to the folder of this file.
 # The command line wins over the environment (TOOLCHAIN_GPU for gpu), that over this file, this over the default.
-# `verify` reads neither `key` nor `allow-binary` from here, and `pins` reads nothing.
+# `verify` reads no key (`key`, `public-key`) and no `allow-binary` from here, and `pins` reads nothing.
 """
 
 

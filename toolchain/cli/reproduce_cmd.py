@@ -21,7 +21,9 @@ from toolchain.request import Request
 
 RefArg = Annotated[
     str | None,
-    typer.Argument(help="oci:DIR:TAG or REGISTRY/NS/NAME[:TAG]; the one built here otherwise.", show_default=False),
+    typer.Argument(
+        help="oci:DIR:TAG or REGISTRY/NS/NAME[:TAG|@DIGEST]; the one built here otherwise.", show_default=False
+    ),
 ]
 _WITHOUT = (*stages.of_packages(), stages.ALL)
 StageOpt = Annotated[str, typer.Option("--stage", help=stages.choice(*_WITHOUT), autocompletion=o.stage(*_WITHOUT))]

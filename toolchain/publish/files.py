@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from toolchain import __version__
@@ -26,6 +26,7 @@ from toolchain.oci.image import platform_of
 from toolchain.oci.layer import compressor_id
 from toolchain.oci.layout import Layout
 from toolchain.request import Request
+from toolchain.sources.spec import SourceSpec
 from toolchain.sources.unpack import unpack_tar
 from toolchain.stages.base import base_label
 from toolchain.stages.stage import Built
@@ -38,14 +39,26 @@ _Write = Callable[[Request, Built, Path], list[Path]]
 _ARCH = {"amd64": "x64"}
 
 
-def check_folder(target: str, folder: Path) -> None:
+def check_folder(target: str, folder: Path, sources: Mapping[str, SourceSpec]) -> None:
     """See before the build that archives can be written after it; makes the folder.
 
+    Args:
+        sources: those of the request, by name.
+
     Raises:
-        ConfigError: `target` has no plain form, or the folder cannot be made or written to.
+        ConfigError: `target` has no plain form; the folder lies in a source, or cannot be made or written to.
     """
     if not any(row.archive and involves(target, row.name) for row in STAGES):
         raise _no_plain_form()
+    counted = {name for row in STAGES if involves(target, row.name) for name in row.sources}
+    for name, spec in sources.items():
+        tree = spec.path if name in counted else None
+        if tree is not None and tree.is_dir() and folder.resolve().is_relative_to(tree.resolve()):
+            raise ConfigError(
+                f"--archive {folder} lies in the source {name}",
+                why=f"all that is in {tree} counts: the next build would take these files in, and build all anew",
+                fix=f"name a folder outside of it: --archive {_beside(tree, folder)}",
+            )
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -53,6 +66,11 @@ def check_folder(target: str, folder: Path) -> None:
     except OSError as error:
         why = str(error.strerror)
         raise ConfigError(f"nothing can be written to --archive {folder}", why=why, fix="name a folder") from error
+
+
+def _beside(tree: Path, folder: Path) -> Path:
+    """A folder outside of a source, called as the one inside it that was named."""
+    return Path(os.path.relpath(tree.resolve().parent / (folder.name or "files")))
 
 
 def write_archives(request: Request, built: list[Built], folder: Path) -> list[Path]:

@@ -116,7 +116,7 @@ def aotriton_source(request: Request) -> Source:
         )
     spec = request.sources.get("aotriton")
     if spec is None and request.aotriton:
-        commit = aotriton_release(request.aotriton).commit
+        commit = aotriton_release(request.aotriton, allow_unknown=True).commit
         if not commit:
             raise PinError(
                 f"the commit of AOTriton {request.aotriton} is not known",

@@ -14,7 +14,14 @@ from toolchain.catalog.costs import step_costs
 from toolchain.catalog.floors import floor_of
 from toolchain.catalog.pin_files import read_pin
 from toolchain.catalog.release_data import require as require_known
-from toolchain.catalog.releases import LlvmPin, aotriton_release, triton_release, triton_releases
+from toolchain.catalog.releases import (
+    LlvmPin,
+    aotriton_release,
+    is_commit,
+    newest_on_one_llvm,
+    triton_release,
+    triton_releases,
+)
 from toolchain.digest import sha256_json
 from toolchain.errors import PinError, PolicyError, UnsupportedError
 from toolchain.oci import labels
@@ -223,7 +230,7 @@ def triton_of(request: Request) -> str | None:
     if request.triton:
         return _by_version(request.triton)
     if request.aotriton:
-        release = aotriton_release(request.aotriton)
+        release = aotriton_release(request.aotriton, allow_unknown="llvm" in request.sources)
         if "triton" not in request.sources:
             require_known(release, "triton")
         return release.triton or None
@@ -270,7 +277,14 @@ def llvm_needs(request: Request) -> LlvmRequirements:
     """Projects and components: by version, and what a checkout of Triton asks for beyond it."""
     checkout = local_triton(request)
     features = features_of(checkout) if checkout is not None else ()
-    return needs_for(triton_of(request), request.arch[0], features=features)
+    triton = triton_of(request)
+    try:
+        return needs_for(triton, request.arch[0], features=features)
+    except UnsupportedError:
+        # Whoever names the LLVM beside a commit that nobody has heard of gets what a pin file of such a one gives.
+        if triton is None or not is_commit(triton.lower()) or "llvm" not in request.sources:
+            raise
+        return needs_for(newest_on_one_llvm(), request.arch[0], features=features)
 
 
 def local_triton(request: Request) -> Path | None:
