@@ -82,7 +82,7 @@ def compatibility() -> str:
         ("A wheel is built for each `--python`. The columns of wheels are those on the portable layer (glibc 2.31); the last"
         " one is bound to the base `debian13`. AMD's compilers are in every one; NVIDIA's need `--allow-binary libdevice`.\n"),
         _tritons(),
-        ("Wheels on the portable layer are new: they were tried with a small stand-in for Triton, and not yet in full."
+        ("Wheels on the portable layer were built for CPython 3.11 and 3.13 of one Triton, on an LLVM that is not its pin."
         " Upstream's `python_requires` decides at build time, and a Python outside of it is refused with 7.\n"),
         ("`--python` must name the base's own Python too, 3.13 of `debian13`; without it the plan is refused with 7. Where the"
         " stable ABI is used, from 3.9.0 on, 3.13's wheel is `cp312-abi3` and serves 3.12 and later; 3.11 gets a wheel of its own.\n"),
