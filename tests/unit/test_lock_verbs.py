@@ -138,9 +138,9 @@ def test_the_lock_of_the_quickstart_is_current(tmp_path: Path) -> None:
     """Without a network and on an empty machine; its base is open, since mirrors move."""
     there = lockfile.read(TOP / lockfile.DEFAULT)
     named = specs({"llvm": "distro:llvm-toolchain-22", "triton": "pypi:3.7.1"})
-    request = Request(cache=Cache(tmp_path / "empty"), sources=named, only="tablegen", glibc=DEFAULT_GLIBC)
+    request = Request(cache=Cache(tmp_path / "empty"), sources=named, only="mlir-tblgen", glibc=DEFAULT_GLIBC)
     now = locking.resolve(request, [row.planned for row in plan(request, "all")], "all")
-    again = "toolchain lock all --source llvm=distro:llvm-toolchain-22 --source triton=pypi:3.7.1 --only tablegen"
+    again = "toolchain lock all --source llvm=distro:llvm-toolchain-22 --source triton=pypi:3.7.1 --only mlir-tblgen"
     assert differences(there, now, whole=True) == [], f"make it again: {again} --open-base"
     assert [one.state for one in there.bases] == ["open", "open"]
     assert {one.name: one.wheel for one in there.sources} == {"flash-attn": False, "llvm": False, "triton": True}
@@ -149,7 +149,7 @@ def test_the_lock_of_the_quickstart_is_current(tmp_path: Path) -> None:
     assert lockfile.render(there) == (TOP / lockfile.DEFAULT).read_bytes()
     options = (TOP / "quickstart").read_text()
     assert "--locked" in options
-    assert "--source llvm=distro:llvm-toolchain-22 --source triton=pypi:3.7.1 --only tablegen" in options
+    assert "--source llvm=distro:llvm-toolchain-22 --source triton=pypi:3.7.1 --only mlir-tblgen" in options
 
 
 def test_a_checkout_is_locked_and_held_to_it(here: Here, checkout: Path, tmp_path: Path) -> None:

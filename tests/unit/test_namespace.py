@@ -101,6 +101,7 @@ def test_the_verbs_that_work_with_containers_say_so() -> None:
         "reproduce",
         "kernels run",
         "kernels merge",
+        "kernels worker",
         "cache prune",
     }
 

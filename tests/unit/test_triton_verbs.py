@@ -32,6 +32,7 @@ VERBS: dict[str, tuple[tuple[str, ...], str]] = {
     "build": (("build", "GOAL"), "toolchain.cli.build_cmd.build_stages"),
     "kernels run": (("kernels", "run"), "toolchain.cli.build_cmd.build_stages"),
     "kernels merge": (("kernels", "merge", "kernels", "store"), "toolchain.cli.build_cmd.build_stages"),
+    "kernels worker": (("kernels", "worker", "tcp://127.0.0.1:1"), "toolchain.build.kernel_worker.serve_kernels"),
     "publish": (("publish", "oci:out", "--stage", "GOAL"), "toolchain.publish.images.deliver"),
     "reproduce": (("reproduce", "--stage", "GOAL"), "toolchain.cli.reproduce_cmd.reproduce"),
     "bundle export": (("bundle", "export", "oci:out", "GOAL"), "toolchain.bundle.export.export"),
@@ -95,7 +96,7 @@ def test_no_verb_that_takes_it_is_left_out() -> None:
         if any("--triton" in parameter.opts for parameter in command.params):
             yield " ".join(words)
 
-    assert set(verbs(typer.main.get_command(app), ())) == {*VERBS, "pins", "init"}
+    assert set(verbs(typer.main.get_command(app), ())) == {*VERBS, "pins", "init", "kernels estimate"}
 
 
 def at(ref: str) -> Callable[[Source], bool]:

@@ -24,7 +24,11 @@ def ask(address: str) -> dict[str, Any]:
         info = client.sync(client.scheduler.identity, n_workers=-1, callback_timeout=30)
         told = client.sync(client.scheduler.get_metadata, keys=[KEY], default={}, callback_timeout=30)
     except Exception as error:
-        raise UnreachableError(f"the scheduler at {address} does not answer", why=str(error)) from error
+        raise UnreachableError(
+            f"the scheduler at {address} does not answer",
+            why=str(error),
+            fix="see that it runs and is no other version of Dask; its campaigns go on when it is there again",
+        ) from error
     finally:
         with contextlib.suppress(Exception):
             client.close(timeout=5)
