@@ -130,16 +130,25 @@ def is_store_folder(text: str) -> bool:
     return not text.startswith("oci:") and not is_host
 
 
+def is_store_url(text: str) -> bool:
+    """Whether `--kernel-store` names a place by a URL."""
+    return re.match(r"[a-z][a-z0-9+.-]*://", text) is not None
+
+
 def kernel_store(text: str) -> str:
-    """Where results of kernels are shared: a folder, made absolute, or a reference.
+    """Where results of kernels are shared: a folder, made absolute, a reference, or a URL.
 
     Raises:
-        ConfigError: neither, or it names one image.
+        ConfigError: none of these, or it names one image.
     """
     from toolchain.oci.reference import LayoutRef, parse  # noqa: PLC0415 - most calls name none
 
     if not text.strip():
-        raise ConfigError("--kernel-store names nothing", fix="give a folder, oci:DIR or REGISTRY/NAME")
+        raise ConfigError(
+            "--kernel-store names nothing", fix="give a folder, oci:DIR, REGISTRY/NAME or s3://BUCKET/NAME"
+        )
+    if is_store_url(text):
+        return _store_url(text)
     if is_store_folder(text):
         return str(Path(text).expanduser().absolute())
     ref = parse(text)
@@ -159,6 +168,22 @@ def scheduler(text: str) -> str:
     from toolchain.kernels.dask_link import check_address  # noqa: PLC0415 - most calls name none
 
     return check_address(text.strip())
+
+
+def _store_url(text: str) -> str:
+    scheme, _, rest = text.partition("://")
+    if not rest.strip("/"):
+        raise ConfigError(f"--kernel-store {text} names no place", fix=f"e.g. {scheme}://BUCKET/NAME")
+    if scheme == "file":
+        # The folder store writes whole files or none, which fsspec's own does not.
+        return str(Path("/" + rest.lstrip("/")) if rest.startswith("/") else Path(rest).absolute())
+    if "::" in text or "@" in rest.partition("/")[0]:
+        raise ConfigError(
+            "--kernel-store has credentials or a chain of places in its URL",
+            why="the URL goes into messages and reports",
+            fix="give credentials as the file system's own documentation says, e.g. in the environment",
+        )
+    return text.rstrip("/")
 
 
 def recheck(text: str) -> float:

@@ -181,8 +181,8 @@ class Request:
         metadata=option(
             "kernel-store", metavar="WHERE", place="path", is_path=reading.is_store_folder,
             read=reading.kernel_store, example="kernel-store",
-            help="Share kernels with other campaigns by a folder, oci:DIR or REGISTRY/NAME: take what is there, add"
-            " the rest.",
+            help="Share kernels with other campaigns by a folder, oci:DIR, REGISTRY/NAME or s3://BUCKET/NAME: take what"
+            " is there, add the rest.",
         ),
     )  # fmt: skip
     recheck: float | None = field(

@@ -19,10 +19,11 @@ from toolchain.kernels.oci_store import OciStore
 from toolchain.kernels.result_name import Naming
 from toolchain.kernels.shared import SharedResults
 from toolchain.kernels.store import FolderStore, KernelStore
+from toolchain.kernels.url_store import UrlStore
 from toolchain.locks import held
 from toolchain.oci.place import open_place
 from toolchain.oci.reference import parse
-from toolchain.option_values import is_store_folder
+from toolchain.option_values import is_store_folder, is_store_url
 from toolchain.request import Request
 
 if TYPE_CHECKING:
@@ -126,6 +127,13 @@ def open_store(place: str, cache: Cache, *, offline: bool = False) -> Iterator[K
     """
     if is_store_folder(place):
         yield FolderStore(Path(place))
+        return
+    if is_store_url(place):
+        if offline and not place.startswith("memory://"):
+            raise ConfigError(
+                "--offline forbids to ask a store by URL", fix="use a folder or oci:DIR as --kernel-store"
+            )
+        yield UrlStore(place)
         return
     ref = parse(place)
     if offline and ref.remote:
