@@ -90,6 +90,14 @@ def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Quickstart:
 
 
 @pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Buildah]:
+    """One with a storage of the tests' own."""
+    found = Buildah(Cache(tmp_path_factory.mktemp("engine") / "cache"))
+    yield found
+    destroy(found)
+
+
+@pytest.fixture(scope="module")
 def base_layout(request: pytest.FixtureRequest) -> tuple[Cache | None, Path, str]:
     """The base image: TOOLCHAIN_TEST_BASE (an OCI layout), else what the quickstart made, with its cache."""
     if named := os.environ.get("TOOLCHAIN_TEST_BASE"):

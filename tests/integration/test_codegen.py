@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,7 +14,6 @@ import pytest
 from tests.codegen_tree import AMD, PROJECT, codegen_tree
 from tests.integration.conftest import toolchain
 from tests.integration.test_triton_portable import OPTIONS, PREFIX, recipe_of
-from tests.own_engine import destroy
 from toolchain.build.record import known_record
 from toolchain.cache import Cache, default_cache
 from toolchain.catalog.codegen import codegens
@@ -48,14 +47,6 @@ class Made:
     out: Path
     recipe: Recipe
     wheels: Recipe
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Buildah]:
-    """One with a storage of the tests' own."""
-    found = Buildah(Cache(tmp_path_factory.mktemp("engine") / "cache"))
-    yield found
-    destroy(found)
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +12,6 @@ import pytest
 
 from tests.debian_systems import SUITES, a_system, build
 from tests.integration.conftest import TOP, toolchain
-from tests.own_engine import destroy
 from toolchain.cache import Cache, default_cache
 from toolchain.engine.buildah import Buildah
 from toolchain.oci.layout import Layout
@@ -77,14 +75,6 @@ def part(tmp_path_factory: pytest.TempPathFactory) -> Part:
     source = fetch_source(locate("llvm", parse_source_spec(SPEC), cache=cache), cache=cache, offline=True)
     assert source.path is not None
     return Part(folder / "out", manifest.digest, folder / "layer" / PREFIX.lstrip("/"), source.path / "llvm")
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Buildah]:
-    """One with a storage of the tests' own."""
-    found = Buildah(Cache(tmp_path_factory.mktemp("engine") / "cache"))
-    yield found
-    destroy(found)
 
 
 @pytest.mark.parametrize("release", SUITES)

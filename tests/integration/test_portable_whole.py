@@ -9,14 +9,12 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.debian_systems import SUITES, a_system, build
 from tests.integration.conftest import TOP, toolchain
-from tests.own_engine import destroy
 from toolchain.build.record import find_image
 from toolchain.cache import Cache, default_cache
 from toolchain.catalog.components import needs_for
@@ -31,14 +29,6 @@ IMAGE = "llvm-triton-22.1.8"
 PREFIX = "/usr/lib64/llvm-triton-22.1.8"
 COMPILERS = (("gcc", "g++"), ("clang", "clang++"))
 LINKERS = ("bfd", "lld")
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Buildah]:
-    """One with a storage of the tests' own."""
-    found = Buildah(Cache(tmp_path_factory.mktemp("engine") / "cache"))
-    yield found
-    destroy(found)
 
 
 @pytest.fixture(scope="module")

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from tests.integration.conftest import toolchain
-from tests.own_engine import destroy
 from tests.small_triton import small_triton
 from toolchain import process
 from toolchain.build.record import known_record
@@ -42,14 +40,6 @@ class Made:
     pythons: Path
     emulator: Path | None
     base: str
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Buildah]:
-    """One with a storage of the tests' own."""
-    found = Buildah(Cache(tmp_path_factory.mktemp("engine") / "cache"))
-    yield found
-    destroy(found)
 
 
 def unpacked(cache: Cache, manifest: str, folder: Path) -> Path:

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from tests.debian_systems import a_system
-from tests.integration.test_portable_whole import engine
 from toolchain.build.record import records
 from toolchain.cache import Cache, default_cache
 from toolchain.engine.buildah import Buildah
@@ -21,7 +20,6 @@ from toolchain.recipe import Mount, root
 from toolchain.sources.store import Store
 from toolchain.stages.triton_source import CONTRACT_GPUS
 
-__all__ = ["engine"]
 pytestmark = [pytest.mark.engine, pytest.mark.full, pytest.mark.timeout(0)]
 TOOLS = ["base-files", "bash", "coreutils", "dash", "libstdc++6", "mawk", "python3", "python3-pip"]
 

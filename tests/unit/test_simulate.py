@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
+from toolchain.kernels.shards import heaviest
 from toolchain.kernels.simulate import (
     Costs,
     Floor,
     Kernel,
     Prices,
     floor_of,
-    heaviest,
     list_schedule,
     simulate,
     spread,

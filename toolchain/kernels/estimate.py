@@ -19,12 +19,14 @@ from typing import Any
 from urllib.parse import quote
 
 from toolchain.data import load
-from toolchain.errors import ConfigError, SourceError, UnsupportedError
+from toolchain.errors import ConfigError, UnsupportedError
+from toolchain.kernels.aotriton_plan import CLUSTER, COMPILE, FIELDS, lines
 from toolchain.kernels.ledger import DONE
 from toolchain.kernels.simulate import Kernel
 
 # So many kernels of one function and GPU tell how its seconds lie; of fewer the data knows as much.
 ENOUGH = 20
+_NAME_A_PLAN = "name the folder that AOTriton's generator wrote"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +104,12 @@ def planned(folder: Path, gpus: Sequence[str]) -> list[Planned]:
         ConfigError: no kernel for one of the GPUs.
     """
     clusters: dict[str, str] = {}
-    for fields in _lines(folder / "Bare.cluster", 5):
+    for fields in lines(folder / CLUSTER, 5, fix=_NAME_A_PLAN):
         # Of several clusters that share an object the first stands for all: none was ever seen.
         for path in fields[4:]:
             clusters.setdefault(path, "/".join(fields[:4]))
     found: dict[str, Planned] = {}
-    for fields in _lines(folder / "Bare.compile", 10):
+    for fields in lines(folder / COMPILE, FIELDS, fix=_NAME_A_PLAN):
         path, function, gpu = fields[2], fields[4], fields[8]
         if not gpus or gpu in gpus:
             found[path] = Planned(function, gpu, clusters.get(path, path), path)
@@ -116,23 +118,6 @@ def planned(folder: Path, gpus: Sequence[str]) -> list[Planned]:
             f"the plan in {folder} has no kernel for {', '.join(lacking)}", fix="name other GPUs with --gpu"
         )
     return list(found.values())
-
-
-def _lines(path: Path, least: int) -> Iterator[list[str]]:
-    try:
-        with path.open(encoding="utf-8") as stream:
-            for number, line in enumerate(stream, 1):
-                fields = line.rstrip("\n").split(";")
-                if len(fields) < least:
-                    raise SourceError(
-                        f"{path}:{number} has {len(fields)} fields, {least} or more expected",
-                        fix="name the folder that AOTriton's generator wrote",
-                    )
-                yield fields
-    except (OSError, UnicodeDecodeError) as error:
-        raise SourceError(
-            f"cannot read {path}", why=str(error), fix="name the folder that AOTriton's generator wrote"
-        ) from error
 
 
 def times_of(ledgers: Iterable[Path]) -> Times:

@@ -6,6 +6,7 @@ number of shards, and the seconds that the store knew when the first shard began
 
 from __future__ import annotations
 
+import heapq
 import json
 import statistics
 from collections.abc import Mapping, Sequence
@@ -48,12 +49,17 @@ def cut(rules: Sequence[Rule], count: int, seconds: Mapping[str, float]) -> dict
         )
     cost = _milliseconds(rules, seconds)
     weights = {name: sum(cost[rule.id] for rule in inside) for name, inside in clusters.items()}
-    loads = [0] * count
+    return {name: number + 1 for name, number in heaviest(weights, count).items()}
+
+
+def heaviest(weights: Mapping[str, float], count: int) -> dict[str, int]:
+    """The part of each cluster, from 0 on: the heaviest cluster first, each to the part with the least so far."""
+    loads: list[tuple[float, int]] = [(0, number) for number in range(count)]
     found = {}
     for name in sorted(weights, key=lambda name: (-weights[name], name)):
-        lightest = min(range(count), key=lambda number: (loads[number], number))
-        loads[lightest] += weights[name]
-        found[name] = lightest + 1
+        load, number = loads[0]
+        heapq.heapreplace(loads, (load + weights[name], number))
+        found[name] = number
     return found
 
 

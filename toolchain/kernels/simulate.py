@@ -2,7 +2,7 @@
 
 The model is list scheduling of whole kernels. Each core takes the next kernel when it has finished one. Two ways:
 
-- `shards`: clusters go to machines by `heaviest`, as `shards.cut` does, and each machine works off its own kernels. Its
+- `shards`: clusters go to machines by `shards.heaviest`, and each machine works off its own kernels. Its
   one coordinating process names the results, asks the store, and adds to it, one after the other.
 - `scheduler`: every core of every machine takes the next kernel of the whole. One scheduler hands them out, one after
   the other, and the workers themselves talk to the store.
@@ -13,10 +13,12 @@ What it leaves out: machines that die or wait for each other, a store that slows
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Literal
+
+from toolchain.kernels.shards import heaviest
 
 Way = Literal["shards", "scheduler"]
 
@@ -123,17 +125,6 @@ def list_schedule(seconds: Iterable[float], cores: int, *, dispatch: float = 0.0
         heapq.heapreplace(free, end)
         last = max(last, end)
     return last
-
-
-def heaviest(weights: Mapping[str, float], count: int) -> dict[str, int]:
-    """The machine of each cluster, from 0: the heaviest cluster first, each to the machine with the least so far."""
-    loads = [(0.0, number) for number in range(count)]
-    found = {}
-    for name in sorted(weights, key=lambda name: (-weights[name], name)):
-        load, number = loads[0]
-        heapq.heapreplace(loads, (load + weights[name], number))
-        found[name] = number
-    return found
 
 
 def simulate(

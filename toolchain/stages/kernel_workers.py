@@ -75,12 +75,12 @@ def local_workers(make: MakeWorker, workspace: Workspace) -> LocalExecutor:
     Args:
         make: starts one.
     """
-    from toolchain.kernels.bounds import MemoryBounds, patience  # noqa: PLC0415 - a plan compiles nothing
+    from toolchain.kernels.bounds import MemoryBounds  # noqa: PLC0415 - a plan compiles nothing
     from toolchain.kernels.executors import LocalExecutor  # noqa: PLC0415
 
-    request, count = workspace.request, workspace.jobs("kernel")
-    bounds = MemoryBounds.of(workspace.memory(), count, (request.kernel_memory or 0) * 10**6)
-    return LocalExecutor(make, workers=count, timeout=patience(request.kernel_timeout), bounds=bounds)
+    asked, count = kernel_limits(workspace.request), workspace.jobs("kernel")
+    bounds = MemoryBounds.of(workspace.memory(), count, asked.memory)
+    return LocalExecutor(make, workers=count, timeout=asked.timeout, bounds=bounds)
 
 
 def limits(request: Request) -> dict[str, float]:
