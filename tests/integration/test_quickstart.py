@@ -17,7 +17,9 @@ from pathlib import Path
 import pytest
 
 from tests.integration.conftest import Quickstart, toolchain
+from toolchain.cache import Cache, default_cache
 from toolchain.kernels.codeobject import check_object
+from toolchain.kernels.rules import load_rules
 from toolchain.oci import descriptor as media
 from toolchain.oci.layout import Layout
 
@@ -59,6 +61,18 @@ def test_the_code_objects_are_what_they_must_be(quickstart: Quickstart, tmp_path
         assert len(names) >= 4, gpu
         assert any("bwd" in name for name in names), gpu
         assert any("fwd" in name for name in names), gpu
+
+
+def test_the_rows_of_v_are_an_argument_of_attn_fwd(quickstart: Quickstart) -> None:
+    """A stride of rows that was compiled in as 1 would read one number in place of a row."""
+    trees = Cache(default_cache()).store / "trees"
+    module = next(trees.glob("*/flash_attn/flash_attn_triton_amd/fwd_prefill.py"))
+    data = Path(__file__).parents[2] / "aotriton" / "flash-attn.toml"
+    rules = load_rules(data, module.parents[2], ("gfx942",), select="*attn_fwd*").rules
+    strides = {(name, kind) for rule in rules for name, kind in rule.signature if name.startswith("stride_v")}
+    assert strides == {
+        ("stride_vz", "i32:16"), ("stride_vh", "i32:16"), ("stride_vk", "i32:16"), ("stride_vn", "constexpr"),
+    }  # fmt: skip
 
 
 def test_the_llvm_layer_is_one_prefix_with_licences(quickstart: Quickstart) -> None:
