@@ -8,6 +8,7 @@ from typing import Any
 
 from toolchain.catalog.architectures import emulator, this_machine
 from toolchain.catalog.codegen import Codegen, codegen_named
+from toolchain.catalog.costs import step_costs
 from toolchain.errors import UnsupportedError
 from toolchain.recipe import Recipe, digests
 from toolchain.request import Request
@@ -105,6 +106,7 @@ class CodegenLlvmStage:
                 contexts={"llvm": source.path, "sysroot": system},
                 cache_key=str(planned.input_digest).removeprefix("sha256:")[:12],
                 steps=_CROSS_WEIGHTS if cross else _WEIGHTS,
+                courses={"compile": costs} if (costs := step_costs(self.name)) else {},
             )
         )
 

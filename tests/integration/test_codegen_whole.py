@@ -1,0 +1,177 @@
+"""The whole LLVM for AMD's GPUs, and the library of Triton 3.9.0's own project on it. Marked `full`.
+
+    TOOLCHAIN_TEST_TRITON=/path/to/python pytest -m full -s tests/integration/test_codegen_whole.py
+
+TOOLCHAIN_TEST_TRITON   a Python with a Triton from source on LLVM 22.1.8, whose own backend must make the same assembly
+
+The project comes out of the index's wheel of 3.9.0, which has all that the library is built from but one source file.
+`tests/standin/LLVMOptions.cpp` stands in for that, and two calls are spelled as LLVM 22 has them. Both are a patch,
+which the records name: this shows the recipe, and not the library of 3.9.0.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.codegen_tree import PROJECT, codegen_tree
+from tests.integration.conftest import toolchain
+from tests.integration.test_triton_portable import unpacked
+from toolchain import process
+from toolchain.build.record import known_record
+from toolchain.cache import Cache, default_cache
+from toolchain.catalog.codegen import codegens
+from toolchain.engine.buildah import Buildah
+from toolchain.recipe import Recipe, root
+from toolchain.sources.pypi import known_files
+from toolchain.stages.codegen_library import read_files
+
+pytestmark = [pytest.mark.engine, pytest.mark.full]
+(RULE,) = codegens()
+TOP = Path(__file__).resolve().parents[2]
+LLVM = ("--source", "llvm-amdgpu=distro:llvm-toolchain-22")
+MISSING = "lib/Tools/LLVMOptions.cpp"
+SYMBOLS = ["triton_amdgpu_assemble", "triton_amdgpu_compile", "triton_amdgpu_free", "triton_amdgpu_revision"]
+# In the wheel, and in Triton's tree.
+FILES = {
+    "triton/backends/amd/codegen/CMakeLists.txt": f"{PROJECT}/CMakeLists.txt",
+    "triton/backends/amd/codegen/amdgpu_codegen.cc": f"{PROJECT}/amdgpu_codegen.cc",
+    "triton/include/triton/Tools/LLVMOptions.h": "include/triton/Tools/LLVMOptions.h",
+    "triton-3.9.0.dist-info/licenses/LICENSE": "LICENSE",
+}
+# LLVM 24 takes references where 22 takes pointers, and one argument fewer.
+EDITS = {
+    "*asmInfo, *registers, *subtarget": "asmInfo.get(), registers.get(), subtarget.get()",
+    "*parser, *instructions)": "*parser, *instructions, options)",
+}
+
+
+def test_the_whole_llvm_for_amds_gpus() -> None:
+    """LLVM 22.1.8 with AMDGPU alone: 1,900 steps, under an hour on two idle cores."""
+    done = toolchain("build", "llvm-amdgpu", *LLVM, "--json")
+    assert done.code == 0, done.err
+    stage = done.json["stages"][-1]
+    assert stage["image"] == "llvm-amdgpu-22.1.8"
+    assert [one["ok"] for one in stage["facts"]["contract"]["checks"]] == [True] * 5
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the library is built from, as far as the wheel has it; pins and build files as 3.9.0 has them."""
+    folder = tmp_path_factory.mktemp("whole")
+    (wheel,) = (row for row in known_files() if row.project == "triton" and row.version == "3.9.0")
+    (folder / "wanted.txt").write_text(f"triton==3.9.0 --hash=sha256:{wheel.sha256}\n")
+    words = ["download", "--quiet", "--no-deps", "--only-binary", ":all:", "--require-hashes"]
+    system = ["--python-version", "3.12", "--platform", "manylinux_2_27_x86_64", "--platform", "manylinux_2_28_x86_64"]
+    process.run([sys.executable, "-m", "pip", *words, *system, "-r", folder / "wanted.txt", "-d", folder])
+    made = codegen_tree(folder / "triton")
+    for name in (f"{PROJECT}/small.cpp", MISSING):
+        (made / name).unlink()
+    with zipfile.ZipFile(folder / wheel.file) as packed:
+        for inside, name in FILES.items():
+            (made / name).write_bytes(packed.read(inside))
+    (folder / wheel.file).unlink()
+    return made
+
+
+@pytest.fixture(scope="module")
+def patch(tree: Path) -> Path:
+    """The stand-in, and the two calls."""
+    old = (tree / PROJECT / "amdgpu_codegen.cc").read_text()
+    new = old
+    for before, after in EDITS.items():
+        assert new.count(before) == 1
+        new = new.replace(before, after)
+    standin = (TOP / "tests/standin/LLVMOptions.cpp").read_text()
+    lines: list[str] = []
+    for name, one, other in ((f"{PROJECT}/amdgpu_codegen.cc", old, new), (MISSING, "", standin)):
+        before = f"a/{name}" if one else "/dev/null"
+        lines += difflib.unified_diff(one.splitlines(True), other.splitlines(True), before, f"b/{name}")
+    path = tree.parent / "standin.patch"
+    path.write_text("".join(lines))
+    return path
+
+
+@pytest.fixture(scope="module")
+def library(tree: Path, patch: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library, out of its layer."""
+    options = ("--source", f"triton={tree}", "--patch", f"triton={patch}", *LLVM)
+    done = toolchain("build", RULE.stage, *options, "--json")
+    assert done.code == 0, done.err
+    stage = done.json["stages"][-1]
+    facts = stage["facts"]["codegen"]
+    assert facts["symbols"] == SYMBOLS
+    assert facts["revision"] == "22.1.8-0"
+    assert stage["facts"]["contract"]["answers"] == facts["revision"]
+    cache = Cache(default_cache())
+    record = known_record(cache, stage["input_digest"])
+    assert record is not None
+    # The stand-in is named in what is recorded, and so in SBOM and provenance.
+    (source,) = record.sources
+    assert [one.name for one in source.patches or ()] == [patch.name]
+    (found,) = unpacked(cache, record.manifest, tmp_path_factory.mktemp("library") / "tree").rglob(RULE.library)
+    return found
+
+
+@pytest.fixture(scope="module")
+def on_the_core(tree: Path, patch: Path, engine: Buildah, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same library on the layer that Triton itself links: the recipe of the stage, with another LLVM."""
+    folder, cache, manifests = tmp_path_factory.mktemp("core"), Cache(default_cache()), {}
+    for row in toolchain("plan", "llvm", "--source", "llvm=distro:llvm-toolchain-22", "--json").json["stages"]:
+        record = known_record(cache, row["input_digest"])
+        if record is None:
+            pytest.skip(f"NO {row['image']}: `toolchain build llvm --source llvm=distro:llvm-toolchain-22` takes hours")
+        manifests[row["name"]] = record.manifest
+    shutil.copytree(tree, folder / "triton")
+    process.run(["patch", "--quiet", "-p1", "-d", folder / "triton", "-i", patch])
+    for name in read_files(folder / "triton", RULE):
+        (folder / "files" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(folder / "triton" / name, folder / "files" / name)
+    recipe = Recipe(
+        name=RULE.stage,
+        containerfile="containerfiles/triton-codegen/Containerfile",
+        base=engine.ensure_image("base", cache.images, manifests["base"]),
+        images={"LLVM": engine.ensure_image("llvm", cache.images, manifests["llvm"])},
+        args={
+            "PREFIX": "/usr/lib64/llvm-triton-22.1.8",
+            "PROJECT": RULE.project,
+            "LIBRARY": RULE.library,
+            "EXPORTS": RULE.exports,
+            "REVISION": f"{RULE.revision}=22.1.8-0",
+        },
+        contexts={
+            "triton": folder / "files",
+            "sysroot": unpacked(cache, manifests["sysroot"], folder / "sysroot"),
+        },
+        cache_key="core",
+    )
+    engine.build(recipe, root=root(), out=folder / "out", log=folder / "log")
+    return folder / "out" / RULE.library
+
+
+@pytest.mark.parametrize("llvm", ["library", "on_the_core"])
+def test_it_makes_the_assembly_that_the_core_makes(llvm: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    library = request.getfixturevalue(llvm)
+    python = os.environ.get("TOOLCHAIN_TEST_TRITON")
+    if not python:
+        pytest.skip("NO TRITON: name the Python of one from source in TOOLCHAIN_TEST_TRITON")
+    trees = Cache(default_cache()).store / "trees"
+    kernels = next(trees.glob("*/flash_attn/flash_attn_triton_amd/fwd_prefill.py"), None)
+    if kernels is None:
+        pytest.skip("NO KERNELS: `toolchain build kernels` fetches their source")
+    done = subprocess.run(
+        [python, TOP / "scripts/codegen_same.py", library, "--source", kernels.parents[2], "--json", tmp_path / "f"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert len(json.loads((tmp_path / "f").read_text())["kernels"]) == 100
