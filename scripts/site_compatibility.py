@@ -19,7 +19,9 @@ from toolchain.engine.resources import MEMORY
 from toolchain.errors import ToolchainError
 from toolchain.stages.aotriton import _DISK as AOTRITON_DISK
 from toolchain.stages.base import _DISK as BASE_DISK
-from toolchain.stages.llvm_subset import FULL_DISK
+from toolchain.stages.codegen_library import _DISK as CODEGEN_DISK
+from toolchain.stages.codegen_llvm import _DISK as CODEGEN_LLVM_DISK
+from toolchain.stages.llvm_subset import DISTRIBUTION, subset_of
 from toolchain.stages.triton import cross_machines
 from toolchain.stages.triton_source import _DISK as TRITON_DISK
 
@@ -232,13 +234,26 @@ def _architectures() -> str:
 
 def what_it_takes() -> str:
     """The page of hours, memory and disk."""
-    disk = {"base": BASE_DISK, "llvm": FULL_DISK, "triton": TRITON_DISK, "aotriton": AOTRITON_DISK}
+    disk = {
+        "base": BASE_DISK,
+        "llvm-codegen": CODEGEN_LLVM_DISK,
+        "codegen": CODEGEN_DISK,
+        "triton": TRITON_DISK,
+        "aotriton": AOTRITON_DISK,
+    }
+    needs = needs_for(None)
     parts = {"distribution": "", "wheel": " (the index's wheel)"}
+    names = {"llvm-codegen": "llvm-amdgpu", "codegen": "codegen-amdgpu"}  # the only GPU so far
     counts = (2, 4, 8, 32)
     rows = []
     for one in costs():
-        name = f"`{one.stage}`" + parts.get(one.part, f", `--only {one.part}`" if one.part else "")
-        room = disk.get(one.stage) if one.part in {"", "distribution"} else None
+        name = f"`{names.get(one.stage, one.stage)}`" + parts.get(
+            one.part, f", `--only {one.part}`" if one.part else ""
+        )
+        # The index's wheel is unpacked, so what compiling Triton needs is not asked of it.
+        room = None if one.part == "wheel" else disk.get(one.stage)
+        if one.stage == "llvm":
+            room = subset_of(one.part or DISTRIBUTION, needs).disk
         memory = f"{MEMORY[one.job] / 1e9:.1f} GB a {one.job}" if one.job else "little"
         output = f"{one.output[0]} / {one.output[1]} MB" if one.output else "not measured"
         source = one.source if one.source.startswith("not") else f"[{one.source}](measurements.md#{anchor(one.source)})"
@@ -264,8 +279,7 @@ def what_it_takes() -> str:
         "- The compiler cache lies in it and stays, bounded at 20 GB.\n"
         "- Memory is what the number of jobs is counted with: 5.4 GB for each link, 1.6 GB for each compile or kernel. It is a"
         " reserve and no measurement: a worker of flash-attn took 262 MB at most.\n"
-        "- Triton 3.9 and later: add `llvm-codegen` and `codegen`, the stages `llvm-amdgpu` and `codegen-amdgpu`.\n"
-
+        "- Triton 3.9 and later: add the stages `llvm-amdgpu` and `codegen-amdgpu`.\n"
         "- A whole GPU of AOTriton has 14,485 to 19,187 kernels. With 2.1 s of a core each, 19,001 kernels of gfx942 are 5.5"
         " hours on two cores. That is reckoned from 328 of them, and no whole GPU has been compiled yet.\n"
         "- `--only mlir-tblgen` tries a machine in minutes, and `--limit` a campaign.\n"),

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from scripts.site_compatibility import what_it_takes
 from toolchain.catalog.costs import Cost, cost_of, costs
 from toolchain.catalog.stages import STAGES
 from toolchain.cli import plan_cmd
@@ -61,3 +62,27 @@ def test_a_part_takes_less(planned: CliRunner) -> None:
         assert rows[-1]["takes"]["minutes"][0] == least
     wheel = ["plan", "triton", "--source", "triton=pypi:3.7.1", "--allow-binary", "triton-wheel", "--json"]
     assert json.loads(planned.invoke(app, wheel).stdout)["stages"][-1]["takes"]["minutes"] == [1.0, 1.0]
+
+
+def test_the_page_of_costs_names_the_disk_that_a_stage_refuses_to_begin_without(planned: CliRunner) -> None:
+    page = what_it_takes()
+    for only, room in (("tablegen", "5 GB"), ("mlir-tblgen", "4 GB"), ("support", "3 GB")):
+        rows = json.loads(planned.invoke(app, ["plan", "llvm", "--only", only, "--json"]).stdout)["stages"]
+        assert rows[-1]["takes"]["disk"] == int(room.split()[0]) * 1_000_000_000
+        assert re.search(rf"`llvm`, `--only {only}` .*\| {room} \|", page)
+    rows = json.loads(
+        planned.invoke(app, ["plan", "triton", "--triton", "3.9.0", "--allow-binary", "libdevice", "--json"]).stdout
+    )
+    disk = {row["name"]: row["takes"]["disk"] for row in rows["stages"]}
+    assert (disk["llvm-amdgpu"], disk["codegen-amdgpu"]) == (6_000_000_000, 1_000_000_000)
+    assert re.search(r"`llvm-amdgpu` .*\| 6 GB \|", page)
+    assert re.search(r"`codegen-amdgpu` .*\| 1 GB \|", page)
+
+
+def test_a_plan_for_several_architectures_says_which_row_is_for_which(planned: CliRunner) -> None:
+    words = ["plan", "llvm", "--triton", "3.6.0"]
+    table, _, takes = planned.invoke(app, [*words, "--arch", "amd64,arm64"]).stdout.partition("still to build")
+    assert table.count("arm64") == 2, "sysroot and LLVM; the base is this machine's"
+    named = [line.split()[:2] for line in takes.splitlines()[1:]]
+    assert [one for one in named if one[1] == "arm64"] == [["sysroot", "arm64"], ["llvm", "arm64"]]
+    assert "amd64" not in planned.invoke(app, words).stdout, "one architecture needs no word"

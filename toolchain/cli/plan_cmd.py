@@ -46,12 +46,13 @@ def _show(rows: Sequence[PlanRow]) -> None:
         )
         digest = (planned.input_digest or "not locked yet").removeprefix("sha256:")[:16]
         state = "here" if row.built else "to build"
-        told.append((planned.name, state, planned.image, planned.partial, digest, sources, ", ".join(planned.binaries)))
-    columns = ("stage", "state", "image", "a part", "input digest", "sources", "prebuilt")
+        binaries = ", ".join(planned.binaries)
+        told.append((planned.name, row.arch, state, planned.image, planned.partial, digest, sources, binaries))
+    columns = ("stage", "arch", "state", "image", "note", "input digest", "sources", "prebuilt")
     empty = [name for at, name in enumerate(columns) if not any(row[at] for row in told)]
     shown = [at for at, name in enumerate(columns) if name not in empty]
     cells = [[row[at] for at in shown] for row in told]
-    head = ("stage", "state", "image")
+    head = ("stage", "arch", "state", "image")
     console.show(Listing(columns=[columns[at] for at in shown], rows=cells, head=head, lines=True))
 
 
@@ -72,17 +73,18 @@ def _cost(row: PlanRow, request: Request, count: int) -> dict[str, Any]:
 
 def _takes(rows: Sequence[PlanRow], request: Request, count: int) -> Iterator[str]:
     """What building the rest takes on this machine, a line for each stage, at most 80 columns wide."""
-    told = [(row.planned, cost) for row in rows if (cost := _cost_of(row, request))]
+    told = [(row, cost) for row in rows if (cost := _cost_of(row, request))]
     if told:
         yield f"still to build, on {count} core{'s' if count != 1 else ''} (reckoned from few machines: docs/costs.md):"
-    width = max((9, *(len(planned.name) + 1 for planned, _ in told)))
-    for planned, cost in told:
+    names = [f"{row.planned.name} {row.arch}".rstrip() for row, _ in told]
+    width = max((9, *(len(name) + 1 for name in names)))
+    for name, (row, cost) in zip(names, told, strict=True):
         parts = [cost.told(count)]
-        if planned.disk:
-            parts.append(f"disk {console.size(planned.disk)}")
+        if row.planned.disk:
+            parts.append(f"disk {console.size(row.planned.disk)}")
         if cost.job:
             parts.append(f"memory {console.size(MEMORY[cost.job])} a {cost.job}")
-        yield f"  {planned.name:{width}}" + ", ".join(parts)
+        yield f"  {name:{width}}" + ", ".join(parts)
 
 
 def _how_sure(source: Source) -> str:

@@ -111,7 +111,7 @@ def aotriton_source(request: Request) -> Source:
     if request.base.image is None and not base_recipe(request.base.recipe, request.arch[0]).hip:
         raise UnsupportedError(
             f"AOTriton cannot be built on {request.base}",
-            why="its HIP lacks hipStreamGetDevice",
+            why="it has no HIP with hipStreamGetDevice, which AOTriton calls",
             fix="use --base debian13",
         )
     spec = request.sources.get("aotriton")
