@@ -1,0 +1,173 @@
+"""The recipes for GitHub, Slurm and Kubernetes: linted, and what they call is parsed by the tool itself."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from tests.unit.test_site import check_line
+from tests.unit.test_workflows import TOP, actionlint, zizmor
+
+FOLDER = TOP / "examples" / "many-machines"
+PAGE = (TOP / "docs" / "tasks" / "many-machines.md").read_text(encoding="utf-8")
+RECIPES = sorted(FOLDER.iterdir())
+SLURM = sorted(FOLDER.glob("slurm-*.sh"))
+KUBERNETES = sorted(FOLDER.glob("kubernetes-*.yml"))
+GITHUB = FOLDER / "github-matrix.yml"
+# It keeps its arguments, each ended by a NUL, and the call by one more.
+RECORDER = '#!/bin/sh\nprintf "%s\\0" "$@" >> "$RECORD.{name}"\nprintf "\\0" >> "$RECORD.{name}"\n{more}'
+
+
+def loaded(path: Path) -> dict[str, Any]:
+    found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    assert isinstance(found, dict)
+    return found
+
+
+class Recorders:
+    """Programs that keep what they were called with; a folder to run in."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "bin").mkdir()
+        for name, more in {"toolchain": "", "sbatch": "echo '77;somewhere'\n"}.items():
+            program = folder / "bin" / name
+            program.write_text(RECORDER.format(name=name, more=more))
+            program.chmod(0o755)
+
+    def run(self, words: list[str], **variables: str) -> None:
+        """Run words with no variable but those that are given, a home and the recorders' path."""
+        known = {"PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}", "HOME": str(self.folder / "home of one")}
+        known["RECORD"] = str(self.folder / "record")
+        done = subprocess.run(
+            words, cwd=self.folder, env=known | variables, capture_output=True, text=True, timeout=30, check=False
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+
+    def calls(self, name: str) -> list[list[str]]:
+        """What a program was called with, call by call."""
+        record = self.folder / f"record.{name}"
+        return [one.split("\0") for one in record.read_text().removesuffix("\0\0").split("\0\0")]
+
+
+@pytest.fixture
+def recorders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recorders:
+    for name in [name for name in os.environ if name.startswith("TOOLCHAIN_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+    return Recorders(tmp_path)
+
+
+def without(words: list[str], *options: str) -> list[str]:
+    """Words less these options and their values."""
+    return [one for at, one in enumerate(words) if one not in options and (at == 0 or words[at - 1] not in options)]
+
+
+def check(shards: list[list[str]], count: int, merge: list[str]) -> None:
+    """The tool parses all calls, the shards are all of them once, and the merge has their options."""
+    for words in [*shards, merge]:
+        check_line(["toolchain", *words])
+    cuts = sorted(words[words.index("--shard") + 1] for words in shards)
+    assert cuts == sorted(f"{number}/{count}" for number in range(1, count + 1))
+    (common,) = {tuple(without(words, "--shard", "--kernel-store")) for words in shards}
+    assert common[:2] == ("build", "kernels")
+    assert merge[:3] == ["kernels", "merge", "kernels"]
+    options = list(common[2:])
+    assert merge[-len(options) :] == options, "the merge takes the options of the shards"
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.name)
+def test_the_page_shows_the_file(path: Path) -> None:
+    assert f"`examples/many-machines/{path.name}`" in PAGE
+    assert f"\n{path.read_text(encoding='utf-8')}```\n" in PAGE
+
+
+def test_github_passes_the_linters_of_our_workflows() -> None:
+    linted, audited = actionlint(GITHUB), zizmor(GITHUB)
+    assert (linted.returncode, linted.stdout) == (0, "")
+    assert audited.returncode == 0, audited.stdout
+
+
+def test_github_is_pinned_as_ours() -> None:
+    ours = "".join(path.read_text() for path in (TOP / ".github" / "workflows").glob("*.yml"))
+    jobs = loaded(GITHUB)["jobs"].values()
+    used = [step["uses"] for job in jobs for step in job["steps"] if "uses" in step]
+    used += [job["container"]["image"] for job in jobs]
+    assert len(used) == 6
+    assert [one for one in used if one not in ours] == []
+
+
+def test_github_calls_the_tool_with_every_shard(recorders: Recorders) -> None:
+    jobs = loaded(GITHUB)["jobs"]
+    numbers = jobs["shard"]["strategy"]["matrix"]["number"]
+    (build,) = [step for step in jobs["shard"]["steps"] if "--shard" in step.get("run", "")]
+    merge = jobs["merge"]["steps"][-1]
+    for number in numbers:
+        recorders.run(["bash", "-eo", "pipefail", "-c", build["run"]], NUMBER=str(number))
+        (recorders.folder / f"part-{number}").mkdir()
+    recorders.run(["bash", "-eo", "pipefail", "-c", merge["run"]])
+    *shards, last = recorders.calls("toolchain")
+    check(shards, len(numbers), last)
+    assert last[3:7] == ["part-1", "part-2", "part-3", "part-4"]
+    assert {words[words.index("--kernel-store") + 1] for words in shards} == {
+        jobs["shard"]["steps"][-1]["with"]["path"]
+    }
+
+
+@pytest.mark.parametrize("path", SLURM, ids=lambda path: path.name)
+def test_scripts_of_slurm_pass_the_linters(path: Path) -> None:
+    assert subprocess.run(["sh", "-n", path], check=False).returncode == 0
+    if (shellcheck := shutil.which("shellcheck")) is None:
+        pytest.skip("SHELLCHECK IS NOT INSTALLED: no script of Slurm is checked (apt-get install shellcheck)")
+    done = subprocess.run([shellcheck, "--severity=style", path], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_slurm_calls_the_tool_with_every_shard(recorders: Recorders) -> None:
+    script = FOLDER / "slurm-shard.sh"
+    (array,) = [line for line in script.read_text().splitlines() if line.startswith("#SBATCH --array=")]
+    first, _, last = array.partition("=")[2].partition("-")
+    for number in range(int(first), int(last) + 1):
+        recorders.run(["sh", str(script)], SLURM_ARRAY_TASK_ID=str(number), SLURM_JOB_ID=str(100 + number))
+    recorders.run(["sh", str(FOLDER / "slurm-merge.sh")], SLURM_JOB_ID="200")
+    *shards, merge = recorders.calls("toolchain")
+    check(shards, int(last), merge)
+    assert {words[words.index("--kernel-store") + 1] for words in shards} == {merge[3]}
+
+
+def test_slurm_merges_after_all_shards(recorders: Recorders) -> None:
+    recorders.run(["sh", str(FOLDER / "slurm-submit.sh")])
+    assert recorders.calls("sbatch") == [
+        ["--parsable", "slurm-shard.sh"],
+        ["--dependency=afterok:77", "slurm-merge.sh"],
+    ]
+
+
+@pytest.mark.parametrize("path", KUBERNETES, ids=lambda path: path.name)
+def test_jobs_of_kubernetes_fit_the_schema(path: Path) -> None:
+    latest = kubernetes_validate.latest_version()
+    kubernetes_validate.validate(loaded(path), latest, strict=True)
+    wrong = loaded(path)
+    wrong["spec"]["completionsMode"] = "Indexed"
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(wrong, latest, strict=True)
+
+
+def test_kubernetes_calls_the_tool_with_every_shard(recorders: Recorders) -> None:
+    merge, shards = (loaded(path)["spec"] for path in KUBERNETES)
+    assert shards["completionMode"] == "Indexed"
+    (container,) = shards["template"]["spec"]["containers"]
+    for index in range(shards["completions"]):
+        recorders.run([*container["command"], *container["args"]], JOB_COMPLETION_INDEX=str(index))
+    (after,) = merge["template"]["spec"]["containers"]
+    recorders.run([*after["command"], *after["args"]])
+    *called, last = recorders.calls("toolchain")
+    check(called, shards["completions"], last)
+    assert {words[words.index("--kernel-store") + 1] for words in called} == {last[3]}
