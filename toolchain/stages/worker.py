@@ -20,9 +20,9 @@ from toolchain.errors import ContractError, PolicyError, UnsupportedError
 from toolchain.recipe import digests
 from toolchain.request import Request
 from toolchain.sources.pypi import known_pypi
-from toolchain.sources.tree import FetchedSource, Source
+from toolchain.sources.tree import Source
 from toolchain.stages import aotriton_images, kernels
-from toolchain.stages.aotriton_library import aotriton_source, name_of, require_aotriton
+from toolchain.stages.aotriton_library import aotriton_source, require_aotriton
 from toolchain.stages.base import base_label
 from toolchain.stages.kernel_workers import COMMAND, RECIPE, Ground, layer_digests
 from toolchain.stages.prebuilt import names_allowed, take_in
@@ -86,12 +86,10 @@ class WorkerStage:
                 "recipe": digests(*self.ground.recipe),
                 "program": {name: sha256_file(_package() / name) for name in _FILES},
             }
-        stem, version = ("aotriton", name_of(source, request)) if self.of == "aotriton" else (
-            "flash-attn", source.short_id,
-        )  # fmt: skip
+        of = "aotriton" if self.of == "aotriton" else "flash-attn"
         return Planned(
             name=self.name,
-            image=f"kernel-worker-{stem}-{version}-{base_label(request)}",
+            image=f"kernel-worker-{of}-{source.short_id}-{base_label(request)}",
             inputs=inputs,
             sources=(source, *libraries),
             binaries=tuple(sorted({*triton.binaries, *names_allowed(source.name, request), BINARY})),
@@ -120,7 +118,7 @@ class WorkerStage:
         shutil.rmtree(tree, ignore_errors=True)
         for wheel in planned.sources[1:]:
             unzip(workspace.fetch(wheel).path, tree / FOLDER.lstrip("/") / "site")
-        self._lay(tree, planned, source, triton)
+        self._lay(tree, planned, source.path, triton)
         return workspace.finish(
             planned,
             tree=tree,
@@ -132,7 +130,7 @@ class WorkerStage:
             check_on=triton,
         )
 
-    def _lay(self, tree: Path, planned: Planned, source: FetchedSource, triton: Built) -> None:
+    def _lay(self, tree: Path, planned: Planned, source: Path, triton: Built) -> None:
         """Lay all but Dask into the tree of the layer."""
         ground, top, folder = self.ground, recipe.root(), tree / FOLDER.lstrip("/")
         beside = digests(*ground.recipe)
@@ -141,7 +139,7 @@ class WorkerStage:
         for name in _FILES:
             _copy(_package() / name, folder / "toolchain" / name)
         shutil.copytree(
-            source.path, tree / ground.source.lstrip("/"), symlinks=True,
+            source, tree / ground.source.lstrip("/"), symlinks=True,
             ignore=shutil.ignore_patterns(".git", "__pycache__"),
         )  # fmt: skip
         said = {
