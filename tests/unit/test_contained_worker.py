@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -204,7 +205,9 @@ def test_it_ends_in_the_middle_of_a_kernel(image: Image, scheduler: Hub, tmp_pat
         made = beside.submit(desk.campaign, rules, store, scheduler.address)
         until((machine.workers.folder / "waiting").exists, "compile process")
         child.send_signal(signal.SIGTERM)
+        began = time.monotonic()
         assert child.wait(60) == 128 + signal.SIGTERM, image.log.read_text()
+        assert time.monotonic() - began < 8, "an engine waits ten seconds, and kills it"
         assert machine.workers.alive == []
         with other.station(store) as station:
             scheduler.serve(station, tmp_path / "scratch")

@@ -6,13 +6,14 @@ It needs neither an engine nor the rest of this tool: `stages.worker` lists the 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import logging
 import os
 import signal
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,7 @@ from toolchain.engine.resources import jobs_for, memory_available
 from toolchain.errors import ConfigError, ToolchainError
 from toolchain.kernels.bounds import MemoryBounds, patience
 from toolchain.kernels.dask_link import check_address, library, machine_name, security
-from toolchain.kernels.dask_worker import PATIENCE, serve
+from toolchain.kernels.dask_worker import PATIENCE, keep_serving
 from toolchain.kernels.result_name import Naming
 from toolchain.kernels.station import Bench, Limits, Station
 from toolchain.kernels.store import FolderStore
@@ -118,7 +119,8 @@ def run(asked: argparse.Namespace) -> None:
         found = {"dask": library().__version__, "python": sys.version.split()[0], "stage": kernels.stage}
         sys.stdout.write(json.dumps(found) + "\n")
         return
-    security(check_address(asked.address), "worker")
+    trust = security(check_address(asked.address), "worker")
+    library()
     store = _store(asked.store)
     way = proved()
     slots, limits = jobs_for("kernel", asked.jobs), Limits(timeout=patience(asked.kernel_timeout), memory=asked.memory)
@@ -132,7 +134,32 @@ def run(asked: argparse.Namespace) -> None:
         with station:
             LOG.info("worker %s of %s: %d kernels at once, for %s", station.name, kernels.name, slots, asked.address)
             LOG.info("compile processes see no network: %s", " ".join(way[:-1]))
-            serve(asked.address, station, Path(scratch) / "dask", patience=asked.patience)
+            work = keep_serving(asked.address, station, Path(scratch) / "dask", trust, patience=asked.patience)
+            ended = asyncio.run(_until_ended(work))
+    if ended:
+        sys.exit(128 + ended)
+
+
+async def _until_ended(work: Coroutine[Any, Any, None]) -> int:
+    """Wait for an endless work; the number of the signal that ended it.
+
+    Raised at any place of Dask's own code, an end would leave its tasks half done. The first process of a container
+    ignores a signal that it has no handler for.
+    """
+    task, got = asyncio.ensure_future(work), list[int]()
+
+    def end(number: int) -> None:
+        got.append(number)
+        task.cancel()
+
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, end, number)
+    try:
+        await task
+    except asyncio.CancelledError:
+        if not got:
+            raise
+    return got[0] if got else 0
 
 
 def _store(path: Path) -> FolderStore:
@@ -192,8 +219,7 @@ def main(words: Sequence[str] | None = None) -> int:
     if not asked.address and not asked.check:
         reader.error("the address of a scheduler is missing")
     for number in (signal.SIGTERM, signal.SIGHUP):
-        # The first process of a container ignores what it has no handler for. Nothing is forked in this thread later.
-        signal.signal(number, lambda sent, _: sys.exit(128 + sent))
+        signal.signal(number, lambda sent, _: sys.exit(128 + sent))  # until Dask runs
     try:
         _log_to(asked.log)
         run(asked)
