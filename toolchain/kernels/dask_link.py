@@ -118,7 +118,7 @@ def connect(address: str, *, timeout: float = 10.0) -> Any:
     check_address(address)
     distributed = library()
     trust = security(address, "client")
-    warnings.filterwarnings("ignore", message=_OTHER_PYTHON, category=UserWarning)
+    warnings.filterwarnings("ignore", message=_OTHER_PYTHON)
     try:
         return distributed.Client(address, security=trust, timeout=timeout, set_as_default=False, name=KEY)
     except (OSError, TimeoutError) as error:
