@@ -145,6 +145,7 @@ def test_its_objects_are_those_of_a_local_campaign(built: Said, quickstart: Quic
             assert (out / name).read_bytes() == (local / PREFIX.lstrip("/") / name).read_bytes()
 
 
+@pytest.mark.full  # base and Triton are packed for it: two gigabytes
 def test_it_is_published_and_judged_as_other_images(
     built: Said, asked: tuple[str, ...], registry_host: str, tmp_path: Path
 ) -> None:
