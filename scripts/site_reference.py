@@ -187,7 +187,8 @@ def prebuilt() -> str:
         " decision: `--allow-binary NAME` lets it in and writes the name into label, provenance and SBOM."
         " `--drop-binary NAME` leaves it out. A file that is not listed here is named by its path in the tree.\n"),
         table(["name", "source", "file", "without a decision", "what it is"], rows),
-        ("| name | what |\n|---|---|\n| `triton-wheel` | a whole Triton as the index's wheel, named as a source:"
+        ("| name | what |\n|---|---|\n| `dask` | Dask and what it imports, as the index's wheels, in the image of a worker |\n"
+        "| `triton-wheel` | a whole Triton as the index's wheel, named as a source:"
         " `--source triton=pypi:3.7.1` |\n"),
         ("`verify --policy source-only` refuses an image with any of these, unless `verify --allow-binary NAME` says the same"
         " name.\n"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -115,6 +116,15 @@ def test_two_workers_make_what_one_machine_makes_and_what_a_store_gives(
     assert sum(one["compiled"] + one["failed"] for one in told["machines"]) <= 8
     assert any("8 of 8 through" in line for line in screen(row))
     assert any(line.startswith("worker w1  tcp://127.0.0.1:") for line in machines(told["machines"]))
+
+
+def test_another_python_is_no_warning_and_another_dask_is() -> None:
+    line = "+---------+--------+-----------+---------+"
+    head = ["Mismatched versions found", "", line, "| Package | Client | Scheduler | Workers |", line]
+    python, dask = "| python  | 3.11.7 | 3.11.7    | 3.13.5  |", "| dask    | 2026.8 | 2026.8    | 2024.12 |"
+    for rows, told in (([python], False), ([dask], True), ([dask, python], True), ([python, dask], True)):
+        text = "\n".join([*head, *rows, line])
+        assert (re.match(dask_link._OTHER_PYTHON, text) is None) == told
 
 
 def test_a_worker_that_dies_costs_what_it_was_at(scheduler: Hub, store: FolderStore, tmp_path: Path) -> None:

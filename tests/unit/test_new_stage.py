@@ -82,7 +82,7 @@ ASKED = ("--base", "debian13", "--source", "notes=../notes")
 
 def test_a_stage_that_nobody_knew(tool: Tool) -> None:
     for verb, said in tool.helps("plan", "fetch", "build", "lock", "publish", "bundle export", "reproduce").items():
-        assert "report or all." in said or (verb == "reproduce" and "aotriton or report." in said), verb
+        assert "report or all." in said or (verb == "reproduce" and "worker or report." in said), verb
     assert "one of aotriton, flash-attn, llvm, llvm-amdgpu, notes, triton" in tool.call(
         "plan", "--source", "x=y", code=3
     )
@@ -127,14 +127,27 @@ def test_the_table_is_whole() -> None:
         for reference in filter(None, (row.make, row.on_for, row.cross, row.archive)):
             assert callable(loaded(reference)), reference
     for_gpus = ("llvm-amdgpu", "codegen-amdgpu")
-    assert targets() == ("base", "sysroot", "python", "llvm", *for_gpus, "triton", "kernels", "aotriton", "all")
-    assert choice(*of_packages(), "all") == "llvm, llvm-amdgpu, codegen-amdgpu, triton, kernels or aotriton."
+    assert targets() == (
+        "base",
+        "sysroot",
+        "python",
+        "llvm",
+        *for_gpus,
+        "triton",
+        "kernels",
+        "aotriton",
+        "worker",
+        "all",
+    )
+    assert choice(*of_packages(), "all") == "llvm, llvm-amdgpu, codegen-amdgpu, triton, kernels, aotriton or worker."
     assert SOURCES == ("aotriton", "flash-attn", "llvm", "llvm-amdgpu", "triton")
     assert (source_license("flash-attn"), source_license("x")) == ("BSD-3-Clause", "")
 
 
 def test_what_stands_on_what() -> None:
-    assert [one.name for one in STAGES if involves(one.name, "llvm")] == ["llvm", "triton", "kernels", "aotriton"]
+    assert [one.name for one in STAGES if involves(one.name, "llvm")] == [
+        "llvm", "triton", "kernels", "aotriton", "worker",
+    ]  # fmt: skip
     assert involves("all", "triton")
     assert not involves("", "base")
     assert published("base") == ("base", "sysroot")

@@ -187,6 +187,7 @@ class BuildWorkspace:
         compress: bool = True,
         facts: Mapping[str, Any],
         labels: Mapping[str, str] | None = None,
+        entrypoint: Sequence[str] = (),
         check: Callable[[str], Mapping[str, Any]] | None = None,
         check_on: Built | None = None,
     ) -> Built:
@@ -216,7 +217,7 @@ class BuildWorkspace:
         self.step("compress" if compress else "store")
         blob = compress_layer(layer, self.work() / "blob", how)
         top = add_layer(layout, blob, created_by=f"toolchain {planned.name}", move=True)
-        manifest = self._write(layout, planned, (*lower, top), labels, self.request.arch[0])
+        manifest = self._write(layout, planned, (*lower, top), labels, self.request.arch[0], entrypoint=entrypoint)
         digest = planned.input_digest
         assert digest is not None  # noqa: S101 - a stage is only built on locked ones; base resolves itself first
         self.progress.line("@step done")
@@ -245,13 +246,21 @@ class BuildWorkspace:
         return built
 
     def _write(
-        self, layout: Layout, planned: Planned, layers: tuple[LayerBlob, ...], labels: Mapping[str, str], arch: str
+        self,
+        layout: Layout,
+        planned: Planned,
+        layers: tuple[LayerBlob, ...],
+        labels: Mapping[str, str],
+        arch: str,
+        *,
+        entrypoint: Sequence[str] = (),
     ) -> str:
         spec = ImageSpec(
             arch=arch,
             layers=layers,
             labels=labels,
             annotations=standard_annotations(epoch=EPOCH, title=planned.image),
+            entrypoint=tuple(entrypoint),
             epoch=EPOCH,
         )
         return write_image(layout, spec).digest

@@ -149,6 +149,13 @@ STAGES: tuple[StageRow, ...] = (
         published_with=(ALL,),
         archive="toolchain.publish.files:aotriton",
     ),
+    StageRow(
+        name="worker",
+        make="toolchain.stages.worker:of_request",
+        on=("triton",),
+        sources={"flash-attn": "BSD-3-Clause", "aotriton": "MIT"},
+        machines=("amd64",),
+    ),
 )
 
 

@@ -11,6 +11,7 @@ import ipaddress
 import json
 import socket
 import sys
+import warnings
 from collections.abc import Mapping
 from dataclasses import asdict
 from importlib import import_module
@@ -24,6 +25,10 @@ FORMAT = 1
 """Of what goes through Dask: orders, answers, and what workers say of themselves."""
 KEY = "toolchain"
 """Under which workers say of themselves what they are, and campaigns how far they are."""
+# Dask's warning where Python alone differs, which a worker's image has its own of: all that travels is text.
+_OTHER_PYTHON = (
+    r"Mismatched versions found\s+\+[-+]+\+\s+\| Package [^\n]*\s+\+[-+]+\+\s+\| python [^\n]*\s+\+[-+]+\+\s*$"
+)
 _TLS = {"client": "the campaign's", "worker": "the worker's"}
 
 
@@ -113,6 +118,7 @@ def connect(address: str, *, timeout: float = 10.0) -> Any:
     check_address(address)
     distributed = library()
     trust = security(address, "client")
+    warnings.filterwarnings("ignore", message=_OTHER_PYTHON)
     try:
         return distributed.Client(address, security=trust, timeout=timeout, set_as_default=False, name=KEY)
     except (OSError, TimeoutError) as error:

@@ -20,7 +20,7 @@ class Naming:
 
     Args:
         tree: the kernels' source tree on this machine.
-        triton: digests of the Triton image's layers, lowest first. By content: its labels say when and of what it was
+        triton: diff_ids of the Triton image, lowest first. By content: its labels say when and of what it was
             built, which no kernel sees.
         recipe: digests of the files of ours that run beside Triton: the worker, and what stands in for a module.
         environment: variables of the workers that count.

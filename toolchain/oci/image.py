@@ -32,6 +32,7 @@ class ImageSpec:
         layers: lowest first.
         labels: of the config.
         annotations: of the manifest.
+        entrypoint: what a container of it runs, with the words that it is given behind; empty where nothing.
         epoch: seconds since 1970, the image's only date.
     """
 
@@ -39,6 +40,7 @@ class ImageSpec:
     layers: tuple[LayerBlob, ...]
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
+    entrypoint: tuple[str, ...] = ()
     epoch: int
 
     @property
@@ -119,7 +121,9 @@ def write_image(layout: Layout, spec: ImageSpec) -> Descriptor:
         layout.blob(layer.descriptor.digest)
     history = [layer.created_by or "toolchain" for layer in spec.layers]
     created = timestamp(spec.epoch)
-    run = {"Labels": dict(spec.labels)} if spec.labels else {}
+    run: dict[str, Any] = {"Labels": dict(spec.labels)} if spec.labels else {}
+    if spec.entrypoint:
+        run["Entrypoint"] = list(spec.entrypoint)
     config = layout.put_json(
         {
             **spec.platform.as_json(),

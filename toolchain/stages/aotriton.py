@@ -34,7 +34,7 @@ from toolchain.stages.aotriton_library import (
     require_aotriton,
 )
 from toolchain.stages.base import base_label
-from toolchain.stages.kernel_workers import WORKER_FILES, limits
+from toolchain.stages.kernel_workers import WORKER_FILES, layer_digests, limits
 from toolchain.stages.prebuilt import choices, names_allowed, take_in
 from toolchain.stages.stage import Built, Planned, Stage, Workspace, common_inputs, image_labels, source_inputs
 from toolchain.stages.wheels import AOTRITON, wheel_sources
@@ -106,8 +106,8 @@ class AotritonStage:
             built = workspace.build(making)
         with campaign_folder(workspace.cache, sha256_json(_objects(dependencies, request, library))) as folder:
             triton = dependencies["triton"]
-            layers = [str(layer["digest"]) for layer in triton.layers]
-            images = KernelImages(folder / "plan", source.path, workspace.image_to_run(triton), workspace, layers)
+            image, layers = workspace.image_to_run(triton), layer_digests(triton, workspace.cache)
+            images = KernelImages(folder / "plan", source.path, image, workspace, layers)
             made = images.make(built, gpus=gpus, sha1=library.sha1)
             result = made.result
             tree = workspace.work() / "tree"

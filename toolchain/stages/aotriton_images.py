@@ -28,8 +28,8 @@ from toolchain.kernels.rules import Rule, RuleSet
 from toolchain.kernels.shards import shard_of
 from toolchain.kernels.shared import SharedResults
 from toolchain.kernels.station import Bench
-from toolchain.recipe import Mount, digests
-from toolchain.stages.kernel_workers import WORKER_FILES, compiling, tell
+from toolchain.recipe import Mount
+from toolchain.stages.kernel_workers import COMMAND, WORKER_FILES, Ground, compiling, layer_digests, tell
 from toolchain.stages.stage import Built, Workspace
 from toolchain.stages.triton_wheel import SITE
 
@@ -38,6 +38,7 @@ PLAN, SOURCE = "/build/plan", "/build/src"
 IMAGES = "aotriton.images"
 # Settings of upstream's own kernel command lines.
 ENVIRONMENT = {"TRITON_F32_DEFAULT": "ieee"}
+GROUND = Ground(source=SOURCE, environment={"PYTHONPATH": SITE, **ENVIRONMENT}, recipe=WORKER_FILES)
 # Results that are compiled a second time by upstream's own script.
 SAMPLE = 20
 
@@ -72,7 +73,7 @@ class KernelImages:
         build: the generator's folder; objects and archives come to lie in it, the ledger beside it.
         source: the AOTriton tree.
         image: the Triton image, as the runner knows it.
-        layers: digests of its layers, lowest first.
+        layers: see `layer_digests`.
     """
 
     build: Path
@@ -173,22 +174,16 @@ class KernelImages:
             Mount(recipe.root() / "aotriton", "/recipe/aotriton", read_only=True),
             Mount(self.build, PLAN, read_only=False),
         ]
-        env = {"PYTHONPATH": SITE, "HOME": "/tmp", **ENVIRONMENT}  # noqa: S108 - in the container
 
         def start() -> AbstractContextManager[Popen[str]]:
-            return self.workspace.worker(self.image, ["python3", "/recipe/aotriton/worker.py"], mounts=mounts, env=env)
+            return self.workspace.worker(self.image, COMMAND, mounts=mounts, env=GROUND.variables)
 
         name = self.build.parent.name
         return Bench(start=start, naming=self.naming(), out=self.build, seen=(SOURCE, PLAN), campaign=name)
 
     def naming(self) -> Naming:
         """What names the results: GPUs, and how the library is built, are not among it."""
-        return Naming(
-            self.source,
-            triton=self.layers,
-            recipe=digests(*WORKER_FILES),
-            environment={"PYTHONPATH": SITE, **ENVIRONMENT},
-        )
+        return GROUND.naming(self.source, self.layers)
 
     def pack(
         self, plan: BarePlan, clusters: Sequence[Cluster], *, python: Path, sha1: str, gpus: Sequence[str]
@@ -278,8 +273,9 @@ def bench(source: Path, triton: Built, out: Path, workspace: Workspace) -> Bench
     Args:
         out: folder of the objects.
     """
-    layers = [str(layer["digest"]) for layer in triton.layers]
-    return KernelImages(out, source, workspace.image_to_run(triton), workspace, layers).bench()
+    return KernelImages(
+        out, source, workspace.image_to_run(triton), workspace, layer_digests(triton, workspace.cache)
+    ).bench()
 
 
 def require_gpus(gpus: Sequence[str], planned: AbstractSet[str]) -> None:

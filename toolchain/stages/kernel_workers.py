@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toolchain import console
+from toolchain.cache import Cache
+from toolchain.oci.image import read_layers
+from toolchain.oci.layout import Layout
+from toolchain.recipe import digests
 from toolchain.request import Request
-from toolchain.stages.stage import Workspace
+from toolchain.stages.stage import Built, Workspace
 
 if TYPE_CHECKING:
     from toolchain.kernels.bounds import MemoryBounds
     from toolchain.kernels.executors import Executor, LocalExecutor
+    from toolchain.kernels.result_name import Naming
     from toolchain.kernels.rules import Rule
     from toolchain.kernels.shared import SharedResults
     from toolchain.kernels.station import Bench, Limits
@@ -21,6 +27,56 @@ if TYPE_CHECKING:
 
 # What runs beside Triton in a worker, below the recipe root: it counts in what a kernel's result depends on.
 WORKER_FILES = ("aotriton/worker.py", "aotriton/shared_stages.py")
+# Where compile processes see the files of ours, `aotriton/` and all.
+RECIPE = "/recipe"
+COMMAND = ("python3", f"{RECIPE}/aotriton/worker.py")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ground:
+    """What the kernels of one project compile on beside Triton. Results are named by it: it is the same everywhere.
+
+    Args:
+        source: where compile processes see the project's tree.
+        environment: their variables that count.
+        recipe: what of ours runs beside Triton, files and folders below the recipe root.
+        search: see `kernels.reached.Reach`.
+    """
+
+    source: str
+    environment: Mapping[str, str]
+    recipe: tuple[str, ...]
+    search: tuple[str, ...] = ()
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """All variables of the compile processes."""
+        return {**self.environment, "HOME": "/tmp"}  # noqa: S108 - in the container
+
+    def naming(self, tree: Path, triton: Sequence[str]) -> Naming:
+        """What names the results of a tree on this machine.
+
+        Args:
+            triton: see `layer_digests`.
+        """
+        from toolchain.kernels.result_name import Naming  # noqa: PLC0415 - a plan compiles nothing
+
+        return Naming(
+            tree,
+            triton=triton,
+            recipe=digests(*self.recipe),
+            environment=self.environment,
+            search=self.search,
+        )
+
+
+def layer_digests(triton: Built, cache: Cache) -> list[str]:
+    """The diff_ids of a Triton image, lowest first, as results are named by them.
+
+    Not the digests of the blobs: a published image has its layers packed, and whoever takes it has the same Triton.
+    """
+    layout = Layout(cache.images)
+    return [layer.diff_id for layer in read_layers(layout, layout.resolve(triton.manifest))]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,16 @@ from toolchain.sources.resolve import locate
 from toolchain.sources.spec import SourceSpec
 from toolchain.sources.tree import Source, require
 from toolchain.stages.base import base_label
-from toolchain.stages.kernel_workers import WORKER_FILES, compiling, limits, tell
+from toolchain.stages.kernel_workers import (
+    COMMAND,
+    RECIPE,
+    WORKER_FILES,
+    Ground,
+    compiling,
+    layer_digests,
+    limits,
+    tell,
+)
 from toolchain.stages.prebuilt import take_in
 from toolchain.stages.stage import Built, Planned, Stage, Workspace, common_inputs, image_labels, source_inputs
 from toolchain.stages.triton_wheel import SITE
@@ -31,6 +40,12 @@ DEFAULT_GPUS = ("gfx1100", "gfx942")
 # Where the image holds its code objects.
 PREFIX = "/usr/lib64/flash-attn-kernels"
 _RULES = "aotriton/flash-attn.toml"
+GROUND = Ground(
+    source="/src/kernels",
+    environment={"PYTHONPATH": f"{SITE}:{RECIPE}/aotriton/standin:/src/kernels"},
+    recipe=(*WORKER_FILES, "aotriton/standin"),
+    search=("",),  # as PYTHONPATH has it
+)
 
 
 @dataclass(frozen=True)
@@ -53,7 +68,7 @@ class KernelsStage:
                 **common_inputs(self.name, request),
                 "triton": under,
                 "sources": sources,
-                "recipe": digests(_RULES, *WORKER_FILES, "aotriton/standin"),
+                "recipe": digests(_RULES, *GROUND.recipe),
                 "gpus": list(gpus),
                 "select": request.select,
                 "limit": request.limit,
@@ -155,28 +170,25 @@ def bench(source: Path, triton: Built, out: Path, workspace: Workspace, *, campa
         source: the sdist's tree.
         out: folder of the objects.
     """
-    from toolchain.kernels.result_name import Naming  # noqa: PLC0415 - a plan compiles nothing
-    from toolchain.kernels.station import Bench  # noqa: PLC0415
+    from toolchain.kernels.station import Bench  # noqa: PLC0415 - a plan compiles nothing
 
-    top, image = recipe.root(), workspace.image_to_run(triton)
+    image = workspace.image_to_run(triton)
     mounts = [
-        Mount(source, "/src/kernels", read_only=True),
-        Mount(top / "aotriton", "/recipe/aotriton", read_only=True),
+        Mount(source, GROUND.source, read_only=True),
+        Mount(recipe.root() / "aotriton", f"{RECIPE}/aotriton", read_only=True),
         Mount(out, "/out", read_only=False),
     ]
-    env = {"PYTHONPATH": f"{SITE}:/recipe/aotriton/standin:/src/kernels", "HOME": "/tmp"}  # noqa: S108 - in the container
-    naming = Naming(
-        source,
-        triton=[str(layer["digest"]) for layer in triton.layers],
-        recipe=digests(*WORKER_FILES, "aotriton/standin"),
-        environment={"PYTHONPATH": env["PYTHONPATH"]},
-        search=[""],  # as PYTHONPATH has it
-    )
 
     def start() -> AbstractContextManager[Popen[str]]:
-        return workspace.worker(image, ["python3", "/recipe/aotriton/worker.py"], mounts=mounts, env=env)
+        return workspace.worker(image, COMMAND, mounts=mounts, env=GROUND.variables)
 
-    return Bench(start=start, naming=naming, out=out, seen=("/src/kernels", "/out"), campaign=campaign)
+    return Bench(
+        start=start,
+        naming=GROUND.naming(source, layer_digests(triton, workspace.cache)),
+        out=out,
+        seen=(GROUND.source, "/out"),
+        campaign=campaign,
+    )
 
 
 def of_request(_: Request) -> Stage:

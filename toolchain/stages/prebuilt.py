@@ -13,6 +13,8 @@ from toolchain.errors import PolicyError
 from toolchain.request import Request
 from toolchain.sources.scan import Finding, scan
 
+# Let in by name, and no file of any source's tree.
+APART = frozenset({"dask", "triton-wheel"})
 _LISTED = 30
 _ODD = ";=*?[]\\\n"
 
@@ -82,7 +84,7 @@ def names_allowed(source: str, request: Request) -> tuple[str, ...]:
 def choices(source: str, request: Request) -> dict[str, Any]:
     """What the user's policy says for a source, as an input of the stage that builds it."""
     return {
-        "allow": [name for name in sorted(set(request.allow_binary)) if name != "triton-wheel"],
+        "allow": [name for name in sorted(set(request.allow_binary)) if name not in APART],
         "drop": sorted(set(request.drop_binary)),
         "replace": {row.path: row.replace for row in known_files() if row.source == source and row.replace},
     }

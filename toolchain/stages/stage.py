@@ -156,6 +156,7 @@ class Workspace(Protocol):
         compress: bool = True,
         facts: Mapping[str, Any],
         labels: Mapping[str, str] | None = None,
+        entrypoint: Sequence[str] = (),
         check: Callable[[str], Mapping[str, Any]] | None = None,
         check_on: Built | None = None,
     ) -> Built:
@@ -166,6 +167,7 @@ class Workspace(Protocol):
             normalise: see `oci.layer.write_layer`.
             under: the stage whose layers lie below this one in the image; none for an image of one layer.
             compress: whether the layer is stored compressed; what only engines on this machine read need not be.
+            entrypoint: see `ImageSpec`.
             check: called with the runner's name of `check_on` + layer; what it returns joins the facts.
         """
 

@@ -12,7 +12,7 @@ from toolchain import __version__
 from toolchain.digest import canonical, sha256_json
 from toolchain.record import LOCAL_BUILDER, Record, RecordedSource
 from toolchain.trust import sbom
-from toolchain.trust.image_facts import ImageFacts, is_tool, origin, patches_of, purl
+from toolchain.trust.image_facts import ImageFacts, is_library, is_tool, origin, patches_of, purl
 
 STATEMENT = "https://in-toto.io/Statement/v1"
 PREDICATE = "https://slsa.dev/provenance/v1"
@@ -117,7 +117,7 @@ def _source(record: Record, row: RecordedSource) -> Resource:
         value = str(row.digest).removeprefix("sha256:")
         digest = {"sha256": value} if known.sha256 and row.kind != "local" else {"toolchainTree": value}
     about: dict[str, Any] = {
-        "role": "tool" if is_tool(row) else "source",
+        "role": "tool" if is_tool(row) else "library" if is_library(row) else "source",
         "stage": record.stage,
         "repository": row.repository,
         "ref": row.ref,

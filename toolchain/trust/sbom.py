@@ -16,7 +16,17 @@ from toolchain.digest import EPOCH, sha256_bytes
 from toolchain.errors import UntrustedError
 from toolchain.oci.image import timestamp
 from toolchain.oci.layer_files import LayerFile
-from toolchain.trust.image_facts import ImageFacts, Origin, binary_row, distribution, is_tool, origin, patches_of, purl
+from toolchain.trust.image_facts import (
+    ImageFacts,
+    Origin,
+    binary_row,
+    distribution,
+    is_library,
+    is_tool,
+    origin,
+    patches_of,
+    purl,
+)
 
 MEDIA_TYPE = "application/spdx+json"
 # in-toto names both; cosign and those who read as it does ask for the first. Earlier versions wrote the other.
@@ -142,14 +152,17 @@ def _sources(image_facts: ImageFacts) -> Iterator[_Related]:
                 continue  # it is listed as the prebuilt thing that it is
             found = origin(row)
             spdx_id = f"SPDXRef-Source-{_id(record.stage)}-{_id(row.name)}"
+            purpose = "LIBRARY" if is_tool(row) or is_library(row) else "SOURCE"
             package = _package(
-                spdx_id, row.name, found.version, "LIBRARY" if is_tool(row) else "SOURCE", found.purl,
+                spdx_id, row.name, found.version, purpose, found.purl,
                 checksums=[{"algorithm": "SHA256", "checksumValue": found.sha256}] if found.sha256 else [],
                 sourceInfo=f"{row.ref} from {row.repository}; digest {row.digest}",
                 downloadLocation=found.location, licenseDeclared=row.license,
             )  # fmt: skip
             if is_tool(row):
                 yield package, [(spdx_id, "BUILD_TOOL_OF", IMAGE)]
+            elif is_library(row):
+                yield package, [(IMAGE, "CONTAINS", spdx_id)]
             else:
                 yield package, [(IMAGE, "GENERATED_FROM" if record is image_facts.record else "DEPENDS_ON", spdx_id)]
             for number, (name, digest) in enumerate(patches_of(record, row), 1):

@@ -1,0 +1,128 @@
+"""The stage that makes the image of a kernel worker: what it takes in, and how results of its kernels are named."""
+
+from __future__ import annotations
+
+import gzip
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.request_fixtures import request_of
+from toolchain.build.contained_worker import Kernels
+from toolchain.build.run import build, plan
+from toolchain.cache import Cache
+from toolchain.catalog.bases import base_recipe
+from toolchain.digest import sha256_bytes
+from toolchain.errors import PolicyError, UnsupportedError
+from toolchain.oci.descriptor import LAYER, LAYER_GZIP
+from toolchain.oci.image import ImageSpec, LayerBlob, write_image
+from toolchain.oci.labels import BINARIES
+from toolchain.oci.layout import Layout
+from toolchain.stages import aotriton_images, kernels
+from toolchain.stages.base import recipe_digest, write_packages
+from toolchain.stages.kernel_workers import layer_digests
+from toolchain.stages.stage import Built, Planned, image_labels
+from toolchain.stages.worker import FOLDER, PROGRAM, WHEELS, WorkerStage
+
+WHEEL = {"triton": "pypi:triton==3.7.1"}
+ALLOWED = ("dask", "triton-wheel")
+TRITON = ("sha256:" + "1" * 64, "sha256:" + "2" * 64)
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Cache:
+    found = Cache(tmp_path / "cache")
+    recipe = base_recipe("debian13", "amd64")
+    packages = [{"name": "libc6", "version": "1", "architecture": "amd64", "sha256": "b" * 64}]
+    write_packages(
+        found.package_list("base", "debian13", "amd64"), {"recipe": recipe_digest(recipe), "packages": packages}
+    )
+    return found
+
+
+def planned(cache: Cache, **asked: Any) -> list[Planned]:
+    request = request_of(cache=cache, **{"base": "debian13", "sources": WHEEL, "allow_binary": ALLOWED, **asked})
+    return [row.planned for row in plan(request, "worker")]
+
+
+def test_it_stands_on_triton_and_has_dask_by_digest(cache: Cache) -> None:
+    base, triton, worker = planned(cache)
+    assert (base.name, triton.name, worker.name) == ("base", "triton", "worker")
+    assert worker.image == "kernel-worker-flash-attn-2.8.3.post2-debian13"
+    assert worker.binaries == ALLOWED
+    assert worker.inputs is not None
+    assert worker.inputs["triton"] == triton.input_digest
+    assert [source.name for source in worker.sources] == ["flash-attn", *(f"library-{name}" for name in WHEELS)]
+    assert all((source.digest or "").startswith("sha256:") for source in worker.sources)
+    assert image_labels(worker, binaries=worker.binaries, licensed=False)[BINARIES] == "dask,triton-wheel"
+
+
+def test_it_is_for_the_release_that_is_named(cache: Cache) -> None:
+    (worker,) = planned(cache, aotriton="0.10b")[-1:]
+    assert worker.sources[0].name == "aotriton"
+    assert worker.image == f"kernel-worker-aotriton-{worker.sources[0].short_id}-debian13"
+
+
+def test_dask_enters_by_name_alone_and_counts_for_no_other_stage(cache: Cache) -> None:
+    request = request_of(cache=cache, base="debian13", sources=WHEEL, allow_binary=("triton-wheel",))
+    with pytest.raises(PolicyError, match="needs the prebuilt dask") as caught:
+        build(request, "worker")
+    assert "--allow-binary dask" in caught.value.fix
+    with_, without = (
+        plan(request_of(cache=cache, base="debian13", aotriton="0.10b", allow_binary=allowed), "triton")[-1].planned
+        for allowed in (("dask",), ())
+    )
+    assert with_.input_digest == without.input_digest
+
+
+def test_a_base_with_another_python_is_refused(cache: Cache) -> None:
+    with pytest.raises(UnsupportedError, match="no image of a worker is made on base debian12") as caught:
+        WorkerStage("kernels").plan(request_of(cache=cache, base="debian12", sources=WHEEL), {})
+    assert "Python 3.13" in caught.value.why
+
+
+@pytest.mark.parametrize(("of", "ground"), [("kernels", kernels.GROUND), ("aotriton", aotriton_images.GROUND)])
+def test_results_have_the_names_of_a_local_campaign(tmp_path: Path, of: str, ground: Any) -> None:
+    source, tree = tmp_path / "source", tmp_path / "tree"
+    (source / "pack" / "__pycache__").mkdir(parents=True)
+    (source / ".git").mkdir()
+    (source / "pack" / "kernels.py").write_text("import helper\n")
+    (source / "pack" / "link.py").symlink_to("kernels.py")
+    one = Planned(name="worker", image="kernel-worker-x", inputs={})
+    WorkerStage(of)._lay(tree, one, source, TRITON)
+
+    inside = tree / FOLDER.lstrip("/")
+    found = Kernels.read(inside / "kernels.json")
+    assert (found.name, found.stage, found.source) == ("kernel-worker-x", of, ground.source)
+    local = ground.naming(source, TRITON)
+    assert found.bench(tmp_path, ()).naming.shared == local.shared
+    laid = tree / ground.source.lstrip("/")
+    assert (laid / "pack" / "link.py").readlink() == Path("kernels.py")
+    assert sorted(path.name for path in laid.rglob("*")) == ["kernels.py", "link.py", "pack"]
+    assert dict(found.variables) == ground.variables
+    assert (tree / found.command[1].lstrip("/")).is_file()
+    assert (inside / "toolchain" / "kernels" / "station.py").is_file()
+    assert os.access(tree / PROGRAM.lstrip("/"), os.X_OK)
+
+
+def test_a_triton_that_was_published_names_results_as_the_one_that_was_built(tmp_path: Path) -> None:
+    """Only the packing differs: whoever takes it by `--reuse-from` shares a store with who built it."""
+    cache = Cache(tmp_path / "cache")
+    layout = Layout(cache.images).ensure()
+    content, found = b"a layer", []
+    for blob in (content, gzip.compress(content, mtime=0)):
+        media = LAYER if blob == content else LAYER_GZIP
+        layer = LayerBlob(layout.put_bytes(blob, media), sha256_bytes(content))
+        manifest = write_image(layout, ImageSpec(arch="amd64", layers=(layer,), epoch=0)).digest
+        built = Built(
+            planned=Planned(name="triton", image="x", inputs={}),
+            input_digest="",
+            manifest=manifest,
+            layers=(layer.descriptor.as_json(),),
+        )
+        found.append((built.layers, layer_digests(built, cache)))
+    (plain, first), (packed, second) = found
+    assert plain != packed
+    assert first == second == [sha256_bytes(content)]

@@ -1,0 +1,235 @@
+"""What runs in the image of a kernel worker: a station behind a scheduler, and compile processes without a network.
+
+It needs neither an engine nor the rest of this tool: `stages.worker` lists the modules that the image holds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Coroutine, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from subprocess import Popen
+from typing import Any
+
+from toolchain import process
+from toolchain.engine.own_network import proved, without_network
+from toolchain.engine.resources import jobs_for, memory_available
+from toolchain.errors import ConfigError, ToolchainError
+from toolchain.kernels.bounds import MemoryBounds, patience
+from toolchain.kernels.dask_link import check_address, library, machine_name, security
+from toolchain.kernels.dask_worker import PATIENCE, keep_serving
+from toolchain.kernels.result_name import Naming
+from toolchain.kernels.station import Bench, Limits, Station
+from toolchain.kernels.store import FolderStore
+
+LOG = logging.getLogger("toolchain")
+FORMAT = 1
+STORE = Path("/store")
+KERNELS = Path(__file__).resolve().parents[2] / "kernels.json"
+"""In the image: whose kernels compile there, and on what. See `Kernels`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernels:
+    """Whose kernels an image compiles; what of it names results is as in `stages.kernel_workers.Ground`.
+
+    Args:
+        name: of the image.
+        stage: whose campaigns it serves.
+        source: the kernels' tree.
+        command: a compile process.
+        variables: all of its environment.
+        triton: diff_ids of the Triton image, lowest first.
+        recipe: digests of what of ours runs beside Triton.
+        environment: the variables that count.
+        search: see `Reach`.
+    """
+
+    name: str
+    stage: str
+    source: str
+    command: tuple[str, ...]
+    variables: Mapping[str, str]
+    triton: tuple[str, ...]
+    recipe: Mapping[str, str]
+    environment: Mapping[str, str]
+    search: tuple[str, ...] = ()
+
+    @classmethod
+    def read(cls, path: Path) -> Kernels:
+        """Read the file in the image.
+
+        Raises:
+            ConfigError: it is none.
+        """
+        try:
+            said: dict[str, Any] = json.loads(path.read_bytes())
+            if said.pop("format") != FORMAT:
+                raise ValueError("another format")
+            lists = {name: tuple(said[name]) for name in ("command", "triton", "search")}
+            return cls(**{**said, **lists})
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(
+                f"{path} does not say whose kernels compile here",
+                why=f"{type(error).__name__}: {error}",
+                fix="run this in an image that `toolchain build worker` made",
+            ) from error
+
+    def bench(self, out: Path, way: Sequence[str]) -> Bench:
+        """Where they compile.
+
+        Args:
+            out: folder of the objects.
+            way: see `own_network.proved`.
+        """
+        naming = Naming(
+            Path(self.source),
+            triton=self.triton,
+            recipe=self.recipe,
+            environment=self.environment,
+            search=self.search,
+        )
+        words = without_network(self.command, way)
+
+        def start() -> AbstractContextManager[Popen[str]]:
+            return process.piped(words, env=self.variables)
+
+        return Bench(start=start, naming=naming, out=out, seen=(self.source, str(out)))
+
+
+def run(asked: argparse.Namespace) -> None:
+    """Serve until somebody ends it.
+
+    Raises:
+        ConfigError: address, certificates or store cannot be used.
+        EngineError: the kernel gives compile processes no network namespace.
+        UnreachableError: no scheduler answers for long.
+    """
+    kernels = Kernels.read(asked.kernels)
+    if asked.check:
+        found = {"dask": library().__version__, "python": sys.version.split()[0], "stage": kernels.stage}
+        sys.stdout.write(json.dumps(found) + "\n")
+        return
+    trust = security(check_address(asked.address), "worker")
+    library()
+    store = _store(asked.store)
+    way = proved()
+    slots, limits = jobs_for("kernel", asked.jobs), Limits(timeout=patience(asked.kernel_timeout), memory=asked.memory)
+    bounds = MemoryBounds.of(memory_available(), slots, limits.memory)
+    with tempfile.TemporaryDirectory(prefix="kernel-worker-") as scratch:
+        out = Path(scratch) / "out"
+        out.mkdir()
+        station = Station(
+            kernels.bench(out, way), store, name=asked.name or machine_name(), slots=slots, limits=limits, bounds=bounds
+        )
+        with station:
+            LOG.info("worker %s of %s: %d kernels at once, for %s", station.name, kernels.name, slots, asked.address)
+            LOG.info("compile processes see no network: %s", " ".join(way[:-1]))
+            work = keep_serving(asked.address, station, Path(scratch) / "dask", trust, patience=asked.patience)
+            ended = asyncio.run(_until_ended(work))
+    if ended:
+        sys.exit(128 + ended)
+
+
+async def _until_ended(work: Coroutine[Any, Any, None]) -> int:
+    """Wait for an endless work; the number of the signal that ended it.
+
+    Raised at any place of Dask's own code, an end would leave its tasks half done. The first process of a container
+    ignores a signal that it has no handler for.
+    """
+    task, got = asyncio.ensure_future(work), list[int]()
+
+    def end(number: int) -> None:
+        got.append(number)
+        task.cancel()
+
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, end, number)
+    try:
+        await task
+    except asyncio.CancelledError:
+        if not got:
+            raise
+    return got[0] if got else 0
+
+
+def _store(path: Path) -> FolderStore:
+    """The store, which somebody must have put there: a folder of the container's own would go with it."""
+    example = "mount the campaign's --kernel-store there: -v FOLDER:/store"
+    if not path.is_dir():
+        raise ConfigError(f"there is no kernel store at {path}", why="results go there", fix=example)
+    if not os.access(path, os.W_OK | os.X_OK):
+        why = f"user {os.geteuid()} may not write to it"
+        raise ConfigError(f"the kernel store at {path} cannot be used", why=why, fix=f"{example}; without `ro`")
+    return FolderStore(path)
+
+
+def _reader() -> argparse.ArgumentParser:
+    reader = argparse.ArgumentParser(
+        prog="kernel-worker", description="Compile kernels for the campaigns of a Dask scheduler, until it is ended."
+    )
+    reader.add_argument("address", nargs="?", default="", help="tls://HOST:PORT, or tcp:// of this machine alone")
+    reader.add_argument("-j", "--jobs", type=int, default=0, help="kernels at once; 0 for what cores and memory allow")
+    reader.add_argument("--name", default="", help="as campaigns see it; the host name otherwise")
+    reader.add_argument("--kernel-timeout", type=float, metavar="SECONDS", help="as the campaign has it")
+    reader.add_argument(
+        "--kernel-memory", dest="memory", type=lambda text: int(text) * 10**6, default=0, metavar="MB",
+        help="as the campaign has it",
+    )  # fmt: skip
+    reader.add_argument("--store", type=Path, default=STORE, help="the kernel store; /store otherwise")
+    reader.add_argument(
+        "--patience", type=float, default=PATIENCE, metavar="SECONDS", help="how long it waits for a scheduler"
+    )
+    reader.add_argument("--log", type=Path, metavar="FILE", help="all that compile processes say, too")
+    reader.add_argument("--check", action="store_true", help="see that Dask can be imported, and end")
+    reader.add_argument("--kernels", type=Path, default=KERNELS, help=argparse.SUPPRESS)
+    return reader
+
+
+def _log_to(file: Path | None) -> None:
+    said = logging.StreamHandler()
+    said.setLevel(logging.INFO)
+    handlers: list[logging.Handler] = [said]
+    if file is not None:
+        try:
+            handlers.append(logging.FileHandler(file, encoding="utf-8"))
+        except OSError as error:
+            raise ConfigError(f"cannot write the log {file}", why=str(error), fix="name another: --log") from error
+    form = logging.Formatter("%(asctime)s %(message)s")
+    for one in handlers:
+        one.setFormatter(form)
+        LOG.addHandler(one)
+    LOG.setLevel(logging.DEBUG if file is not None else logging.INFO)
+    LOG.propagate = False
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Entry point of the image; the exit code."""
+    reader = _reader()
+    asked = reader.parse_args(words)
+    if not asked.address and not asked.check:
+        reader.error("the address of a scheduler is missing")
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda sent, _: sys.exit(128 + sent))  # until Dask runs
+    try:
+        _log_to(asked.log)
+        run(asked)
+    except ToolchainError as error:
+        sys.stderr.write(f"{error.title}: {error}\n")
+        return error.code
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

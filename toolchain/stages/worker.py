@@ -1,0 +1,207 @@
+"""An image that compiles kernels for the campaigns of a scheduler: Triton, the worker, Dask and the kernels' sources.
+
+A machine that runs it needs neither this tool nor an engine that builds. What results are named by is what a local
+campaign names them by, so both share a store.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import toolchain
+from toolchain import recipe
+from toolchain.digest import canonical, sha256_file
+from toolchain.errors import ContractError, PolicyError, UnsupportedError
+from toolchain.recipe import digests
+from toolchain.request import Request
+from toolchain.sources.pypi import known_pypi
+from toolchain.sources.tree import Source
+from toolchain.stages import aotriton_images, kernels
+from toolchain.stages.aotriton_library import aotriton_source, require_aotriton
+from toolchain.stages.base import base_label
+from toolchain.stages.kernel_workers import COMMAND, RECIPE, Ground, layer_digests
+from toolchain.stages.prebuilt import names_allowed, take_in
+from toolchain.stages.python import own_python
+from toolchain.stages.stage import Built, Planned, Stage, Workspace, common_inputs, image_labels, source_inputs
+from toolchain.stages.triton_wheel import unzip
+
+BINARY = "dask"
+# Dask is no part of a distribution in the version that the tool has, and two versions do not understand each other.
+WHEELS = (
+    "click", "cloudpickle", "dask", "distributed", "fsspec", "jinja2", "locket", "markupsafe", "msgpack", "packaging",
+    "partd", "psutil", "pyyaml", "sortedcontainers", "tblib", "toolz", "tornado", "zict",
+)  # fmt: skip
+PYTHON = "3.13"  # that those wheels are for
+FOLDER = "/usr/lib/toolchain/worker"
+PROGRAM = "/usr/bin/kernel-worker"
+# What of this package runs there: `build.contained_worker` and all that it imports.
+MODULES = (
+    "__init__", "build/__init__", "build/contained_worker", "catalog/__init__", "catalog/gpus", "console",
+    "data/__init__", "digest", "engine/__init__", "engine/own_network", "engine/resources", "errors",
+    "kernels/__init__", "kernels/bounds", "kernels/dask_link", "kernels/dask_worker", "kernels/executors",
+    "kernels/faults", "kernels/ledger", "kernels/reached", "kernels/result_name", "kernels/rules", "kernels/station",
+    "kernels/store", "kernels/worker_process", "process",
+)  # fmt: skip
+_FILES = (*(f"{name}.py" for name in MODULES), "data/gpus.toml")
+_START = f"""#!/bin/sh
+export PYTHONPATH={FOLDER}:{FOLDER}/site PYTHONDONTWRITEBYTECODE=1
+exec python3 -m toolchain.build.contained_worker "$@"
+"""
+
+
+@dataclass(frozen=True)
+class WorkerStage:
+    """See `Stage`.
+
+    Args:
+        of: the stage whose kernels it compiles: `kernels` or `aotriton`.
+    """
+
+    of: str
+    name: str = "worker"
+
+    @property
+    def ground(self) -> Ground:
+        """What they compile on."""
+        return aotriton_images.GROUND if self.of == "aotriton" else kernels.GROUND
+
+    def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned:
+        _check_python(request)
+        source = self._source(request)
+        libraries = tuple(known_pypi(f"library-{project}", project, "") for project in WHEELS)
+        sources = source_inputs([source, *libraries], request.patches)
+        triton = dependencies["triton"]
+        inputs: dict[str, Any] | None = None
+        if sources is not None and triton.input_digest is not None:
+            inputs = {
+                **common_inputs(self.name, request),
+                "triton": triton.input_digest,
+                "sources": sources,
+                "of": self.of,
+                "recipe": digests(*self.ground.recipe),
+                "program": {name: sha256_file(_package() / name) for name in _FILES},
+            }
+        of = "aotriton" if self.of == "aotriton" else "flash-attn"
+        return Planned(
+            name=self.name,
+            image=f"kernel-worker-{of}-{source.short_id}-{base_label(request)}",
+            inputs=inputs,
+            sources=(source, *libraries),
+            binaries=tuple(sorted({*triton.binaries, *names_allowed(source.name, request), BINARY})),
+            engine=request.contract,
+            has_contract_check=True,
+        )
+
+    def _source(self, request: Request) -> Source:
+        return aotriton_source(request) if self.of == "aotriton" else kernels.sdist_source(request)
+
+    def build(self, planned: Planned, dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
+        workspace.step("source")
+        source = workspace.fetch(planned.sources[0])
+        if self.of == "aotriton":
+            require_aotriton(source.path)
+        intake, findings = take_in(planned.sources[0].name, source.path, workspace.request)
+        if intake.dropped:
+            raise PolicyError(
+                f"prebuilt files of {planned.sources[0].name} cannot be left out",
+                why=f"a campaign counts its whole tree: {', '.join(intake.dropped)}",
+                fix="leave --drop-binary out; --allow-binary NAME lets them in",
+            )
+        planned = replace(planned, binaries=intake.binaries(planned.binaries))
+        triton = dependencies["triton"]
+        tree = workspace.work() / "tree"
+        shutil.rmtree(tree, ignore_errors=True)
+        for wheel in planned.sources[1:]:
+            unzip(workspace.fetch(wheel).path, tree / FOLDER.lstrip("/") / "site")
+        self._lay(tree, planned, source.path, layer_digests(triton, workspace.cache))
+        return workspace.finish(
+            planned,
+            tree=tree,
+            under=triton,
+            facts={"of": self.of, "found_binaries": intake.rows(findings)},
+            labels=image_labels(planned, binaries=planned.binaries, licensed=False),
+            entrypoint=(PROGRAM,),
+            check=_check(workspace) if workspace.request.contract else None,
+            check_on=triton,
+        )
+
+    def _lay(self, tree: Path, planned: Planned, source: Path, triton: Sequence[str]) -> None:
+        """Lay all but Dask into the tree of the layer; `triton` as `layer_digests` gives it."""
+        ground, top, folder = self.ground, recipe.root(), tree / FOLDER.lstrip("/")
+        beside = digests(*ground.recipe)
+        for name in beside:
+            _copy(top / name, tree / RECIPE.lstrip("/") / name)
+        for name in _FILES:
+            _copy(_package() / name, folder / "toolchain" / name)
+        shutil.copytree(
+            source, tree / ground.source.lstrip("/"), symlinks=True,
+            ignore=shutil.ignore_patterns(".git", "__pycache__"),
+        )  # fmt: skip
+        said = {
+            "format": 1,
+            "name": planned.image,
+            "stage": self.of,
+            "source": ground.source,
+            "command": COMMAND,
+            "variables": ground.variables,
+            "triton": list(triton),
+            "recipe": beside,
+            "environment": dict(ground.environment),
+            "search": ground.search,
+        }
+        (folder / "kernels.json").write_bytes(canonical(said) + b"\n")
+        program = tree / PROGRAM.lstrip("/")
+        program.parent.mkdir(parents=True)
+        program.write_text(_START, encoding="utf-8")
+        program.chmod(0o755)
+
+
+def of_request(request: Request) -> Stage:
+    """The stage: for AOTriton's kernels where a release or a source of it is named, else for flash-attn's."""
+    return WorkerStage("aotriton" if request.aotriton or "aotriton" in request.sources else "kernels")
+
+
+def _package() -> Path:
+    return Path(toolchain.__file__).resolve().parent
+
+
+def _copy(file: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(file, target)
+
+
+def _check_python(request: Request) -> None:
+    """Refuse a base that cannot import Dask's wheels; of a base of the user's own, the image itself tells.
+
+    Raises:
+        UnsupportedError: its Python is another one.
+    """
+    if request.base.image is None and (has := own_python(request)) != PYTHON:
+        raise UnsupportedError(
+            f"no image of a worker is made on base {request.base}",
+            why=f"Dask's wheels are for Python {PYTHON}, and it has {has}",
+            fix="use --base debian13",
+        )
+
+
+def _check(workspace: Workspace) -> Callable[[str], Mapping[str, Any]]:
+    """That the image's own program starts and imports Dask."""
+
+    def check(image: str) -> Mapping[str, Any]:
+        workspace.step("contract")
+        done = workspace.runner.run(image, [PROGRAM, "--check"], log=workspace.log, capture=True, check=False)
+        try:
+            return {"contract": json.loads(done.stdout)}
+        except ValueError:
+            raise ContractError(
+                "the worker does not start in its image",
+                why="\n".join(done.tail),
+                fix=f"see that the base's Python is {PYTHON}; full log: {workspace.log}",
+            ) from None
+
+    return check
