@@ -90,9 +90,12 @@ def test_llvm_is_named_as_upstream_names_it(request_: Request, tmp_path: Path) -
     assert members(path) == {"llvm-10dc3a8e-debian13-x64/bin/FileCheck"}
 
 
-def test_what_is_there_is_not_packed_again(request_: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_there_is_not_packed_again(
+    request_: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     one = aotriton(request_, "aotriton-30ae9671-debian13", GOOD)
     first = write_archives(request_, [one], tmp_path / "out")
+    assert "aotriton: packing aotriton-30ae9671-debian13 for " in capsys.readouterr().err
     content = [path.read_bytes() for path in first]
     packed: list[str] = []
 
@@ -103,6 +106,7 @@ def test_what_is_there_is_not_packed_again(request_: Request, tmp_path: Path, mo
     monkeypatch.setattr("toolchain.publish.files.write_tar_gz", counted)
     assert write_archives(request_, [one], tmp_path / "out") == first
     assert packed == []
+    assert capsys.readouterr().err == ""
     # A file that is gone or another one is made again, and so is all of it elsewhere.
     first[1].unlink()
     assert write_archives(request_, [one], tmp_path / "out") == first

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from toolchain import __version__
+from toolchain import __version__, console
 from toolchain.cache import Cache
 from toolchain.catalog.architectures import machine_of
 from toolchain.catalog.gpus import pack as pack_of
@@ -115,6 +115,7 @@ def packed_once(write: _Write) -> _Write:
         paths = [folder / name for name in known]
         if known and all(path.is_file() and sha256_file(path) == known[path.name] for path in paths):
             return paths
+        console.note(f"{built.planned.name}: packing {built.planned.image} for {console.one_line(str(folder))}")
         paths = write(request, built, folder)
         write_atomically(note, json.dumps({path.name: sha256_file(path) for path in paths}, indent=1).encode())
         return paths
