@@ -1,4 +1,4 @@
-"""Real kernels, shared: on one machine, by two shards and from a store the same bytes; and a store that lies.
+"""Real kernels, shared: on one machine, by two shards and from a store the same bytes; who lies, and what dies.
 
 Needs a Python that has Triton, as test_worker.py does.
 """
@@ -8,8 +8,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
+import signal
 import subprocess
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +23,10 @@ import pytest
 from tests.dask_fixtures import LIMITS, hub, until
 from tests.integration.test_worker import TOP, WORKER, Source, python
 from toolchain.digest import sha256_file
+from toolchain.errors import KernelError
 from toolchain.kernels.campaign import CampaignResult, run_campaign
 from toolchain.kernels.dask_executor import DaskExecutor
+from toolchain.kernels.dask_link import rule_as_text
 from toolchain.kernels.dask_status import ask
 from toolchain.kernels.executors import LocalExecutor
 from toolchain.kernels.ledger import Ledger, reproducible
@@ -38,6 +44,14 @@ Files = dict[str, str]
 
 class Machine(Source):
     """The kernels of test_worker.py on a machine of its own, which counts the workers that it starts."""
+
+    started = 0
+
+    @contextlib.contextmanager
+    def worker(self) -> Iterator[subprocess.Popen[str]]:
+        self.started += 1
+        with super().worker() as child:
+            yield child
 
     def naming(self) -> Naming:
         recipe = {"worker.py": sha256_file(WORKER)}
@@ -76,34 +90,38 @@ def local(python: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Files,
 
 
 @pytest.fixture(scope="module")
-def store(python: str, tmp_path_factory: pytest.TempPathFactory) -> FolderStore:
-    """What two shards compiled."""
+def stores(python: str, tmp_path_factory: pytest.TempPathFactory) -> list[FolderStore]:
+    """What two shards compiled, each on a machine and into a store of its own."""
     root = tmp_path_factory.mktemp("shards")
-    for number in (1, 2):
-        Machine(root / f"machine-{number}", python).share([FolderStore(root / "store")], (number, 2))
-    return FolderStore(root / "store")
+    found = [FolderStore(root / f"store-{number}") for number in (1, 2)]
+    for number, store in enumerate(found, 1):
+        Machine(root / f"machine-{number}", python).share([store], (number, 2))
+    return found
 
 
-def test_shards_and_their_store_make_what_one_machine_makes(
-    local: tuple[Files, CampaignResult], store: FolderStore, python: str, tmp_path: Path
+def test_a_merge_of_shards_makes_what_one_machine_makes_and_compiles_nothing(
+    local: tuple[Files, CampaignResult], stores: list[FolderStore], python: str, tmp_path: Path
 ) -> None:
-    files, result = Machine(tmp_path, python).share([store], only=True)
+    merging = Machine(tmp_path / "merging", python)
+    files, result = merging.share(stores, only=True)
     assert files == local[0]
     assert reproducible(result.entries) == reproducible(local[1].entries)
     assert result.about == local[1].about
-    assert (result.shared["taken"], result.shared["absent"]) == (4, 0)
+    assert (result.shared["taken"], merging.started) == (4, 0)
+    with pytest.raises(KernelError, match="1 of 2 shards are missing: 2/2"):
+        Machine(tmp_path / "half", python).share(stores[:1], only=True)
 
 
-def test_all_of_an_honest_store_is_what_compiles_here(
-    local: tuple[Files, CampaignResult], store: FolderStore, python: str, tmp_path: Path
+def test_all_of_honest_stores_is_what_compiles_here(
+    local: tuple[Files, CampaignResult], stores: list[FolderStore], python: str, tmp_path: Path
 ) -> None:
-    files, result = Machine(tmp_path, python).share([store], recheck=1.0)
+    files, result = Machine(tmp_path, python).share(stores, recheck=1.0)
     assert files == local[0]
     assert (result.shared["rechecked"], result.shared["lied"]) == (4, {})
 
 
 def test_a_store_that_lies_is_found(
-    local: tuple[Files, CampaignResult], store: FolderStore, python: str, tmp_path: Path
+    local: tuple[Files, CampaignResult], stores: list[FolderStore], python: str, tmp_path: Path
 ) -> None:
     """Its object is one that Triton made, for this GPU and of this kernel, with another launch value."""
     machine = Machine(tmp_path / "machine", python)
@@ -118,7 +136,7 @@ def test_a_store_that_lies_is_found(
             worker_tree=str(machine.root),
         )
     lying = FolderStore(tmp_path / "store")
-    ((_, record),) = store.fetch([naming.name(rule)])
+    ((_, record),) = [row for store in stores for row in store.fetch([naming.name(rule)])]
     assert record is not None
     honest = read_record(record, naming.inputs(rule))
     path = tmp_path / "other" / other.out
@@ -128,6 +146,38 @@ def test_a_store_that_lies_is_found(
     files, result = machine.share([lying], recheck=1.0)
     assert list(result.shared["lied"]) == [lying.ref]
     assert files == local[0]
+
+
+def test_a_compile_process_that_is_killed_costs_nothing_but_its_kernel(
+    local: tuple[Files, CampaignResult], python: str, tmp_path: Path
+) -> None:
+    """As the kernel's own killer does it, in the middle of a kernel of the machine that works for a campaign."""
+    machine, store = Machine(tmp_path / "machine", python), FolderStore(tmp_path / "store")
+    out, naming, rules = machine.root / "out", machine.naming(), machine.rules()
+    out.mkdir()
+    at = Bench(start=machine.worker, naming=naming, out=out, seen=(str(machine.root), str(out)))
+    with Station(at, store, name="one", slots=1, limits=replace(LIMITS, timeout=300)) as station:
+        killer = threading.Thread(target=kill_once, args=(station,), daemon=True)
+        killer.start()
+        answers = [station.obey(json.loads(rule_as_text(rule, naming.name(rule), anew=False))) for rule in rules]
+        killer.join(60)
+    assert [answer["status"] for answer in answers] == ["done"] * 4
+    assert [answer["attempt"] for answer in answers] == [2, 1, 1, 1]
+    assert machine.started == 2
+    files, result = Machine(tmp_path / "later", python).share([store])
+    assert files == local[0]
+    assert result.shared["taken"] == 4
+
+
+def kill_once(station: Station) -> None:
+    """kill -9 of the first process that compiles a kernel."""
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        for row in station.now()["processes"]:
+            if row["kernel"]:
+                os.kill(row["pid"], signal.SIGKILL)
+                return
+        time.sleep(0.005)
 
 
 @pytest.mark.filterwarnings(
