@@ -55,7 +55,7 @@ def triton_of(python: str) -> dict[str, str]:
     return {"version": version, "digest": sha256_json(files)}
 
 
-class _Noted:
+class Noted:
     """The way to a compile process: notes each task before it goes there, and changes it for a liar."""
 
     def __init__(self, stream: Any, log: Path, *, lies: bool) -> None:
@@ -125,7 +125,7 @@ class Machine:
             stdin=pipe, stdout=pipe, stderr=pipe, text=True, start_new_session=True,
             env={"PATH": os.defpath, "HOME": str(home), "PYTHONPATH": f"{_STANDIN}:{self.source}"},
         ) as child:  # fmt: skip
-            child.stdin = _Noted(child.stdin, self.log, lies=self.lies)  # type: ignore[assignment]
+            child.stdin = Noted(child.stdin, self.log, lies=self.lies)  # type: ignore[assignment]
             yield child
 
     def local(self, workers: int) -> LocalExecutor:

@@ -346,7 +346,8 @@ def main(arguments: Sequence[str]) -> int:
     given = parse(arguments)
     if why := lacking():
         raise SystemExit(f"this machine cannot have machines of its own: {why}")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    for one in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(one, lambda number, _: sys.exit(128 + number))
     triton = triton_of(given.python)
     other = triton_of(given.other_python) if given.other_python else {}
     if other.get("digest") == triton["digest"]:
@@ -387,4 +388,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt:
+        sys.exit(130)
