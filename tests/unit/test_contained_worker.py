@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,7 @@ import pytest
 
 import toolchain
 from tests.dask_fixtures import LAYERS, LIMITS, Hub, Machine, hub, rules_of, until
+from toolchain.build import contained_worker
 from toolchain.build.contained_worker import Kernels
 from toolchain.engine.own_network import WAYS, proved, without_network
 from toolchain.errors import ConfigError, EngineError, KernelError
@@ -242,6 +244,13 @@ def test_another_triton_or_limit_is_refused_by_the_campaign(
         (["tcp://127.0.0.1:9", "--patience", "0"], 18, "no scheduler answers at tcp://127.0.0.1:9"),
         (["tcp://127.0.0.1:9", "--log", "no/such/folder"], 3, "cannot write the log"),
         ([], 2, "the address of a scheduler is missing"),
+        (["tcp://127.0.0.1:9", "--jobs", "-1"], 2, "'-1' is no whole number from 0 on"),
+        (["tcp://127.0.0.1:9", "--kernel-memory", "abc"], 2, "'abc' is no whole number from 0 on"),
+        (["tcp://127.0.0.1:9", "--kernel-memory", "-5"], 2, "'-5' is no whole number from 0 on"),
+        (["tcp://127.0.0.1:9", "--patience", "nan"], 2, "'nan' is no number of seconds from 0 on"),
+        (["tcp://127.0.0.1:9", "--patience", "soon"], 2, "'soon' is no number of seconds from 0 on"),
+        (["tcp://127.0.0.1:9", "--kernel-timeout", "-1"], 2, "'-1' is no number of seconds from 0 on"),
+        (["tcp://127.0.0.1:9", "--kernel-timeout", "inf"], 2, "'inf' is no number of seconds from 0 on"),
     ],
 )
 def test_what_it_refuses(image: Image, words: list[str], code: int, said: str, way: tuple[str, ...]) -> None:
@@ -266,6 +275,27 @@ def test_without_a_store_nothing_is_served(image: Image) -> None:
     (image.store / "somebody's").touch()
     code, text = image.call("tcp://127.0.0.1:9")
     assert (code, "is no kernel store" in text) == (3, True), text
+
+
+def test_without_a_place_for_objects_nothing_is_served(
+    image: Image, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], way: tuple[str, ...]
+) -> None:
+    """As in a container whose root is read-only, and that has no /tmp."""
+
+    def full(*_: object, **__: object) -> str:
+        raise FileNotFoundError(2, "No usable temporary directory found")
+
+    monkeypatch.setattr(tempfile, "mkdtemp", full)
+    monkeypatch.setattr(contained_worker, "_log_to", lambda _: None)
+    monkeypatch.setattr(contained_worker, "proved", lambda: way)
+    before = [(number, signal.getsignal(number)) for number in (signal.SIGTERM, signal.SIGHUP)]
+    try:
+        code = contained_worker.main(image.words("tcp://127.0.0.1:9")[3:])
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
+    said = capsys.readouterr().err
+    assert (code, "no place for objects" in said, "--tmpfs /tmp" in said) == (9, True, True), said
 
 
 def test_where_the_kernel_gives_no_namespace_nothing_is_compiled() -> None:
@@ -299,6 +329,14 @@ def test_the_second_way_serves_who_is_not_root(way: tuple[str, ...]) -> None:
     *rows, user = done.stdout.splitlines()
     assert [row.partition(":")[0].strip() for row in rows[2:]] == ["lo"]
     assert user == str(os.geteuid())
+
+
+@pytest.mark.parametrize(("name", "value"), [("source", 5), ("command", "abc"), ("command", []), ("variables", [])])
+def test_a_file_whose_values_are_of_another_kind(image: Image, tmp_path: Path, name: str, value: object) -> None:
+    (tmp_path / "kernels.json").write_text(json.dumps(image.said() | {name: value}))
+    with pytest.raises(ConfigError, match="does not say whose kernels") as caught:
+        Kernels.read(tmp_path / "kernels.json")
+    assert name in caught.value.why
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"format": 2}', '{"format": 1}', '{"format": 1, "command": 1}'])

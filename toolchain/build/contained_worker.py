@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import logging
+import math
 import os
 import signal
 import sys
 import tempfile
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +25,7 @@ from typing import Any
 from toolchain import process
 from toolchain.engine.own_network import proved, without_network
 from toolchain.engine.resources import jobs_for, memory_available
-from toolchain.errors import ConfigError, ToolchainError
+from toolchain.errors import ConfigError, ResourceError, ToolchainError
 from toolchain.kernels.bounds import MemoryBounds, patience
 from toolchain.kernels.dask_link import check_address, library, machine_name, security
 from toolchain.kernels.dask_worker import PATIENCE, keep_serving
@@ -36,6 +38,10 @@ FORMAT = 1
 STORE = Path("/store")
 KERNELS = Path(__file__).resolve().parents[2] / "kernels.json"
 """In the image: whose kernels compile there, and on what. See `Kernels`."""
+_KINDS = {
+    "name": str, "stage": str, "source": str, "command": list, "variables": dict, "triton": list, "recipe": dict,
+    "environment": dict, "search": list,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +81,12 @@ class Kernels:
             said: dict[str, Any] = json.loads(path.read_bytes())
             if said.pop("format") != FORMAT:
                 raise ValueError("another format")
-            lists = {name: tuple(said[name]) for name in ("command", "triton", "search")}
+            for name, kind in _KINDS.items():
+                if not isinstance(said[name], kind):
+                    raise TypeError(f"{name} is no {kind.__name__}")
+            lists = {name: tuple(map(str, said[name])) for name in ("command", "triton", "search")}
+            if not lists["command"]:
+                raise ValueError("command is empty")
             return cls(**{**said, **lists})
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(
@@ -112,6 +123,7 @@ def run(asked: argparse.Namespace) -> None:
     Raises:
         ConfigError: address, certificates or store cannot be used.
         EngineError: the kernel gives compile processes no network namespace.
+        ResourceError: there is no place for objects.
         UnreachableError: no scheduler answers for long.
     """
     kernels = Kernels.read(asked.kernels)
@@ -123,18 +135,24 @@ def run(asked: argparse.Namespace) -> None:
     library()
     store = _store(asked.store)
     way = proved()
-    slots, limits = jobs_for("kernel", asked.jobs), Limits(timeout=patience(asked.kernel_timeout), memory=asked.memory)
+    slots, limits = (
+        jobs_for("kernel", asked.jobs),
+        Limits(timeout=patience(asked.kernel_timeout), memory=asked.kernel_memory * 10**6),
+    )
     bounds = MemoryBounds.of(memory_available(), slots, limits.memory)
-    with tempfile.TemporaryDirectory(prefix="kernel-worker-") as scratch:
-        out = Path(scratch) / "out"
-        out.mkdir()
+    with _scratch() as scratch:
         station = Station(
-            kernels.bench(out, way), store, name=asked.name or machine_name(), slots=slots, limits=limits, bounds=bounds
+            kernels.bench(scratch / "out", way),
+            store,
+            name=asked.name or machine_name(),
+            slots=slots,
+            limits=limits,
+            bounds=bounds,
         )
         with station:
             LOG.info("worker %s of %s: %d kernels at once, for %s", station.name, kernels.name, slots, asked.address)
             LOG.info("compile processes see no network: %s", " ".join(way[:-1]))
-            work = keep_serving(asked.address, station, Path(scratch) / "dask", trust, patience=asked.patience)
+            work = keep_serving(asked.address, station, scratch / "dask", trust, patience=asked.patience)
             ended = asyncio.run(_until_ended(work))
     if ended:
         sys.exit(128 + ended)
@@ -173,21 +191,58 @@ def _store(path: Path) -> FolderStore:
     return FolderStore(path)
 
 
+def _whole(text: str) -> int:
+    """A number of jobs or megabytes."""
+    if not (text.isascii() and text.isdigit()):
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0 on")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    """A time; one that is not a number would be waited for without an end."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not 0 <= found < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds from 0 on")
+    return found
+
+
+@contextlib.contextmanager
+def _scratch() -> Iterator[Path]:
+    """A folder for objects and for Dask, until the end of the block.
+
+    Raises:
+        ResourceError: none can be made, as in a container whose root is read-only.
+    """
+    try:
+        made = tempfile.TemporaryDirectory(prefix="kernel-worker-", ignore_cleanup_errors=True)
+        (Path(made.name) / "out").mkdir()
+    except OSError as error:
+        raise ResourceError(
+            "there is no place for objects while they are made",
+            why=str(error),
+            fix="give the container a writable /tmp (--tmpfs /tmp), or name a folder with room: -e TMPDIR=FOLDER",
+        ) from error
+    with made:
+        yield Path(made.name)
+
+
 def _reader() -> argparse.ArgumentParser:
     reader = argparse.ArgumentParser(
         prog="kernel-worker", description="Compile kernels for the campaigns of a Dask scheduler, until it is ended."
     )
     reader.add_argument("address", nargs="?", default="", help="tls://HOST:PORT, or tcp:// of this machine alone")
-    reader.add_argument("-j", "--jobs", type=int, default=0, help="kernels at once; 0 for what cores and memory allow")
-    reader.add_argument("--name", default="", help="as campaigns see it; the host name otherwise")
-    reader.add_argument("--kernel-timeout", type=float, metavar="SECONDS", help="as the campaign has it")
     reader.add_argument(
-        "--kernel-memory", dest="memory", type=lambda text: int(text) * 10**6, default=0, metavar="MB",
-        help="as the campaign has it",
-    )  # fmt: skip
+        "-j", "--jobs", type=_whole, default=0, help="kernels at once; 0 for what cores and memory allow"
+    )
+    reader.add_argument("--name", default="", help="as campaigns see it; the host name otherwise")
+    reader.add_argument("--kernel-timeout", type=_seconds, metavar="SECONDS", help="as the campaign has it")
+    reader.add_argument("--kernel-memory", type=_whole, default=0, metavar="MB", help="as the campaign has it")
     reader.add_argument("--store", type=Path, default=STORE, help="the kernel store; /store otherwise")
     reader.add_argument(
-        "--patience", type=float, default=PATIENCE, metavar="SECONDS", help="how long it waits for a scheduler"
+        "--patience", type=_seconds, default=PATIENCE, metavar="SECONDS", help="how long it waits for a scheduler"
     )
     reader.add_argument("--log", type=Path, metavar="FILE", help="all that compile processes say, too")
     reader.add_argument("--check", action="store_true", help="see that Dask can be imported, and end")
