@@ -106,6 +106,10 @@ def main() -> None:
     parser.add_argument("--kernels", type=int, default=20)
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
+    if not asked.library.is_file():
+        parser.error(f"there is no library {asked.library}: it is in the image of the stage codegen-amdgpu")
+    if not asked.source.is_dir():
+        parser.error(f"there is no folder {asked.source}")
     with tempfile.TemporaryDirectory() as folder:
         # Only the objects are kept otherwise; nothing of an earlier run may answer.
         os.environ.update(TRITON_CACHE_DIR=folder, KERNEL_WORKER_WITHOUT="shared,direct,parses")
