@@ -396,6 +396,7 @@ def test_goals_are_all_planned_for_amd64(request_: Request) -> None:
         "triton": ["base", "llvm", "triton"],
         "kernels": ["base", "llvm", "triton", "kernels"],
         "aotriton": ["base", "llvm", "triton", "aotriton"],
+        "worker": ["base", "llvm", "triton", "worker"],
         "all": ["base", "llvm", "triton", "kernels"],
     }
 
