@@ -49,7 +49,7 @@ async def keep_serving(address: str, station: Station, scratch: Path, trust: Any
     last = time.monotonic()
     while True:
         try:
-            async with make_worker(address, station, scratch, trust) as worker:
+            async with make_worker(address, station, scratch, trust, patience=patience) as worker:
                 LOG.info("worker %s serves %s", station.name, address)
                 await worker.finished()
             last = time.monotonic()
@@ -65,7 +65,7 @@ async def keep_serving(address: str, station: Station, scratch: Path, trust: Any
 
 
 @contextlib.asynccontextmanager
-async def make_worker(address: str, station: Station, scratch: Path, trust: Any) -> Any:
+async def make_worker(address: str, station: Station, scratch: Path, trust: Any, *, patience: float = PATIENCE) -> Any:
     """A Dask worker that runs the orders of a station, while the block lasts."""
     tls = address.startswith("tls://")
     worker = library().Worker(
@@ -82,7 +82,8 @@ async def make_worker(address: str, station: Station, scratch: Path, trust: Any)
         local_directory=str(scratch),
         startup_information={KEY: lambda _: json.dumps(station.describe())},
         metrics={KEY: lambda _: json.dumps(station.now())},
-        death_timeout=30,
+        # Seconds in which a scheduler must have answered.
+        death_timeout=min(30.0, max(1.0, patience)),
     )
     setattr(worker, _STATION, station)
     try:
