@@ -34,6 +34,7 @@ from typing import Any
 TOP = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(TOP))
 
+from toolchain.digest import sha256_file  # noqa: E402
 from toolchain.kernels.aotriton_plan import read_plan  # noqa: E402
 from toolchain.kernels.bounds import processes  # noqa: E402
 from toolchain.kernels.rules import Rule, in_order  # noqa: E402
@@ -227,9 +228,12 @@ def table(found: Sequence[Column], rules: int) -> list[str]:
 
 
 def version(python: str) -> str:
-    """What Triton an interpreter has."""
-    command = [python, "-c", "import triton; print(triton.__version__)"]
-    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+    """What Triton an interpreter has: two of one version may be two builds, so its library counts."""
+    command = [python, "-c", "import triton._C.libtriton as it, triton; print(triton.__version__, it.__file__)"]
+    name, _, library = (
+        subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip().partition(" ")
+    )
+    return f"{name} {sha256_file(Path(library)).removeprefix('sha256:')[:12]}"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -274,7 +278,9 @@ def main(arguments: Sequence[str]) -> int:
         }  # fmt: skip
 
         def note() -> None:
-            rows = {one.name: {"total": round(one.total, 3), "samples": one.samples} for one in found}
+            rows = {
+                one.name: {"total": round(one.total, 3), "samples": one.samples, "sha256": one.digests} for one in found
+            }
             if given.json:
                 given.json.write_text(json.dumps({**told, "columns": rows}, indent=1) + "\n", encoding="utf-8")
 
