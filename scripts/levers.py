@@ -15,6 +15,7 @@ the plan for the next time. No GPU is needed. Run with the repository's own Pyth
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
 import json
 import os
@@ -227,6 +228,7 @@ def table(found: Sequence[Column], rules: int) -> list[str]:
     return [*lines, f"{rules} rules"]
 
 
+@functools.cache
 def version(python: str) -> str:
     """What Triton an interpreter has: two of one version may be two builds, so its library counts."""
     command = [python, "-c", "import triton._C.libtriton as it, triton; print(triton.__version__, it.__file__)"]

@@ -21,7 +21,7 @@ from toolchain.engine.buildah import Buildah
 from toolchain.errors import BuildError, ContractError
 from toolchain.recipe import Mount, Recipe, root
 from toolchain.stages.codegen_check import check_in_wheel, check_library, exported_by
-from toolchain.stages.codegen_library import read_files
+from toolchain.stages.codegen_library import library_recipe, take_files
 
 pytestmark = pytest.mark.engine
 (RULE,) = codegens()
@@ -56,23 +56,14 @@ def made(engine: Buildah, tmp_path_factory: pytest.TempPathFactory) -> Made:
         pytest.skip("NO DEBIAN MACHINE AS ROOT: the base is made from apt's mirrors")
     folder = tmp_path_factory.mktemp("codegen")
     wheels = recipe_of(engine, folder, "amd64")
-    tree, files = codegen_tree(folder / "whole"), folder / "files"
-    for name in read_files(tree, RULE):
-        (files / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(tree / name, files / name)
-    recipe = Recipe(
-        name="codegen-amdgpu",
-        containerfile="containerfiles/triton-codegen/Containerfile",
+    recipe = library_recipe(
+        RULE,
         base=wheels.base,
-        images=wheels.images,
-        args={
-            "PREFIX": PREFIX,
-            "PROJECT": RULE.project,
-            "LIBRARY": RULE.library,
-            "EXPORTS": RULE.exports,
-            "REVISION": f"{RULE.revision}={REVISION}",
-        },
-        contexts={"triton": files, "sysroot": wheels.contexts["sysroot"]},
+        llvm=wheels.images["LLVM"],
+        prefix=PREFIX,
+        revision=REVISION,
+        files=take_files(codegen_tree(folder / "whole"), RULE, folder / "files"),
+        sysroot=wheels.contexts["sysroot"],
         cache_key="small",
     )
     build(engine, recipe, folder / "out")

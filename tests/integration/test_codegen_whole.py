@@ -30,9 +30,9 @@ from toolchain.build.record import known_record
 from toolchain.cache import Cache, default_cache
 from toolchain.catalog.codegen import codegens
 from toolchain.engine.buildah import Buildah
-from toolchain.recipe import Recipe, root
+from toolchain.recipe import root
 from toolchain.sources.pypi import known_files
-from toolchain.stages.codegen_library import read_files
+from toolchain.stages.codegen_library import library_recipe, take_files
 
 pytestmark = [pytest.mark.engine, pytest.mark.full]
 (RULE,) = codegens()
@@ -132,25 +132,14 @@ def on_the_core(tree: Path, patch: Path, engine: Buildah, tmp_path_factory: pyte
         manifests[row["name"]] = record.manifest
     shutil.copytree(tree, folder / "triton")
     process.run(["patch", "--quiet", "-p1", "-d", folder / "triton", "-i", patch])
-    for name in read_files(folder / "triton", RULE):
-        (folder / "files" / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(folder / "triton" / name, folder / "files" / name)
-    recipe = Recipe(
-        name=RULE.stage,
-        containerfile="containerfiles/triton-codegen/Containerfile",
+    recipe = library_recipe(
+        RULE,
         base=engine.ensure_image("base", cache.images, manifests["base"]),
-        images={"LLVM": engine.ensure_image("llvm", cache.images, manifests["llvm"])},
-        args={
-            "PREFIX": "/usr/lib64/llvm-triton-22.1.8",
-            "PROJECT": RULE.project,
-            "LIBRARY": RULE.library,
-            "EXPORTS": RULE.exports,
-            "REVISION": f"{RULE.revision}=22.1.8-0",
-        },
-        contexts={
-            "triton": folder / "files",
-            "sysroot": unpacked(cache, manifests["sysroot"], folder / "sysroot"),
-        },
+        llvm=engine.ensure_image("llvm", cache.images, manifests["llvm"]),
+        prefix="/usr/lib64/llvm-triton-22.1.8",
+        revision="22.1.8-0",
+        files=take_files(folder / "triton", RULE, folder / "files"),
+        sysroot=unpacked(cache, manifests["sysroot"], folder / "sysroot"),
         cache_key="core",
     )
     engine.build(recipe, root=root(), out=folder / "out", log=folder / "log")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -20,6 +21,7 @@ from toolchain.build.record import find_image
 from toolchain.cache import Cache, default_cache
 from toolchain.engine import isolation
 from toolchain.engine.buildah import Buildah
+from toolchain.kernels.bounds import processes
 from toolchain.kernels.campaign import run_campaign
 from toolchain.kernels.dask_executor import DaskExecutor
 from toolchain.kernels.dask_status import ask
@@ -71,14 +73,10 @@ def interfaces(pid: int) -> list[str]:
 
 def below(pid: int) -> dict[int, str]:
     """A process and all below it, with their command lines."""
-    found, waiting = {}, [pid]
-    for one in waiting:
-        try:
+    found = {}
+    for one in processes(pid):
+        with contextlib.suppress(OSError):
             found[one] = Path(f"/proc/{one}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-            for task in Path(f"/proc/{one}/task").iterdir():
-                waiting += map(int, (task / "children").read_text().split())
-        except OSError:
-            continue
     return found
 
 

@@ -135,10 +135,8 @@ def run(asked: argparse.Namespace) -> None:
     library()
     store = _store(asked.store)
     way = proved()
-    slots, limits = (
-        jobs_for("kernel", asked.jobs),
-        Limits(timeout=patience(asked.kernel_timeout), memory=asked.kernel_memory * 10**6),
-    )
+    slots = jobs_for("kernel", asked.jobs)
+    limits = Limits(timeout=patience(asked.kernel_timeout), memory=asked.kernel_memory * 10**6)
     bounds = MemoryBounds.of(memory_available(), slots, limits.memory)
     with _scratch() as scratch:
         station = Station(

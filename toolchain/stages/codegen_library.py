@@ -90,7 +90,7 @@ class CodegenLibraryStage:
         workspace.require_disk(_DISK)
         workspace.step("source")
         source = workspace.fetch(planned.sources[0])
-        files = _take(source.path, rule, workspace.work() / "triton")
+        files = take_files(source.path, rule, workspace.work() / "triton")
         intake, findings = take_in("triton", files, request)
         if findings:
             raise PolicyError(
@@ -99,24 +99,18 @@ class CodegenLibraryStage:
                 fix="this library is built from source alone",
             )
         out = workspace.build(
-            Recipe(
-                name=rule.stage,
-                containerfile=f"{RECIPE}/Containerfile",
+            library_recipe(
+                rule,
                 base=workspace.image(dependencies["base"]),
-                images={"LLVM": workspace.image(dependencies[rule.llvm])},
-                args={
-                    "PREFIX": str(dependencies[rule.llvm].facts["prefix"]),
-                    "ARCH": arch,
-                    "PROJECT": rule.project,
-                    "LIBRARY": rule.library,
-                    "EXPORTS": rule.exports,
-                    "REVISION": f"{rule.revision}={revision}",
-                    "JOBS": str(workspace.jobs("compile")),
-                    "INPUT_DIGEST": str(planned.input_digest),
-                },
-                contexts={"triton": files, "sysroot": workspace.unpack(dependencies["sysroot"])},
+                llvm=workspace.image(dependencies[rule.llvm]),
+                prefix=str(dependencies[rule.llvm].facts["prefix"]),
+                revision=revision,
+                arch=arch,
+                files=files,
+                sysroot=workspace.unpack(dependencies["sysroot"]),
+                jobs=str(workspace.jobs("compile")),
+                input_digest=str(planned.input_digest),
                 cache_key=str(planned.input_digest).removeprefix("sha256:")[:12],
-                steps=_WEIGHTS,
             )
         )
         library = out / rule.library
@@ -191,6 +185,51 @@ def read_files(tree: Path, rule: Codegen, *, patched: bool = False) -> list[str]
     return sorted(found)
 
 
+def library_recipe(
+    rule: Codegen,
+    *,
+    base: str,
+    llvm: str,
+    prefix: str,
+    revision: str,
+    files: Path,
+    sysroot: Path,
+    cache_key: str,
+    arch: str = "amd64",
+    jobs: str = "",
+    input_digest: str = "",
+) -> Recipe:
+    """How the library is built.
+
+    Args:
+        base, llvm: images, as the engine knows them.
+        prefix: where the LLVM lies in its image.
+        revision: what the library shall answer.
+        files: see `take_files`.
+        sysroot: the old system, unpacked.
+        jobs: compile jobs; as many as ninja likes where empty.
+    """
+    return Recipe(
+        name=rule.stage,
+        containerfile=f"{RECIPE}/Containerfile",
+        base=base,
+        images={"LLVM": llvm},
+        args={
+            "PREFIX": prefix,
+            "ARCH": arch,
+            "PROJECT": rule.project,
+            "LIBRARY": rule.library,
+            "EXPORTS": rule.exports,
+            "REVISION": f"{rule.revision}={revision}",
+            "JOBS": jobs,
+            "INPUT_DIGEST": input_digest,
+        },
+        contexts={"triton": files, "sysroot": sysroot},
+        cache_key=cache_key,
+        steps=_WEIGHTS,
+    )
+
+
 def revision_of(rule: Codegen, request: Request) -> str:
     """What the library answers: the pin; of an LLVM that the user names that one, and build 0.
 
@@ -208,8 +247,8 @@ def _named(source: Source) -> str:
     return commit or source.short_id
 
 
-def _take(tree: Path, rule: Codegen, into: Path) -> Path:
-    """Those files alone: what the rule does not name cannot be built in."""
+def take_files(tree: Path, rule: Codegen, into: Path) -> Path:
+    """The files of `read_files` alone, in `into`: what the rule does not name cannot be built in."""
     shutil.rmtree(into, ignore_errors=True)
     for name in read_files(tree, rule):
         (into / name).parent.mkdir(parents=True, exist_ok=True)
