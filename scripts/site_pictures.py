@@ -66,9 +66,8 @@ def flow() -> str:
         x = 10 + number * step_x
         comes = sorted({name for one in column for name in one.sources})
         packages = any(one.packages for one in column)
-        parts.append(
-            _box(x, 30, ", ".join(comes) or "packages", "sources" if comes else "of the mirrors" if packages else "")
-        )
+        under = f"and {', '.join(comes[2:])}: sources" if comes[2:] else "sources" if comes else "of the mirrors"
+        parts.append(_box(x, 30, ", ".join(comes[:2]) or "packages", under if comes or packages else ""))
         parts.append(_arrow(f"M{x + _WIDE // 2} {30 + _HIGH}V{top - 2}"))
         for row, one in enumerate(column):
             y = top + row * step_y
@@ -101,7 +100,7 @@ def _directly(name: str) -> list[str]:
 
 def _made(name: str) -> str:
     words = {"base": "an operating system", "sysroot": "old glibc to link", "python": "CPythons", "llvm": "the layer",
-             "triton": "wheels, an image", "kernels": "FlashAttention", "aotriton": "library, kernels"}  # fmt: skip
+             "triton": "wheels, an image", "allocator": "for compile processes", "kernels": "FlashAttention", "aotriton": "library, kernels"}  # fmt: skip
     return words.get(name, "")
 
 

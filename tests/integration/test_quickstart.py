@@ -268,12 +268,16 @@ def _processes_below(work: Path) -> list[str]:
 
 
 def test_four_kernels_come_out_the_same_with_everything_flipped(quickstart: Quickstart, tmp_path: Path) -> None:
-    """Another folder, cold caches, other jobs, umask, home, time zone, language, host name and a clock that is off."""
+    """Another folder, cold caches, other jobs, umask, home, time zone, language, host name, a clock that is off, and an
+    allocator in the workers."""
     words = ("--stage", "kernels", *quickstart.options, "--gpu", "gfx942", "--limit", "4", *quickstart.allow)
     first = toolchain("build", "kernels", *words[2:], "--json")
     assert first.code == 0, first.err
     if shutil.which("faketime") is None:
         pytest.skip("NO FAKETIME: the clock cannot be flipped (apt-get install faketime)")
+    allocator = ("--source", "mimalloc=distro:mimalloc")
+    built = toolchain("build", "allocator", *allocator)
+    assert built.code == 0, built.err
     home = tmp_path / "another home"
     home.mkdir()
     cache = os.environ.get("TOOLCHAIN_CACHE") or str(Path.home() / ".cache" / "toolchain")
@@ -281,7 +285,7 @@ def test_four_kernels_come_out_the_same_with_everything_flipped(quickstart: Quic
     done = subprocess.run(
         [
             *("unshare", "--uts", "sh", "-c", named, "sh", "faketime", "+400 days"),
-            *(sys.executable, "-m", "toolchain", "reproduce", *words, "--jobs", "1", "--json"),
+            *(sys.executable, "-m", "toolchain", "reproduce", *words, *allocator, "--jobs", "1", "--json"),
         ],
         capture_output=True,
         text=True,

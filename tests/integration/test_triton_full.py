@@ -11,6 +11,7 @@ TOOLCHAIN_TEST_AOTRITON   AOTriton's source, any commit that the tool builds
 TOOLCHAIN_TEST_GPUS       the five of the contract otherwise
 TOOLCHAIN_TEST_RULES      how many rules for each GPU at least, 20 otherwise; 20 are also compiled by upstream's script
 TOOLCHAIN_TEST_LEAST      how many rules the AOTriton image must have at least, 300 otherwise
+TOOLCHAIN_TEST_SAMPLE     how many kernels of the AOTriton image are also compiled by upstream's script, 200 otherwise
 """
 
 # ruff: noqa: T201, ARG002
@@ -20,9 +21,11 @@ import contextlib
 import hashlib
 import json
 import os
+import random
 import shutil
 import subprocess
 import tarfile
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,9 +38,10 @@ from toolchain.build.record import records
 from toolchain.cache import Cache, default_cache
 from toolchain.engine.buildah import Buildah
 from toolchain.kernels.aks2 import read_archive
+from toolchain.kernels.aotriton_plan import read_plan
 from toolchain.oci.layout import Layout
 from toolchain.process import Result
-from toolchain.recipe import Mount
+from toolchain.recipe import Mount, root
 from toolchain.record import Record
 from toolchain.request import Request
 from toolchain.sources.resolve import fetch_source
@@ -47,7 +51,7 @@ from toolchain.stages import aotriton_images
 from toolchain.stages.aotriton_images import KernelImages
 from toolchain.stages.stage import Workspace
 from toolchain.stages.triton_source import CONTRACT_GPUS
-from toolchain.stages.triton_wheel import unzip
+from toolchain.stages.triton_wheel import SITE, unzip
 from toolchain.stages.wheels import AOTRITON, wheel_sources
 
 pytestmark = [pytest.mark.full, pytest.mark.engine, pytest.mark.timeout(0)]
@@ -279,10 +283,17 @@ def test_aotriton_rules_compile_to_upstreams_bytes_and_pack(
     assert signature["TRITON_VERSION"].startswith(str(made.result.about["triton"]).partition("+")[0])
 
 
+def kernel_images(record: Record, folder: Path) -> Path:
+    """The kernel images of an AOTriton image, unpacked out of its layer's bytes."""
+    with tarfile.open(Layout(Cache(default_cache()).images).blob(record.layers[-1]["digest"])) as tar:
+        tar.extractall(folder, filter="data")
+    return folder / str(record.facts["prefix"]).lstrip("/") / "lib" / "aotriton.images"
+
+
 def test_the_aotriton_image_is_what_its_record_and_ledgers_say(tmp_path: Path) -> None:
     """Read back from the published bytes, by an independent reader: every kernel, by its SHA-256."""
     record = newest("aotriton", has="packs")
-    facts, layout = record.facts, Layout(Cache(default_cache()).images)
+    facts = record.facts
     for row in facts["by_kernel"]:
         print(
             f"\n{row['kernel']:32} {row['gpu']:8} "
@@ -292,9 +303,7 @@ def test_the_aotriton_image_is_what_its_record_and_ledgers_say(tmp_path: Path) -
     print(f"\n{facts['kernels']}, bitcode {facts['bitcode']}, against upstream {facts['against_upstream']}")
     for finding in facts["found_binaries"]:
         print(finding)
-    with tarfile.open(layout.blob(record.layers[-1]["digest"])) as tar:
-        tar.extractall(tmp_path, filter="data")
-    images = tmp_path / str(facts["prefix"]).lstrip("/") / "lib" / "aotriton.images"
+    images = kernel_images(record, tmp_path)
     seen = 0
     for pack in sorted(images.iterdir()):
         ledger = json.loads((pack / "__ledger__").read_text())
@@ -318,3 +327,47 @@ def test_the_aotriton_image_is_what_its_record_and_ledgers_say(tmp_path: Path) -
     assert facts["against_upstream"]["equal"] == facts["against_upstream"]["sampled"] >= 20
     assert facts["against_upstream"]["alike"] == len(facts["failures"])
     assert all(failure["reason"] for failure in facts["failures"])
+
+
+def test_random_kernels_of_the_aotriton_image_have_the_bytes_that_upstreams_script_makes(
+    place: Place, source: Path, modules: Path, tmp_path: Path
+) -> None:
+    """Drawn from all that the image's packs list, and compiled by upstream's own command line: each has those bytes."""
+    record = newest("aotriton", has="packs")
+    images = kernel_images(record, tmp_path / "image")
+    done: dict[str, str] = {}
+    packed: set[str] = set()
+    for pack in sorted(images.iterdir()):
+        listed = json.loads((pack / "__ledger__").read_text())["kernels"]
+        done |= {row["out"]: row["sha256"] for row in listed if row["status"] == "done"}
+        for archive in pack.rglob("*.zip"):
+            packed |= {hashlib.sha256(one.content).hexdigest() for _, all_ in read_archive(archive) for one in all_}
+    build = tmp_path / "plan"
+    build.mkdir()
+    for gpu in record.facts["gpus"]:
+        plan_for(gpu, place, source, modules, build)
+    by_out = {rule.out: rule for rule in read_plan(build, source, build=str(build), source=str(source)).rules}
+    assert set(done) <= set(by_out)
+    wanted = int(os.environ.get("TOOLCHAIN_TEST_SAMPLE", "200"))
+    chosen = random.Random(record.manifest).sample(sorted(done), min(wanted, len(done)))
+    rules = []
+    for out in chosen:
+        arguments = aotriton_images.upstream_arguments(by_out[out])
+        arguments[0] = str(source / by_out[out].source)
+        rules.append({"id": out, "arguments": arguments, "timeout": 0})
+    job = tmp_path / "job.json"
+    job.write_text(json.dumps({"script": str(source / "python/compile.py"), "jobs": place.jobs(""), "rules": rules}))
+    programs = root() / "aotriton"
+    said = place.runner.run(
+        place.image,
+        ["python3", str(programs / "upstream.py"), str(job)],
+        mounts=[Mount(source, str(source)), Mount(programs, str(programs)), Mount(job, str(job))],
+        env={"PYTHONPATH": SITE, "PYTHONDONTWRITEBYTECODE": "1", "HOME": "/tmp"},
+        log=place.log,
+        capture=True,
+    )
+    answers = [json.loads(line) for line in said.stdout.strip().splitlines()]
+    kernels = Counter(f"{by_out[row['id']].kernel} {by_out[row['id']].target}" for row in answers)
+    print(f"\n{len(answers)} of {len(done)} compiled by upstream's script: {dict(sorted(kernels.items()))}")
+    assert len(answers) == min(wanted, len(done))
+    assert [row for row in answers if row["sha256"] != done[row["id"]] or row["sha256"] not in packed] == []

@@ -83,7 +83,7 @@ ASKED = ("--base", "debian13", "--source", "notes=../notes")
 def test_a_stage_that_nobody_knew(tool: Tool) -> None:
     for verb, said in tool.helps("plan", "fetch", "build", "lock", "publish", "bundle export", "reproduce").items():
         assert "report or all." in said or (verb == "reproduce" and "worker or report." in said), verb
-    assert "one of aotriton, flash-attn, llvm, llvm-amdgpu, notes, triton" in tool.call(
+    assert "one of aotriton, flash-attn, llvm, llvm-amdgpu, mimalloc, notes, triton" in tool.call(
         "plan", "--source", "x=y", code=3
     )
     base, report = tool.data("plan", "report", *ASKED)["stages"]
@@ -134,13 +134,17 @@ def test_the_table_is_whole() -> None:
         "llvm",
         *for_gpus,
         "triton",
+        "allocator",
         "kernels",
         "aotriton",
         "worker",
         "all",
     )
-    assert choice(*of_packages(), "all") == "llvm, llvm-amdgpu, codegen-amdgpu, triton, kernels, aotriton or worker."
-    assert SOURCES == ("aotriton", "flash-attn", "llvm", "llvm-amdgpu", "triton")
+    assert (
+        choice(*of_packages(), "all")
+        == "llvm, llvm-amdgpu, codegen-amdgpu, triton, allocator, kernels, aotriton or worker."
+    )
+    assert SOURCES == ("aotriton", "flash-attn", "llvm", "llvm-amdgpu", "mimalloc", "triton")
     assert (source_license("flash-attn"), source_license("x")) == ("BSD-3-Clause", "")
 
 

@@ -22,6 +22,7 @@ from toolchain.locks import held
 from toolchain.oci import labels
 from toolchain.recipe import Mount, Runner, digests
 from toolchain.request import Request
+from toolchain.stages import allocator
 from toolchain.stages.aotriton_images import ENVIRONMENT, KernelImages, MadeImages
 from toolchain.stages.aotriton_library import (
     DEFAULT_GPUS,
@@ -107,7 +108,8 @@ class AotritonStage:
         with campaign_folder(workspace.cache, sha256_json(_objects(dependencies, request, library))) as folder:
             triton = dependencies["triton"]
             image, layers = workspace.image_to_run(triton), layer_digests(triton, workspace.cache)
-            images = KernelImages(folder / "plan", source.path, image, workspace, layers)
+            given = allocator.preload(dependencies, workspace)
+            images = KernelImages(folder / "plan", source.path, image, workspace, layers, given)
             made = images.make(built, gpus=gpus, sha1=library.sha1)
             result = made.result
             tree = workspace.work() / "tree"
@@ -132,6 +134,7 @@ class AotritonStage:
                     "skipped": result.skipped,
                     **({"kernel_store": result.shared} if result.shared else {}),
                     "about": result.about,
+                    **allocator.facts(dependencies),
                     "by_kernel": result.rows(),
                     "bitcode": _bitcode(result),
                     "found_binaries": intake.rows(findings),

@@ -18,6 +18,7 @@ from toolchain.request import Request
 from toolchain.sources.resolve import locate
 from toolchain.sources.spec import SourceSpec
 from toolchain.sources.tree import Source, require
+from toolchain.stages import allocator
 from toolchain.stages.base import base_label
 from toolchain.stages.kernel_workers import (
     COMMAND,
@@ -112,7 +113,8 @@ class KernelsStage:
         tree = work / "tree"
         out = tree / PREFIX.lstrip("/")
         out.mkdir(parents=True, exist_ok=True)
-        at = bench(source.path, dependencies["triton"], out, workspace, campaign=work.name)
+        given = allocator.preload(dependencies, workspace)
+        at = bench(source.path, dependencies["triton"], out, workspace, campaign=work.name, preload=given)
         workspace.step("compile")
         with Ledger(work / "ledger.sqlite") as ledger, workspace.shared_results(at.naming) as shared:
             shard = shard_of(rules, request.shard, shared)
@@ -150,6 +152,7 @@ class KernelsStage:
                 "skipped": result.skipped,
                 **({"kernel_store": result.shared} if result.shared else {}),
                 "about": result.about,
+                **allocator.facts(dependencies),
                 "by_kernel": result.rows(),
                 "found_binaries": intake.rows(findings),
                 "gpus": list(gpus),
@@ -163,12 +166,21 @@ class KernelsStage:
         )
 
 
-def bench(source: Path, triton: Built, out: Path, workspace: Workspace, *, campaign: str = "") -> Bench:
+def bench(
+    source: Path,
+    triton: Built,
+    out: Path,
+    workspace: Workspace,
+    *,
+    campaign: str = "",
+    preload: allocator.Preload = allocator.NOTHING,
+) -> Bench:
     """Where the kernels compile.
 
     Args:
         source: the sdist's tree.
         out: folder of the objects.
+        preload: where the compile processes take their memory from.
     """
     from toolchain.kernels.station import Bench  # noqa: PLC0415 - a plan compiles nothing
 
@@ -177,10 +189,12 @@ def bench(source: Path, triton: Built, out: Path, workspace: Workspace, *, campa
         Mount(source, GROUND.source, read_only=True),
         Mount(recipe.root() / "aotriton", f"{RECIPE}/aotriton", read_only=True),
         Mount(out, "/out", read_only=False),
+        *preload.mounts,
     ]
+    env = {**GROUND.variables, **preload.env}
 
     def start() -> AbstractContextManager[Popen[str]]:
-        return workspace.worker(image, COMMAND, mounts=mounts, env=GROUND.variables)
+        return workspace.worker(image, COMMAND, mounts=mounts, env=env)
 
     return Bench(
         start=start,
