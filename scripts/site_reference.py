@@ -188,6 +188,7 @@ def prebuilt() -> str:
         " `--drop-binary NAME` leaves it out. A file that is not listed here is named by its path in the tree.\n"),
         table(["name", "source", "file", "without a decision", "what it is"], rows),
         ("| name | what |\n|---|---|\n| `dask` | Dask and what it imports, as the index's wheels, in the image of a worker |\n"
+        "| `profile` | counts of what ran in LLVM and Triton, by which both are optimised: `--source profile=FILE` |\n"
         "| `triton-wheel` | a whole Triton as the index's wheel, named as a source:"
         " `--source triton=pypi:3.7.1` |\n"),
         ("`verify --policy source-only` refuses an image with any of these, unless `verify --allow-binary NAME` says the same"

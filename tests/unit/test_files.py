@@ -299,7 +299,7 @@ def test_what_has_no_files_says_so() -> None:
     require_files("llvm")
     require_files("all")
     for target in ("base", "kernels", "python"):
-        with pytest.raises(ConfigError, match="--files is for llvm, triton, aotriton"):
+        with pytest.raises(ConfigError, match="--files is for llvm, triton, profile, aotriton"):
             require_files(target)
 
 

@@ -83,7 +83,7 @@ ASKED = ("--base", "debian13", "--source", "notes=../notes")
 def test_a_stage_that_nobody_knew(tool: Tool) -> None:
     for verb, said in tool.helps("plan", "fetch", "build", "lock", "publish", "bundle export", "reproduce").items():
         assert "report or all." in said or (verb == "reproduce" and "worker or report." in said), verb
-    assert "one of aotriton, flash-attn, llvm, llvm-amdgpu, mimalloc, notes, triton" in tool.call(
+    assert "one of aotriton, flash-attn, llvm, llvm-amdgpu, mimalloc, notes, profile, triton" in tool.call(
         "plan", "--source", "x=y", code=3
     )
     base, report = tool.data("plan", "report", *ASKED)["stages"]
@@ -117,7 +117,9 @@ def test_a_stage_that_nobody_knew(tool: Tool) -> None:
     layout = Layout(other.folder.parent / "out")
     config = layout.read_json(layout.children(layout.children(layout.resolve(made["image"]))[0])[0])
     assert config["config"]["Labels"][LICENSES] == "CC0-1.0"
-    assert "--archive is for llvm, triton, aotriton, report" in tool.call("build", "base", "--archive", "x", code=3)
+    assert "--archive is for llvm, triton, profile, aotriton, report" in tool.call(
+        "build", "base", "--archive", "x", code=3
+    )
 
 
 def test_the_table_is_whole() -> None:
@@ -134,17 +136,20 @@ def test_the_table_is_whole() -> None:
         "llvm",
         *for_gpus,
         "triton",
+        "llvm-instrumented",
+        "triton-instrumented",
+        "profile",
         "allocator",
         "kernels",
         "aotriton",
         "worker",
         "all",
     )
-    assert (
-        choice(*of_packages(), "all")
-        == "llvm, llvm-amdgpu, codegen-amdgpu, triton, allocator, kernels, aotriton or worker."
+    assert choice(*of_packages(), "all") == (
+        "llvm, llvm-amdgpu, codegen-amdgpu, triton, llvm-instrumented, triton-instrumented, profile, allocator, "
+        "kernels, aotriton or worker."
     )
-    assert SOURCES == ("aotriton", "flash-attn", "llvm", "llvm-amdgpu", "mimalloc", "triton")
+    assert SOURCES == ("aotriton", "flash-attn", "llvm", "llvm-amdgpu", "mimalloc", "profile", "triton")
     assert (source_license("flash-attn"), source_license("x")) == ("BSD-3-Clause", "")
 
 

@@ -152,6 +152,16 @@ def llvm(request: Request, built: Built, folder: Path) -> list[Path]:
     return [out]
 
 
+@packed_once
+def profile(request: Request, built: Built, folder: Path) -> list[Path]:
+    """`llvm-triton-<id>-profile.tar.gz`, as `--source profile=FILE` takes it."""
+    out = folder / f"{built.planned.image}.tar.gz"
+    with _tree(request.cache, built) as tree:
+        prefix = tree / str(built.facts["prefix"]).lstrip("/")
+        write_tar_gz(prefix, out, top=built.planned.image, epoch=EPOCH)
+    return [out]
+
+
 def wheels(request: Request, built: Built, folder: Path) -> list[Path]:
     """The wheels under their own names. A wheel that came from the index is not written: nothing here made it."""
     written = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,9 @@ from toolchain.sources.tree import Source, require
 from toolchain.stages.base import base_label
 from toolchain.stages.llvm_subset import MLIR_TBLGEN, TABLEGEN, LlvmSubset, subset_of
 from toolchain.stages.prebuilt import take_in
+from toolchain.stages.profile_use import RECIPE as PROFILE_RECIPE
+from toolchain.stages.profile_use import SOURCE as PROFILE
+from toolchain.stages.profile_use import check_profile, profile_source, require_portable
 from toolchain.stages.stage import Built, Planned, Stage, Workspace, common_inputs, image_labels, locked, source_inputs
 
 DEFAULT_TRITON = "3.7.1"
@@ -59,14 +62,22 @@ _CROSS_WEIGHTS = {**_WEIGHTS, "configure": 840.0}
 
 @dataclass(frozen=True)
 class LlvmStage:
+    """See `Stage`.
+
+    Args:
+        instrumented: whether its functions count what runs.
+    """
+
     name: str = "llvm"
+    instrumented: bool = False
 
     def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned:
         arch, source, needs = request.arch[0], llvm_source(request), llvm_needs(request)
         part, cross = subset_of(request.only, needs), arch != this_machine()
         if source.path is not None and source.path.is_dir():  # a checkout: look before the base is made
             _require(source.path, needs)
-        sources = source_inputs([source], request.patches)
+        profile = self._profile(request)
+        sources = source_inputs([source, *profile], request.patches)
         against = ("sysroot",) if cross or request.glibc else ()
         under = {name: dependencies[name].input_digest for name in ("base", *against)}
         inputs: dict[str, Any] | None = None
@@ -76,7 +87,7 @@ class LlvmStage:
                 **under,
                 "sources": sources,
                 "parts": list(parts_of("llvm") or ()),
-                "recipe": _recipe(request, cross),
+                "recipe": {**_recipe(request, cross), **(digests(PROFILE_RECIPE) if self._profiled(profile) else {})},
                 "prefix": prefix_of(source),
                 "projects": list(part.projects),
                 "components": list(part.components) if part.target == "distribution" else [],
@@ -85,23 +96,26 @@ class LlvmStage:
                 **({"headers": list(part.headers)} if part.headers else {}),
                 **({"glibc": request.glibc} if request.glibc else {}),
                 **({"built_on": this_machine(), "native": list(part.native)} if cross else {}),
+                **({"instrumented": True} if self.instrumented else {}),
             }
         return Planned(
             name=self.name,
-            image=f"{part.stem}-{source.short_id}" + ("" if request.glibc else f"-{base_label(request)}"),
+            image=f"{part.stem}-{source.short_id}" + self._suffix(request, profile),
             inputs=inputs,
-            sources=(source,),
+            sources=(source, *profile),
+            binaries=(PROFILE,) if profile else (),
             partial=part.told,
             disk=part.disk,
             engine=True,
-            has_contract_check=_proves(part, cross),
+            has_contract_check=_proves(part, cross) and not self.instrumented,
         )
 
     def build(self, planned: Planned, dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
         request, needs = workspace.request, llvm_needs(workspace.request)
         arch, part = request.arch[0], subset_of(request.only, needs)
         cross = arch != this_machine()
-        proved = request.contract and _proves(part, cross)
+        # What links an instrumented library needs the compiler's own for it.
+        proved = request.contract and _proves(part, cross) and not self.instrumented
         emulate = emulator(arch) if cross and proved else None
         workspace.require_disk(part.disk)
         workspace.step("source")
@@ -109,11 +123,15 @@ class LlvmStage:
         _require(source.path, needs)
         planned, found = take_in_llvm(source.path, request, planned)
         prefix = prefix_of(source)
+        contexts = {"llvm": source.path}
+        if len(planned.sources) > 1:
+            contexts[PROFILE] = workspace.fetch(planned.sources[1]).path
+            check_profile(contexts[PROFILE], planned.sources[0], request.patches)
         system = workspace.unpack(dependencies["sysroot"]) if "sysroot" in dependencies else None
         tree = workspace.build(
             Recipe(
                 name="llvm",
-                containerfile=f"containerfiles/{'llvm-portable' if request.glibc else 'llvm'}/Containerfile",
+                containerfile=f"{self._recipe(request, planned.sources[1:])}/Containerfile",
                 base=workspace.image(dependencies["base"]),
                 args={
                     "PREFIX": prefix,
@@ -129,7 +147,7 @@ class LlvmStage:
                     "LINK_JOBS": str(workspace.jobs("link")),
                     "INPUT_DIGEST": str(planned.input_digest),
                 },
-                contexts={"llvm": source.path, **({"sysroot": system} if system else {})},
+                contexts={**contexts, **({"sysroot": system} if system else {})},
                 cache_key=str(planned.input_digest).removeprefix("sha256:")[:12],
                 steps=_CROSS_WEIGHTS if cross else _WEIGHTS,
                 courses={"compile": costs} if (costs := step_costs(part.name)) else {},
@@ -154,16 +172,46 @@ class LlvmStage:
             tree=tree,
             facts={"prefix": prefix, **found},
             labels=image_labels(
-                planned, revision=source.ref, more=floor_labels(request.glibc) if request.glibc else None
+                planned,
+                revision=source.ref,
+                binaries=planned.binaries if PROFILE in contexts else None,
+                more=floor_labels(request.glibc) if request.glibc else None,
             ),
             check=check if proved else None,
             check_on=dependencies["base"],
         )
 
+    def _profile(self, request: Request) -> tuple[Source, ...]:
+        """The profile that it is optimised by, if any."""
+        if self.instrumented:
+            require_portable(request)
+            return ()
+        found = profile_source(request)
+        return () if found is None else (found,)
+
+    def _profiled(self, profile: Sequence[Source]) -> bool:
+        return self.instrumented or bool(profile)
+
+    def _recipe(self, request: Request, profile: Sequence[Source]) -> str:
+        """The folder of its Containerfile."""
+        if self._profiled(profile):
+            return PROFILE_RECIPE
+        return f"containerfiles/{'llvm-portable' if request.glibc else 'llvm'}"
+
+    def _suffix(self, request: Request, profile: Sequence[Source]) -> str:
+        """What its image's name ends with."""
+        bound = "" if request.glibc else f"-{base_label(request)}"
+        return bound + ("-instrumented" if self.instrumented else "-pgo" if profile else "")
+
 
 def of_request(_: Request) -> Stage:
     """The stage; every request has it."""
     return LlvmStage()
+
+
+def instrumented(_: Request) -> Stage:
+    """The stage whose functions count what runs."""
+    return LlvmStage(name="llvm-instrumented", instrumented=True)
 
 
 def recipe_files(arch: str, *, cross: bool) -> dict[str, str]:

@@ -14,7 +14,7 @@ from toolchain.request import Request
 from toolchain.sources.scan import Finding, scan
 
 # Let in by name, and no file of any source's tree.
-APART = frozenset({"dask", "triton-wheel"})
+APART = frozenset({"dask", "profile", "triton-wheel"})
 _LISTED = 30
 _ODD = ";=*?[]\\\n"
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from toolchain import recipe
 from toolchain.catalog.architectures import emulator, this_machine
@@ -19,8 +19,10 @@ from toolchain.catalog.pythons import check_range
 from toolchain.errors import UnsupportedError
 from toolchain.recipe import Mount, digests
 from toolchain.request import Request
-from toolchain.stages.codegen_choice import bindings, triton_here
+from toolchain.stages.codegen_choice import bindings, rules_of, triton_here
 from toolchain.stages.codegen_library import where
+from toolchain.stages.profile_use import DATA, INSTRUMENT, check_profile, flags, profile_source, require_portable
+from toolchain.stages.profile_use import SOURCE as PROFILE
 from toolchain.stages.python import own_python, versions_of
 from toolchain.stages.stage import Built, Planned, Workspace
 from toolchain.stages.triton_origin import triton_source
@@ -39,15 +41,22 @@ from toolchain.stages.triton_tree import bindings_of, python_requires
 from toolchain.stages.triton_wheel import unzip
 
 RECIPE = "triton-portable"
+_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True)
 class TritonPortableStage:
-    """See `Stage`."""
+    """See `Stage`.
+
+    Args:
+        instrumented: whether it is built on the LLVM whose functions count what runs, and counts alike.
+    """
 
     name: str = "triton"
+    instrumented: bool = False
 
     def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned:
+        dependencies = _with_llvm(dependencies)
         versions, arch = versions_of(request), request.arch[0]
         source = triton_source(request)
         if (tree := source.path or triton_here(request)) is not None:
@@ -62,13 +71,21 @@ class TritonPortableStage:
             **({"stable_abi": True} if bindings(request).stable else {}),
             **({"built_on": this_machine()} if cross else {}),
         }
-        return plan_from_source(request, dependencies, recipe=digests(*files), more=more)
+        found = plan_from_source(request, dependencies, recipe=digests(*files), more=more)
+        if self.instrumented:
+            own = {"stage": self.name, "instrumented": True}
+            inputs = None if found.inputs is None else {**found.inputs, **own}
+            return replace(found, name=self.name, image=f"{found.image}-instrumented", inputs=inputs)
+        if PROFILE in request.sources:
+            return replace(found, image=f"{found.image}-pgo", binaries=tuple(sorted({*found.binaries, PROFILE})))
+        return found
 
     def build(self, planned: Planned, dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
         request = workspace.request
         from toolchain.stages.codegen_check import check_in_wheel  # noqa: PLC0415 - plans need no reader of ELF
         from toolchain.stages.wheel_check import check_wheel  # noqa: PLC0415
 
+        dependencies = _with_llvm(dependencies)
         versions, arch = versions_of(request), request.arch[0]
         cross = arch != this_machine()
         emulate = emulator(arch) if cross else None
@@ -82,14 +99,25 @@ class TritonPortableStage:
             contexts["emulator"] = _folder_of(emulate, workspace)
         bound, rules = bindings_of(taken.source.path), codegen_rules(dependencies)
         libraries = [dict(dependencies[rule.stage].facts["codegen"]) for rule in rules]
-        if rules:
-            contexts["codegen"] = _lay_libraries(rules, dependencies, workspace)
+        profile = None if self.instrumented else profile_source(request)
+        laid = _lay_libraries(rules, dependencies, workspace)
+        if rules or profile is not None:
+            contexts["codegen"] = laid
         args = {
             "PYTHONS": " ".join(versions),
             "ARCH": arch,
             "BINDINGS": bound.project,
             **({"STABLE_ABI": "ON"} if bound.stable else {}),
         }
+        if self.instrumented:
+            # Upstream's tests would take hours, and say nothing that they do not say of the other one.
+            args |= {"CXXFLAGS": INSTRUMENT, "LIT": "OFF"}
+        elif profile is not None:
+            tree = workspace.fetch(profile).path
+            check_profile(tree, dependencies["llvm"].planned.sources[0], request.patches)
+            (laid / "tree" / PROFILE).mkdir(parents=True)
+            shutil.copy(tree / DATA, laid / "tree" / PROFILE / DATA)
+            args["CXXFLAGS"] = flags(f"/build/src/{PROFILE}/{DATA}")
         out = build_wheels(RECIPE, taken, dependencies, workspace, args=args, contexts=contexts)
         wheels = {version: for_python(wheels_in(out), version) for version in versions}
         carried = {rule.installed: str(one["sha256"]) for rule, one in zip(rules, libraries, strict=True)}
@@ -120,8 +148,29 @@ class TritonPortableStage:
             check=check,
             facts=facts,
             with_base=not cross,
-            tested=not cross,
+            tested=not cross and not self.instrumented,
         )
+
+
+def instrumented(request: Request) -> TritonPortableStage:
+    """The stage that counts what runs.
+
+    Raises:
+        UnsupportedError: it is for a base; or a Triton with LLVMs for GPUs of their own, which no profile is made of.
+    """
+    require_portable(request)
+    if rules := rules_of(request):
+        raise UnsupportedError(
+            f"no profile is made of a Triton with an LLVM of its own for {', '.join(rule.target for rule in rules)}",
+            why="its kernels are compiled by that LLVM, which is not instrumented",
+            fix="take a Triton with one LLVM, 3.8 or earlier",
+        )
+    return TritonPortableStage(name="triton-instrumented", instrumented=True)
+
+
+def _with_llvm(dependencies: Mapping[str, _Value]) -> dict[str, _Value]:
+    """The stages below, the instrumented LLVM in the place of the other."""
+    return {name.removesuffix("-instrumented"): one for name, one in dependencies.items()}
 
 
 def _lay_libraries(rules: Sequence[Codegen], dependencies: Mapping[str, Built], workspace: Workspace) -> Path:
@@ -134,6 +183,7 @@ def _lay_libraries(rules: Sequence[Codegen], dependencies: Mapping[str, Built], 
 
     folder = workspace.work() / "codegen"
     shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
     lines = []
     for rule in rules:
         built = dependencies[rule.stage]

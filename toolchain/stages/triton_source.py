@@ -209,13 +209,13 @@ def build_wheels(
             images={"LLVM": workspace.image(dependencies["llvm"])},
             args={
                 "PREFIX": str(dependencies["llvm"].facts["prefix"]),
-                **args,
                 "DROP": ";".join(intake.dropped),
                 "REPLACE": ";".join(f"{path}={glob}" for path, glob in sorted(intake.replaced.items())),
                 "LIT": "ON" if request.contract else "OFF",
                 "JOBS": str(workspace.jobs("compile")),
                 "LINK_JOBS": str(workspace.jobs("link")),
                 "INPUT_DIGEST": str(planned.input_digest),
+                **args,
             },
             contexts={
                 "triton": taken.source.path,

@@ -1,0 +1,197 @@
+"""Profiles: what makes one, what one is of, and what a build by one is."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from subprocess import PIPE, Popen
+from typing import Any
+
+import pytest
+
+from tests.request_fixtures import request_of, specs
+from toolchain.build.run import build, plan
+from toolchain.build.targets import stages_of
+from toolchain.cache import Cache
+from toolchain.catalog.bases import base_recipe
+from toolchain.errors import BuildError, PinError, PolicyError, SourceError, UnsupportedError
+from toolchain.request import Request
+from toolchain.sources.tree import Source
+from toolchain.stages.base import recipe_digest, write_packages
+from toolchain.stages.profile import train
+from toolchain.stages.profile_use import ABOUT, CLANG, DATA, about, check_profile, flags
+from toolchain.stages.stage import Planned
+from toolchain.stages.sysroot import sysroot_digest, sysroot_system
+
+LLVM = Source(name="llvm", kind="git", where="x", version="1" * 40, digest="git:" + "1" * 40, path=None, locked=True)
+TRITON = replace(LLVM, name="triton", version="2" * 40, digest="git:" + "2" * 40)
+
+
+def locked_cache(folder: Path, request: Request | None = None) -> Cache:
+    """One that knows the packages of the base, and of the old system where a request tells it."""
+    found = Cache(folder)
+    recipe = base_recipe("debian13", "amd64")
+    packages = [{"name": "libc6", "version": "1", "architecture": "amd64", "sha256": "b" * 64}]
+    write_packages(
+        found.package_list("base", "debian13", "amd64"), {"recipe": recipe_digest(recipe), "packages": packages}
+    )
+    if request is not None:
+        system = sysroot_system(request)
+        lock = {"recipe": sysroot_digest(system), "packages": packages}
+        write_packages(found.package_list("sysroot", system.name, system.arch), lock)
+    return found
+
+
+@pytest.fixture
+def request_(tmp_path: Path) -> Request:
+    found = request_of(
+        cache=Cache(tmp_path / "cache"),
+        glibc="2.31",
+        sources={"llvm": "distro:llvm-toolchain-22"},
+        pythons="3.13",
+    )
+    locked_cache(tmp_path / "cache", found)
+    return found
+
+
+def a_profile(folder: Path, **more: Any) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / DATA).write_bytes(b"counts")
+    (folder / CLANG).write_text("clang 19.1.7\n")
+    (folder / ABOUT).write_text(json.dumps({**about(LLVM, TRITON, {}), **more}))
+    return folder
+
+
+def by_profile(request: Request, folder: Path) -> Request:
+    return replace(request, sources={**request.sources, **specs({"profile": str(folder)})})
+
+
+def planned(request: Request, target: str) -> dict[str, Planned]:
+    return {row.planned.name: row.planned for row in plan(request, target)}
+
+
+def test_a_profile_stands_on_instrumented_stages_alone(request_: Request) -> None:
+    names = [one.name for one in stages_of("profile", request_)]
+    assert names == ["base", "sysroot", "llvm-instrumented", "python", "triton-instrumented", "profile"]
+    found = planned(request_, "llvm-instrumented")["llvm-instrumented"]
+    plain = planned(request_, "llvm")["llvm"]
+    assert (plain.image, found.image) == ("llvm-triton-22.1.8", "llvm-triton-22.1.8-instrumented")
+    assert found.inputs is not None
+    assert plain.inputs is not None
+    assert found.inputs["instrumented"] is True
+    assert "containerfiles/llvm-profile/build.sh" in found.inputs["recipe"]
+    assert "containerfiles/llvm-profile/build.sh" not in plain.inputs["recipe"]
+    # What a program needs that links it is the compiler's, so it is not proved by linking.
+    assert (plain.has_contract_check, found.has_contract_check) == (True, False)
+
+
+def test_a_layer_by_a_profile_is_another_with_another_name(request_: Request, tmp_path: Path) -> None:
+    asked = replace(by_profile(request_, a_profile(tmp_path / "p")), allow_binary=("profile",))
+    plain, found = planned(request_, "llvm")["llvm"], planned(asked, "llvm")["llvm"]
+    assert found.image == "llvm-triton-22.1.8-pgo"
+    assert found.input_digest not in {None, plain.input_digest}
+    assert [source.name for source in found.sources] == ["llvm", "profile"]
+    assert found.binaries == ("profile",)
+    other = replace(by_profile(request_, a_profile(tmp_path / "q", more=1)), allow_binary=("profile",))
+    assert planned(other, "llvm")["llvm"].input_digest != found.input_digest
+    # Who names none, or lets its name in without one, gets the layer that there is.
+    assert planned(replace(request_, allow_binary=("profile",)), "llvm")["llvm"].input_digest == plain.input_digest
+
+
+def test_a_profile_enters_by_name_alone(request_: Request, tmp_path: Path) -> None:
+    with pytest.raises(PolicyError, match="needs the prebuilt profile") as caught:
+        build(by_profile(request_, a_profile(tmp_path / "p")), "llvm")
+    assert "--allow-binary profile" in caught.value.fix
+
+
+def test_a_base_gets_none(tmp_path: Path) -> None:
+    request = request_of(
+        cache=locked_cache(tmp_path / "cache"), base="debian13", sources={"llvm": "distro:llvm-toolchain-22"}
+    )
+    for asked, target in ((by_profile(request, a_profile(tmp_path / "p")), "llvm"), (request, "profile")):
+        with pytest.raises(UnsupportedError, match="no profile is made or used on base debian13"):
+            plan(asked, target)
+
+
+def test_a_profile_of_this_llvm_is_taken(tmp_path: Path) -> None:
+    said = check_profile(a_profile(tmp_path), LLVM, {})
+    assert said["triton"]["ref"] == TRITON.ref
+
+
+@pytest.mark.parametrize(
+    ("of", "patched"), [(replace(LLVM, digest="git:" + "3" * 40), False), (LLVM, True), (TRITON, False)]
+)
+def test_one_of_another_llvm_is_refused(tmp_path: Path, of: Source, patched: bool) -> None:
+    (tmp_path / "a.patch").write_text("x")
+    patches = {"llvm": (tmp_path / "a.patch",)} if patched else {}
+    with pytest.raises(PinError, match="this profile is of another LLVM") as caught:
+        check_profile(a_profile(tmp_path / "p"), of, patches)
+    assert "toolchain build profile" in caught.value.fix
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 1}', "\x00", '{"format": 2, "llvm": {}}', "[" * 9999])
+def test_what_does_not_say_what_it_is_of_is_refused(tmp_path: Path, text: str) -> None:
+    folder = a_profile(tmp_path)
+    (folder / ABOUT).write_text(text)
+    with pytest.raises(SourceError):
+        check_profile(folder, LLVM, {})
+
+
+@pytest.mark.parametrize("missing", [DATA, ABOUT, CLANG])
+def test_a_folder_that_lacks_a_file_is_no_profile(tmp_path: Path, missing: str) -> None:
+    (a_profile(tmp_path) / missing).unlink()
+    with pytest.raises(SourceError, match=missing):
+        check_profile(tmp_path, LLVM, {})
+
+
+def test_what_a_profile_does_not_know_is_no_error() -> None:
+    assert flags("/x/y.profdata").startswith("-fprofile-use=/x/y.profdata -Wno-profile-instr-out-of-date ")
+
+
+# A worker that says whether it ended in peace.
+_WORKER = """
+import json, sys
+from pathlib import Path
+print(json.dumps({"ready": True}), flush=True)
+for line in sys.stdin:
+    task = json.loads(line)
+    if task["kernel"] == "dies":
+        sys.exit(3)
+    done = task["kernel"] != "fails"
+    print(json.dumps({"id": task["id"], "status": "done" if done else "failed", "reason": "no"}), flush=True)
+Path(sys.argv[1]).write_text("in peace")
+"""
+
+
+class Workers:
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.number = folder, 0
+
+    @contextmanager
+    def make(self) -> Iterator[Popen[str]]:
+        self.number += 1
+        command = [sys.executable, "-c", _WORKER, str(self.folder / f"{self.number}.ended")]
+        with Popen(command, stdin=PIPE, stdout=PIPE, stderr=PIPE, text=True, start_new_session=True) as child:
+            yield child
+
+
+def tasks(*names: str) -> list[dict[str, Any]]:
+    return [{"id": str(number), "kernel": name, "out": name} for number, name in enumerate(names)]
+
+
+def test_each_process_of_a_training_ends_in_peace(tmp_path: Path) -> None:
+    told: list[str] = []
+    workers = Workers(tmp_path)
+    failed = train(workers.make, tasks("a", "fails", "b", "c"), workers=2, on_count=told.append)
+    assert failed == ["fails: no"]
+    assert len(list(tmp_path.glob("*.ended"))) == workers.number == 2
+    assert told[-1] == "@count 4/4 kernels"
+
+
+def test_one_that_ends_by_itself_ends_the_training(tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match="ended by itself"):
+        train(Workers(tmp_path).make, tasks("a", "dies", "b"), workers=1, on_count=lambda _: None)

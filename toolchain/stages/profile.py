@@ -1,0 +1,191 @@
+"""A profile of LLVM and Triton at work: both built so that they count, and run on kernels for several GPUs.
+
+The kernels are those of flash-attn, forward and backward, for one GPU of each family of AMD's. AOTriton's are not among
+them: by those this project measures.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from toolchain import console, recipe
+from toolchain.errors import BuildError, PolicyError
+from toolchain.recipe import Mount, digests
+from toolchain.request import Request
+from toolchain.sources.tree import require
+from toolchain.stages import kernels
+from toolchain.stages.allocator import Preload
+from toolchain.stages.prebuilt import take_in
+from toolchain.stages.profile_use import ABOUT, CLANG, DATA, about, require_portable
+from toolchain.stages.stage import Built, Planned, Stage, Workspace, common_inputs, image_labels, source_inputs
+from toolchain.stages.triton_source import CONTRACT_GPUS
+
+if TYPE_CHECKING:
+    from toolchain.kernels.worker_process import MakeWorker, Task
+
+NAME = "profile"
+LLVM, TRITON = "llvm-instrumented", "triton-instrumented"
+FOLDER = "/usr/lib/toolchain/profile"
+_RULES = "aotriton/flash-attn.toml"
+# What a process counted is written when it ends. A chain of forks would end without it, and count what is shared once.
+_COUNTS = "/profiles"
+_VARIABLES = {"LLVM_PROFILE_FILE": f"{_COUNTS}/%p-%m.profraw", "KERNEL_WORKER_WITHOUT": "shared"}
+_HELLO, _LAST = 600.0, 600.0
+# Written out of memory for all of LLVM and Triton by each process, and unpacked by the merge.
+_DISK = 4_000_000_000
+_MERGE = f"""
+set -e
+llvm-profdata merge --sparse --output=/out/{DATA} {_COUNTS}/*.profraw
+clang --version | head -n 1 >/out/{CLANG}
+"""
+
+
+@dataclass(frozen=True)
+class ProfileStage:
+    """See `Stage`."""
+
+    name: str = NAME
+
+    def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned:
+        require_portable(request)
+        source = kernels.sdist_source(request)
+        sources, under = source_inputs([source], request.patches), dependencies[TRITON].input_digest
+        inputs: dict[str, Any] | None = None
+        if sources is not None and under is not None:
+            inputs = {
+                **common_inputs(self.name, request),
+                TRITON: under,
+                "sources": sources,
+                "recipe": digests(_RULES, *kernels.GROUND.recipe),
+                "gpus": list(request.gpus or CONTRACT_GPUS),
+                "select": request.select,
+                "limit": request.limit,
+            }
+        return Planned(
+            name=self.name,
+            image=f"{dependencies[LLVM].image.removesuffix('-instrumented')}-profile",
+            inputs=inputs,
+            sources=(source,),
+            binaries=dependencies[TRITON].binaries,
+            disk=_DISK,
+            engine=True,
+        )
+
+    def build(self, planned: Planned, dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
+        from toolchain.kernels.rules import load_rules  # noqa: PLC0415 - a plan compiles nothing
+
+        request = workspace.request
+        workspace.require_disk(_DISK)
+        workspace.step("source")
+        source = workspace.fetch(planned.sources[0])
+        require(source.path, "flash_attn/flash_attn_triton_amd")
+        intake, _ = take_in("flash-attn", source.path, request)
+        if intake.dropped:
+            raise PolicyError(
+                "prebuilt files of flash-attn cannot be left out",
+                why=", ".join(intake.dropped),
+                fix="leave --drop-binary out; --allow-binary NAME lets them in",
+            )
+        gpus = request.gpus or CONTRACT_GPUS
+        rules = load_rules(recipe.root() / _RULES, source.path, gpus, select=request.select, limit=request.limit).rules
+        work = workspace.work()
+        folders = [work / name for name in ("counts", "objects", "merged")]
+        for folder in folders:
+            folder.mkdir(parents=True, exist_ok=True)
+        counts, objects, merged = folders
+        # Counts of a run that was killed are of kernels that are counted again.
+        for path in counts.iterdir():
+            path.unlink()
+        given = Preload((Mount(counts, _COUNTS, read_only=False),), _VARIABLES)
+        at = kernels.bench(source.path, dependencies[TRITON], objects, workspace, preload=given)
+        workspace.step("train")
+        tasks = [rule.task(*at.seen) for rule in rules]
+        failed = train(at.start, tasks, workers=workspace.jobs("kernel"), on_count=workspace.on_line)
+        raw = sorted(counts.glob("*.profraw"))
+        if len(failed) == len(tasks) or not raw:
+            raise BuildError(
+                f"{len(failed)} of {len(tasks)} kernels failed, and {len(raw)} processes left counts",
+                why="\n".join(failed[:5]),
+                fix="see the log; a profile of nothing is of no use",
+            )
+        workspace.step("merge")
+        image = workspace.image_to_run(dependencies[TRITON])
+        mounts = [Mount(counts, _COUNTS, read_only=False), Mount(merged, "/out", read_only=False)]
+        workspace.runner.run(image, ["sh", "-c", _MERGE], mounts=mounts, log=workspace.log)
+        llvm, triton = (dependencies[name].planned.sources[0] for name in (LLVM, TRITON))
+        trained = {"kernels": len(tasks) - len(failed), "gpus": sorted({rule.target for rule in rules})}
+        said = about(llvm, triton, request.patches, trained=trained)
+        (merged / ABOUT).write_text(json.dumps(said, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        tree = work / "tree"
+        shutil.rmtree(tree, ignore_errors=True)
+        shutil.copytree(merged, tree / FOLDER.lstrip("/"))
+        return workspace.finish(
+            planned,
+            tree=tree,
+            facts={
+                "prefix": FOLDER,
+                "profile": said,
+                "bytes": (merged / DATA).stat().st_size,
+                "processes": len(raw),
+                "failed": failed,
+            },
+            labels=image_labels(planned, revision=llvm.ref, binaries=planned.binaries),
+        )
+
+
+def of_request(_: Request) -> Stage:
+    """The stage; every request has it."""
+    return ProfileStage()
+
+
+def train(make: MakeWorker, tasks: Sequence[Task], *, workers: int, on_count: Any) -> list[str]:
+    """Compile tasks by long-lived workers that end in peace, so that each leaves its counts.
+
+    Args:
+        make: starts one.
+        on_count: told `@count DONE/ALL` as each is through.
+
+    Returns:
+        why each task failed that did.
+
+    Raises:
+        BuildError: a worker does not start, or ends by itself.
+    """
+    from toolchain.kernels.worker_process import DiedError, TimedOutError, Worker  # noqa: PLC0415
+
+    left, failed, lock, through = list(reversed(tasks)), [], threading.Lock(), [0]
+
+    def work() -> None:
+        worker = Worker(make)
+        try:
+            worker.answer(_HELLO)
+            while True:
+                with lock:
+                    if not left:
+                        return
+                    task = left.pop()
+                answer = worker.ask(task, None)
+                with lock:
+                    through[0] += 1
+                    if answer.get("status") != "done":
+                        failed.append(f"{task['out']}: {answer.get('reason', '')}".strip()[:500])
+                    on_count(f"@count {through[0]}/{len(tasks)} kernels")
+        except (DiedError, TimedOutError) as error:
+            with lock:
+                left.clear()
+            raise BuildError("a process that counts ended by itself", why=str(error), fix="see the log") from error
+        finally:
+            worker.stop(patience=_LAST)
+
+    with ThreadPoolExecutor(workers) as pool:
+        for one in [pool.submit(work) for _ in range(min(workers, len(tasks)))]:
+            one.result()
+    if failed:
+        console.note(f"{len(failed)} of {len(tasks)} kernels did not compile; the profile is of the others")
+    return failed

@@ -1,0 +1,104 @@
+"""A profile of LLVM and Triton at work on kernels: what it is of, whether it fits, and how a build uses it.
+
+It is a source like others, `--source profile=FILE`: in locks, digests, SBOMs and provenance. It tells the compiler what
+code runs often. It was made by running code, so it enters by `--allow-binary profile`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from toolchain.digest import sha256_file
+from toolchain.errors import PinError, SourceError, UnsupportedError
+from toolchain.request import Request
+from toolchain.sources.resolve import locate
+from toolchain.sources.tree import Source, require
+
+SOURCE = "profile"
+DATA, ABOUT, CLANG = "llvm-triton.profdata", "profile.json", "clang"
+FORMAT = 1
+RECIPE = "containerfiles/llvm-profile"
+INSTRUMENT = "-fprofile-generate"
+_AGAIN = "make one: toolchain build profile, with the sources of this build"
+
+
+def profile_source(request: Request) -> Source | None:
+    """The profile that a request names, without any network.
+
+    Raises:
+        UnsupportedError: the request is for a base.
+    """
+    spec = request.sources.get(SOURCE)
+    if spec is None:
+        return None
+    require_portable(request)
+    return locate(SOURCE, spec, cache=request.cache, offline=request.offline)
+
+
+def require_portable(request: Request) -> None:
+    """Refuse a layer that is bound to a base: its recipe takes no profile and makes none.
+
+    Raises:
+        UnsupportedError: it is.
+    """
+    if not request.glibc:
+        raise UnsupportedError(
+            f"no profile is made or used on base {request.base}",
+            why="that is for the portable LLVM alone",
+            fix="leave --base out",
+        )
+
+
+def about(llvm: Source, triton: Source, patches: Mapping[str, Sequence[Path]], **more: Any) -> dict[str, Any]:
+    """What a profile says of itself.
+
+    Args:
+        more: further facts, as JSON values.
+    """
+    return {"format": FORMAT, "llvm": _identity(llvm, patches), "triton": _identity(triton, patches), **more}
+
+
+def check_profile(tree: Path, llvm: Source, patches: Mapping[str, Sequence[Path]]) -> dict[str, Any]:
+    """Insist that a profile is of this LLVM, and return what it says of itself.
+
+    The recipe holds the compiler against it.
+
+    Raises:
+        SourceError: it is no profile.
+        PinError: it is of another LLVM.
+    """
+    require(tree, DATA, ABOUT, CLANG)
+    try:
+        said: dict[str, Any] = json.loads((tree / ABOUT).read_bytes())
+        known, of = said["format"], said["llvm"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise SourceError("this profile does not say what it is of", why=f"{ABOUT}: {error}", fix=_AGAIN) from error
+    if known != FORMAT:
+        raise SourceError(f"this profile has format {known!r}", why=f"this version reads {FORMAT}", fix=_AGAIN)
+    if of != _identity(llvm, patches):
+        raise PinError(
+            f"this profile is of another LLVM than {llvm.ref}",
+            why=f"it is of {of.get('ref') if isinstance(of, dict) else of}; counts of other code would mislead",
+            fix=f"leave --source {SOURCE} out, or {_AGAIN}",
+        )
+    return said
+
+
+def flags(profile: str) -> str:
+    """How Triton is compiled by a profile.
+
+    What the profile does not know, or knows in another form, is compiled as without it; no warning of that is an error.
+
+    Args:
+        profile: where its data lie in the build.
+    """
+    silent = ("profile-instr-out-of-date", "profile-instr-unprofiled", "backend-plugin")
+    return " ".join([f"-fprofile-use={profile}", *(f"-Wno-{name}" for name in silent)])
+
+
+def _identity(source: Source, patches: Mapping[str, Sequence[Path]]) -> dict[str, Any]:
+    made = [sha256_file(path) for path in patches.get(source.name, ())]
+    return {"ref": source.ref, "digest": source.digest, "patches": made}
