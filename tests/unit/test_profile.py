@@ -117,6 +117,13 @@ def test_a_base_gets_none(tmp_path: Path) -> None:
             plan(asked, target)
 
 
+def test_a_wheel_gets_none(request_: Request) -> None:
+    wheel = replace(request_, sources={**request_.sources, **specs({"triton": "pypi:3.7.1"})})
+    with pytest.raises(UnsupportedError, match="no profile is made of a Triton that is a wheel") as caught:
+        plan(wheel, "profile")
+    assert "--source triton=PATH" in caught.value.fix
+
+
 def test_a_profile_of_this_llvm_is_taken(tmp_path: Path) -> None:
     said = check_profile(a_profile(tmp_path), LLVM, {})
     assert said["triton"]["ref"] == TRITON.ref

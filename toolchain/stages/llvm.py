@@ -119,14 +119,15 @@ class LlvmStage:
         emulate = emulator(arch) if cross and proved else None
         workspace.require_disk(part.disk)
         workspace.step("source")
+        contexts = {}
+        if len(planned.sources) > 1:  # the small one first: it may not fit
+            contexts[PROFILE] = workspace.fetch(planned.sources[1]).path
+            check_profile(contexts[PROFILE], planned.sources[0], request.patches)
         source = workspace.fetch(planned.sources[0])
+        contexts["llvm"] = source.path
         _require(source.path, needs)
         planned, found = take_in_llvm(source.path, request, planned)
         prefix = prefix_of(source)
-        contexts = {"llvm": source.path}
-        if len(planned.sources) > 1:
-            contexts[PROFILE] = workspace.fetch(planned.sources[1]).path
-            check_profile(contexts[PROFILE], planned.sources[0], request.patches)
         system = workspace.unpack(dependencies["sysroot"]) if "sysroot" in dependencies else None
         tree = workspace.build(
             Recipe(

@@ -25,7 +25,7 @@ from toolchain.stages.profile_use import DATA, INSTRUMENT, check_profile, flags,
 from toolchain.stages.profile_use import SOURCE as PROFILE
 from toolchain.stages.python import own_python, versions_of
 from toolchain.stages.stage import Built, Planned, Workspace
-from toolchain.stages.triton_origin import triton_source
+from toolchain.stages.triton_origin import from_source, triton_source
 from toolchain.stages.triton_source import (
     build_wheels,
     check_compiles,
@@ -156,9 +156,15 @@ def instrumented(request: Request) -> TritonPortableStage:
     """The stage that counts what runs.
 
     Raises:
-        UnsupportedError: it is for a base; or a Triton with LLVMs for GPUs of their own, which no profile is made of.
+        UnsupportedError: it is for a base; or Triton is a wheel, or has LLVMs for GPUs of their own.
     """
     require_portable(request)
+    if not from_source(request):
+        raise UnsupportedError(
+            "no profile is made of a Triton that is a wheel",
+            why="both LLVM and Triton are compiled so that they count",
+            fix="name Triton's source: --source triton=PATH, or --triton VERSION",
+        )
     if rules := rules_of(request):
         raise UnsupportedError(
             f"no profile is made of a Triton with an LLVM of its own for {', '.join(rule.target for rule in rules)}",
