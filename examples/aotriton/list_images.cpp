@@ -140,6 +140,8 @@ int run(bool names) {
   std::printf("AOTriton %u.%u.%u in %s, attn_fwd from sequence %d\n", AOTRITON_VERSION_MAJOR, AOTRITON_VERSION_MINOR,
               AOTRITON_VERSION_PATCH, file.c_str(), static_cast<int>(parameters.Max_seqlen_q));
   const fs::path images = file.parent_path() / "aotriton.images";
+  if (!fs::is_directory(images))
+    damaged("there are no kernel images in " + images.string());
   std::vector<fs::path> archives;
   for (const auto &one : fs::recursive_directory_iterator(images))
     if (one.path().extension() == ".zip")
