@@ -13,18 +13,15 @@ from typing import Any, cast
 
 import pytest
 
-from tests.request_fixtures import request_of, specs
+from tests.request_fixtures import request_of, specs, with_base
 from toolchain.build.run import plan
 from toolchain.build.targets import stages_of
-from toolchain.cache import Cache
-from toolchain.catalog.bases import base_recipe
 from toolchain.errors import ContractError
 from toolchain.process import Result
 from toolchain.publish.attestations import collect
 from toolchain.record import Record
 from toolchain.request import Request
 from toolchain.stages import allocator, kernels
-from toolchain.stages.base import recipe_digest, write_packages
 from toolchain.stages.stage import Built, Workspace
 
 WITH = {"mimalloc": "distro:mimalloc"}
@@ -32,12 +29,7 @@ WITH = {"mimalloc": "distro:mimalloc"}
 
 @pytest.fixture
 def request_(tmp_path: Path) -> Request:
-    cache = Cache(tmp_path / "cache")
-    recipe = base_recipe("debian13", "amd64")
-    packages = [{"name": "libc6", "version": "1", "architecture": "amd64", "sha256": "b" * 64}]
-    write_packages(
-        cache.package_list("base", "debian13", "amd64"), {"recipe": recipe_digest(recipe), "packages": packages}
-    )
+    cache = with_base(tmp_path / "cache")
     wheel = {"triton": "pypi:3.7.1"}
     return request_of(cache=cache, base="debian13", sources=wheel, allow_binary=("triton-wheel",))
 

@@ -13,15 +13,14 @@ from typing import Any
 
 import pytest
 
-from tests.request_fixtures import request_of, specs
+from tests.request_fixtures import PACKAGES, request_of, specs, with_base
 from toolchain.build.run import build, plan
 from toolchain.build.targets import stages_of
 from toolchain.cache import Cache
-from toolchain.catalog.bases import base_recipe
 from toolchain.errors import BuildError, PinError, PolicyError, SourceError, UnsupportedError
 from toolchain.request import Request
 from toolchain.sources.tree import Source
-from toolchain.stages.base import recipe_digest, write_packages
+from toolchain.stages.base import write_packages
 from toolchain.stages.profile import train
 from toolchain.stages.profile_use import ABOUT, CLANG, DATA, about, check_profile, flags
 from toolchain.stages.stage import Planned
@@ -29,21 +28,6 @@ from toolchain.stages.sysroot import sysroot_digest, sysroot_system
 
 LLVM = Source(name="llvm", kind="git", where="x", version="1" * 40, digest="git:" + "1" * 40, path=None, locked=True)
 TRITON = replace(LLVM, name="triton", version="2" * 40, digest="git:" + "2" * 40)
-
-
-def locked_cache(folder: Path, request: Request | None = None) -> Cache:
-    """One that knows the packages of the base, and of the old system where a request tells it."""
-    found = Cache(folder)
-    recipe = base_recipe("debian13", "amd64")
-    packages = [{"name": "libc6", "version": "1", "architecture": "amd64", "sha256": "b" * 64}]
-    write_packages(
-        found.package_list("base", "debian13", "amd64"), {"recipe": recipe_digest(recipe), "packages": packages}
-    )
-    if request is not None:
-        system = sysroot_system(request)
-        lock = {"recipe": sysroot_digest(system), "packages": packages}
-        write_packages(found.package_list("sysroot", system.name, system.arch), lock)
-    return found
 
 
 @pytest.fixture
@@ -54,7 +38,10 @@ def request_(tmp_path: Path) -> Request:
         sources={"llvm": "distro:llvm-toolchain-22"},
         pythons="3.13",
     )
-    locked_cache(tmp_path / "cache", found)
+    with_base(tmp_path / "cache")
+    system = sysroot_system(found)
+    lock = {"recipe": sysroot_digest(system), "packages": PACKAGES}
+    write_packages(found.cache.package_list("sysroot", system.name, system.arch), lock)
     return found
 
 
@@ -110,7 +97,7 @@ def test_a_profile_enters_by_name_alone(request_: Request, tmp_path: Path) -> No
 
 def test_a_base_gets_none(tmp_path: Path) -> None:
     request = request_of(
-        cache=locked_cache(tmp_path / "cache"), base="debian13", sources={"llvm": "distro:llvm-toolchain-22"}
+        cache=with_base(tmp_path / "cache"), base="debian13", sources={"llvm": "distro:llvm-toolchain-22"}
     )
     for asked, target in ((by_profile(request, a_profile(tmp_path / "p")), "llvm"), (request, "profile")):
         with pytest.raises(UnsupportedError, match="no profile is made or used on base debian13"):

@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests.request_fixtures import request_of
+from tests.request_fixtures import request_of, with_base
 from toolchain.build.contained_worker import Kernels
 from toolchain.build.run import build, plan
 from toolchain.cache import Cache
-from toolchain.catalog.bases import base_recipe
 from toolchain.digest import sha256_bytes
 from toolchain.errors import PolicyError, UnsupportedError
 from toolchain.oci.descriptor import LAYER, LAYER_GZIP
@@ -21,7 +20,6 @@ from toolchain.oci.image import ImageSpec, LayerBlob, write_image
 from toolchain.oci.labels import BINARIES
 from toolchain.oci.layout import Layout
 from toolchain.stages import aotriton_images, kernels
-from toolchain.stages.base import recipe_digest, write_packages
 from toolchain.stages.kernel_workers import layer_digests
 from toolchain.stages.stage import Built, Planned, image_labels
 from toolchain.stages.worker import FOLDER, PROGRAM, WHEELS, WorkerStage
@@ -33,13 +31,7 @@ TRITON = ("sha256:" + "1" * 64, "sha256:" + "2" * 64)
 
 @pytest.fixture
 def cache(tmp_path: Path) -> Cache:
-    found = Cache(tmp_path / "cache")
-    recipe = base_recipe("debian13", "amd64")
-    packages = [{"name": "libc6", "version": "1", "architecture": "amd64", "sha256": "b" * 64}]
-    write_packages(
-        found.package_list("base", "debian13", "amd64"), {"recipe": recipe_digest(recipe), "packages": packages}
-    )
-    return found
+    return with_base(tmp_path / "cache")
 
 
 def planned(cache: Cache, **asked: Any) -> list[Planned]:

@@ -146,6 +146,11 @@ def llvm(request: Request, built: Built, folder: Path) -> list[Path]:
     stem = built.planned.image.replace("llvm-triton-", "llvm-", 1)
     arch = _platform(request.cache, built)
     out = folder / f"{stem}-{_ARCH.get(arch, arch)}.tar.gz"
+    return _write_prefix(request, built, out)
+
+
+def _write_prefix(request: Request, built: Built, out: Path) -> list[Path]:
+    """What lies below a stage's prefix, in one top folder that is called as the file."""
     with _tree(request.cache, built) as tree:
         prefix = tree / str(built.facts["prefix"]).lstrip("/")
         write_tar_gz(prefix, out, top=out.name.removesuffix(".tar.gz"), epoch=EPOCH)
@@ -155,11 +160,7 @@ def llvm(request: Request, built: Built, folder: Path) -> list[Path]:
 @packed_once
 def profile(request: Request, built: Built, folder: Path) -> list[Path]:
     """`llvm-triton-<id>-profile.tar.gz`, as `--source profile=FILE` takes it."""
-    out = folder / f"{built.planned.image}.tar.gz"
-    with _tree(request.cache, built) as tree:
-        prefix = tree / str(built.facts["prefix"]).lstrip("/")
-        write_tar_gz(prefix, out, top=built.planned.image, epoch=EPOCH)
-    return [out]
+    return _write_prefix(request, built, folder / f"{built.planned.image}.tar.gz")
 
 
 def wheels(request: Request, built: Built, folder: Path) -> list[Path]:

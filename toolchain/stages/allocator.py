@@ -7,7 +7,7 @@ they make does not depend on it; their record names it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -120,12 +120,7 @@ class Preload:
     """What a compile process is given to take its memory from an allocator; nothing of both without one."""
 
     mounts: tuple[Mount, ...] = ()
-    variables: Mapping[str, str] | None = None
-
-    @property
-    def env(self) -> Mapping[str, str]:
-        """The variables."""
-        return self.variables or {}
+    variables: Mapping[str, str] = field(default_factory=dict)
 
 
 NOTHING = Preload()
@@ -164,7 +159,7 @@ def _check(workspace: Workspace, library: Path) -> Callable[[str], Mapping[str, 
         workspace.step("contract")
         given = _preload(library)
         done = workspace.runner.run(
-            image, ["python3", "-c", _ASK], env=given.env, log=workspace.log, capture=True, check=False
+            image, ["python3", "-c", _ASK], env=given.variables, log=workspace.log, capture=True, check=False
         )
         said = (done.stdout.strip().splitlines() or [""])[-1]
         if done.returncode != 0 or not said.startswith("allocator ") or said.endswith("is not used"):

@@ -178,7 +178,7 @@ class KernelImages:
             Mount(self.build, PLAN, read_only=False),
             *self.preload.mounts,
         ]
-        env = {**GROUND.variables, **self.preload.env}
+        env = {**GROUND.variables, **self.preload.variables}
 
         def start() -> AbstractContextManager[Popen[str]]:
             return self.workspace.worker(self.image, COMMAND, mounts=mounts, env=env)

@@ -16,6 +16,7 @@ from toolchain.oci import labels
 from toolchain.recipe import Mount, digests
 from toolchain.request import Request
 from toolchain.sources.resolve import locate
+from toolchain.sources.scan import Finding
 from toolchain.sources.spec import SourceSpec
 from toolchain.sources.tree import Source, require
 from toolchain.stages import allocator
@@ -30,7 +31,7 @@ from toolchain.stages.kernel_workers import (
     limits,
     tell,
 )
-from toolchain.stages.prebuilt import take_in
+from toolchain.stages.prebuilt import Intake, take_in
 from toolchain.stages.stage import Built, Planned, Stage, Workspace, common_inputs, image_labels, source_inputs
 from toolchain.stages.triton_wheel import SITE
 
@@ -97,14 +98,7 @@ class KernelsStage:
         request = workspace.request
         workspace.step("source")
         source = workspace.fetch(planned.sources[0])
-        require(source.path, "flash_attn/flash_attn_triton_amd")
-        intake, findings = take_in("flash-attn", source.path, request)
-        if intake.dropped:
-            raise PolicyError(
-                "prebuilt files of flash-attn cannot be left out",
-                why=", ".join(intake.dropped),
-                fix="leave --drop-binary out; --allow-binary NAME lets them in",
-            )
+        intake, findings = take_in_sdist(source.path, request)
         planned = replace(planned, binaries=intake.binaries(planned.binaries))
         gpus = request.gpus or DEFAULT_GPUS
         top = recipe.root()
@@ -191,7 +185,7 @@ def bench(
         Mount(out, "/out", read_only=False),
         *preload.mounts,
     ]
-    env = {**GROUND.variables, **preload.env}
+    env = {**GROUND.variables, **preload.variables}
 
     def start() -> AbstractContextManager[Popen[str]]:
         return workspace.worker(image, COMMAND, mounts=mounts, env=env)
@@ -208,6 +202,24 @@ def bench(
 def of_request(_: Request) -> Stage:
     """The stage; every request has it."""
     return KernelsStage()
+
+
+def take_in_sdist(tree: Path, request: Request) -> tuple[Intake, tuple[Finding, ...]]:
+    """Insist that a fetched sdist has the kernels, and decide on each prebuilt file in it.
+
+    Raises:
+        SourceError: it has none.
+        PolicyError: see `prebuilt.take_in`; or one is to be left out.
+    """
+    require(tree, "flash_attn/flash_attn_triton_amd")
+    intake, findings = take_in("flash-attn", tree, request)
+    if intake.dropped:
+        raise PolicyError(
+            "prebuilt files of flash-attn cannot be left out",
+            why=", ".join(intake.dropped),
+            fix="leave --drop-binary out; --allow-binary NAME lets them in",
+        )
+    return intake, findings
 
 
 def sdist_source(request: Request) -> Source:

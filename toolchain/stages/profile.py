@@ -11,17 +11,15 @@ import shutil
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from toolchain import console, recipe
-from toolchain.errors import BuildError, PolicyError
+from toolchain.errors import BuildError
 from toolchain.recipe import Mount, digests
 from toolchain.request import Request
-from toolchain.sources.tree import require
 from toolchain.stages import kernels
 from toolchain.stages.allocator import Preload
-from toolchain.stages.prebuilt import take_in
 from toolchain.stages.profile_use import ABOUT, CLANG, DATA, about, require_portable
 from toolchain.stages.stage import Built, Planned, Stage, Workspace, common_inputs, image_labels, source_inputs
 from toolchain.stages.triton_source import CONTRACT_GPUS
@@ -84,14 +82,8 @@ class ProfileStage:
         workspace.require_disk(_DISK)
         workspace.step("source")
         source = workspace.fetch(planned.sources[0])
-        require(source.path, "flash_attn/flash_attn_triton_amd")
-        intake, _ = take_in("flash-attn", source.path, request)
-        if intake.dropped:
-            raise PolicyError(
-                "prebuilt files of flash-attn cannot be left out",
-                why=", ".join(intake.dropped),
-                fix="leave --drop-binary out; --allow-binary NAME lets them in",
-            )
+        intake, findings = kernels.take_in_sdist(source.path, request)
+        planned = replace(planned, binaries=intake.binaries(planned.binaries))
         gpus = request.gpus or CONTRACT_GPUS
         rules = load_rules(recipe.root() / _RULES, source.path, gpus, select=request.select, limit=request.limit).rules
         work = workspace.work()
@@ -134,6 +126,7 @@ class ProfileStage:
                 "bytes": (merged / DATA).stat().st_size,
                 "processes": len(raw),
                 "failed": failed,
+                "found_binaries": intake.rows(findings),
             },
             labels=image_labels(planned, revision=llvm.ref, binaries=planned.binaries),
         )
