@@ -8,6 +8,7 @@ import errno
 import gzip
 import lzma
 import os
+import re
 import shutil
 import tarfile
 import unicodedata
@@ -27,6 +28,7 @@ LIMIT_FILES = 1_000_000
 _LIMIT_HEADER = 1 << 20  # extended headers and long names are read whole into memory
 _LIMIT_TRAILER = 64 << 20  # what may follow the end mark: padding
 _WINDOW = 1 << 16  # tarfile's stream copies what is left of its window at every header
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _LONG = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
 _DECOMPRESSORS: tuple[tuple[bytes, tuple[str, ...], Callable[[Path], Any] | None], ...] = (
     # magic, program, what Python offers when the program is missing
@@ -202,7 +204,7 @@ class _Unpacker:
             raise self._hostile("it holds an absolute path", name)
         if ".." in parts:
             raise self._hostile("it holds a path that leaves it", name)
-        if any(ord(char) < 32 or ord(char) == 127 for char in name):
+        if _CONTROL.search(name):
             raise self._hostile("it holds a name with control characters", repr(name))
         return "/".join(parts[self.strip :])
 
