@@ -14,7 +14,7 @@ from pathlib import Path
 from toolchain import process
 from toolchain.cache import Cache
 from toolchain.engine import isolation as isolating
-from toolchain.engine import relay
+from toolchain.engine import relay, runtime
 from toolchain.engine.attended import attended
 from toolchain.engine.resources import ulimits
 from toolchain.engine.single import single_layout
@@ -151,6 +151,8 @@ class Buildah(Storage):
             pipes = relay.make(folder) if mode == "chroot" else None
             if pipes is not None:
                 words += ["--format", "docker", *relay.options(pipes)]
+            else:
+                words += runtime.patient(folder)
             argv = self.command(*words, os.fspath(root.absolute()), network=recipe.network, pipes=pipes)
             try:
                 # The export's path is relative to here: the option has no way to quote a comma.

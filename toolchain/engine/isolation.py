@@ -14,7 +14,7 @@ from pathlib import Path
 
 from toolchain import process
 from toolchain.digest import canonical, write_atomically
-from toolchain.engine import relay
+from toolchain.engine import relay, runtime
 from toolchain.engine.storage import Storage, remove_tree
 from toolchain.errors import EngineError
 
@@ -199,7 +199,8 @@ def run_command(
 ) -> list[str]:
     """The command line that runs `argv` in a working container, contained; `folder` is the invocation's."""
     if mode != "chroot":
-        return storage.command("run", *arguments(mode), *options, "--", container, *argv, network=network)
+        words = ["run", *arguments(mode), *runtime.patient(folder), *options, "--", container, *argv]
+        return storage.command(*words, network=network)
     pipes = relay.make(folder)
     words = ["run", *arguments(mode), *options, *relay.options(pipes), "--", container, *relay.inside(argv)]
     return storage.command(*words, network=network, pipes=pipes)
