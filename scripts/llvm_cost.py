@@ -8,8 +8,9 @@ and compiled by both recipes, upstream's with and without assertions, with the s
 cache; their CPU seconds (user and system) give those of the whole list. Programs are linked from the archives of a
 finished layer (`--layer`, its prefix), a few of those that it has all archives for.
 
-PATH is an unpacked llvm-project. IMAGE is the base's name in the tool's store of images, as `toolchain cache list`
-shows it. FOLDER keeps the trees, so that a run that was killed goes on. Run with the repository's own Python.
+PATH is an unpacked llvm-project with its tests. IMAGE is the base's name in the tool's store of images, as
+`toolchain cache list` shows it. FOLDER keeps the trees, so that a run that was killed goes on. Run with the
+repository's own Python.
 """
 
 from __future__ import annotations
@@ -126,9 +127,7 @@ class Tree:
         """What an empty tree would build for the goal, by kind; kept, as the tree does not stay empty."""
         kept = self.path / "steps.json"
         if not kept.is_file():
-            lines = self.ninja("-n", self.goal).splitlines()
-            found = kinds(line.removeprefix("@ ") for line in lines if line.startswith("@ "))
-            kept.write_text(json.dumps(found), encoding="utf-8")
+            kept.write_text(json.dumps(found_in(self.ninja("-n", self.goal))), encoding="utf-8")
         return dict(json.loads(kept.read_text(encoding="utf-8")))
 
     def costs(self) -> dict[str, float]:
@@ -139,6 +138,11 @@ class Tree:
 
 
 _ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LC_ALL": "C.UTF-8", "NINJA_STATUS": "@ ", "HOME": "/tmp"}  # noqa: S108 - in a container
+
+
+def found_in(told: str) -> dict[str, list[str]]:
+    """What ninja would do, of what it prints, by kind."""
+    return kinds(line.removeprefix("@ ") for line in told.splitlines() if line.startswith("@ "))
 
 
 def same(output: str) -> str:
@@ -215,18 +219,18 @@ def configure_ours(tree: Tree, job: Mapping[str, Any], *, clang: bool) -> None:
     if (tree.path / "cost-configured").is_file():
         return
     tree.configure(*options)
-    closure = [
-        sys.executable,
-        "/recipe/llvm-config/closure.py",
-        str(tree.path),
-        ",".join(job["keep"]),
-        ",".join(job["drop"]),
-    ]
-    reached = subprocess.run([*closure, *job["roots"]], check=True, text=True, stdout=subprocess.PIPE).stdout.strip()
-    others = "".join(f"{one};" for one in components if not one.endswith("-libraries"))
-    again = ["cmake", f"-DLLVM_DISTRIBUTION_COMPONENTS={others}{reached}", str(tree.path)]
+    others = [one for one in components if not one.endswith("-libraries")]
+    wanted = ";".join([*others, *reached(tree, job, job["keep"])])
+    again = ["cmake", f"-DLLVM_DISTRIBUTION_COMPONENTS={wanted}", str(tree.path)]
     subprocess.run(again, check=True, stdout=subprocess.DEVNULL)
     tree.configured()
+
+
+def reached(tree: Tree, job: Mapping[str, Any], keep: Sequence[str]) -> list[str]:
+    """The libraries that Triton names, those that match `keep`, and all that they link."""
+    command = [sys.executable, "/recipe/llvm-config/closure.py", str(tree.path), ",".join(keep), ",".join(job["drop"])]
+    told = subprocess.run([*command, *job["roots"]], check=True, text=True, stdout=subprocess.PIPE).stdout
+    return told.strip().split(";")
 
 
 def configure_upstream(tree: Tree, *, assertions: bool, clang: bool, native: Path | None) -> None:
@@ -266,6 +270,9 @@ def inside(job: Mapping[str, Any]) -> dict[str, Any]:
     lists = {f"{OURS}": ours[False], f"{OURS} with clang": ours[True], "upstream": listed}
     lists |= {"upstream with clang": compiled[ASSERTING], "upstream with clang, no assertions": compiled[PLAIN]}
     steps = {name: tree.steps() for name, tree in lists.items()}
+    # Nothing is compiled in this tree: it lists all that its goals take.
+    bare = ours[False].ninja("-n", *reached(ours[False], job, ()), "mlir-tblgen", "FileCheck", "mlir-headers")
+    steps["ours, without what Triton does not reach"] = found_in(bare)
     for name, found in steps.items():
         print(name, {kind: len(made) for kind, made in found.items()}, file=sys.stderr, flush=True)
 
@@ -287,6 +294,7 @@ def inside(job: Mapping[str, Any]) -> dict[str, Any]:
     ways = {
         "ours": (OURS, "ours"),
         "ours with clang": (OURS, "ours with clang"),
+        "ours, without what Triton does not reach": (OURS, "ours, without what Triton does not reach"),
         "upstream": (ASSERTING, "upstream"),
         "upstream with clang": (ASSERTING, "upstream with clang"),
         "upstream, no assertions": (PLAIN, "upstream"),

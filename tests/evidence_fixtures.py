@@ -241,7 +241,7 @@ def finished_llvm(
     for name, content in files.items():
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
         (tree / name).write_bytes(content)
-    prefetch = Prefetch([], cache=request.cache, offline=True, patches={})
+    prefetch = Prefetch(request, [])
     with Progress("llvm", 1, 1, {}, Console(file=io.StringIO())) as progress:
         workspace = BuildWorkspace(
             request=request, log=work / "log", progress=progress, stage="a-test", prefetch=prefetch
@@ -254,7 +254,7 @@ def _finished(stage: Stage, request: Request, work: Path) -> Built:
     tree = work / "root fs"
     (tree / "etc").mkdir(parents=True)
     (tree / "etc" / "os-release").write_text(f"ID=debian for {request.arch[0]}\n")
-    prefetch = Prefetch([], cache=request.cache, offline=True, patches={})
+    prefetch = Prefetch(request, [])
     with Progress(stage.name, 1, 1, {}, Console(file=io.StringIO())) as progress:
         workspace = BuildWorkspace(
             request=request, log=work / "log", progress=progress, stage="a-test", prefetch=prefetch

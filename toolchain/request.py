@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from toolchain.sources.spec import SourceSpec
 
 
-class LockedTag(Protocol):
-    """A source of a lock, as far as a stage looks at it: the commit that a tag was when it was locked."""
+class HeldSource(Protocol):
+    """A source of a lock, as far as a request looks at it: the commit that a tag was, and what is taken of the tree."""
 
     @property
     def ref(self) -> str:
@@ -31,11 +31,15 @@ class LockedTag(Protocol):
     def repository(self) -> str:
         """Where it was fetched from."""
 
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """What is taken of its tree; empty for all."""
+
 
 class HeldLock(Protocol):
     """The lock that a request is held to; `lock.file.Lock` is the one that there is."""
 
-    def source(self, name: str) -> LockedTag | None:
+    def source(self, name: str) -> HeldSource | None:
         """The source or wheel of that name."""
 
 
@@ -288,6 +292,13 @@ class Request:
     lock: HeldLock | None = None
     kernel_key: Path | None = None
     shards: tuple[str, ...] = ()
+
+    def takes_tests(self, name: str) -> bool:
+        """Whether a source's own tests come along: a patch may change them, and older locks name them too."""
+        if self.patches.get(name):
+            return True
+        held = self.lock.source(name) if self.lock is not None else None
+        return held is not None and bool(held.parts) and not any(part.startswith("!") for part in held.parts)
 
 
 def options() -> tuple[Declared, ...]:

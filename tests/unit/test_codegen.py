@@ -300,13 +300,13 @@ def test_a_fetch_by_hash_tells_the_repository(tmp_path: Path) -> None:
     source = Source(
         name="llvm-amdgpu", kind="git", where=urls[0], version=commit, digest=None, path=None, locked=False, among=urls
     )
-    assert holder_of(commit, urls, cache, part=part_of("llvm-amdgpu")) == ""
+    assert holder_of(commit, urls, cache, parts=[part_of("llvm-amdgpu")]) == ""
     got = fetch_source(source, cache=cache, offline=False)
     assert (got.where, got.digest) == (urls[2], git_digest(urls[2], commit))
     assert (got.path / "llvm/CMakeLists.txt").is_file()
-    assert holder_of(commit, urls, cache, part=part_of("llvm-amdgpu")) == urls[2]
+    assert holder_of(commit, urls, cache, parts=[part_of("llvm-amdgpu")]) == urls[2]
     # Of a list without it nothing is known: what was asked there has not changed.
-    assert holder_of(commit, urls[:2], cache, part=part_of("llvm-amdgpu")) == ""
+    assert holder_of(commit, urls[:2], cache, parts=[part_of("llvm-amdgpu")]) == ""
     assert fetch_source(replace(source, among=urls), cache=cache, offline=True).digest == got.digest
 
 
@@ -395,7 +395,7 @@ def finish_all(request: Request, work: Path) -> list[Planned]:
     for one in stages:
         (work / one.name / "etc").mkdir(parents=True)
         (work / one.name / "etc/name").write_text(one.name)
-        prefetch = Prefetch([], cache=request.cache, offline=True, patches={})
+        prefetch = Prefetch(request, [])
         with Progress(one.name, 1, 1, {}, Console(file=io.StringIO())) as progress:
             workspace = BuildWorkspace(
                 request=request, log=work / "log", progress=progress, stage=f"a-{one.name}", prefetch=prefetch

@@ -314,7 +314,7 @@ def finish_stage(one: Request, planned: Planned, arch: str, work: Path, *, parti
     if not tree.exists():
         tree.mkdir(parents=True)
         (tree / "for").write_text(arch)
-    prefetch = Prefetch([], cache=one.cache, offline=True, patches={})
+    prefetch = Prefetch(one, [])
     if planned.name == "base":
         one = replace(one, arch=("amd64",))
     with Progress("llvm", 1, 1, {}, Console(file=io.StringIO())) as progress:

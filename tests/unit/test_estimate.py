@@ -76,7 +76,7 @@ def test_a_build_of_llvm_brings_its_course_to_the_line_that_is_shown(
         log=tmp_path / "log",
         progress=Progress("llvm", console=Console(file=io.StringIO()), clock=lambda: now),
         stage="a-test",
-        prefetch=Prefetch([], cache=request.cache, offline=True, patches={}),
+        prefetch=Prefetch(request, []),
         _engine=cast("Buildah", SimpleNamespace(build=ninja)),
     )
     monkeypatch.setattr(BuildWorkspace, "fetch", fetch)

@@ -73,10 +73,10 @@ def test_commit(repository: Path, store: Store, form: str) -> None:
 
 def test_only(repository: Path, store: Store) -> None:
     sha = git(repository, "rev-parse", "HEAD")
-    tree = fetch_git(str(repository), sha, store, offline=False, only=["llvm", "not-there"])
+    tree = fetch_git(str(repository), sha, store, offline=False, taken=["llvm", "not-there"])
     assert [path.name for path in tree.iterdir()] == ["llvm"]
     with pytest.raises(SourceError, match="holds none"):
-        fetch_git(str(repository), sha, store, offline=False, only=["mlir"])
+        fetch_git(str(repository), sha, store, offline=False, taken=["mlir"])
 
 
 def test_missing_commit(repository: Path, store: Store) -> None:

@@ -108,14 +108,14 @@ def test_what_a_stage_is_given_was_read_again_and_held_to_the_lock(
     held: list[Source] = []
     one = plan(Request(cache=cache, sources=specs({"llvm": str(checkout)})), "llvm")[1].planned.sources[0]
 
-    def fetched(source: Source, **given: Any) -> Source:
+    def fetched(_: Request, source: Source, **given: Any) -> Source:
         how.append(given)
         return source
 
-    monkeypatch.setattr("toolchain.build.workspace.fetch_source", fetched)
+    monkeypatch.setattr("toolchain.build.workspace.fetch_for", fetched)
     monkeypatch.setattr(locking, "check", lambda *_: None)
     monkeypatch.setattr(locking, "check_tree", lambda _, source: held.append(source))
-    fetching = Prefetch([], cache=cache, offline=True, patches={})
+    fetching = Prefetch(Request(cache=cache), [])
     with Progress("t", 1, 1, {}, Console(file=io.StringIO())) as progress:
         asked = Request(cache=cache, lock=lock())
         workspace = BuildWorkspace(request=asked, log=tmp_path / "log", progress=progress, stage="t", prefetch=fetching)

@@ -168,9 +168,9 @@ def test_a_source_whose_digest_only_a_fetch_tells(
 ) -> None:
     """Without it a stage would be built for hours and could not be recorded."""
     known: list[str] = []
-    monkeypatch.setattr(pipeline, "fetch_source", lambda source, **_: known.append(source.ref))
+    monkeypatch.setattr(pipeline, "fetch_for", lambda _, source, **__: known.append(source.ref))
     # The prefetch has not got there: the mirror did not answer it.
-    monkeypatch.setattr(prefetch, "fetch_source", refuse(UnreachableError("the mirror does not answer")))
+    monkeypatch.setattr(prefetch, "fetch_for", refuse(UnreachableError("the mirror does not answer")))
 
     def plan() -> Planned:
         source = replace(SOURCE, digest=f"sha256:{'a' * 64}" if known else None)
@@ -192,7 +192,7 @@ def refuse(error: Exception) -> Callable[..., None]:
 def test_a_source_that_is_not_what_it_must_be_ends_the_stage_below(
     run: Callable[..., list[Built]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prefetch, "fetch_source", refuse(DigestError("llvm.tar has the wrong digest")))
+    monkeypatch.setattr(prefetch, "fetch_for", refuse(DigestError("llvm.tar has the wrong digest")))
     source = replace(SOURCE, digest=f"sha256:{'a' * 64}")
 
     def hours(workspace: Workspace) -> None:
@@ -344,7 +344,7 @@ def test_a_layer_that_breaks_its_contract_is_not_recorded(tmp_path: Path) -> Non
     def broken(_: str) -> dict[str, Any]:
         raise ContractError("no mlir-tblgen")
 
-    fetching = Prefetch([], cache=cache, offline=True, patches={})
+    fetching = Prefetch(Request(cache=cache), [])
     with Progress("llvm", 1, 1, {}, Console(file=io.StringIO())) as progress:
         workspace = BuildWorkspace(
             request=Request(cache=cache), log=tmp_path / "log", progress=progress, stage="t", prefetch=fetching,

@@ -66,7 +66,7 @@ def serve_kernels(
         log=log,
         progress=Progress("worker"),
         stage=f"{stage}-worker",
-        prefetch=Prefetch([], cache=request.cache, offline=request.offline, patches=request.patches),
+        prefetch=Prefetch(request, []),
     )
     source = workspace.fetch(planned.sources[0])
     with (

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from toolchain import __version__, console
+from toolchain.build.fetching import fetch_for
 from toolchain.build.record import known_record
 from toolchain.cache import Cache
 from toolchain.catalog.architectures import this_machine
@@ -25,7 +26,7 @@ from toolchain.request import Request
 from toolchain.sources.archive import archive_name
 from toolchain.sources.distro import known_package
 from toolchain.sources.pypi import pypi_row
-from toolchain.sources.resolve import fetch_source, part_of
+from toolchain.sources.resolve import taken_of
 from toolchain.sources.spec import SourceSpec
 from toolchain.sources.store import Store
 from toolchain.sources.tree import Source
@@ -69,7 +70,7 @@ def fetch_all(request: Request, planned: Sequence[Planned]) -> None:
     sources = {source.name: source for one in planned for source in one.sources}
     for source in sources.values():
         try:
-            fetch_source(source, cache=request.cache, offline=request.offline, mirrors=request.mirrors)
+            fetch_for(request, source)
         except UnreachableError as error:
             if not request.offline or source.digest is None:
                 raise
@@ -108,7 +109,9 @@ def check_file(request: Request, planned: Sequence[Planned], target: str, path: 
         LockedError: with every difference.
     """
     locked = read(path)
-    found = differences(locked, resolve(request, planned, target), whole=True)
+    # Held to it, so that what an older lock takes of a tree is asked for here too.
+    held = replace(request, lock=locked)
+    found = differences(locked, resolve(held, planned, target), whole=True)
     if found:
         raise refused(found, f"{path} is not what is here now")
     return locked
@@ -170,7 +173,8 @@ def refused(found: Sequence[str], what: str) -> LockedError:
 
 def locked_source(request: Request, source: Source) -> LockedSource:
     """A source as a lock holds it; its digest is empty when only a fetch can tell it."""
-    part = part_of(source.name)
+    taken = taken_of(source.name, tests=request.takes_tests(source.name))
+    part = ",".join(taken)
     digest = source.digest or ""
     info = Store(request.cache.store).tree_info(digest, part=part) if digest else None
     tree = info.digest if info is not None else ""
@@ -184,7 +188,7 @@ def locked_source(request: Request, source: Source) -> LockedSource:
         repository=source.repository,
         digest=digest,
         file=file,
-        parts=tuple(part.split(",")) if part else (),
+        parts=taken,
         tree=tree,
         license=source.license or source_license(source.name),
         tag=source.tag,

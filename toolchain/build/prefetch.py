@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
-from toolchain.cache import Cache
+from toolchain.build.fetching import fetch_for
 from toolchain.errors import DigestError, HostileInputError, LockedError, PatchError, SourceError, ToolchainError
-from toolchain.sources.network import Mirrors
-from toolchain.sources.resolve import fetch_source
+from toolchain.request import Request
 from toolchain.sources.tree import Source
 
 LOG = logging.getLogger(__name__)
@@ -25,21 +23,10 @@ class Prefetch:
     The thread ends with the process, and its children with the thread.
     """
 
-    def __init__(
-        self,
-        sources: Sequence[Source],
-        *,
-        cache: Cache,
-        offline: bool,
-        patches: Mapping[str, tuple[Path, ...]],
-        mirrors: Mirrors = (),
-    ) -> None:
+    def __init__(self, request: Request, sources: Sequence[Source]) -> None:
+        self._request = request
         self._sources = [source for source in sources if source.kind != "local"]
         self._done = {source.name: threading.Event() for source in self._sources}
-        self._cache = cache
-        self._offline = offline
-        self._patches = patches
-        self._mirrors = mirrors
         self._failed: ToolchainError | None = None
         if self._sources:
             threading.Thread(target=self._run, name="prefetch", daemon=True).start()
@@ -47,13 +34,7 @@ class Prefetch:
     def _run(self) -> None:
         for source in self._sources:
             try:
-                fetch_source(
-                    source,
-                    cache=self._cache,
-                    offline=self._offline,
-                    patches=self._patches.get(source.name, ()),
-                    mirrors=self._mirrors,
-                )
+                fetch_for(self._request, source, patched=True)
             except _FINAL as error:
                 self._failed = self._failed or error
             except (ToolchainError, OSError) as error:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toolchain import console
+from toolchain.build.fetching import fetch_for
 from toolchain.build.prefetch import Prefetch
 from toolchain.build.record import known_record, used_mark
 from toolchain.build.targets import by_arch, request_of, stages_of
@@ -25,7 +26,6 @@ from toolchain.oci.layout import Layout
 from toolchain.process import CommandError
 from toolchain.request import Request
 from toolchain.sources.patch import listed
-from toolchain.sources.resolve import fetch_source
 from toolchain.sources.tags import asked_again, resolved
 from toolchain.sources.tree import Source
 from toolchain.stages.prebuilt import let_in_names
@@ -117,7 +117,7 @@ def settled(request: Request, target: str, *, ask: bool = False) -> list[PlanRow
 def _fetched_for(request: Request, target: str, rows: list[PlanRow], sources: Collection[Source]) -> list[PlanRow]:
     """The plan once these sources are here."""
     for source in sources:
-        fetch_source(source, cache=request.cache, offline=request.offline, mirrors=request.mirrors)
+        fetch_for(request, source)
     return plan(request, target) if sources else rows
 
 
@@ -181,9 +181,7 @@ def build(request: Request, target: str, *, command: Sequence[str] = (), reuse: 
     rows = _looked_into(request, target, rows, fetch=reuse is None)
     # What may come finished from elsewhere needs no sources.
     wanted = [source for row in rows if row.built is None and reuse is None for source in row.planned.sources]
-    fetching = Prefetch(
-        wanted, cache=request.cache, offline=request.offline, patches=request.patches, mirrors=request.mirrors
-    )
+    fetching = Prefetch(request, wanted)
     first = {(row.arch or this_machine(), row.planned.name): row.planned for row in rows}
     run = _Run(first=first, prefetch=fetching, command=command, reuse=reuse, ready=ready)
     results: dict[str, Built] = {}
@@ -206,7 +204,7 @@ def _looked_into(request: Request, target: str, rows: list[PlanRow], *, fetch: b
     fetch = fetch or any(planned.name != "triton" for planned, _ in trees)
     for source in {source.name: source for _, source in trees}.values() if fetch else ():
         LOG.info("%s: fetching %s, to hold its LLVM pin against the plan", source.name, source.ref)
-        fetch_source(source, cache=request.cache, offline=request.offline, mirrors=request.mirrors)
+        fetch_for(request, source)
     return plan(request, target, proved=request.contract) if tagged or fetch else rows
 
 
@@ -278,7 +276,7 @@ def _known(stage: Stage, request: Request, dependencies: Mapping[str, Planned], 
     for source in unknown:
         console.note(f"{planned.name}: fetching {source.ref}, whose digest is not known yet")
         prefetch.wait(source.name)
-        fetch_source(source, cache=request.cache, offline=request.offline, mirrors=request.mirrors)
+        fetch_for(request, source)
     return stage.plan(request, dependencies) if unknown else planned
 
 

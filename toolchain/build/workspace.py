@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from toolchain import process, recipe
+from toolchain.build.fetching import fetch_for
 from toolchain.build.prefetch import Prefetch
 from toolchain.build.record import new_record, write_record
 from toolchain.cache import Cache
@@ -24,7 +25,6 @@ from toolchain.oci.layout import Layout
 from toolchain.recipe import Mount, Recipe
 from toolchain.record import LayerFacts
 from toolchain.request import Request
-from toolchain.sources.resolve import fetch_source
 from toolchain.sources.tree import FetchedSource, Source
 from toolchain.stages.stage import Built, Planned
 
@@ -101,16 +101,8 @@ class BuildWorkspace:
 
     def fetch(self, source: Source) -> FetchedSource:
         self.prefetch.wait(source.name)
-        patches = self.request.patches.get(source.name, ())
         # What is built from is read once more: neither a disk that decays nor a hand in the store shall be built in.
-        got = fetch_source(
-            source,
-            cache=self.cache,
-            offline=self.request.offline,
-            patches=patches,
-            verify=True,
-            mirrors=self.request.mirrors,
-        )
+        got = fetch_for(self.request, source, patched=True, verify=True)
         within_lock(self.request, [], fetched=got)
         return got
 

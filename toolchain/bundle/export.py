@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 from toolchain import console
+from toolchain.build.fetching import fetch_for
 from toolchain.build.locking import locked_source, resolve, safe_name
 from toolchain.build.record import read_record
 from toolchain.build.run import PlanRow, settled
@@ -31,7 +32,6 @@ from toolchain.oci.place import open_place
 from toolchain.oci.publish import Published
 from toolchain.oci.reference import Target
 from toolchain.request import Request
-from toolchain.sources.resolve import fetch_source
 from toolchain.sources.store import Store
 from toolchain.sources.tree import Source
 from toolchain.stages.base import local_manifest
@@ -185,7 +185,7 @@ class _Packer:
         """A source as it lies in the store, and its patches."""
         cache = self.request.cache
         console.note(f"{source.name}: {source.ref}")
-        got = fetch_source(source, cache=cache, offline=self.request.offline, verify=True, mirrors=self.request.mirrors)
+        got = fetch_for(self.request, source, verify=True)
         title = locked_source(self.request, got).file
         file = Store(cache.store).file(got.digest) if got.digest.startswith("sha256:") else None
         if file is not None:

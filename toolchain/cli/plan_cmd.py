@@ -98,21 +98,15 @@ def _how_sure(source: Source) -> str:
 @with_request("jobs", "contract")
 def fetch(stage: StageArg = "all", *, request: Request) -> None:
     """Bring the sources of a stage into the store."""
-    from toolchain.build.locking import check_tree  # noqa: PLC0415 - plan needs none of it
-    from toolchain.sources.resolve import fetch_source  # noqa: PLC0415
+    from toolchain.build.fetching import fetch_for  # noqa: PLC0415 - plan needs none of it
+    from toolchain.build.locking import check_tree  # noqa: PLC0415
 
     request.cache.check()
     found = []
     for row in settled(request, stage, ask=True):
         for source in row.planned.sources:
             console.note(f"{source.name}: {source.ref}")
-            got = fetch_source(
-                source,
-                cache=request.cache,
-                offline=request.offline,
-                patches=request.patches.get(source.name, ()),
-                mirrors=request.mirrors,
-            )
+            got = fetch_for(request, source, patched=True)
             check_tree(request, got)
             found.append(got.as_plan() | {"path": str(got.path)})
     if request.json:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from toolchain import console
@@ -15,18 +15,22 @@ from toolchain.sources.git import git_digest
 from toolchain.sources.store import Store
 
 
-def holder_of(commit: str, repositories: Sequence[str], cache: Cache, *, part: str) -> str:
+def holder_of(commit: str, repositories: Sequence[str], cache: Cache, *, parts: Collection[str]) -> str:
     """Which of these URLs holds a commit, as a fetch has told or a tree in the store shows; empty where nobody knows.
 
     Args:
-        part: what the store calls the part of the tree that is taken.
+        parts: what the store may call the part of the tree that is taken.
     """
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         value = json.loads(_note(commit, cache).read_bytes())
         if value["commit"] == commit and value["repository"] in repositories:
             return str(value["repository"])
     store = Store(cache.store)
-    return next((url for url in repositories if store.stored_tree(git_digest(url, commit), part=part) is not None), "")
+
+    def stored(url: str) -> bool:
+        return any(store.stored_tree(git_digest(url, commit), part=part) is not None for part in parts)
+
+    return next((url for url in repositories if stored(url)), "")
 
 
 def first_holder(

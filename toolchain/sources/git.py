@@ -18,6 +18,7 @@ from toolchain.sources.network import (
     network_environment,
     refuse_offline,
 )
+from toolchain.sources.part import Part
 from toolchain.sources.store import Store
 from toolchain.sources.tree import check_links
 from toolchain.sources.unpack import unpack_tar
@@ -39,7 +40,7 @@ def fetch_git(
     store: Store,
     *,
     offline: bool,
-    only: Sequence[str] | None = None,
+    taken: Sequence[str] = (),
     verify: bool = False,
     mirrors: Mirrors = (),
 ) -> Path:
@@ -51,7 +52,7 @@ def fetch_git(
     Args:
         repository_url: https, ssh, or for a local repository file:// or an absolute path.
         sha: 40 hexadecimal digits.
-        only: names at the top of the tree to take.
+        taken: the part of the tree to take, see `Part`.
         verify: read a tree that is there already (see `Store.tree`).
         mirrors: where to ask in the place of `repository_url`, which names the tree all the same.
 
@@ -71,11 +72,11 @@ def fetch_git(
         refuse_offline(f"commit {sha[:12]} of {repository_url}", offline=offline)
         with tempfile.TemporaryDirectory(prefix="git-", dir=_scratch(store)) as name:
             scratch = Path(name)
-            archive = _archive(url, sha, scratch, env=_environment(scratch, protocol), only=only)
+            archive = _archive(url, sha, scratch, env=_environment(scratch, protocol), taken=taken)
             unpack_tar(archive, dest, strip=0)
         check_links(dest)
 
-    part = ",".join(only) if only is not None else ""
+    part = ",".join(taken)
     return store.tree(git_digest(repository_url, sha), unpack, part=part, verify=verify, take_brought=offline)
 
 
@@ -137,7 +138,7 @@ def _git(env: Mapping[str, str], *words: str, capture: bool = True) -> str:
     return process.run(["git", *_FIXED, *words], env=env, capture=capture, helpers=reaches_out).stdout.strip()
 
 
-def _archive(url: str, sha: str, scratch: Path, *, env: Mapping[str, str], only: Sequence[str] | None) -> Path:
+def _archive(url: str, sha: str, scratch: Path, *, env: Mapping[str, str], taken: Sequence[str]) -> Path:
     """The commit's tree as `git archive` gives it, and so as a forge does: export-ignore and line ends count."""
     archive = scratch / "tree.tar"
 
@@ -163,13 +164,15 @@ def _archive(url: str, sha: str, scratch: Path, *, env: Mapping[str, str], only:
                 fix="do not use this repository; ask who runs it",
             )
         top = git("ls-tree", "--name-only", sha, capture=True).splitlines()
-        names = top if only is None else [name for name in only if name in top]
+        part = Part(taken)
+        names = [name for name in top if part.holds(name)]
         if not names:
             raise SourceError(
-                f"the tree of {sha[:12]} is empty or holds none of {', '.join(only or ())}",
+                f"the tree of {sha[:12]} is empty or holds none of {', '.join(taken)}",
                 fix="name another commit, or check that it is the right repository",
             )
-        wanted = [] if only is None else [f":(top,literal){name}" for name in names]
+        wanted = [f":(top,literal){name}" for name in names] if part.only else []
+        wanted += [f":(top,exclude,literal){name}/{inner}" for name in names for inner in sorted(part.without)]
         git("archive", "--format=tar", f"--output={archive}", sha, "--", *wanted)
     except CommandError as error:
         raise SourceError(

@@ -25,6 +25,7 @@ from toolchain.sources.elsewhere import Wanted, first_or_elsewhere
 from toolchain.sources.git import fetch_git, git_digest
 from toolchain.sources.local import TAR
 from toolchain.sources.network import Mirrors, mirrored
+from toolchain.sources.part import Part
 from toolchain.sources.patch import apply_patches, copy_tree
 from toolchain.sources.pypi import fetch_pypi, known_files, known_pypi, pypi_row
 from toolchain.sources.spec import FORMS, SourceSpec, users_path
@@ -81,7 +82,8 @@ def locate(name: str, spec: SourceSpec, *, cache: Cache, offline: bool = False) 
 
 def _locate_stored(name: str, spec: SourceSpec, cache: Cache) -> Source:
     store = Store(cache.store)
-    path = store.stored_tree(spec.version, part=part_of(name)) or store.file(spec.version)
+    trees = (store.stored_tree(spec.version, part=part_of(name, tests=tests)) for tests in (False, True))
+    path = next((tree for tree in trees if tree is not None), None) or store.file(spec.version)
     if path is None:
         raise SourceError(
             f"the source {name} is not in the store: {spec.version}", fix="bring it in: toolchain bundle import REF"
@@ -138,9 +140,23 @@ def parts_of(name: str) -> tuple[str, ...] | None:
     return None
 
 
-def part_of(name: str) -> str:
+@memoize
+def taken_of(name: str, *, tests: bool = False) -> tuple[str, ...]:
+    """The same as a lock has it: names at the top, and with `!` before them those that are left out right below; empty
+    for one that is taken whole.
+
+    Args:
+        tests: take along what is left out otherwise, the folders that only the source's own tests read.
+    """
+    for row in load("trees").values():
+        if any(fnmatchcase(name, pattern) for pattern in row["sources"]):
+            return (*row["only"], *(() if tests else (f"!{one}" for one in row["without"])))
+    return ()
+
+
+def part_of(name: str, *, tests: bool = False) -> str:
     """How the store calls the part that is taken of the source `name`; empty for the whole."""
-    return ",".join(parts_of(name) or ())
+    return ",".join(taken_of(name, tests=tests))
 
 
 def fetch_source(
@@ -151,6 +167,7 @@ def fetch_source(
     patches: Sequence[Path] = (),
     verify: bool = False,
     mirrors: Mirrors = (),
+    tests: bool = False,
 ) -> FetchedSource:
     """The source with its tree or file in the store, patched when patches are given.
 
@@ -159,6 +176,7 @@ def fetch_source(
         patches: files, in order, applied to a copy.
         verify: read a tree that is there already, file by file, before it is believed (see `Store.tree`).
         mirrors: where git and archives are asked for in the place of their own URLs.
+        tests: see `taken_of` and `Request.takes_tests`.
 
     Returns:
         The source as it lies in the store. The digest stays the one of the source alone: patches count apart.
@@ -166,7 +184,7 @@ def fetch_source(
     Raises:
         ToolchainError: see the modules of each kind; PatchError for a patch that does not apply.
     """
-    how = _How(parts_of(source.name), part_of(source.name), verify, mirrors)
+    how = _How(taken_of(source.name, tests=tests or bool(patches)), verify, mirrors)
     with in_use(cache, make=True):
         got = _fetched(source, cache, offline, how)
         return replace(got, path=_patched(got, patches, Store(cache.store), how)) if patches else got
@@ -213,7 +231,13 @@ def _fetch_commit(source: Source, store: Store, *, offline: bool, how: _How) -> 
     """A commit's tree by git; where git fails and an archive of it is on record, the error says so."""
     try:
         return fetch_git(
-            source.where, source.version, store, offline=offline, only=how.only, verify=how.verify, mirrors=how.mirrors
+            source.where,
+            source.version,
+            store,
+            offline=offline,
+            taken=how.taken,
+            verify=how.verify,
+            mirrors=how.mirrors,
         )
     except (SourceError, UnreachableError) as error:
         if archive_of(source.version) is not None:
@@ -238,19 +262,23 @@ def _fetch_row(source: Source, store: Store, *, offline: bool) -> Path:
 
 @dataclass(frozen=True)
 class _How:
-    """Which part of a source is taken, what the store calls it, whether a tree is read again, and where it is asked."""
+    """Which part of a source is taken (see `taken_of`), whether a tree is read again, and where it is asked."""
 
-    only: tuple[str, ...] | None
-    part: str
+    taken: tuple[str, ...]
     verify: bool
     mirrors: Mirrors
+
+    @property
+    def part(self) -> str:
+        """What the store calls the part."""
+        return ",".join(self.taken)
 
 
 def _tree_of(file: Path, digest: str, store: Store, how: _How) -> Path:
     """The tree of a tar archive; any other file is a source as it is."""
     if not TAR.search(file.name):
         return file
-    return store.tree(digest, lambda dest: unpack_tar(file, dest, only=how.only), part=how.part, verify=how.verify)
+    return store.tree(digest, lambda dest: unpack_tar(file, dest, taken=how.taken), part=how.part, verify=how.verify)
 
 
 def _fetch_local(source: Source, store: Store, cache: Cache, how: _How) -> Path:
@@ -261,15 +289,26 @@ def _fetch_local(source: Source, store: Store, cache: Cache, how: _How) -> Path:
     if top.is_file():
         return _tree_of(_keep(top, digest, store, cache), digest, store, how)
 
+    stored = top.resolve().is_relative_to(store.root.resolve())  # by `stored:`, which means what a bundle brought
+    if stored and store.stored_tree(digest, part=how.part) is None:  # an older one brought the tests too
+        how = replace(how, taken=taken_of(source.name, tests=True))
+
     def unpack(dest: Path) -> None:
+        part = Part(how.taken)
         for entry in sorted(top.iterdir()):
-            if entry.name != ".git" and (how.only is None or entry.name in how.only):
+            if entry.name == ".git" or not part.holds(entry.name):
+                continue
+            if part.without and entry.is_dir() and not entry.is_symlink():
+                (dest / entry.name).mkdir()
+                for inner in sorted(entry.iterdir()):
+                    if part.holds(f"{entry.name}/{inner.name}"):
+                        copy_tree(inner, dest / entry.name / inner.name)
+            else:
                 copy_tree(entry, dest / entry.name)
         check_links(dest)
         if tree_digest(top, _stat_cache(top, cache)) != digest:
             raise SourceError(f"{top} was changed while it was copied", fix="run the command again")
 
-    stored = top.resolve().is_relative_to(store.root.resolve())  # by `stored:`, which means what a bundle brought
     path = store.tree(digest, unpack, part=how.part, verify=how.verify, take_brought=stored)
     info = store.tree_info(digest, part=how.part)
     if not how.part and (info is None or info.digest != digest):

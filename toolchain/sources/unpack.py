@@ -20,6 +20,7 @@ from toolchain import digest, tar_headers
 from toolchain.digest import CHUNK
 from toolchain.errors import HostileInputError, ResourceError, SourceError
 from toolchain.process import CommandError, output
+from toolchain.sources.part import Part
 from toolchain.sources.tree import check_link_map
 from toolchain.tar_headers import CheckedHeader
 
@@ -44,7 +45,7 @@ def unpack_tar(
     dest: Path,
     *,
     strip: int = 1,
-    only: Sequence[str] | None = None,
+    taken: Sequence[str] = (),
     limit_bytes: int = LIMIT_BYTES,
     limit_files: int = LIMIT_FILES,
 ) -> None:
@@ -52,7 +53,7 @@ def unpack_tar(
 
     Args:
         strip: leading path components to take away from every name.
-        only: names at the top, after `strip`, to unpack; the others are checked but not written.
+        taken: the part to unpack, after `strip` (see `Part`); what is not of it is checked but not written.
         limit_bytes: most bytes that all files together may have, unpacked or not.
         limit_files: most members.
 
@@ -67,7 +68,7 @@ def unpack_tar(
     dest.mkdir(parents=True, exist_ok=True)
     done = False
     try:
-        _Unpacker(archive, dest, strip=strip, only=only, limit_bytes=limit_bytes, limit_files=limit_files).run()
+        _Unpacker(archive, dest, strip=strip, taken=taken, limit_bytes=limit_bytes, limit_files=limit_files).run()
         done = True
     except CommandError as error:
         raise SourceError(
@@ -105,14 +106,14 @@ class _Unpacker:
         dest: Path,
         *,
         strip: int,
-        only: Sequence[str] | None,
+        taken: Sequence[str],
         limit_bytes: int,
         limit_files: int,
     ) -> None:
         self.archive = archive
         self.dest = os.fspath(dest)
         self.strip = strip
-        self.only = frozenset(only) if only is not None else None
+        self.part = Part(taken)
         self.limit_bytes = limit_bytes
         self.limit_files = limit_files
         self.kinds: dict[str, str] = {}  # d, f or l of every path so far, unpacked or not
@@ -145,7 +146,7 @@ class _Unpacker:
         # Links come last, after every file: nothing can be written through one.
         check_link_map(self.links, what=self.archive.name)
         for path, target in self.links.items():
-            if self._wanted(path):
+            if self.part.holds(path):
                 self._folder(path.rpartition("/")[0])
                 Path(self.dest, path).symlink_to(target)
 
@@ -183,7 +184,7 @@ class _Unpacker:
             return
         if member.isdir():
             self._enter(path, "d")
-            if self._wanted(path):
+            if self.part.holds(path):
                 self._folder(path)
         elif member.issym():
             self._enter(path, "l")
@@ -192,7 +193,7 @@ class _Unpacker:
             self._hard_link(path, member)
         elif member.isreg() and member.type in tarfile.REGULAR_TYPES:
             self._enter(path, "f")
-            if self._wanted(path):
+            if self.part.holds(path):
                 self._write(tar, member, path)
         else:
             raise self._hostile("it holds a member of unknown kind", f"{member.name}: {member.type!r}")
@@ -241,17 +242,14 @@ class _Unpacker:
         if self.kinds.get(target) != "f":
             raise self._hostile("a hard link leads to what is no file in it", f"{member.name} -> {member.linkname}")
         self._enter(path, "f")
-        if self._wanted(path):
-            if not self._wanted(target):
+        if self.part.holds(path):
+            if not self.part.holds(target):
                 raise SourceError(
                     f"{path} is a hard link to {target}, which is left out",
                     fix="report it, with the name of the archive",
                 )
             self._folder(path.rpartition("/")[0])
             os.link(f"{self.dest}/{target}", f"{self.dest}/{path}", follow_symlinks=False)
-
-    def _wanted(self, path: str) -> bool:
-        return self.only is None or path.partition("/")[0] in self.only
 
     def _folder(self, path: str) -> None:
         if path:

@@ -1,0 +1,136 @@
+"""Which part of a large tree is taken: LLVM without what its own tests read, whichever way it comes."""
+
+from __future__ import annotations
+
+import subprocess
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from toolchain.build.fetching import fetch_for
+from toolchain.build.locking import check_file, locked_source, make
+from toolchain.cache import Cache
+from toolchain.digest import sha256_file
+from toolchain.errors import LockedError
+from toolchain.lock.file import read, write
+from toolchain.request import Request
+from toolchain.sources.part import Part
+from toolchain.sources.resolve import fetch_source, locate, part_of, parts_of, taken_of
+from toolchain.sources.spec import SourceSpec, parse_source_spec
+from toolchain.sources.tree import Source, tree_digest
+from toolchain.stages.stage import Planned
+
+LEAN = {"llvm/CMakeLists.txt", "llvm/lib/test/a.cpp", "mlir/CMakeLists.txt", "LICENSE.TXT"}
+TESTS = {"llvm/test/a.ll", "mlir/test/b/c.mlir"}
+OTHERS = {"flang/CMakeLists.txt", "test/x"}
+PATCH = "--- a/llvm/test/a.ll\n+++ b/llvm/test/a.ll\n@@ -1 +1 @@\n-llvm/test/a.ll\n+mended\n"
+
+
+def files(tree: Path) -> set[str]:
+    return {path.relative_to(tree).as_posix() for path in tree.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    top = tmp_path / "llvm-project"
+    for name in LEAN | TESTS | OTHERS:
+        path = top / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{name}\n", encoding="utf-8")
+    return top
+
+
+@pytest.fixture
+def request_(tmp_path: Path) -> Request:
+    return Request(cache=Cache(tmp_path / "cache"))
+
+
+def located(way: str, checkout: Path, request: Request) -> Source:
+    if way == "folder":
+        return locate("llvm", parse_source_spec(str(checkout)), cache=request.cache)
+    if way == "file":
+        archive = checkout.with_suffix(".tar.gz")
+        with tarfile.open(archive, "w:gz") as tar:
+            tar.add(checkout, arcname="llvm-project-1")
+        return locate("llvm", parse_source_spec(str(archive)), cache=request.cache)
+    words = ["-c", "user.name=t", "-c", "user.email=t@example.org", "-C", str(checkout)]
+    for command in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "x"]):
+        subprocess.run(["git", *words, *command], check=True)
+    sha = subprocess.run(["git", *words, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout
+    return locate("llvm", parse_source_spec(f"file://{checkout}@{sha.strip()}"), cache=request.cache)
+
+
+def test_what_is_held() -> None:
+    part = Part(["llvm", "LICENSE.TXT", "!test"])
+    assert [
+        one for one in ("llvm", "LICENSE.TXT", "llvm/lib/test", "test", "llvm/test", "llvm/test/a") if part.holds(one)
+    ] == [
+        "llvm",
+        "LICENSE.TXT",
+        "llvm/lib/test",
+    ]
+    assert Part([]).holds("anything/test/x")
+
+
+def test_what_a_lock_calls_it() -> None:
+    assert taken_of("llvm") == (*(parts_of("llvm") or ()), "!test")
+    assert taken_of("llvm-amdgpu", tests=True) == parts_of("llvm-amdgpu")
+    assert taken_of("triton") == ()
+    assert part_of("llvm", tests=True) + ",!test" == part_of("llvm")
+
+
+@pytest.mark.parametrize("way", ["folder", "file", "git"])
+def test_every_way_leaves_the_tests_out(way: str, checkout: Path, request_: Request, tmp_path: Path) -> None:
+    source = located(way, checkout, request_)
+    tree = fetch_for(request_, source).path
+    assert files(tree) == LEAN
+    assert fetch_for(replace(request_, offline=True), source, verify=True).path == tree
+    assert locked_source(request_, source).tree == tree_digest(tree)
+    # A patch of upstream's nearly always changes a test, too.
+    patch = tmp_path / "fix.patch"
+    patch.write_text(PATCH, encoding="utf-8")
+    patched = replace(request_, patches={"llvm": (patch,)})
+    whole = fetch_for(patched, source, patched=True).path
+    assert files(whole) == LEAN | TESTS
+    assert (whole / "llvm/test/a.ll").read_text(encoding="utf-8") == "mended\n"
+    assert "!test" not in locked_source(patched, source).parts
+    assert files(fetch_for(request_, source).path) == LEAN
+
+
+@pytest.mark.parametrize("way", ["file", "git"])
+def test_an_older_lock_gets_the_tree_that_it_names(way: str, checkout: Path, request_: Request, tmp_path: Path) -> None:
+    source = located(way, checkout, request_)
+    planned = [Planned(name="llvm", image="llvm", inputs=None, sources=(source,))]
+    path = tmp_path / "toolchain.lock"
+    lock = make(request_, planned, "llvm", path)
+    assert lock.sources[0].parts[-1] == "!test"
+    assert check_file(request_, planned, "llvm", path).sources == lock.sources
+    # As it was written before the tests were left out.
+    parts = lock.sources[0].parts[:-1]
+    tree = fetch_for(
+        replace(request_, lock=replace(lock, sources=(replace(lock.sources[0], parts=parts),))), source
+    ).path
+    assert files(tree) == LEAN | TESTS
+    old = replace(lock, sources=(replace(lock.sources[0], parts=parts, tree=tree_digest(tree)),))
+    write(old, path)
+    assert check_file(request_, planned, "llvm", path).sources == old.sources
+    assert read(path).sources == old.sources
+    write(replace(old, sources=(replace(old.sources[0], tree=f"sha256:{'1' * 64}"),)), path)
+    with pytest.raises(LockedError):
+        check_file(request_, planned, "llvm", path)
+
+
+def test_a_file_is_named_by_its_own_digest(checkout: Path, request_: Request) -> None:
+    source = located("file", checkout, request_)
+    assert source.digest == sha256_file(checkout.with_suffix(".tar.gz"))
+
+
+def test_what_an_older_bundle_brought_is_taken_as_it_is(checkout: Path, request_: Request) -> None:
+    source = located("git", checkout, request_)
+    whole = fetch_source(source, cache=request_.cache, offline=False, tests=True).path
+    spec = SourceSpec(kind="stored", where="llvm", version=str(source.digest))
+    brought = locate("llvm", spec, cache=request_.cache)
+    assert brought.path == whole
+    assert fetch_for(replace(request_, offline=True), brought).path == whole
