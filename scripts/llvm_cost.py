@@ -9,7 +9,7 @@ cache; their CPU seconds (user and system) give those of the whole list. Program
 finished layer (`--layer`, its prefix), a few of those that it has all archives for.
 
 PATH is an unpacked llvm-project with its tests. IMAGE is the base's name in the tool's store of images, as
-`toolchain cache list` shows it. FOLDER keeps the trees, so that a run that was killed goes on. Run with the
+`toolchain cache ls` shows it. FOLDER keeps the trees, so that a run that was killed goes on. Run with the
 repository's own Python.
 """
 

@@ -280,8 +280,8 @@ def what_it_takes() -> str:
         "- Memory is what the number of jobs is counted with: 5.4 GB for each link, 1.6 GB for each compile or kernel. It is a"
         " reserve and no measurement: a worker of flash-attn took 262 MB at most.\n"
         "- Triton 3.9 and later: add the stages `llvm-amdgpu` and `codegen-amdgpu`.\n"
-        "- A whole GPU of AOTriton has 14,485 to 19,187 kernels. With 2.1 s of a core each, 19,001 kernels of gfx942 are 5.5"
-        " hours on two cores. That is reckoned from 328 of them, and no whole GPU has been compiled yet.\n"
+        "- A whole GPU of AOTriton has 14,485 to 19,187 kernels. The 19,001 of gfx942, the one that was compiled whole,"
+        " [took 4 h 13 min](measurements.md#a-whole-gfx942) on two cores with other work beside them.\n"
         "- `--only mlir-tblgen` tries a machine in minutes, and `--limit` a campaign.\n"),
         "## What is brought in\n",
         table(["what", "size"], [
