@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import re
 import resource
@@ -52,6 +53,7 @@ GENERATORS = (
     "clang-tblgen",
 )
 CHUNK = 10
+INSIDE = Path("/cost")  # where the trees lie in the container
 _STEP = re.compile(
     r"^(?:Building|Linking) (C|CXX|ASM) (object|static library|executable|shared library|shared module) (\S+)$"
 )
@@ -59,12 +61,19 @@ _STEP = re.compile(
 
 def launch(log: Path, command: Sequence[str]) -> int:
     """Run a compiler, and note what it took."""
-    code = subprocess.call(command)
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done, seconds = timed(command)
     out = command[command.index("-o") + 1] if "-o" in command else ""
     with log.open("a", encoding="utf-8") as file:
-        file.write(json.dumps({"out": out, "cpu": round(used.ru_utime + used.ru_stime, 3), "code": code}) + "\n")
-    return code
+        file.write(json.dumps({"out": out, "cpu": round(seconds, 3), "code": done.returncode}) + "\n")
+    return done.returncode
+
+
+def timed(command: Sequence[str], **how: Any) -> tuple[subprocess.CompletedProcess[str], float]:
+    """Run a program, with CPU seconds of it and its children, user and system."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done: subprocess.CompletedProcess[str] = subprocess.run(command, check=False, text=True, **how)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return done, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def project(path: str) -> str:
@@ -94,9 +103,7 @@ class Tree:
         self.log = path / "cost.jsonl"
 
     def configure(self, *options: str, native: Path | None = None) -> None:
-        """Configure, unless it was before."""
-        if (self.path / "cost-configured").is_file():
-            return
+        """Configure, whatever was there before."""
         launcher = f"{sys.executable};{Path(__file__).resolve()};--launch;{self.log};--"
         if self.path.name.startswith(OURS):
             launcher += ";sh;/recipe/llvm-config/pch-launcher.sh"
@@ -109,9 +116,10 @@ class Tree:
         with (self.path / "configure.log").open("w", encoding="utf-8") as file:
             subprocess.run(command, check=True, stdout=file, stderr=subprocess.STDOUT)
 
-    def configured(self) -> None:
-        """From here on a run that was killed need not configure again."""
-        (self.path / "cost-configured").touch()
+    @property
+    def mark(self) -> Path:
+        """The file that says that it is configured: a run that was killed need not do it again."""
+        return self.path / "cost-configured"
 
     def ninja(self, *words: str, check: bool = True) -> str:
         """Run ninja and return what it prints."""
@@ -192,13 +200,11 @@ def link(tree: Tree, layer: Path, count: int, rng: random.Random) -> list[dict[s
             out = str(tree.path / "linked")
             command = [str(layer / word) if word in archives else word for word in words]
             command[command.index("-o") + 1] = out
-            before = resource.getrusage(resource.RUSAGE_CHILDREN)
-            done = subprocess.run([*command, *extra], cwd=tree.path, check=False, capture_output=True, text=True)
-            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            done, seconds = timed([*command, *extra], cwd=tree.path, capture_output=True)
             if done.returncode:
                 row["error"] = done.stderr[-300:]
                 break
-            row[name] = round(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 2)
+            row[name] = round(seconds, 2)
             row["bytes"] = Path(out).stat().st_size
         print(json.dumps(row), file=sys.stderr, flush=True)
         if "error" not in row:
@@ -208,6 +214,8 @@ def link(tree: Tree, layer: Path, count: int, rng: random.Random) -> list[dict[s
 
 def configure_ours(tree: Tree, job: Mapping[str, Any], *, clang: bool) -> None:
     """As containerfiles/llvm/build.sh configures it on the machine that it is for, but for its compiler cache."""
+    if tree.mark.is_file():
+        return
     projects, components = list(job["projects"]), list(job["components"])
     if clang and "clang" not in projects:
         projects, components = [*projects, "clang"], [*components, "clang", "clang-resource-headers"]
@@ -216,14 +224,12 @@ def configure_ours(tree: Tree, job: Mapping[str, Any], *, clang: bool) -> None:
     options += [f"-DCMAKE_{language}_FLAGS={flags}" for language in ("C", "CXX", "ASM")]
     options += [f"-DLLVM_ENABLE_PROJECTS={';'.join(projects)}", "-DLLVM_USE_LINKER=lld"]
     options += [f"-DLLVM_DISTRIBUTION_COMPONENTS={';'.join(components)}"]
-    if (tree.path / "cost-configured").is_file():
-        return
     tree.configure(*options)
     others = [one for one in components if not one.endswith("-libraries")]
     wanted = ";".join([*others, *reached(tree, job, job["keep"])])
     again = ["cmake", f"-DLLVM_DISTRIBUTION_COMPONENTS={wanted}", str(tree.path)]
     subprocess.run(again, check=True, stdout=subprocess.DEVNULL)
-    tree.configured()
+    tree.mark.touch()
 
 
 def reached(tree: Tree, job: Mapping[str, Any], keep: Sequence[str]) -> list[str]:
@@ -235,11 +241,13 @@ def reached(tree: Tree, job: Mapping[str, Any], keep: Sequence[str]) -> list[str
 
 def configure_upstream(tree: Tree, *, assertions: bool, clang: bool, native: Path | None) -> None:
     """As upstream's workflow for Linux configures it."""
+    if tree.mark.is_file():
+        return
     options = [f"-D{name}={value}" for name, value in UPSTREAM.items()]
     options += [f"-DLLVM_ENABLE_ASSERTIONS={'ON' if assertions else 'OFF'}", "-DCMAKE_LINKER=lld"]
     options += [f"-DLLVM_ENABLE_PROJECTS=mlir;lld{';clang' if clang else ''}"]
     tree.configure(*options, native=native)
-    tree.configured()
+    tree.mark.touch()
 
 
 def generated_mean(tree: Tree) -> float:
@@ -254,7 +262,7 @@ def generated_mean(tree: Tree) -> float:
 
 def inside(job: Mapping[str, Any]) -> dict[str, Any]:
     """Configure, draw, compile: the part in the container."""
-    work, jobs = Path("/work"), f"-j{job['jobs']}"
+    work, jobs = INSIDE, f"-j{job['jobs']}"
     ours = {clang: Tree(work / f"{OURS}{'-clang' if clang else ''}", "distribution") for clang in (False, True)}
     for clang, tree in ours.items():
         configure_ours(tree, job, clang=clang)
@@ -279,11 +287,10 @@ def inside(job: Mapping[str, Any]) -> dict[str, Any]:
     rng = random.Random(job["seed"])  # noqa: S311 - a sample, no secret
     names = sorted(set(steps["upstream with clang"]["objects"]))
     drawn = rng.sample(names, job["objects"])
+    order = [(tree, {same(one): one for one in tree.steps()["objects"]}) for tree in compiled.values()]
     for at in range(0, len(drawn), CHUNK):
-        order = list(compiled.values())
         rng.shuffle(order)
-        for tree in order:
-            known = {same(one): one for one in tree.steps()["objects"]}
+        for tree, known in order:
             wanted = [known[same(one)] for one in drawn[at : at + CHUNK] if same(one) in known]
             if wanted:
                 tree.ninja(jobs, "-k0", *wanted, check=False)
@@ -313,10 +320,6 @@ def inside(job: Mapping[str, Any]) -> dict[str, Any]:
         "generated mean": {name: generated_mean(tree) for name, tree in compiled.items()},
         "samples": {name: {one: found[one] for one in sample if one in found} for name, found in costs.items()},
         "headers": {one: cost for one, cost in costs[OURS].items() if "toolchain-pch" in one},
-        "only": {
-            "upstream": Counter(project(one) for one in steps["upstream"]["objects"]),
-            "ours": Counter(project(one) for one in steps["ours"]["objects"]),
-        },
     }
     if job["layer"]:
         result["links"] = link(compiled[PLAIN], Path("/layer"), job["links"], rng)
@@ -352,7 +355,7 @@ def outside(asked: argparse.Namespace) -> None:
     mounts = [
         Mount(asked.source, "/src/llvm"),
         Mount(TOP, "/recipe"),
-        Mount(asked.work, "/work", read_only=False),
+        Mount(asked.work, os.fspath(INSIDE), read_only=False),
         *([Mount(asked.layer, "/layer")] if asked.layer else []),
     ]
     began = time.time()
@@ -374,8 +377,8 @@ def main(argv: Sequence[str]) -> int:
     if argv[:1] == ["--launch"]:
         return launch(Path(argv[1]), argv[argv.index("--") + 1 :])
     if argv == ["--inside"]:
-        result = inside(json.loads(Path("/work/job.json").read_text(encoding="utf-8")))
-        Path("/work/result.json").write_text(json.dumps(result), encoding="utf-8")
+        result = inside(json.loads((INSIDE / "job.json").read_text(encoding="utf-8")))
+        (INSIDE / "result.json").write_text(json.dumps(result), encoding="utf-8")
         return 0
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--source", type=lambda text: Path(text.removeprefix("llvm=")), required=True)

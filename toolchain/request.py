@@ -11,6 +11,7 @@ from toolchain import option_values as reading
 from toolchain.cache import Cache
 from toolchain.catalog.base_ref import BaseRef
 from toolchain.options import Declared, declared, option
+from toolchain.sources.part import Part
 
 if TYPE_CHECKING:
     from toolchain.sources.spec import SourceSpec
@@ -298,7 +299,7 @@ class Request:
         if self.patches.get(name):
             return True
         held = self.lock.source(name) if self.lock is not None else None
-        return held is not None and bool(held.parts) and not any(part.startswith("!") for part in held.parts)
+        return held is not None and bool(held.parts) and not Part(held.parts).without
 
 
 def options() -> tuple[Declared, ...]:

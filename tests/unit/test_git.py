@@ -10,6 +10,7 @@ import pytest
 
 from toolchain.errors import HostileInputError, SourceError, UnreachableError
 from toolchain.sources.git import fetch_git, git_digest
+from toolchain.sources.part import Part
 from toolchain.sources.store import Store
 
 
@@ -73,10 +74,10 @@ def test_commit(repository: Path, store: Store, form: str) -> None:
 
 def test_only(repository: Path, store: Store) -> None:
     sha = git(repository, "rev-parse", "HEAD")
-    tree = fetch_git(str(repository), sha, store, offline=False, taken=["llvm", "not-there"])
+    tree = fetch_git(str(repository), sha, store, offline=False, part=Part(("llvm", "not-there")))
     assert [path.name for path in tree.iterdir()] == ["llvm"]
     with pytest.raises(SourceError, match="holds none"):
-        fetch_git(str(repository), sha, store, offline=False, taken=["mlir"])
+        fetch_git(str(repository), sha, store, offline=False, part=Part(("mlir",)))
 
 
 def test_missing_commit(repository: Path, store: Store) -> None:

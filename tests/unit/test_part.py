@@ -17,7 +17,7 @@ from toolchain.errors import LockedError
 from toolchain.lock.file import read, write
 from toolchain.request import Request
 from toolchain.sources.part import Part
-from toolchain.sources.resolve import fetch_source, locate, part_of, parts_of, taken_of
+from toolchain.sources.resolve import fetch_source, locate, part_of
 from toolchain.sources.spec import SourceSpec, parse_source_spec
 from toolchain.sources.tree import Source, tree_digest
 from toolchain.stages.stage import Planned
@@ -63,7 +63,7 @@ def located(way: str, checkout: Path, request: Request) -> Source:
 
 
 def test_what_is_held() -> None:
-    part = Part(["llvm", "LICENSE.TXT", "!test"])
+    part = Part(("llvm", "LICENSE.TXT", "!test"))
     assert [
         one for one in ("llvm", "LICENSE.TXT", "llvm/lib/test", "test", "llvm/test", "llvm/test/a") if part.holds(one)
     ] == [
@@ -71,14 +71,16 @@ def test_what_is_held() -> None:
         "LICENSE.TXT",
         "llvm/lib/test",
     ]
-    assert Part([]).holds("anything/test/x")
+    assert Part().holds("anything/test/x")
 
 
 def test_what_a_lock_calls_it() -> None:
-    assert taken_of("llvm") == (*(parts_of("llvm") or ()), "!test")
-    assert taken_of("llvm-amdgpu", tests=True) == parts_of("llvm-amdgpu")
-    assert taken_of("triton") == ()
-    assert part_of("llvm", tests=True) + ",!test" == part_of("llvm")
+    whole = part_of("llvm", tests=True)
+    assert whole.taken[:2] == ("llvm", "mlir")
+    assert part_of("llvm").taken == (*whole.taken, "!test")
+    assert part_of("llvm-amdgpu", tests=True) == whole
+    assert part_of("triton").taken == ()
+    assert whole.name + ",!test" == part_of("llvm").name
 
 
 @pytest.mark.parametrize("way", ["folder", "file", "git"])

@@ -17,6 +17,7 @@ import pytest
 from toolchain import digest
 from toolchain.errors import HostileInputError, SourceError, ToolchainError
 from toolchain.sources import unpack
+from toolchain.sources.part import Part
 from toolchain.sources.unpack import unpack_tar
 
 Entry = tarfile.TarInfo | tuple[tarfile.TarInfo, bytes]
@@ -78,7 +79,7 @@ def test_good_archive(tmp_path: Path, fmt: int) -> None:
 
 
 def test_only_takes_a_part(tmp_path: Path) -> None:
-    unpack_tar(write(tmp_path / "a.tar", GOOD), tmp_path / "d", taken=["mlir", "LICENSE.TXT"])
+    unpack_tar(write(tmp_path / "a.tar", GOOD), tmp_path / "d", part=Part(("mlir", "LICENSE.TXT")))
     assert {path.name for path in (tmp_path / "d").iterdir()} == {"mlir", "LICENSE.TXT"}
 
 
@@ -180,7 +181,7 @@ def test_hostile(tmp_path: Path, name: str, prepared: bool) -> None:
 def test_hostile_part_that_is_not_taken(tmp_path: Path) -> None:
     archive = write(tmp_path / "a.tar", [file("t/llvm/a"), member("t/docs/l", tarfile.SYMTYPE, "../../../x")])
     with pytest.raises(HostileInputError):
-        unpack_tar(archive, tmp_path / "d", taken=["llvm"])
+        unpack_tar(archive, tmp_path / "d", part=Part(("llvm",)))
 
 
 def test_bomb(tmp_path: Path) -> None:

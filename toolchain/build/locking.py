@@ -26,7 +26,7 @@ from toolchain.request import Request
 from toolchain.sources.archive import archive_name
 from toolchain.sources.distro import known_package
 from toolchain.sources.pypi import pypi_row
-from toolchain.sources.resolve import taken_of
+from toolchain.sources.resolve import part_of
 from toolchain.sources.spec import SourceSpec
 from toolchain.sources.store import Store
 from toolchain.sources.tree import Source
@@ -173,12 +173,11 @@ def refused(found: Sequence[str], what: str) -> LockedError:
 
 def locked_source(request: Request, source: Source) -> LockedSource:
     """A source as a lock holds it; its digest is empty when only a fetch can tell it."""
-    taken = taken_of(source.name, tests=request.takes_tests(source.name))
-    part = ",".join(taken)
+    part = part_of(source.name, tests=request.takes_tests(source.name))
     digest = source.digest or ""
-    info = Store(request.cache.store).tree_info(digest, part=part) if digest else None
+    info = Store(request.cache.store).tree_info(digest, part=part.name) if digest else None
     tree = info.digest if info is not None else ""
-    if info is None and source.kind == "local" and source.path is not None and source.path.is_dir() and not part:
+    if info is None and source.kind == "local" and source.path is not None and source.path.is_dir() and not part.name:
         tree = digest  # it is not in the store yet
     file = _file(source, request.cache)
     return LockedSource(
@@ -188,7 +187,7 @@ def locked_source(request: Request, source: Source) -> LockedSource:
         repository=source.repository,
         digest=digest,
         file=file,
-        parts=taken,
+        parts=part.taken,
         tree=tree,
         license=source.license or source_license(source.name),
         tag=source.tag,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from toolchain import process
@@ -18,7 +18,7 @@ from toolchain.sources.network import (
     network_environment,
     refuse_offline,
 )
-from toolchain.sources.part import Part
+from toolchain.sources.part import WHOLE, Part
 from toolchain.sources.store import Store
 from toolchain.sources.tree import check_links
 from toolchain.sources.unpack import unpack_tar
@@ -40,7 +40,7 @@ def fetch_git(
     store: Store,
     *,
     offline: bool,
-    taken: Sequence[str] = (),
+    part: Part = WHOLE,
     verify: bool = False,
     mirrors: Mirrors = (),
 ) -> Path:
@@ -52,7 +52,7 @@ def fetch_git(
     Args:
         repository_url: https, ssh, or for a local repository file:// or an absolute path.
         sha: 40 hexadecimal digits.
-        taken: the part of the tree to take, see `Part`.
+        part: what of the tree to take.
         verify: read a tree that is there already (see `Store.tree`).
         mirrors: where to ask in the place of `repository_url`, which names the tree all the same.
 
@@ -72,12 +72,11 @@ def fetch_git(
         refuse_offline(f"commit {sha[:12]} of {repository_url}", offline=offline)
         with tempfile.TemporaryDirectory(prefix="git-", dir=_scratch(store)) as name:
             scratch = Path(name)
-            archive = _archive(url, sha, scratch, env=_environment(scratch, protocol), taken=taken)
+            archive = _archive(url, sha, scratch, env=_environment(scratch, protocol), part=part)
             unpack_tar(archive, dest, strip=0)
         check_links(dest)
 
-    part = ",".join(taken)
-    return store.tree(git_digest(repository_url, sha), unpack, part=part, verify=verify, take_brought=offline)
+    return store.tree(git_digest(repository_url, sha), unpack, part=part.name, verify=verify, take_brought=offline)
 
 
 def commit_of_tag(repository_url: str, tag: str, store: Store, *, offline: bool, mirrors: Mirrors = ()) -> str:
@@ -138,7 +137,7 @@ def _git(env: Mapping[str, str], *words: str, capture: bool = True) -> str:
     return process.run(["git", *_FIXED, *words], env=env, capture=capture, helpers=reaches_out).stdout.strip()
 
 
-def _archive(url: str, sha: str, scratch: Path, *, env: Mapping[str, str], taken: Sequence[str]) -> Path:
+def _archive(url: str, sha: str, scratch: Path, *, env: Mapping[str, str], part: Part) -> Path:
     """The commit's tree as `git archive` gives it, and so as a forge does: export-ignore and line ends count."""
     archive = scratch / "tree.tar"
 
@@ -164,11 +163,10 @@ def _archive(url: str, sha: str, scratch: Path, *, env: Mapping[str, str], taken
                 fix="do not use this repository; ask who runs it",
             )
         top = git("ls-tree", "--name-only", sha, capture=True).splitlines()
-        part = Part(taken)
         names = [name for name in top if part.holds(name)]
         if not names:
             raise SourceError(
-                f"the tree of {sha[:12]} is empty or holds none of {', '.join(taken)}",
+                f"the tree of {sha[:12]} is empty or holds none of {', '.join(part.taken)}",
                 fix="name another commit, or check that it is the right repository",
             )
         wanted = [f":(top,literal){name}" for name in names] if part.only else []

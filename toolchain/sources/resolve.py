@@ -82,7 +82,7 @@ def locate(name: str, spec: SourceSpec, *, cache: Cache, offline: bool = False) 
 
 def _locate_stored(name: str, spec: SourceSpec, cache: Cache) -> Source:
     store = Store(cache.store)
-    trees = (store.stored_tree(spec.version, part=part_of(name, tests=tests)) for tests in (False, True))
+    trees = (store.stored_tree(spec.version, part=part_of(name, tests=tests).name) for tests in (False, True))
     path = next((tree for tree in trees if tree is not None), None) or store.file(spec.version)
     if path is None:
         raise SourceError(
@@ -132,31 +132,16 @@ def _stat_cache(path: Path, cache: Cache) -> Path:
 
 
 @memoize
-def parts_of(name: str) -> tuple[str, ...] | None:
-    """Of a source that is a large monorepo, the folders that are built from; None for one that is taken whole."""
-    for row in load("trees").values():
-        if any(fnmatchcase(name, pattern) for pattern in row["sources"]):
-            return tuple(row["only"])
-    return None
-
-
-@memoize
-def taken_of(name: str, *, tests: bool = False) -> tuple[str, ...]:
-    """The same as a lock has it: names at the top, and with `!` before them those that are left out right below; empty
-    for one that is taken whole.
+def part_of(name: str, *, tests: bool = False) -> Part:
+    """What is taken of the source `name`: of a large monorepo the folders that are built from, of any other all.
 
     Args:
         tests: take along what is left out otherwise, the folders that only the source's own tests read.
     """
     for row in load("trees").values():
         if any(fnmatchcase(name, pattern) for pattern in row["sources"]):
-            return (*row["only"], *(() if tests else (f"!{one}" for one in row["without"])))
-    return ()
-
-
-def part_of(name: str, *, tests: bool = False) -> str:
-    """How the store calls the part that is taken of the source `name`; empty for the whole."""
-    return ",".join(taken_of(name, tests=tests))
+            return Part((*row["only"], *(() if tests else (f"!{one}" for one in row["without"]))))
+    return Part()
 
 
 def fetch_source(
@@ -176,7 +161,7 @@ def fetch_source(
         patches: files, in order, applied to a copy.
         verify: read a tree that is there already, file by file, before it is believed (see `Store.tree`).
         mirrors: where git and archives are asked for in the place of their own URLs.
-        tests: see `taken_of` and `Request.takes_tests`.
+        tests: see `part_of` and `Request.takes_tests`.
 
     Returns:
         The source as it lies in the store. The digest stays the one of the source alone: patches count apart.
@@ -184,7 +169,7 @@ def fetch_source(
     Raises:
         ToolchainError: see the modules of each kind; PatchError for a patch that does not apply.
     """
-    how = _How(taken_of(source.name, tests=tests or bool(patches)), verify, mirrors)
+    how = _How(part_of(source.name, tests=tests or bool(patches)), verify, mirrors)
     with in_use(cache, make=True):
         got = _fetched(source, cache, offline, how)
         return replace(got, path=_patched(got, patches, Store(cache.store), how)) if patches else got
@@ -231,13 +216,7 @@ def _fetch_commit(source: Source, store: Store, *, offline: bool, how: _How) -> 
     """A commit's tree by git; where git fails and an archive of it is on record, the error says so."""
     try:
         return fetch_git(
-            source.where,
-            source.version,
-            store,
-            offline=offline,
-            taken=how.taken,
-            verify=how.verify,
-            mirrors=how.mirrors,
+            source.where, source.version, store, offline=offline, part=how.part, verify=how.verify, mirrors=how.mirrors
         )
     except (SourceError, UnreachableError) as error:
         if archive_of(source.version) is not None:
@@ -262,23 +241,18 @@ def _fetch_row(source: Source, store: Store, *, offline: bool) -> Path:
 
 @dataclass(frozen=True)
 class _How:
-    """Which part of a source is taken (see `taken_of`), whether a tree is read again, and where it is asked."""
+    """Which part of a source is taken, whether a tree is read again, and where it is asked."""
 
-    taken: tuple[str, ...]
+    part: Part
     verify: bool
     mirrors: Mirrors
-
-    @property
-    def part(self) -> str:
-        """What the store calls the part."""
-        return ",".join(self.taken)
 
 
 def _tree_of(file: Path, digest: str, store: Store, how: _How) -> Path:
     """The tree of a tar archive; any other file is a source as it is."""
     if not TAR.search(file.name):
         return file
-    return store.tree(digest, lambda dest: unpack_tar(file, dest, taken=how.taken), part=how.part, verify=how.verify)
+    return store.tree(digest, lambda dest: unpack_tar(file, dest, part=how.part), part=how.part.name, verify=how.verify)
 
 
 def _fetch_local(source: Source, store: Store, cache: Cache, how: _How) -> Path:
@@ -290,11 +264,11 @@ def _fetch_local(source: Source, store: Store, cache: Cache, how: _How) -> Path:
         return _tree_of(_keep(top, digest, store, cache), digest, store, how)
 
     stored = top.resolve().is_relative_to(store.root.resolve())  # by `stored:`, which means what a bundle brought
-    if stored and store.stored_tree(digest, part=how.part) is None:  # an older one brought the tests too
-        how = replace(how, taken=taken_of(source.name, tests=True))
+    if stored and store.stored_tree(digest, part=how.part.name) is None:  # an older one brought the tests too
+        how = replace(how, part=part_of(source.name, tests=True))
 
     def unpack(dest: Path) -> None:
-        part = Part(how.taken)
+        part = how.part
         for entry in sorted(top.iterdir()):
             if entry.name == ".git" or not part.holds(entry.name):
                 continue
@@ -309,9 +283,9 @@ def _fetch_local(source: Source, store: Store, cache: Cache, how: _How) -> Path:
         if tree_digest(top, _stat_cache(top, cache)) != digest:
             raise SourceError(f"{top} was changed while it was copied", fix="run the command again")
 
-    path = store.tree(digest, unpack, part=how.part, verify=how.verify, take_brought=stored)
-    info = store.tree_info(digest, part=how.part)
-    if not how.part and (info is None or info.digest != digest):
+    path = store.tree(digest, unpack, part=how.part.name, verify=how.verify, take_brought=stored)
+    info = store.tree_info(digest, part=how.part.name)
+    if not how.part.name and (info is None or info.digest != digest):
         raise DigestError(
             f"the tree of {source.name} in the store is not what names it",
             why=f"expected {digest}, found {info.digest if info else 'nothing'}",
@@ -334,8 +308,8 @@ def _keep(file: Path, digest: str, store: Store, cache: Cache) -> Path:
 
 def _patched(source: FetchedSource, patches: Sequence[Path], store: Store, how: _How) -> Path:
     stack = sha256_json([sha256_file(patch) for patch in patches])
-    part = f"{how.part}\npatches {stack}"
-    brought = store.brought(source.digest, part=how.part)
+    part = f"{how.part.name}\npatches {stack}"
+    brought = store.brought(source.digest, part=how.part.name)
 
     def unpack(dest: Path) -> None:
         apply_patches(source.path, patches, dest)

@@ -12,7 +12,7 @@ import re
 import shutil
 import tarfile
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, Self, cast
 
@@ -20,7 +20,7 @@ from toolchain import digest, tar_headers
 from toolchain.digest import CHUNK
 from toolchain.errors import HostileInputError, ResourceError, SourceError
 from toolchain.process import CommandError, output
-from toolchain.sources.part import Part
+from toolchain.sources.part import WHOLE, Part
 from toolchain.sources.tree import check_link_map
 from toolchain.tar_headers import CheckedHeader
 
@@ -45,7 +45,7 @@ def unpack_tar(
     dest: Path,
     *,
     strip: int = 1,
-    taken: Sequence[str] = (),
+    part: Part = WHOLE,
     limit_bytes: int = LIMIT_BYTES,
     limit_files: int = LIMIT_FILES,
 ) -> None:
@@ -53,7 +53,7 @@ def unpack_tar(
 
     Args:
         strip: leading path components to take away from every name.
-        taken: the part to unpack, after `strip` (see `Part`); what is not of it is checked but not written.
+        part: what to unpack, after `strip`; what is not of it is checked but not written.
         limit_bytes: most bytes that all files together may have, unpacked or not.
         limit_files: most members.
 
@@ -68,7 +68,7 @@ def unpack_tar(
     dest.mkdir(parents=True, exist_ok=True)
     done = False
     try:
-        _Unpacker(archive, dest, strip=strip, taken=taken, limit_bytes=limit_bytes, limit_files=limit_files).run()
+        _Unpacker(archive, dest, strip=strip, part=part, limit_bytes=limit_bytes, limit_files=limit_files).run()
         done = True
     except CommandError as error:
         raise SourceError(
@@ -106,14 +106,14 @@ class _Unpacker:
         dest: Path,
         *,
         strip: int,
-        taken: Sequence[str],
+        part: Part,
         limit_bytes: int,
         limit_files: int,
     ) -> None:
         self.archive = archive
         self.dest = os.fspath(dest)
         self.strip = strip
-        self.part = Part(taken)
+        self.part = part
         self.limit_bytes = limit_bytes
         self.limit_files = limit_files
         self.kinds: dict[str, str] = {}  # d, f or l of every path so far, unpacked or not

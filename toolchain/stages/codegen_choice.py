@@ -148,7 +148,7 @@ def codegen_source(rule: Codegen, request: Request) -> Source:
     urls = tuple(of_github(repository, pin.llvm).where for repository in named)
     held = request.lock.source(name) if request.lock is not None else None
     locked = held.repository if held is not None and held.ref == pin.llvm else ""
-    parts = [part_of(name, tests=tests) for tests in (False, True)]
+    parts = [part_of(name, tests=tests).name for tests in (False, True)]
     where = locked or holder_of(pin.llvm, urls, request.cache, parts=parts)
     found = locate(
         name, replace(of_github(rule.repositories[0], pin.llvm), where=where or urls[0]), cache=request.cache

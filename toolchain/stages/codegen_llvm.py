@@ -12,7 +12,7 @@ from toolchain.catalog.costs import step_costs
 from toolchain.errors import UnsupportedError
 from toolchain.recipe import Recipe, digests
 from toolchain.request import Request
-from toolchain.sources.resolve import parts_of
+from toolchain.sources.resolve import part_of
 from toolchain.sources.tree import require
 from toolchain.stages.codegen_choice import codegen_source
 from toolchain.stages.llvm import PORTABLE_RECIPE, floor_labels, recipe_files, take_in_llvm
@@ -55,7 +55,7 @@ class CodegenLlvmStage:
                 **common_inputs(self.name, request),
                 **under,
                 "sources": sources,
-                "parts": list(parts_of(self.name) or ()),
+                "parts": list(part_of(self.name, tests=True).taken),
                 "recipe": {**recipe_files(arch, cross=cross), **digests(*PORTABLE_RECIPE, RECIPE)},
                 "prefix": _prefix(rule, source.short_id),
                 "targets": [rule.target],

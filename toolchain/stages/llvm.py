@@ -27,7 +27,7 @@ from toolchain.errors import PinError, PolicyError, UnsupportedError
 from toolchain.oci import labels
 from toolchain.recipe import Recipe, digests
 from toolchain.request import Request
-from toolchain.sources.resolve import locate, parts_of
+from toolchain.sources.resolve import locate, part_of
 from toolchain.sources.spec import of_github
 from toolchain.sources.tree import Source, require
 from toolchain.stages.base import base_label
@@ -86,7 +86,7 @@ class LlvmStage:
                 **common_inputs(self.name, request),
                 **under,
                 "sources": sources,
-                "parts": list(parts_of("llvm") or ()),
+                "parts": list(part_of("llvm", tests=True).taken),
                 "recipe": {**_recipe(request, cross), **(digests(PROFILE_RECIPE) if self._profiled(profile) else {})},
                 "prefix": prefix_of(source),
                 "projects": list(part.projects),
