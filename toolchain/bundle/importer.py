@@ -31,8 +31,9 @@ from toolchain.lock import file as lockfile
 from toolchain.lock.file import Lock, LockedBase, LockedSource
 from toolchain.locks import held
 from toolchain.oci import descriptor as media
+from toolchain.oci.blobs import MANIFEST_LIMIT
 from toolchain.oci.descriptor import Descriptor
-from toolchain.oci.layout import MANIFEST_LIMIT, Layout
+from toolchain.oci.layout import Layout
 from toolchain.oci.manifest import children_of, parse_object
 from toolchain.oci.place import Place, open_place
 from toolchain.oci.reference import Target

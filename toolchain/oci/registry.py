@@ -11,9 +11,10 @@ from urllib3.exceptions import HTTPError
 from toolchain.digest import CHUNK, sha256_bytes
 from toolchain.errors import DigestError, RegistryError, ResourceError
 from toolchain.oci import descriptor as media
+from toolchain.oci.blobs import MANIFEST_LIMIT
 from toolchain.oci.descriptor import Descriptor, check_digest
 from toolchain.oci.download import Download
-from toolchain.oci.layout import MANIFEST_LIMIT, Layout
+from toolchain.oci.layout import Layout
 from toolchain.oci.manifest import media_type_of, parse_object
 from toolchain.oci.transport import Transport
 from toolchain.oci.upload import Upload

@@ -18,7 +18,7 @@ from toolchain.digest import CHUNK
 from toolchain.errors import RegistryError, ToolchainError, UnreachableError
 from toolchain.oci import auth
 from toolchain.oci.advice import advice
-from toolchain.oci.layout import MANIFEST_LIMIT
+from toolchain.oci.blobs import MANIFEST_LIMIT
 from toolchain.oci.manifest import parse_object
 from toolchain.oci.rules import for_host
 from toolchain.oci.ways import Habits
