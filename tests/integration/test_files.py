@@ -15,7 +15,7 @@ from tests.evidence_fixtures import finished_base, finished_llvm
 from tests.fault_proxy import Fault, fault_proxy
 from tests.places import publish, referrers
 from tests.request_fixtures import specs
-from toolchain.build.run import find
+from toolchain.build.plan import find
 from toolchain.cache import Cache
 from toolchain.cli.app import app
 from toolchain.oci.files import TYPE, write_files

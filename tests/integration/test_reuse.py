@@ -15,8 +15,9 @@ from tests.fault_proxy import Fault, fault_proxy
 from tests.integration.conftest import Said, toolchain
 from tests.places import attach, publish, referrers
 from tests.registry_fixtures import free_port
+from toolchain.build.plan import find, plan
 from toolchain.build.reuse import Reuse, reference, take
-from toolchain.build.run import build, find, plan
+from toolchain.build.run import build
 from toolchain.cache import Cache
 from toolchain.digest import sha256_json
 from toolchain.errors import UntrustedError

@@ -14,7 +14,7 @@ from typing import Any, cast
 import pytest
 
 from tests.request_fixtures import request_of, specs, with_base
-from toolchain.build.run import plan
+from toolchain.build.plan import plan
 from toolchain.build.targets import stages_of
 from toolchain.errors import ContractError
 from toolchain.process import Result

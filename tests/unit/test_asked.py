@@ -297,7 +297,7 @@ def test_the_lock_of_a_checkout_holds_no_path_of_this_machine(here: Here, tmp_pa
     code, _, said = here.call("plan", "llvm", "--triton", str(here.folder))
     assert code == 0, said
     from toolchain.build import locking  # noqa: PLC0415
-    from toolchain.build.run import plan  # noqa: PLC0415
+    from toolchain.build.plan import plan  # noqa: PLC0415
     from toolchain.cache import Cache  # noqa: PLC0415
     from toolchain.request import Request  # noqa: PLC0415
 

@@ -14,7 +14,7 @@ from tests.at_once import failures
 from tests.bundle_fixtures import Place, full_place
 from tests.fake_registry import fake_registry
 from tests.request_fixtures import specs
-from toolchain.build.run import plan
+from toolchain.build.plan import plan
 from toolchain.bundle.export import export
 from toolchain.cache import Cache
 from toolchain.digest import sha256_file

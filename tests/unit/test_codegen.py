@@ -19,9 +19,9 @@ from tests.codegen_tree import AMD, CORE, PROJECT, codegen_tree
 from tests.git_server import git, served
 from tests.request_fixtures import specs
 from toolchain.build import locking
+from toolchain.build.plan import plan
 from toolchain.build.prefetch import Prefetch
 from toolchain.build.record import read_record
-from toolchain.build.run import plan
 from toolchain.build.targets import stages_of
 from toolchain.build.workspace import BuildWorkspace
 from toolchain.cache import Cache

@@ -19,9 +19,9 @@ from tests.evidence_fixtures import ed25519_signer
 from tests.places import gather, verify
 from tests.request_fixtures import specs
 from toolchain import process, recipe
+from toolchain.build.plan import plan
 from toolchain.build.prefetch import Prefetch
 from toolchain.build.reuse import Reuse, take
-from toolchain.build.run import plan
 from toolchain.build.targets import by_arch, stages_of
 from toolchain.build.workspace import BuildWorkspace
 from toolchain.cache import Cache

@@ -14,9 +14,8 @@ from tests.evidence_fixtures import finished_sysroot, image_facts, record
 from tests.places import verify
 from tests.request_fixtures import specs
 from toolchain.build import locking
-from toolchain.build import run as pipeline
+from toolchain.build.plan import find, plan
 from toolchain.build.record import read_record
-from toolchain.build.run import plan
 from toolchain.build.targets import stages_of
 from toolchain.bundle.export import export
 from toolchain.bundle.importer import import_bundle
@@ -277,7 +276,7 @@ def test_a_bundle_brings_the_floor_and_the_command_that_asks_for_it(tmp_path: Pa
     brought = import_bundle(LayoutRef(tmp_path / "bundle"), there, tmp_path / "a lock")
     before, after = (plan(replace(request, cache=cache), "sysroot")[-1].planned for cache in (here, there))
     assert after.input_digest == before.input_digest is not None
-    assert pipeline.find(there, after) is not None
+    assert find(there, after) is not None
     words = list(brought.command)
     assert words[:3] == ["toolchain", "build", "sysroot"]
     assert words[words.index("--glibc") + 1] == "2.31"

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.request_fixtures import request_of
-from toolchain.build.run import plan
+from toolchain.build.plan import plan
 from toolchain.cache import Cache
 from toolchain.catalog.base_ref import parse_base
 from toolchain.catalog.bases import base_recipe

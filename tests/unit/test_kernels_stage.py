@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from toolchain.build.run import plan
+from toolchain.build.plan import plan
 from toolchain.cache import Cache
 from toolchain.request import Request
 from toolchain.stages.kernels import KernelsStage

@@ -20,7 +20,7 @@ from tests.lock_fixtures import base, lock
 from tests.request_fixtures import specs
 from toolchain.build import locking
 from toolchain.build import run as pipeline
-from toolchain.build.run import plan
+from toolchain.build.plan import plan
 from toolchain.bundle import export as bundle
 from toolchain.bundle.export import export
 from toolchain.cache import Cache

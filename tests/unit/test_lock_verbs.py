@@ -21,8 +21,8 @@ from tests.lock_fixtures import lock
 from tests.request_fixtures import specs
 from toolchain.build import locking
 from toolchain.build import run as pipeline
+from toolchain.build.plan import plan
 from toolchain.build.prefetch import Prefetch
-from toolchain.build.run import plan
 from toolchain.build.workspace import BuildWorkspace
 from toolchain.cache import Cache
 from toolchain.cli.app import app
@@ -312,7 +312,7 @@ def test_a_decayed_tree_is_found_although_nothing_seems_changed(tmp_path: Path, 
     assert (believed.path / "llvm" / "CMakeLists.txt").read_text() == "project(y)\n", "the test harms nothing"
     # Another process: this one has written the tree itself and would not read it again.
     code = (
-        "import sys; from pathlib import Path; from toolchain.build.run import plan\n"
+        "import sys; from pathlib import Path; from toolchain.build.plan import plan\n"
         "from toolchain.cache import Cache; from toolchain.request import Request\n"
         "from toolchain.sources.resolve import fetch_source; from toolchain.sources.spec import of_folder\n"
         "c = Cache(Path(sys.argv[1])); named = {'llvm': of_folder(Path(sys.argv[2]))}\n"

@@ -21,8 +21,10 @@ from rich.console import Console
 
 from tests.evidence_fixtures import finished_base
 from toolchain import process
+from toolchain.build import plan as planning
 from toolchain.build import prefetch
 from toolchain.build import run as pipeline
+from toolchain.build.plan import find, plan
 from toolchain.build.prefetch import Prefetch
 from toolchain.build.workspace import BuildWorkspace
 from toolchain.cache import Cache
@@ -89,7 +91,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[B
     """Build some stages as the one goal there is."""
 
     def build(*stages: Stage) -> list[Built]:
-        monkeypatch.setattr(pipeline, "stages_of", lambda target, request: stages)
+        for module in (planning, pipeline):
+            monkeypatch.setattr(module, "stages_of", lambda target, request: stages)
         return pipeline.build(Request(cache=Cache(tmp_path / "cache")), "all")
 
     return build
@@ -130,7 +133,8 @@ def test_no_emulator_is_told_before_another_machine_s_hours(
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     monkeypatch.setenv("PATH", str(tmp_path))
     both = {arch: Fake("llvm", partial(planned, "llvm", inputs={"arch": arch})) for arch in ("amd64", "arm64")}
-    monkeypatch.setattr(pipeline, "stages_of", lambda target, request: (both[request.arch[0]],))
+    for module in (planning, pipeline):
+        monkeypatch.setattr(module, "stages_of", lambda target, request: (both[request.arch[0]],))
     request = Request(cache=Cache(tmp_path / "cache"), arch=("amd64", "arm64"), contract=contract)
     if refused:
         with pytest.raises(EngineError, match="qemu-aarch64-static is not installed"):
@@ -308,13 +312,13 @@ def recorded(cache: Cache, one: Planned, **more: Any) -> None:
 def test_what_nobody_has_tried_is_built_again_where_a_contract_is_asked_for(tmp_path: Path) -> None:
     one, cache = planned("llvm", has_contract_check=True), Cache(tmp_path)
     recorded(cache, one, request={"contract": False})
-    assert pipeline.find(cache, one) is not None, "it can be published"
-    assert pipeline.find(cache, one, proved=True) is None
-    assert pipeline.find(cache, replace(one, has_contract_check=False), proved=True) is not None, (
+    assert find(cache, one) is not None, "it can be published"
+    assert find(cache, one, proved=True) is None
+    assert find(cache, replace(one, has_contract_check=False), proved=True) is not None, (
         "a base has no contract to prove"
     )
     recorded(cache, one, request={"contract": True})
-    assert pipeline.find(cache, one, proved=True) is not None
+    assert find(cache, one, proved=True) is not None
 
 
 def test_a_record_whose_image_is_gone_does_not_count(tmp_path: Path) -> None:
@@ -323,13 +327,13 @@ def test_a_record_whose_image_is_gone_does_not_count(tmp_path: Path) -> None:
     for gone in ("layer", "manifest", "record"):
         layer = layout.put_bytes(b"layer", media.LAYER)
         recorded(cache, one, layers=[layer.as_json()])
-        found = pipeline.find(cache, one)
+        found = find(cache, one)
         assert found is not None
         if gone == "record":
             cache.record(found.input_digest).write_text("{")
         else:
             layout.blob(layer.digest if gone == "layer" else found.manifest).unlink()
-        assert pipeline.find(cache, one) is None, gone
+        assert find(cache, one) is None, gone
 
 
 def test_a_layer_that_breaks_its_contract_is_not_recorded(tmp_path: Path) -> None:
@@ -352,7 +356,7 @@ def test_a_layer_that_breaks_its_contract_is_not_recorded(tmp_path: Path) -> Non
         )  # fmt: skip
         with pytest.raises(ContractError):
             workspace.finish(one, tree=tree, facts={}, check=broken, check_on=dependencies)
-    assert pipeline.find(cache, one) is None
+    assert find(cache, one) is None
     assert not [name for name in Layout(cache.images).refs() if "llvm" in name]
     assert forgotten == ["candidate"]
     left = {path.name for path in (cache.images / "blobs" / "sha256").iterdir()} - before
@@ -362,12 +366,13 @@ def test_a_layer_that_breaks_its_contract_is_not_recorded(tmp_path: Path) -> Non
 def test_what_another_call_let_in_is_asked_for_by_name_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A plan does not know what a scan found, and the image is the same with and without the permission."""
     stage = Fake("llvm", lambda: planned("llvm"))
-    monkeypatch.setattr(pipeline, "stages_of", lambda target, request: (stage,))
+    for module in (planning, pipeline):
+        monkeypatch.setattr(module, "stages_of", lambda target, request: (stage,))
     request = Request(cache=Cache(tmp_path))
     recorded(request.cache, planned("llvm"), binaries=["lib/x.o"])
     with pytest.raises(PolicyError, match=r"needs the prebuilt lib/x\.o"):
         pipeline.build(request, "llvm")
-    (row,) = pipeline.plan(request, "llvm")
+    (row,) = plan(request, "llvm")
     assert row.as_json()["binaries"] == ["lib/x.o"]
     (built,) = pipeline.build(replace(request, allow_binary=("lib/x.o",)), "llvm")
     assert built.reused

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from tests.request_fixtures import PACKAGES, request_of, specs, with_base
-from toolchain.build.run import build, plan
+from toolchain.build.plan import plan
+from toolchain.build.run import build
 from toolchain.build.targets import stages_of
 from toolchain.cache import Cache
 from toolchain.errors import BuildError, PinError, PolicyError, SourceError, UnsupportedError

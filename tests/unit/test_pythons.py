@@ -13,8 +13,8 @@ from tests.evidence_fixtures import finished_python
 from tests.request_fixtures import specs
 from tests.small_triton import small_triton
 from toolchain.build import locking
+from toolchain.build.plan import find, plan
 from toolchain.build.record import read_record
-from toolchain.build.run import find, plan
 from toolchain.build.targets import stages_of
 from toolchain.bundle.export import export
 from toolchain.bundle.importer import import_bundle

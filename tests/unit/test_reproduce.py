@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.evidence_fixtures import Stand, finished_base, small_image
+from toolchain.build.plan import plan
 from toolchain.build.reproduce import clean_cache
-from toolchain.build.run import plan
 from toolchain.cache import Cache
 from toolchain.cli.app import app
 from toolchain.errors import DigestError

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from tests.evidence_fixtures import FILES, Stand, ed25519_signer, image_facts, small_image
+from toolchain.build.plan import find
 from toolchain.build.record import read_record
 from toolchain.build.reuse import Reuse, make_reuse, reference, take
-from toolchain.build.run import find
 from toolchain.cache import Cache
 from toolchain.catalog.base_ref import parse_base
 from toolchain.digest import canonical

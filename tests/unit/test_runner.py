@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from tests.evidence_fixtures import finished_base
 from tests.unit.test_pipeline import Fake, planned
 from toolchain import option_values
+from toolchain.build import plan as planning
 from toolchain.build import run as pipeline
 from toolchain.build.prefetch import Prefetch
 from toolchain.build.record import read_record
@@ -68,7 +69,8 @@ def test_a_runner_that_is_refused_is_told_before_the_first_stage(
     install(programs, "docker", "echo 'Cannot connect to the daemon' >&2; exit 1")
     monkeypatch.setattr(isolation, "probe", lambda _: None)
     stages = (Fake("base", lambda: planned("base")), Fake("llvm", lambda: planned("llvm", engine=True)))
-    monkeypatch.setattr(pipeline, "stages_of", lambda target, request: stages)
+    for module in (planning, pipeline):
+        monkeypatch.setattr(module, "stages_of", lambda target, request: stages)
     request = Request(cache=Cache(tmp_path / "cache"), runner="docker")
     with pytest.raises(EngineError, match="docker version failed") as caught:
         pipeline.build(request, "all")
@@ -83,7 +85,8 @@ def test_a_build_says_what_runs_its_checks(
     made = SimpleNamespace(program="docker", facts=FACTS, address="ssh://somewhere", user="")
     monkeypatch.setattr(docker_probe, "proved", lambda *_: made)
     stage = Fake("llvm", lambda: planned("llvm", engine=True))
-    monkeypatch.setattr(pipeline, "stages_of", lambda target, request: (stage,))
+    for module in (planning, pipeline):
+        monkeypatch.setattr(module, "stages_of", lambda target, request: (stage,))
     for runner, told in (("docker", 1), ("buildah", 0)):
         pipeline.build(Request(cache=Cache(tmp_path / runner), runner=runner), "all")  # type: ignore[arg-type]
         said = capsys.readouterr().err

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.request_fixtures import specs
-from toolchain.build.run import plan
+from toolchain.build.plan import plan
 from toolchain.build.targets import stages_of
 from toolchain.cache import Cache
 from toolchain.catalog.base_ref import parse_base

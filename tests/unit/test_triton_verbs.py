@@ -14,7 +14,7 @@ import typer.main
 from typer.testing import CliRunner
 
 from tests.git_server import triton_repository
-from toolchain.build.run import PlanRow, plan
+from toolchain.build.plan import PlanRow, plan
 from toolchain.catalog.releases import triton_release
 from toolchain.cli.app import app
 from toolchain.request import Request
@@ -28,7 +28,7 @@ NOWHERE = "0123456789" * 4
 VERBS: dict[str, tuple[tuple[str, ...], str]] = {
     "plan": (("plan", "GOAL"), "toolchain.cli.plan_cmd.plan_stages"),
     "fetch": (("fetch", "GOAL"), "toolchain.cli.plan_cmd.settled"),
-    "lock": (("lock", "GOAL"), "toolchain.build.run.settled"),
+    "lock": (("lock", "GOAL"), "toolchain.build.plan.settled"),
     "build": (("build", "GOAL"), "toolchain.cli.build_cmd.build_stages"),
     "kernels run": (("kernels", "run"), "toolchain.cli.build_cmd.build_stages"),
     "kernels merge": (("kernels", "merge", "kernels", "store"), "toolchain.cli.build_cmd.build_stages"),

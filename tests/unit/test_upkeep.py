@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 from tests.evidence_fixtures import finished_base
 from toolchain.build import cache_usage
 from toolchain.build.cache_usage import DAY, Item, prune, survey
+from toolchain.build.plan import find, plan
 from toolchain.build.record import used_mark
-from toolchain.build.run import find, plan
 from toolchain.build.workspace import image_tag
 from toolchain.cache import Cache
 from toolchain.cli.app import app

@@ -11,7 +11,8 @@ import pytest
 
 from tests.request_fixtures import request_of, with_base
 from toolchain.build.contained_worker import Kernels
-from toolchain.build.run import build, plan
+from toolchain.build.plan import plan
+from toolchain.build.run import build
 from toolchain.cache import Cache
 from toolchain.digest import sha256_bytes
 from toolchain.errors import PolicyError, UnsupportedError

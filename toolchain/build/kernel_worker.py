@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 from toolchain import console
 from toolchain.build.kernel_store import open_store, result_key
+from toolchain.build.plan import plan
 from toolchain.build.prefetch import Prefetch
-from toolchain.build.run import build, plan
+from toolchain.build.run import build
 from toolchain.build.workspace import BuildWorkspace
 from toolchain.errors import ConfigError
 from toolchain.request import Request

@@ -13,8 +13,9 @@ from typing import Any
 from filelock import FileLock
 
 from toolchain import console
+from toolchain.build.plan import PlanRow, find, plan
 from toolchain.build.record import read_record, write_record
-from toolchain.build.run import PlanRow, build, find, plan
+from toolchain.build.run import build
 from toolchain.build.workspace import image_tag
 from toolchain.cache import Cache
 from toolchain.digest import EPOCH

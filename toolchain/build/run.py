@@ -1,33 +1,28 @@
-"""The plan: which stages, in what order, what is already there; and the run that makes the rest."""
+"""The run that makes what a plan says is not here yet."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from toolchain import console
 from toolchain.build.fetching import fetch_for
+from toolchain.build.plan import PlanRow, ask_tags, find, plan, tritons
 from toolchain.build.prefetch import Prefetch
-from toolchain.build.record import known_record, used_mark
+from toolchain.build.repack import repack
 from toolchain.build.targets import by_arch, request_of, stages_of
 from toolchain.build.workspace import BuildWorkspace, within_lock
 from toolchain.cache import Cache
 from toolchain.catalog.architectures import emulator, this_machine
 from toolchain.errors import BuildError, PolicyError, ToolchainError, UnreachableError
 from toolchain.locks import held, in_use, patience
-from toolchain.oci.layout import Layout
 from toolchain.process import CommandError
 from toolchain.request import Request
-from toolchain.sources.patch import listed
-from toolchain.sources.tags import asked_again, resolved
-from toolchain.sources.tree import Source
 from toolchain.stages.prebuilt import let_in_names
 from toolchain.stages.stage import Built, Planned, Stage
 
@@ -35,127 +30,6 @@ if TYPE_CHECKING:
     from toolchain.build.reuse import Reuse
 
 LOG = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class PlanRow:
-    """A planned stage, whether its result is already here, and what its image is for where that is not this machine
-    alone; and the patches on its sources, by source."""
-
-    planned: Planned
-    built: Built | None
-    arch: str = ""
-    patches: Mapping[str, Sequence[Path]] = field(default_factory=dict)
-
-    def as_json(self) -> dict[str, Any]:
-        """A row of `plan --json`; scripts depend on these names."""
-        row: dict[str, Any] = {
-            "name": self.planned.name,
-            "image": self.planned.image,
-            "input_digest": self.planned.input_digest,
-            "reused": self.built is not None,
-            "sources": [self._source(source) for source in self.planned.sources],
-            "binaries": sorted({*self.planned.binaries, *(self.built.binaries if self.built else ())}),
-            **({"arch": self.arch} if self.arch else {}),
-        }
-        if self.planned.partial:
-            row["partial"] = self.planned.partial
-        return row
-
-    def _source(self, source: Source) -> dict[str, Any]:
-        patches = listed(self.patches.get(source.name, ()))
-        return {**source.as_plan(), **({"patches": patches} if patches else {})}
-
-
-def plan(request: Request, target: str, *, proved: bool = False) -> list[PlanRow]:
-    """What `build` would do, architecture by architecture. Reads files only: no network, no engine.
-
-    Args:
-        proved: see `find`.
-
-    Raises:
-        LockedError: with `request.lock`, something is not as it is locked.
-    """
-    rows: list[PlanRow] = []
-    # An architecture that is refused is told before anything that another one lacks.
-    for one, stages in [(one, stages_of(target, one)) for one in by_arch(request)]:
-        dependencies: dict[str, Planned] = {}
-        for stage in stages:
-            own = request_of(stage, one)
-            planned = stage.plan(own, dependencies)
-            dependencies[stage.name] = planned
-            elsewhere = request.arch != (this_machine(),)
-            built = find(request.cache, planned, proved=proved)
-            row = PlanRow(planned, built, own.arch[0] if elsewhere else "", own.patches)
-            if row not in rows:  # all architectures share this machine's base
-                rows.append(row)
-    within_lock(request, [row.planned for row in rows])
-    return rows
-
-
-def settled(request: Request, target: str, *, ask: bool = False) -> list[PlanRow]:
-    """The plan once every tag in it is at a commit: what nobody asked for yet is asked.
-
-    Args:
-        ask: ask also for the tags that are known, unless `--offline`: one may have moved. Then Triton's tree is fetched
-            too, since it says which LLVMs there are; otherwise only where a stage is keyed by what is in it.
-
-    Raises:
-        LockedError: a tag moved since it was locked.
-    """
-    rows = plan(request, target)
-    if _ask_tags(request, rows, ask=ask):
-        rows = plan(request, target)
-    trees = [] if request.offline else _tritons(rows)
-    if ask or any(planned.name != "triton" for planned, _ in trees):
-        rows = _fetched_for(request, target, rows, {source.name: source for _, source in trees}.values())
-    # The tree may have brought stages; whose commit it is a fetch tells.
-    among = [] if request.offline else [source for row in rows for source in row.planned.sources if source.among]
-    return _fetched_for(request, target, rows, among)
-
-
-def _fetched_for(request: Request, target: str, rows: list[PlanRow], sources: Collection[Source]) -> list[PlanRow]:
-    """The plan once these sources are here."""
-    for source in sources:
-        fetch_for(request, source)
-    return plan(request, target) if sources else rows
-
-
-def _ask_tags(request: Request, rows: Sequence[PlanRow], *, ask: bool = False) -> bool:
-    """Ask for the commits of tags; see `settled`. Whether there is any tag, and so perhaps another plan."""
-    tagged = [source for row in rows for source in row.planned.sources if source.tag]
-    for source in tagged:
-        if source.digest is None:
-            resolved(source, cache=request.cache, offline=request.offline, mirrors=request.mirrors)
-        elif ask and not request.offline:
-            asked_again(source, cache=request.cache, locked=request.lock is not None, mirrors=request.mirrors)
-    return bool(tagged)
-
-
-def find(cache: Cache, planned: Planned, *, proved: bool = False) -> Built | None:
-    """The finished result for these inputs, if its record and all its blobs are here; that it was asked for is noted.
-
-    Args:
-        proved: pass over one that was made with --no-contract: the same bytes, but nobody has tried them.
-    """
-    digest = planned.input_digest
-    record = known_record(cache, digest)
-    if digest is None or record is None or (proved and planned.has_contract_check and not record.contract):
-        return None
-    layout = Layout(cache.images)
-    if not all(layout.has(part) for part in (record.manifest, *record.layer_digests)):
-        return None
-    with contextlib.suppress(OSError):
-        used_mark(cache.record(digest)).touch()
-    return Built(
-        planned=planned,
-        input_digest=digest,
-        manifest=record.manifest,
-        layers=record.layers,
-        facts=record.facts,
-        reused=True,
-        binaries=record.binaries,
-    )
 
 
 def build(request: Request, target: str, *, command: Sequence[str] = (), reuse: Reuse | None = None) -> list[Built]:
@@ -171,7 +45,7 @@ def build(request: Request, target: str, *, command: Sequence[str] = (), reuse: 
     # What is wrong with the request must show before the first long step, not behind it.
     rows = plan(request, target, proved=request.contract)
     for row in rows:
-        _allowed(request, row.planned, row.built)
+        _allowed(request, row.planned, row.built or row.twin)
     # With `reuse` all of it may come from elsewhere; then this waits for the first stage that does not.
     ready = functools.cache(
         lambda: _ready(request, rows if reuse is None else plan(request, target, proved=request.contract))
@@ -180,10 +54,11 @@ def build(request: Request, target: str, *, command: Sequence[str] = (), reuse: 
         ready()
     rows = _looked_into(request, target, rows, fetch=reuse is None)
     # What may come finished from elsewhere needs no sources.
-    wanted = [source for row in rows if row.built is None and reuse is None for source in row.planned.sources]
+    wanted = [source for row in rows if row.to_build and reuse is None for source in row.planned.sources]
     fetching = Prefetch(request, wanted)
     first = {(row.arch or this_machine(), row.planned.name): row.planned for row in rows}
-    run = _Run(first=first, prefetch=fetching, command=command, reuse=reuse, ready=ready)
+    twins = {str(row.planned.input_digest): row.twin for row in rows if row.twin is not None}
+    run = _Run(first=first, twins=twins, prefetch=fetching, command=command, reuse=reuse, ready=ready)
     results: dict[str, Built] = {}
     for one in by_arch(request):
         for built in _build_stages(one, target, run):
@@ -198,25 +73,14 @@ def _looked_into(request: Request, target: str, rows: list[PlanRow], *, fetch: b
         fetch: whether the tree is wanted; without, only where a stage is keyed by what is in it, and else the commits
             of tags.
     """
-    if not (trees := _tritons(rows)):
+    if not (trees := tritons(rows)):
         return rows
-    tagged = _ask_tags(request, rows)
+    tagged = ask_tags(request, rows)
     fetch = fetch or any(planned.name != "triton" for planned, _ in trees)
     for source in {source.name: source for _, source in trees}.values() if fetch else ():
         LOG.info("%s: fetching %s, to hold its LLVM pin against the plan", source.name, source.ref)
         fetch_for(request, source)
     return plan(request, target, proved=request.contract) if tagged or fetch else rows
-
-
-def _tritons(rows: Sequence[PlanRow]) -> list[tuple[Planned, Source]]:
-    """The stages to build that read Triton's tree, each with that source; without a checkout, which is here."""
-    return [
-        (row.planned, source)
-        for row in rows
-        if row.built is None
-        for source in row.planned.sources
-        if source.name == "triton" and source.kind != "pypi" and not (source.path and source.path.is_dir())
-    ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,9 +89,11 @@ class _Run:
 
     Args:
         first: how each stage was planned before anything was built, by architecture and name.
+        twins: what is here in another compression, by the input digest of what it can be packed again as.
     """
 
     first: Mapping[tuple[str, str], Planned]
+    twins: Mapping[str, Built]
     prefetch: Prefetch
     command: Sequence[str]
     reuse: Reuse | None
@@ -252,6 +118,8 @@ def _build_stages(request: Request, target: str, run: _Run) -> list[Built]:
                 if planned.input_digest is None or planned.online:
                     planned = stage.plan(own, planned_below)
                 built = find(request.cache, planned, proved=own.contract)
+                if built is None and (twin := run.twins.get(str(planned.input_digest))):
+                    built = _repacked(own, stage, planned, twin, built_below)
                 if built is None and run.reuse is not None:
                     from toolchain.build.reuse import take  # noqa: PLC0415 - the registry client and cryptography
 
@@ -266,6 +134,14 @@ def _build_stages(request: Request, target: str, run: _Run) -> list[Built]:
         planned_below[stage.name] = built.planned
         built_below[stage.name] = built
     return list(built_below.values())
+
+
+def _repacked(request: Request, stage: Stage, planned: Planned, twin: Built, below: Mapping[str, Built]) -> Built:
+    console.note(f"{stage.name}: packing {planned.image} again with {request.compression}; nothing is built")
+    started = time.monotonic()
+    built = repack(request, planned, twin, list(below.values()))
+    console.note(f"{stage.name}: done in {console.duration(time.monotonic() - started)}")
+    return built
 
 
 def _known(stage: Stage, request: Request, dependencies: Mapping[str, Planned], prefetch: Prefetch) -> Planned:
@@ -290,7 +166,7 @@ def _ready(request: Request, rows: Sequence[PlanRow]) -> None:
         EngineError: no engine or runner, or none that works here; or no emulator to prove another machine's LLVM with.
         UnsupportedError: an own base that lacks what the stages need.
     """
-    to_build = [row.planned for row in rows if row.built is None]
+    to_build = [row.planned for row in rows if row.to_build]
     if not to_build:
         return
     away = [planned for planned in to_build if planned.online]
@@ -304,7 +180,7 @@ def _ready(request: Request, rows: Sequence[PlanRow]) -> None:
     for row in rows:
         # Another machine's LLVM is always proved by running it, whatever part it is; other stages run nothing of it.
         foreign = row.planned.name == "llvm" and row.arch not in {"", this_machine()}
-        if foreign and row.built is None and request.contract:
+        if foreign and row.to_build and request.contract:
             emulator(row.arch)
     from toolchain.engine.resources import require_disk  # noqa: PLC0415 - a no-op build needs none of it
 

@@ -15,8 +15,8 @@ from typing import Any, Literal, cast, get_args
 from toolchain import console
 from toolchain.build.fetching import fetch_for
 from toolchain.build.locking import locked_source, resolve, safe_name
+from toolchain.build.plan import PlanRow, settled
 from toolchain.build.record import read_record
-from toolchain.build.run import PlanRow, settled
 from toolchain.catalog.architectures import this_machine
 from toolchain.digest import EPOCH, canonical
 from toolchain.errors import HostileInputError, SourceError

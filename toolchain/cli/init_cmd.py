@@ -70,7 +70,7 @@ def _check(given: Mapping[str, Any]) -> None:
     stage = given.get("stage", "")
     request = make_request(**values, target=stage)
     if stage:
-        from toolchain.build.run import plan  # noqa: PLC0415 - without a stage there is nothing to plan
+        from toolchain.build.plan import plan  # noqa: PLC0415 - without a stage there is nothing to plan
 
         with in_use(request.cache):
             plan(request, stage)

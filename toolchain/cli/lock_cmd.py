@@ -33,8 +33,8 @@ def lock(
 ) -> None:
     """Write toolchain.lock: every source, wheel, patch and base package of a stage, by digest. Fetches the sources."""
     from toolchain.build.locking import check_file, make  # noqa: PLC0415 - reads stages and stores
-    from toolchain.build.run import plan as plan_stages  # noqa: PLC0415
-    from toolchain.build.run import settled  # noqa: PLC0415
+    from toolchain.build.plan import plan as plan_stages  # noqa: PLC0415
+    from toolchain.build.plan import settled  # noqa: PLC0415
 
     rows = plan_stages(request, stage) if check else settled(request, stage, ask=True)
     planned = [row.planned for row in rows]

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from toolchain import console
-from toolchain.build.run import PlanRow, settled
-from toolchain.build.run import plan as plan_stages
+from toolchain.build.plan import PlanRow, settled
+from toolchain.build.plan import plan as plan_stages
 from toolchain.catalog import stages
 from toolchain.catalog.costs import Cost, cost_of
 from toolchain.catalog.stages import row as stage_row
@@ -45,7 +45,7 @@ def _show(rows: Sequence[PlanRow]) -> None:
             for s in planned.sources
         )
         digest = (planned.input_digest or "not locked yet").removeprefix("sha256:")[:16]
-        state = "here" if row.built else "to build"
+        state = "here" if row.built else "to pack" if row.twin else "to build"
         binaries = ", ".join(planned.binaries)
         told.append((planned.name, row.arch, state, planned.image, planned.partial, digest, sources, binaries))
     columns = ("stage", "arch", "state", "image", "note", "input digest", "sources", "prebuilt")
@@ -60,7 +60,7 @@ def _cost_of(row: PlanRow, request: Request) -> Cost | None:
     spec = request.sources.get("triton")
     parts = {"llvm": request.only, "triton": "wheel" if spec is not None and spec.wheel else ""}
     name = stage_row(row.planned.name).costs or row.planned.name
-    return None if row.built else cost_of(name, parts.get(row.planned.name, ""))
+    return cost_of(name, parts.get(row.planned.name, "")) if row.to_build else None
 
 
 def _cost(row: PlanRow, request: Request, count: int) -> dict[str, Any]:

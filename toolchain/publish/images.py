@@ -7,8 +7,8 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
+from toolchain.build.plan import PlanRow, plan
 from toolchain.build.record import read_record
-from toolchain.build.run import PlanRow, plan
 from toolchain.build.targets import by_arch
 from toolchain.catalog.stages import published
 from toolchain.digest import EPOCH, sha256_json
@@ -119,6 +119,11 @@ def _tags(images: Sequence[_One]) -> tuple[str, ...]:
     return tuple(digest.removeprefix("sha256:")[:12] for digest in (*joint, *digests.values()))
 
 
+def _moving(request: Request) -> str:
+    """The tag that goes along to the newest: `latest`, and `zstd` beside it, which not every engine reads."""
+    return "" if request.compression == "gzip" else request.compression
+
+
 def _deliver(
     request: Request, image: str, images: Sequence[_One], dest: Target, *, signer: Signer | Keyless | None, files: bool
 ) -> Delivered:
@@ -132,8 +137,8 @@ def _deliver(
     layout = Layout(cache.images).ensure()
     manifests = [_compressed(request, layout, one.built) for one in images]
     index = write_index(layout, manifests, standard_annotations(epoch=EPOCH, title=image))
-    names = _tags(images)
-    refs = (dest.image(image), *(dest.image(image, name) for name in names))
+    names = (_moving(request), *_tags(images))
+    refs = tuple(dest.image(image, name) for name in names)
     with open_place(refs[0]) as place:
         done = place.put(layout, index, [str(ref.tag) for ref in refs])
         attached: list[AttachedEvidence] = []
@@ -148,7 +153,7 @@ def _deliver(
             attached.append(
                 attach_evidence(image_facts, layout, manifest, index, place, signer=signer, scratch=cache.work)
             )
-        beside = [dest.image(image, tag_of(name)) for name in ("", *names)]
+        beside = [dest.image(image, tag_of(name)) for name in names]
         plain = deliver_files(request, made, index, place, beside, signer=signer) if files else None
     sent = sum(part.pushed_bytes for part in attached)
     about = tuple(sorted({tag for one in attached for tag in one.tags}))

@@ -1,0 +1,198 @@
+"""The plan: which stages, in what order, and what of them is already here."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from toolchain.build.fetching import fetch_for
+from toolchain.build.record import known_record, used_mark
+from toolchain.build.repack import is_twin, made_here, other_requests
+from toolchain.build.targets import by_arch, request_of, stages_of
+from toolchain.build.workspace import within_lock
+from toolchain.cache import Cache
+from toolchain.catalog.architectures import this_machine
+from toolchain.errors import EngineError
+from toolchain.oci.layout import Layout
+from toolchain.request import Request
+from toolchain.sources.patch import listed
+from toolchain.sources.tags import asked_again, resolved
+from toolchain.sources.tree import Source
+from toolchain.stages.stage import Built, Planned
+
+
+@dataclass(frozen=True)
+class PlanRow:
+    """A planned stage, whether its result is already here, and what its image is for where that is not this machine
+    alone; and the patches on its sources, by source.
+
+    Args:
+        twin: where it is not here: the same in another compression, which is, so that it is packed again and not built.
+    """
+
+    planned: Planned
+    built: Built | None
+    arch: str = ""
+    patches: Mapping[str, Sequence[Path]] = field(default_factory=dict)
+    twin: Built | None = None
+
+    @property
+    def to_build(self) -> bool:
+        """Whether there is no result to take."""
+        return self.built is None and self.twin is None
+
+    def as_json(self) -> dict[str, Any]:
+        """A row of `plan --json`; scripts depend on these names."""
+        row: dict[str, Any] = {
+            "name": self.planned.name,
+            "image": self.planned.image,
+            "input_digest": self.planned.input_digest,
+            "reused": self.built is not None,
+            "sources": [self._source(source) for source in self.planned.sources],
+            "binaries": sorted({*self.planned.binaries, *(self.built.binaries if self.built else ())}),
+            **({"arch": self.arch} if self.arch else {}),
+            **({"packed_from": self.twin.input_digest} if self.twin else {}),
+        }
+        if self.planned.partial:
+            row["partial"] = self.planned.partial
+        return row
+
+    def _source(self, source: Source) -> dict[str, Any]:
+        patches = listed(self.patches.get(source.name, ()))
+        return {**source.as_plan(), **({"patches": patches} if patches else {})}
+
+
+def plan(request: Request, target: str, *, proved: bool = False) -> list[PlanRow]:
+    """What `build` would do, architecture by architecture. Reads files only: no network, no engine.
+
+    Args:
+        proved: see `find`.
+
+    Raises:
+        LockedError: with `request.lock`, something is not as it is locked.
+    """
+    rows = _rows(request, target, proved=proved)
+    if _may_have_twins(request.cache, rows):
+        for other in other_requests(request):
+            with contextlib.suppress(EngineError):  # this machine lacks that compressor
+                rows = _with_twins(request.cache, rows, _rows(other, target, proved=proved))
+    within_lock(request, [row.planned for row in rows])
+    return rows
+
+
+def _may_have_twins(cache: Cache, rows: Sequence[PlanRow]) -> bool:
+    """Whether an image of the name of one that is not here is: most plans need not be made twice."""
+    missing = {row.planned.image for row in rows if row.built is None and row.planned.input_digest}
+    if not missing or not cache.images.exists():
+        return False
+    return not missing.isdisjoint(name.rpartition(".")[0] for name in Layout(cache.images).refs())
+
+
+def _with_twins(cache: Cache, rows: Sequence[PlanRow], others: Sequence[PlanRow]) -> list[PlanRow]:
+    """The rows, those not here with what is here in another compression, if all below them has such a twin too."""
+    found: list[PlanRow] = []
+    below: dict[str, str] = {}
+    for row, other in zip(rows, others, strict=True):
+        one, digest, twin = row, row.planned.input_digest, other.planned.input_digest
+        if digest and twin and is_twin(row.planned, other.planned, below):
+            below[digest] = twin
+            if row.to_build and other.built is not None and made_here(cache, other.built):
+                one = replace(row, twin=other.built)
+        found.append(one)
+    return found
+
+
+def _rows(request: Request, target: str, *, proved: bool) -> list[PlanRow]:
+    rows: list[PlanRow] = []
+    # An architecture that is refused is told before anything that another one lacks.
+    for one, stages in [(one, stages_of(target, one)) for one in by_arch(request)]:
+        dependencies: dict[str, Planned] = {}
+        for stage in stages:
+            own = request_of(stage, one)
+            planned = stage.plan(own, dependencies)
+            dependencies[stage.name] = planned
+            elsewhere = request.arch != (this_machine(),)
+            built = find(request.cache, planned, proved=proved)
+            row = PlanRow(planned, built, own.arch[0] if elsewhere else "", own.patches)
+            if row not in rows:  # all architectures share this machine's base
+                rows.append(row)
+    return rows
+
+
+def settled(request: Request, target: str, *, ask: bool = False) -> list[PlanRow]:
+    """The plan once every tag in it is at a commit: what nobody asked for yet is asked.
+
+    Args:
+        ask: ask also for the tags that are known, unless `--offline`: one may have moved. Then Triton's tree is fetched
+            too, since it says which LLVMs there are; otherwise only where a stage is keyed by what is in it.
+
+    Raises:
+        LockedError: a tag moved since it was locked.
+    """
+    rows = plan(request, target)
+    if ask_tags(request, rows, ask=ask):
+        rows = plan(request, target)
+    trees = [] if request.offline else tritons(rows)
+    if ask or any(planned.name != "triton" for planned, _ in trees):
+        rows = _fetched_for(request, target, rows, {source.name: source for _, source in trees}.values())
+    # The tree may have brought stages; whose commit it is a fetch tells.
+    among = [] if request.offline else [source for row in rows for source in row.planned.sources if source.among]
+    return _fetched_for(request, target, rows, among)
+
+
+def _fetched_for(request: Request, target: str, rows: list[PlanRow], sources: Collection[Source]) -> list[PlanRow]:
+    """The plan once these sources are here."""
+    for source in sources:
+        fetch_for(request, source)
+    return plan(request, target) if sources else rows
+
+
+def ask_tags(request: Request, rows: Sequence[PlanRow], *, ask: bool = False) -> bool:
+    """Ask for the commits of tags; see `settled`. Whether there is any tag, and so perhaps another plan."""
+    tagged = [source for row in rows for source in row.planned.sources if source.tag]
+    for source in tagged:
+        if source.digest is None:
+            resolved(source, cache=request.cache, offline=request.offline, mirrors=request.mirrors)
+        elif ask and not request.offline:
+            asked_again(source, cache=request.cache, locked=request.lock is not None, mirrors=request.mirrors)
+    return bool(tagged)
+
+
+def find(cache: Cache, planned: Planned, *, proved: bool = False) -> Built | None:
+    """The finished result for these inputs, if its record and all its blobs are here; that it was asked for is noted.
+
+    Args:
+        proved: pass over one that was made with --no-contract: the same bytes, but nobody has tried them.
+    """
+    digest = planned.input_digest
+    record = known_record(cache, digest)
+    if digest is None or record is None or (proved and planned.has_contract_check and not record.contract):
+        return None
+    layout = Layout(cache.images)
+    if not all(layout.has(part) for part in (record.manifest, *record.layer_digests)):
+        return None
+    with contextlib.suppress(OSError):
+        used_mark(cache.record(digest)).touch()
+    return Built(
+        planned=planned,
+        input_digest=digest,
+        manifest=record.manifest,
+        layers=record.layers,
+        facts=record.facts,
+        reused=True,
+        binaries=record.binaries,
+    )
+
+
+def tritons(rows: Sequence[PlanRow]) -> list[tuple[Planned, Source]]:
+    """The stages to build that read Triton's tree, each with that source; without a checkout, which is here."""
+    return [
+        (row.planned, source)
+        for row in rows
+        if row.to_build
+        for source in row.planned.sources
+        if source.name == "triton" and source.kind != "pypi" and not (source.path and source.path.is_dir())
+    ]
