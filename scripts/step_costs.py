@@ -1,10 +1,11 @@
 """Write a table of `toolchain/data/step_costs.toml` from logs of one build: what ninja's steps cost, in their order.
 
-    python scripts/step_costs.py NAME TOTAL LOG...
+    python scripts/step_costs.py [--quiet] NAME TOTAL LOG...
 
-The logs are those of one build in their order, each going on where the one before it was killed. The machine's load
-changes while it builds: within each quarter of an hour, what the steps took is set in relation to what their kind takes
-on an idle machine, and the rest is held for load. Steps that came from the compiler cache count as their kind.
+With `--quiet` nothing else was at work on the machine, and the steps cost what they took. Otherwise the logs are those
+of one build in their order, each going on where the one before it was killed. The machine's load changes while it
+builds: within each quarter of an hour, what the steps took is set in relation to what their kind takes on an idle
+machine, and the rest is held for load. Steps that came from the compiler cache count as their kind.
 """
 
 from __future__ import annotations
@@ -56,7 +57,9 @@ def usual(label: str) -> float:
 def steps(log: Path) -> Iterator[tuple[str, float, float]]:
     """Label, when it ended, and the seconds of cores since the step before it, of the first run of ninja."""
     before, last = 0.0, 0
-    for line in log.read_text(encoding="utf-8", errors="replace").splitlines():
+    text = log.read_text(encoding="utf-8", errors="replace")
+    # A cross build's configure step has a ninja of its own.
+    for line in text[max(0, text.find("@step compile\n")) :].splitlines():
         if found := _LINE.match(line):
             if int(found[1]) < last:
                 return  # the install step runs ninja again
@@ -100,8 +103,16 @@ def rows(found: Sequence[tuple[str, float]]) -> Iterator[tuple[int, float, str]]
         at = end
 
 
-def main(name: str, total: str, *logs: str) -> None:
-    found = [one for log in logs for one in without_load(Path(log))]
+def as_taken(log: Path) -> Iterator[tuple[str, float]]:
+    """Label and seconds of one core of each step of a log whose machine did nothing else."""
+    for label, _, seconds in steps(log):
+        yield label, seconds
+
+
+def main(*words: str) -> None:
+    read = as_taken if words[0] == "--quiet" else without_load
+    name, total, *logs = words[1:] if words[0] == "--quiet" else words
+    found = [one for log in logs for one in read(Path(log))]
     print(f"[{name}]\nsteps = [")
     for count, seconds, where in rows(found):
         print(f'  [{count}, {seconds:.2f}, "{where}"],')

@@ -39,7 +39,10 @@ def run(pace: Pace, begun: float, steps: range, each: float) -> float:
     return now
 
 
-@pytest.mark.parametrize(("log", "part"), [("ninja-tablegen", TABLEGEN), ("ninja-support-arm64", SUPPORT)])
+@pytest.mark.parametrize(
+    ("log", "part"),
+    [("ninja-tablegen", TABLEGEN), ("ninja-support-arm64", SUPPORT), ("ninja-llvm-arm64", DISTRIBUTION)],
+)
 def test_what_builds_told_was_within_half_of_what_they_took(log: str, part: str) -> None:
     told = replay(RECORDED / f"{log}.log.gz", step_costs(part))
     assert worst(told).factor <= 1.5
