@@ -20,7 +20,7 @@ from toolchain.build.record import read_record, write_record
 from toolchain.build.repack import is_twin
 from toolchain.cache import Cache
 from toolchain.cli.app import app
-from toolchain.errors import DigestError
+from toolchain.errors import DigestError, ResourceError
 from toolchain.oci import descriptor as media
 from toolchain.oci.image import labels_of, read_layers
 from toolchain.oci.labels import INPUT_DIGEST
@@ -157,6 +157,14 @@ def test_a_damaged_layer(tmp_path: Path, bad: str) -> None:
     blob.unlink()  # as it says
     with pytest.raises(BuiltError):
         run.build(asked, "llvm")
+
+
+def test_too_little_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    request, was = _finished(tmp_path, "gzip")
+    monkeypatch.setattr("toolchain.engine.resources.disk_free", lambda _: was.facts["unpacked_bytes"])
+    with pytest.raises(ResourceError, match="too little disk"):
+        run.build(replace(request, compression="zstd"), "llvm")
+    assert not list(request.cache.work.glob("repack-*"))
 
 
 def test_published_beside(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from toolchain.build.record import known_record, read_record, write_record
 from toolchain.build.workspace import image_tag
 from toolchain.cache import Cache
 from toolchain.digest import CHUNK, canonical
+from toolchain.engine.resources import require_disk
 from toolchain.errors import DigestError
 from toolchain.oci import descriptor as media
 from toolchain.oci.compressed import DAMAGED, PLAIN, unpacked
@@ -66,9 +67,12 @@ def repack(request: Request, planned: Planned, twin: Built, below: Sequence[Buil
     Raises:
         DigestError: a layer is not what its image says.
         EngineError: the zstd program is missing.
+        ResourceError: too little disk.
     """
     assert planned.input_digest is not None  # noqa: S101 - a twin has one
     layout = Layout(request.cache.images)
+    # A layer's tar, and what it is packed to.
+    require_disk(request.cache.root, 2 * int(twin.facts.get("unpacked_bytes", 0)))
     there = {one.diff_id: one for built in below for one in read_layers(layout, layout.resolve(built.manifest))}
     source = layout.resolve(twin.manifest)
     config, *_ = layout.children(source)

@@ -21,6 +21,7 @@ from toolchain.cache import Cache
 from toolchain.catalog.architectures import emulator, this_machine
 from toolchain.errors import BuildError, PolicyError, ToolchainError, UnreachableError
 from toolchain.locks import held, in_use, patience
+from toolchain.oci.compressed import PLAIN
 from toolchain.process import CommandError
 from toolchain.request import Request
 from toolchain.stages.prebuilt import let_in_names
@@ -137,10 +138,13 @@ def _build_stages(request: Request, target: str, run: _Run) -> list[Built]:
 
 
 def _repacked(request: Request, stage: Stage, planned: Planned, twin: Built, below: Mapping[str, Built]) -> Built:
-    console.note(f"{stage.name}: packing {planned.image} again with {request.compression}; nothing is built")
+    size = console.size(float(twin.facts.get("unpacked_bytes", 0)))
+    slow = ", some minutes for a gigabyte" if request.compression == "zstd" else ""
+    if any(layer["mediaType"] not in PLAIN for layer in twin.layers):  # a base is kept plain, so there is nothing to do
+        console.note(f"{stage.name}: packing the {size} of {planned.image} again with {request.compression}{slow}")
     started = time.monotonic()
     built = repack(request, planned, twin, list(below.values()))
-    console.note(f"{stage.name}: done in {console.duration(time.monotonic() - started)}")
+    console.note(f"{stage.name}: packed again in {console.duration(time.monotonic() - started)}, nothing was built")
     return built
 
 
