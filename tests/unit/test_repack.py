@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+from jsonschema import Draft202012Validator
 from typer.testing import CliRunner
 
 from tests.evidence_fixtures import finished_base, finished_llvm
@@ -97,7 +98,10 @@ def test_the_plan_says_so(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert "to pack" in done.stdout
     assert "still to build" not in done.stdout
-    rows = json.loads(CliRunner().invoke(app, ["plan", "llvm", "--json", *words]).stdout)["stages"]
+    value = json.loads(CliRunner().invoke(app, ["plan", "llvm", "--json", *words]).stdout)
+    schema = json.loads((Path(__file__).resolve().parents[2] / "docs" / "json.schema.json").read_text())
+    assert list(Draft202012Validator({**schema, "$ref": "#/$defs/plan"}).iter_errors(value)) == []
+    rows = value["stages"]
     assert [row["reused"] for row in rows] == [False, False]
     assert rows[1]["packed_from"] == was.input_digest
     done = CliRunner().invoke(app, ["build", "llvm", *words, "--no-contract"])
