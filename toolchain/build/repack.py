@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -21,7 +21,7 @@ from toolchain.oci import descriptor as media
 from toolchain.oci.compressed import DAMAGED, PLAIN, unpacked
 from toolchain.oci.image import LayerBlob, read_layers
 from toolchain.oci.labels import INPUT_DIGEST
-from toolchain.oci.layer import Layer, compress
+from toolchain.oci.layer import Compression, Layer, compress
 from toolchain.oci.layout import Layout
 from toolchain.request import Request
 from toolchain.stages.stage import Built, Planned
@@ -76,7 +76,17 @@ def repack(request: Request, planned: Planned, twin: Built, below: Sequence[Buil
     there = {one.diff_id: one for built in below for one in read_layers(layout, layout.resolve(built.manifest))}
     source = layout.resolve(twin.manifest)
     config, *_ = layout.children(source)
-    layers = [there.get(one.diff_id) or _packed(request, layout, one) for one in read_layers(layout, source)]
+    # Its name is the stage's, whose lock is held: what a killed run left there goes.
+    work = request.cache.work / f"repack-{planned.input_digest.removeprefix('sha256:')[:12]}"
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
+    try:
+        layers = [
+            there.get(one.diff_id) or _packed(layout, one, request.compression, work)
+            for one in read_layers(layout, source)
+        ]
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
     said = layout.read_json(config)
     said["config"]["Labels"][INPUT_DIGEST] = planned.input_digest
     value = json.loads(layout.read(source))
@@ -108,21 +118,16 @@ def repack(request: Request, planned: Planned, twin: Built, below: Sequence[Buil
     return built
 
 
-def _packed(request: Request, layout: Layout, layer: LayerBlob) -> LayerBlob:
-    """A layer in the request's compression; one that is kept plain for this machine's engine stays so."""
+def _packed(layout: Layout, layer: LayerBlob, how: Compression, work: Path) -> LayerBlob:
+    """A layer in another compression; one that is kept plain for this machine's engine stays so."""
     if layer.descriptor.media_type in PLAIN:
         return layer
-    work = request.cache.work / f"repack-{layer.diff_id.removeprefix('sha256:')[:12]}-{os.getpid()}"
-    tar, out = work.with_suffix(".tar"), work.with_suffix(".blob")
-    work.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        size = _unpack(layout, layer, tar)
-        blob = compress(Layer(layer.diff_id, size, tar), out, request.compression)
-        stored = layout.put_file(out, digest=blob.digest, move=True, media_type=blob.media_type)
-        return LayerBlob(stored, layer.diff_id, layer.created_by)
-    finally:
-        tar.unlink(missing_ok=True)
-        out.unlink(missing_ok=True)
+    tar = work / "layer.tar"
+    size = _unpack(layout, layer, tar)
+    blob = compress(Layer(layer.diff_id, size, tar), work / "blob", how)
+    stored = layout.put_file(blob.path, digest=blob.digest, move=True, media_type=blob.media_type)
+    tar.unlink()
+    return LayerBlob(stored, layer.diff_id, layer.created_by)
 
 
 def _unpack(layout: Layout, layer: LayerBlob, tar: Path) -> int:
