@@ -19,6 +19,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from scripts.step_costs import compiling
 from toolchain.catalog.costs import step_costs
 from toolchain.engine.estimate import Course
 from toolchain.engine.progress import Progress
@@ -57,10 +58,8 @@ def ninja_lines(log: Path) -> list[tuple[float, int, str]]:
     """Second, steps that are left, and line of the first run of ninja in a log."""
     raw = log.read_bytes()
     text = (gzip.decompress(raw) if log.suffix == ".gz" else raw).decode(errors="replace")
-    # A cross build's configure step has a ninja of its own: it makes the table generators that run on this machine.
-    text = text[max(0, text.find("@step compile\n")) :]
     found: list[tuple[float, int, str]] = []
-    for line in text.splitlines():
+    for line in compiling(text).splitlines():
         if line.startswith("@step install"):
             break
         if (match := _LINE.match(line)) and match[2] != "1":

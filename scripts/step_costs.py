@@ -54,12 +54,15 @@ def usual(label: str) -> float:
     return next(seconds for pattern, seconds in _KINDS if re.match(pattern, where))
 
 
+def compiling(text: str) -> str:
+    """A log from its compile step on: a cross build's configure step has a ninja of its own."""
+    return text[max(0, text.find("@step compile\n")) :]
+
+
 def steps(log: Path) -> Iterator[tuple[str, float, float]]:
     """Label, when it ended, and the seconds of cores since the step before it, of the first run of ninja."""
     before, last = 0.0, 0
-    text = log.read_text(encoding="utf-8", errors="replace")
-    # A cross build's configure step has a ninja of its own.
-    for line in text[max(0, text.find("@step compile\n")) :].splitlines():
+    for line in compiling(log.read_text(encoding="utf-8", errors="replace")).splitlines():
         if found := _LINE.match(line):
             if int(found[1]) < last:
                 return  # the install step runs ninja again

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 import time
@@ -19,9 +18,9 @@ from toolchain.engine.resources import require_disk
 from toolchain.errors import DigestError
 from toolchain.oci import descriptor as media
 from toolchain.oci.compressed import DAMAGED, PLAIN, unpacked
-from toolchain.oci.image import LayerBlob, read_layers
+from toolchain.oci.image import LayerBlob, add_layer, read_layers
 from toolchain.oci.labels import INPUT_DIGEST
-from toolchain.oci.layer import Compression, Layer, compress
+from toolchain.oci.layer import Compression, HashedFile, Layer, compress
 from toolchain.oci.layout import Layout
 from toolchain.request import Request
 from toolchain.stages.stage import Built, Planned
@@ -125,25 +124,22 @@ def _packed(layout: Layout, layer: LayerBlob, how: Compression, work: Path) -> L
     tar = work / "layer.tar"
     size = _unpack(layout, layer, tar)
     blob = compress(Layer(layer.diff_id, size, tar), work / "blob", how)
-    stored = layout.put_file(blob.path, digest=blob.digest, move=True, media_type=blob.media_type)
     tar.unlink()
-    return LayerBlob(stored, layer.diff_id, layer.created_by)
+    return add_layer(layout, blob, move=True)
 
 
 def _unpack(layout: Layout, layer: LayerBlob, tar: Path) -> int:
     """Write a layer's tar, which must be the one that its image names; its bytes."""
-    digest, size, blob = hashlib.sha256(), 0, layout.blob(layer.descriptor.digest)
+    blob = layout.blob(layer.descriptor.digest)
     try:
-        with unpacked(blob, layer.descriptor.media_type) as stream, tar.open("wb") as sink:
+        with unpacked(blob, layer.descriptor.media_type) as stream, HashedFile(tar) as sink:
             while piece := stream.read(CHUNK):
-                digest.update(piece)
-                size += len(piece)
                 sink.write(piece)
     except DAMAGED as error:
         raise _damaged(blob, layer, str(error)) from error
-    if (found := f"sha256:{digest.hexdigest()}") != layer.diff_id:
-        raise _damaged(blob, layer, f"it unpacks to {found}, not to {layer.diff_id}")
-    return size
+    if sink.digest != layer.diff_id:
+        raise _damaged(blob, layer, f"it unpacks to {sink.digest}, not to {layer.diff_id}")
+    return sink.size
 
 
 def _damaged(blob: Path, layer: LayerBlob, why: str) -> DigestError:
