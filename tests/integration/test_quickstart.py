@@ -227,19 +227,40 @@ def test_two_at_once(quickstart: Quickstart) -> None:
     ]  # fmt: skip
     cache = Path(os.environ.get("TOOLCHAIN_CACHE", Path.home() / ".cache" / "toolchain"))
     _forget(cache, "gfx950", "_bwd_preprocess*")
-    both = [
-        subprocess.Popen(
-            [sys.executable, "-m", "toolchain", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        for _ in range(2)
-    ]
-    said = [child.communicate() for child in both]
+    both: list[subprocess.Popen[str]] = []
+    try:
+        builder = _start(words, both)
+        _read_until(builder, "; full log: ")  # it holds the stage
+        builder.send_signal(signal.SIGSTOP)  # a busy machine may start the second one after the first one's end
+        waiter = _start(words, both)
+        _read_until(waiter, f"waiting for pid {builder.pid}")
+        builder.send_signal(signal.SIGCONT)
+        said = [child.communicate() for child in both]
+    finally:
+        for child in both:
+            child.kill()
     assert [child.returncode for child in both] == [0, 0], said
-    reused = [json.loads(out)["stages"][-1]["reused"] for out, _ in said]
-    assert sorted(reused) == [False, True]
-    waited = said[reused.index(True)][1]
-    builder = both[reused.index(False)].pid
-    assert f"waiting for pid {builder}" in waited
+    assert [json.loads(out)["stages"][-1]["reused"] for out, _ in said] == [False, True]
+
+
+def _start(words: list[str], started: list[subprocess.Popen[str]]) -> subprocess.Popen[str]:
+    """The tool with these words, as one more of the started."""
+    child = subprocess.Popen(
+        [sys.executable, "-m", "toolchain", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    started.append(child)
+    return child
+
+
+def _read_until(child: subprocess.Popen[str], text: str) -> None:
+    """Read what it says until a line has the text; it must say it before its end."""
+    assert child.stderr is not None
+    said = []
+    for line in child.stderr:
+        said.append(line)
+        if text in line:
+            return
+    pytest.fail(f"{text!r} was not said: {''.join(said)}")
 
 
 def _forget(cache: Path, gpu: str, select: str) -> None:
