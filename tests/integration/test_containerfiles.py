@@ -320,6 +320,27 @@ def test_a_portable_layer_on_a_stand_in_base(engine: Engine, clang_workshop: str
     assert "@" not in consumer
 
 
+@pytest.mark.parametrize("glibc", ["2.31", ""], ids=["portable", "for-its-base"])
+def test_a_program_alone_has_its_own_precompiled_header(
+    engine: Engine, clang_workshop: str, tmp_path: Path, glibc: str
+) -> None:
+    out = tmp_path / "a layer"
+    old = ("--build-context", f"sysroot={old_system(tmp_path / 'old', 31)}", "--build-arg", f"GLIBC={glibc}")
+    engine.build(
+        "containerfiles/llvm-programs/Containerfile",
+        *("--build-context", f"llvm={llvm_source(tmp_path / 'llvm')}", "--build-arg", f"BASE={clang_workshop}"),
+        *(old if glibc else ()),
+        # The stand-in compiles no program; what it was asked lies in what it installs.
+        *("--build-arg", "GOAL=distribution", "--build-arg", f"PREFIX={PREFIX}"),
+        *("--build-arg", f"INPUT_DIGEST={tmp_path.name}", "--output", f"type=local,dest={out}"),
+    )
+    words = (out / PREFIX.lstrip("/") / "lib/asked").read_text().splitlines()
+    header = "-DCMAKE_PROJECT_LLVM_INCLUDE=/recipe/llvm-config/pch-programs.cmake"
+    # The file named later wins.
+    assert words.index(header) > words.index("/recipe/llvm-config/common.cmake")
+    assert ("-DCMAKE_TOOLCHAIN_FILE=/recipe/llvm-config/portable.cmake" in words) == bool(glibc)
+
+
 @pytest.mark.parametrize(
     ("minor", "glibc", "says"),
     [

@@ -87,7 +87,7 @@ class LlvmStage:
                 **under,
                 "sources": sources,
                 "parts": list(part_of("llvm", tests=True).taken),
-                "recipe": {**_recipe(request, cross), **(digests(PROFILE_RECIPE) if self._profiled(profile) else {})},
+                "recipe": {**_recipe(request, cross), **digests(*self._own_recipe(part, profile))},
                 "prefix": prefix_of(source),
                 "projects": list(part.projects),
                 "components": list(part.components) if part.target == "distribution" else [],
@@ -132,7 +132,7 @@ class LlvmStage:
         tree = workspace.build(
             Recipe(
                 name="llvm",
-                containerfile=f"{self._recipe(request, planned.sources[1:])}/Containerfile",
+                containerfile=f"{self._folder(request, part, planned.sources[1:])}/Containerfile",
                 base=workspace.image(dependencies["base"]),
                 args={
                     "PREFIX": prefix,
@@ -190,14 +190,14 @@ class LlvmStage:
         found = profile_source(request)
         return () if found is None else (found,)
 
-    def _profiled(self, profile: Sequence[Source]) -> bool:
-        return self.instrumented or bool(profile)
+    def _own_recipe(self, part: LlvmSubset, profile: Sequence[Source]) -> tuple[str, ...]:
+        """What shapes it besides the recipe of every layer; the folder of its Containerfile is the first."""
+        return (PROFILE_RECIPE,) if self.instrumented or profile else part.recipe
 
-    def _recipe(self, request: Request, profile: Sequence[Source]) -> str:
+    def _folder(self, request: Request, part: LlvmSubset, profile: Sequence[Source]) -> str:
         """The folder of its Containerfile."""
-        if self._profiled(profile):
-            return PROFILE_RECIPE
-        return f"containerfiles/{'llvm-portable' if request.glibc else 'llvm'}"
+        usual = f"containerfiles/{'llvm-portable' if request.glibc else 'llvm'}"
+        return next(iter(self._own_recipe(part, profile)), usual)
 
     def _suffix(self, request: Request, profile: Sequence[Source]) -> str:
         """What its image's name ends with."""

@@ -48,6 +48,7 @@ class LlvmSubset:
         headers: below include/, besides those that a component brings.
         native: programs that building it for another machine runs.
         disk: bytes of tree, ccache and installed copy together, measured on 22.1.8.
+        recipe: folder of its Containerfile and files of its own, where it is not made like the whole.
     """
 
     name: str
@@ -60,6 +61,7 @@ class LlvmSubset:
     headers: tuple[str, ...] = ()
     native: tuple[str, ...]
     disk: int
+    recipe: tuple[str, ...] = ()
 
     @property
     def whole(self) -> bool:
@@ -89,6 +91,7 @@ def subset_of(only: str, needs: LlvmRequirements) -> LlvmSubset:
         return LlvmSubset(
             name=only, told="mlir-tblgen only", stem="llvm-triton-mlir-tblgen", projects=needs.projects,
             components=needs.components, target="mlir-tblgen", native=("llvm-min-tblgen",), disk=4_000_000_000,
+            recipe=("containerfiles/llvm-programs", "llvm-config/pch-programs.cmake"),
         )  # fmt: skip
     if only == SUPPORT:
         libraries = ("LLVMDemangle", "LLVMSupport")
