@@ -1,0 +1,136 @@
+"""Kernels of AOTriton compiled by the wheel for arm64, under qemu-user, beside the wheel for amd64: the same bytes.
+
+Marked `full`: run after `toolchain build triton --python 3.11,3.13 …`, with and without `--arch arm64`, on the same
+cache. A kernel takes minutes under the emulator.
+
+TOOLCHAIN_TEST_AOTRITON   AOTriton's source, any commit that the tool builds
+TOOLCHAIN_TEST_EMULATED   how many kernels, 10 otherwise
+"""
+
+# ruff: noqa: T201
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import tarfile
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.test_triton_full import Place, modules, plan_for, source
+from toolchain.build.record import records
+from toolchain.cache import Cache, default_cache
+from toolchain.catalog.architectures import emulator
+from toolchain.digest import sha256_file
+from toolchain.engine.buildah import Buildah
+from toolchain.kernels.aotriton_plan import read_plan
+from toolchain.kernels.rules import Rule
+from toolchain.oci.layout import Layout
+from toolchain.recipe import Mount, root
+from toolchain.record import Record
+from toolchain.request import Request
+from toolchain.sources.store import Store
+from toolchain.stages.triton_wheel import unzip
+
+__all__ = ["modules", "source"]
+pytestmark = [pytest.mark.full, pytest.mark.engine, pytest.mark.timeout(0)]
+PYTHON, GPU = "3.13", "gfx942"
+MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
+
+
+def newest(stage: str, arch: str) -> Record:
+    """The newest record of a stage for an architecture, from source on the portable layer; or a loud skip."""
+    for record in reversed(records(Cache(default_cache()))):
+        portable = stage != "triton" or record.facts.get("checked_wheels")
+        if record.stage == stage and (record.inputs or {}).get("arch") == arch and portable:
+            return record
+    pytest.skip(f"NOT BUILT: {default_cache()} has no {stage} for {arch}; run toolchain build triton --arch {arch}")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    """The image of Triton for this machine: the one for arm64 has no base."""
+    cache, record = Cache(default_cache()), newest("triton", "amd64")
+    engine = Buildah(cache)
+    image = engine.ensure_image(record.image, cache.images, record.manifest)
+    return Place(Request(cache=cache), tmp_path_factory.mktemp("campaign"), image, engine)
+
+
+def compile_with(arch: str, rules: Sequence[Rule], place: Place, source: Path, folder: Path) -> dict[str, Any]:
+    """What the worker answers for each rule with the wheel of an architecture, by the rule's id."""
+    cache, triton, python = Cache(default_cache()), newest("triton", arch), newest("python", arch)
+    tag = f"-cp{PYTHON.replace('.', '')}-"
+    (wheel,) = [one for one in triton.facts["wheels"] if tag in one["file"]]
+    assert wheel["file"].endswith(f"{MACHINES[arch]}.whl")
+    path = Store(cache.store).file(wheel["digest"], verify=True)
+    assert path is not None
+    unzip(path, folder / "wheel")
+    with tarfile.open(Layout(cache.images).blob(python.layers[-1]["digest"])) as tar:
+        tar.extractall(folder / "pythons", filter="data")
+    (pythons,) = [one.parent for one in folder.glob(f"pythons/**/{PYTHON}") if one.is_dir() and (one / "usr").is_dir()]
+    (folder / "out").mkdir()
+    (folder / "tasks").write_text("".join(json.dumps(rule.task("/source", "/out")) + "\n" for rule in rules))
+    mounts = [
+        Mount(source, "/source"),
+        Mount(root() / "aotriton", "/recipe/aotriton"),
+        Mount(root() / "containerfiles/triton-portable", "/recipe/python"),
+        Mount(folder / "wheel", "/wheel"),
+        Mount(pythons, "/pythons"),
+        Mount(folder / "tasks", "/tasks"),
+        Mount(folder / "out", "/out", read_only=False),
+    ]
+    env = {"PYTHONPATH": "/wheel", "HOME": "/tmp", "PYTHONDONTWRITEBYTECODE": "1"}
+    if arch == "arm64":
+        (folder / "emulator").mkdir()
+        shutil.copy(emulator(arch), folder / "emulator" / "emulator")
+        mounts.append(Mount(folder / "emulator", "/emulator"))
+        env["EMULATOR"] = "/emulator/emulator"
+    began = time.monotonic()
+    done = place.runner.run(
+        place.image,
+        ["sh", "-c", f"exec sh /recipe/python/python.sh {PYTHON} /recipe/aotriton/worker.py </tasks"],
+        mounts=mounts,
+        env=env,
+        capture=True,
+        check=False,
+        log=folder / "log",
+    )
+    assert done.returncode == 0, "\n".join(done.tail)
+    ready, *answers = [json.loads(line) for line in done.stdout.splitlines()]
+    print(f"\n{arch}: {ready}, {len(answers)} kernels in {time.monotonic() - began:.0f} s")
+    for answer in answers:
+        assert answer["status"] == "done", answer
+        assert sha256_file(folder / answer["object"].lstrip("/")) == f"sha256:{answer['sha256']}"
+    return {answer["id"]: answer for answer in answers}
+
+
+def test_ten_kernels_have_the_bytes_that_the_wheel_for_amd64_makes(
+    place: Place, source: Path, modules: Path, tmp_path: Path
+) -> None:
+    for arch in MACHINES:
+        newest("triton", arch)
+        (tmp_path / arch).mkdir()
+    plan = tmp_path / "plan"
+    plan.mkdir()
+    plan_for(GPU, place, source, modules, plan)
+    kernels: dict[str, list[Rule]] = defaultdict(list)
+    for rule in read_plan(plan, source, build=str(plan), source=str(source)).rules:
+        kernels[rule.kernel].append(rule)
+    draw, rules = random.Random(1), list[Rule]()
+    # Of each function in turn, so that none is missing.
+    while len(rules) < int(os.environ.get("TOOLCHAIN_TEST_EMULATED", "10")):
+        rules += [draw.choice(kernels[name]) for name in sorted(kernels)]
+    rules = rules[: int(os.environ.get("TOOLCHAIN_TEST_EMULATED", "10"))]
+    plain, emulated = (compile_with(arch, rules, place, source, tmp_path / arch) for arch in MACHINES)
+    for rule in rules:
+        one, other = plain[rule.id], emulated[rule.id]
+        took = f"{one['seconds']:.1f} and {other['seconds']:.0f} s"
+        print(f"  {rule.kernel:24} {one['size']:>8,} bytes {one['sha256'][:16]} {took}")
+        assert (one["sha256"], one["size"]) == (other["sha256"], other["size"]), rule.id
+    assert {rule.kernel for rule in rules} == set(kernels)
