@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,7 @@ from toolchain.engine.resources import require_disk
 from toolchain.errors import DigestError
 from toolchain.oci import descriptor as media
 from toolchain.oci.compressed import DAMAGED, PLAIN, unpacked
-from toolchain.oci.image import LayerBlob, add_layer, read_layers
+from toolchain.oci.image import LayerBlob, add_layer, read_layers, with_layers
 from toolchain.oci.labels import INPUT_DIGEST
 from toolchain.oci.layer import Compression, HashedFile, Layer, compress
 from toolchain.oci.layout import Layout
@@ -88,10 +87,7 @@ def repack(request: Request, planned: Planned, twin: Built, below: Sequence[Buil
         shutil.rmtree(work, ignore_errors=True)
     said = layout.read_json(config)
     said["config"]["Labels"][INPUT_DIGEST] = planned.input_digest
-    value = json.loads(layout.read(source))
-    value["config"] = layout.put_json(said, media.CONFIG).as_json()
-    value["layers"] = [one.descriptor.plain.as_json() for one in layers]
-    manifest = layout.put_json(value, media.MANIFEST)
+    manifest = with_layers(layout, source, layers, config=layout.put_json(said, media.CONFIG))
     top = layers[-1].descriptor
     built = Built(
         planned=planned,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -85,6 +86,17 @@ def read_layers(layout: Layout, manifest: Descriptor) -> tuple[LayerBlob, ...]:
             fix="fetch it again",
         )
     return tuple(LayerBlob(layer, diff_id) for layer, diff_id in zip(layers, diff_ids, strict=True))
+
+
+def with_layers(
+    layout: Layout, manifest: Descriptor, layers: Sequence[LayerBlob], *, config: Descriptor | None = None
+) -> Descriptor:
+    """The image again with the same layers packed in another way, and with another config if one is given."""
+    value = json.loads(layout.read(manifest))
+    value["layers"] = [layer.descriptor.plain.as_json() for layer in layers]
+    if config is not None:
+        value["config"] = config.as_json()
+    return layout.put_json(value, media.MANIFEST)
 
 
 def diff_ids_of(config: Mapping[str, Any]) -> list[str]:

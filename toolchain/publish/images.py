@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,7 +15,15 @@ from toolchain.errors import PolicyError, SourceError
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.files import tag_of
-from toolchain.oci.image import LayerBlob, platform_of, read_layers, standard_annotations, write_index
+from toolchain.oci.image import (
+    LayerBlob,
+    add_layer,
+    platform_of,
+    read_layers,
+    standard_annotations,
+    with_layers,
+    write_index,
+)
 from toolchain.oci.layer import Layer, compress
 from toolchain.oci.layout import Layout
 from toolchain.oci.place import open_place
@@ -185,10 +192,5 @@ def _compressed(request: Request, layout: Layout, built: Built) -> Descriptor:
         request.cache.work.mkdir(parents=True, exist_ok=True)
         out = request.cache.work / f"pack-{layer.diff_id.removeprefix('sha256:')[:12]}"
         plain = Layer(layer.diff_id, layer.descriptor.size, layout.blob(layer.descriptor.digest))
-        blob = compress(plain, out, request.compression)
-        packed.append(
-            LayerBlob(layout.put_file(out, digest=blob.digest, move=True, media_type=blob.media_type), layer.diff_id)
-        )
-    value = json.loads(layout.read(manifest))
-    value["layers"] = [layer.descriptor.plain.as_json() for layer in packed]
-    return replace(layout.put_json(value, media.MANIFEST), platform=platform)
+        packed.append(add_layer(layout, compress(plain, out, request.compression), move=True))
+    return replace(with_layers(layout, manifest, packed), platform=platform)
