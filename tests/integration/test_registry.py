@@ -2,85 +2,38 @@
 
 from __future__ import annotations
 
-import base64
-import itertools
-import logging
-import random
 import shutil
 import sys
 import threading
 import tracemalloc
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.fake_registry import fake_registry
-from tests.fault_proxy import Fault, FaultProxy, fault_proxy
+from tests.fault_proxy import Fault, FaultProxy
 from tests.places import fetch_image, publish, tags
 from tests.registry_fixtures import free_port, small_index
+from tests.registry_through_proxy import (
+    CHUNK,
+    SIZE,
+    Connect,
+    connect,
+    fresh,
+    layout,
+    leftovers,
+    proxy,
+    repository,
+    some_blob,
+)
 from toolchain import process
-from toolchain.errors import DigestError, RegistryError, ResourceError, ToolchainError, UnreachableError
-from toolchain.oci import descriptor as media
+from toolchain.errors import DigestError, RegistryError, ToolchainError, UnreachableError
 from toolchain.oci.check import verify_layout
-from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.layout import Layout
 from toolchain.oci.reference import RegistryRef
 from toolchain.oci.registry import Registry
 
+__all__ = ["connect", "fresh", "layout", "proxy", "repository"]
 pytestmark = pytest.mark.registry
-_NUMBERS = itertools.count()
-SIZE = 300_000
-CHUNK = 64_000
-
-
-@pytest.fixture
-def layout(tmp_path: Path) -> Layout:
-    return Layout(tmp_path / "lay out").ensure()
-
-
-@pytest.fixture
-def fresh(tmp_path: Path) -> Layout:
-    return Layout(tmp_path / "fresh").ensure()
-
-
-@pytest.fixture
-def repository(tmp_path: Path) -> str:
-    """A name that nobody used: the registry lives as long as the whole run."""
-    return f"test/{abs(hash(str(tmp_path))):x}-{next(_NUMBERS)}"
-
-
-@pytest.fixture
-def proxy(registry_host: str) -> Iterator[FaultProxy]:
-    with fault_proxy(registry_host) as running:
-        yield running
-
-
-Connect = Callable[..., Registry]
-
-
-@pytest.fixture
-def connect(proxy: FaultProxy) -> Iterator[Connect]:
-    """Connections through the proxy with small chunks and short waits."""
-    made: list[Registry] = []
-
-    def connection(**options: object) -> Registry:
-        values = {"chunk": CHUNK, "backoff": 0.01, "timeout": (5.0, 10.0), "login": "", **options}
-        made.append(Registry(proxy.host, **values))  # type: ignore[arg-type]
-        return made[-1]
-
-    yield connection
-    for registry in made:
-        registry.close()
-
-
-def some_blob(layout: Layout, size: int = SIZE) -> tuple[Descriptor, Path]:
-    blob = layout.put_bytes(random.Random(size).randbytes(size), media.LAYER)
-    return blob, layout.blob(blob.digest)
-
-
-def leftovers(layout: Layout) -> list[str]:
-    return [path.name for path in (layout.root / "blobs" / "sha256").iterdir()]
 
 
 def test_an_index_goes_there_and_comes_back(
@@ -337,107 +290,6 @@ def test_a_bit_that_flips_on_the_way_up_is_noticed(
     assert sum(seen.method == "POST" for seen in proxy.seen) == 2
 
 
-@pytest.mark.parametrize(("kind", "after"), [("truncate", 0), ("truncate", 100_000), ("reset", 0), ("status", 0)])
-def test_a_pull_goes_on_after_a_break(
-    proxy: FaultProxy, connect: Connect, repository: str, layout: Layout, fresh: Layout, kind: str, after: int
-) -> None:
-    blob, path = some_blob(layout, 3_000_000)
-    registry = connect(chunk=1 << 26)
-    registry.push_blob(repository, blob, path)
-    proxy.faults.append(Fault(kind, "GET", "/blobs/", times=2, after=after))  # type: ignore[arg-type]
-    assert registry.pull_blob(repository, blob, fresh) == blob.size
-    assert proxy.faults[0].hits == 2
-    assert fresh.blob(blob.digest).read_bytes() == path.read_bytes()
-    assert leftovers(fresh) == [blob.digest[7:]]
-    assert registry.pull_blob(repository, blob, fresh) == 0
-    fresh.blob(blob.digest).write_bytes(b"x" * blob.size)
-    assert registry.pull_blob(repository, blob, fresh) == blob.size, "it decayed where it lay"
-
-
-def test_a_pull_resumes_and_does_not_begin_again(
-    proxy: FaultProxy, connect: Connect, repository: str, layout: Layout, fresh: Layout
-) -> None:
-    blob, path = some_blob(layout, 5_000_000)
-    registry = connect(chunk=1 << 26)
-    registry.push_blob(repository, blob, path)
-    proxy.faults.append(Fault("truncate", "GET", "/blobs/", after=4_000_000))
-    before = registry.traffic.received
-    registry.pull_blob(repository, blob, fresh)
-    assert registry.traffic.received - before == blob.size
-    ranges = [seen.headers.get("Range") for seen in proxy.seen if seen.method == "GET"]
-    assert ranges[0] is None
-    assert ranges[1] is not None
-    assert int(ranges[1].removeprefix("bytes=").rstrip("-")) >= 2_000_000
-
-
-def test_a_flipped_bit_is_fetched_again_and_never_kept(
-    proxy: FaultProxy, connect: Connect, repository: str, layout: Layout, fresh: Layout
-) -> None:
-    blob, path = some_blob(layout)
-    registry = connect(chunk=1 << 26)
-    registry.push_blob(repository, blob, path)
-    proxy.faults.append(Fault("flip", "GET", "/blobs/", times=-1, after=77_777))
-    with pytest.raises(DigestError, match="sent other bytes"):
-        registry.pull_blob(repository, blob, fresh)
-    assert proxy.faults[0].hits == 2
-    assert leftovers(fresh) == []
-    proxy.faults[:] = [Fault("flip", "GET", "/blobs/", after=77_777)]
-    assert registry.pull_blob(repository, blob, fresh) == SIZE
-    assert fresh.blob(blob.digest).read_bytes() == path.read_bytes()
-
-
-def test_a_pull_that_keeps_breaking_keeps_nothing(
-    proxy: FaultProxy, connect: Connect, repository: str, layout: Layout, fresh: Layout
-) -> None:
-    blob, path = some_blob(layout)
-    registry = connect(chunk=1 << 26, attempts=2)
-    registry.push_blob(repository, blob, path)
-    proxy.faults.append(Fault("truncate", "GET", "/blobs/", times=-1, after=0))
-    with pytest.raises(UnreachableError):
-        registry.pull_blob(repository, blob, fresh)
-    assert leftovers(fresh) == []
-    with pytest.raises(RegistryError, match="does not give"):
-        registry.pull_blob(repository, Descriptor(media.LAYER, "sha256:" + "0" * 64, 5), fresh)
-    assert leftovers(fresh) == []
-
-
-def test_a_pull_that_never_gets_further_ends(proxy: FaultProxy, layout: Layout, fresh: Layout) -> None:
-    """A registry without ranges, whose connection breaks at the same place each time."""
-    blob, path = some_blob(layout, 3_000_000)
-    with fake_registry() as server, fault_proxy(server.host) as breaking:
-        server.blobs[blob.digest] = path.read_bytes()
-        breaking.faults.append(Fault("truncate", "GET", "/blobs/", times=50, after=2_500_000))
-        with Registry(breaking.host, attempts=2, backoff=0.01, login="") as registry, pytest.raises(UnreachableError):
-            registry.pull_blob("x", blob, fresh)
-        assert breaking.faults[0].hits == 3, "what comes again is no progress"
-    assert leftovers(fresh) == []
-
-
-def test_a_blob_longer_than_promised_is_cut_off(
-    proxy: FaultProxy, connect: Connect, repository: str, layout: Layout, fresh: Layout
-) -> None:
-    blob, path = some_blob(layout, 5_000_000)
-    registry = connect(chunk=1 << 26)
-    registry.push_blob(repository, blob, path)
-    before = registry.traffic.received
-    with pytest.raises(DigestError):
-        registry.pull_blob(repository, Descriptor(blob.media_type, blob.digest, 100), fresh)
-    assert registry.traffic.received - before < 4_500_000
-    assert leftovers(fresh) == []
-
-
-def test_no_room_is_no_network_failure(
-    connect: Connect, repository: str, layout: Layout, fresh: Layout, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    blob, path = some_blob(layout)
-    registry = connect(chunk=1 << 26)
-    registry.push_blob(repository, blob, path)
-    monkeypatch.setattr(fresh, "partial", lambda digest: Path("/dev/full"))
-    monkeypatch.setattr(Path, "unlink", lambda self, missing_ok=False: None)
-    with pytest.raises(ResourceError, match="cannot write"):
-        registry.pull_blob(repository, blob, fresh)
-
-
 def test_manifests_are_compared(
     proxy: FaultProxy, connect: Connect, repository: str, layout: Layout, fresh: Layout, tmp_path: Path
 ) -> None:
@@ -460,85 +312,6 @@ def test_manifests_are_compared(
     with pytest.raises(DigestError):
         fetch_image(dest.at(digest=index.digest), fresh, registry=registry)
     assert not fresh.has(index.digest)
-
-
-def test_a_token_that_expires_in_the_middle_is_renewed(
-    registry_host: str, repository: str, layout: Layout, fresh: Layout, tmp_path: Path
-) -> None:
-    index = small_index(layout, tmp_path, size=SIZE)
-    with fault_proxy(registry_host, login="user:pass-word", uses=3) as proxy:
-        login = base64.b64encode(b"user:pass-word").decode()
-        with Registry(proxy.host, chunk=CHUNK, backoff=0.01, login=login) as registry:
-            publish(layout, index, RegistryRef(proxy.host, repository), ["t"], registry=registry)
-            assert fetch_image(RegistryRef(proxy.host, repository, "t"), fresh, registry=registry) == index
-        assert len(proxy.tokens) > 5
-        patches = [seen.status for seen in proxy.seen if seen.method == "PATCH"]
-        assert 401 in patches
-    assert verify_layout(fresh, index) == []
-
-
-def docker_login(folder: Path, host: str, login: str) -> None:
-    from oras.client import OrasClient  # noqa: PLC0415
-
-    name, _, word = login.partition(":")
-    OrasClient(hostname=host).login(
-        username=name, password=word, hostname=host, config_path=str(folder / "config.json")
-    )
-
-
-@pytest.mark.parametrize("uses", [0, 1000], ids=["basic", "bearer"])
-def test_a_login_made_with_oras_is_used(
-    registry_host: str, repository: str, layout: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uses: int
-) -> None:
-    blob, path = some_blob(layout)
-    with fault_proxy(registry_host, login="user:pass-word", uses=uses) as proxy:
-        (tmp_path / "docker").mkdir()
-        (tmp_path / "docker" / "config.json").write_text('{"auths":{}}')
-        monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "docker"))
-        monkeypatch.setenv("HOME", str(tmp_path))
-        with Registry(proxy.host) as registry, pytest.raises(RegistryError, match="refuses the login") as caught:
-            registry.push_blob(repository, blob, path)
-        assert "skopeo login --authfile ~/.docker/config.json" in caught.value.fix
-        docker_login(tmp_path / "docker", proxy.host, "user:pass-word")
-        with Registry(proxy.host) as registry:
-            assert registry.push_blob(repository, blob, path) == SIZE
-        monkeypatch.delenv("DOCKER_CONFIG")
-        monkeypatch.setenv("REGISTRY_AUTH_FILE", str(tmp_path / "docker" / "config.json"))
-        with Registry(proxy.host) as registry:
-            assert registry.push_blob(repository, blob, path) == 0
-
-
-@pytest.mark.parametrize("uses", [0, 2], ids=["basic", "bearer"])
-def test_no_secret_is_shown(
-    registry_host: str, repository: str, layout: Layout, caplog: pytest.LogCaptureFixture, uses: int
-) -> None:
-    blob, path = some_blob(layout)
-    # Verbs that ran in this process before may have made other loggers silent.
-    for name in ("", "toolchain", "urllib3"):
-        caplog.set_level(logging.DEBUG, logger=name or None)
-    texts = []
-    login = base64.b64encode(b"user:pass-word").decode()
-    wrong = base64.b64encode(b"user:other-word").decode()
-    with fault_proxy(registry_host, login="user:pass-word", uses=uses) as proxy:
-        for known, fault in (
-            (wrong, None),
-            (login, Fault("status", "PATCH", status=403, times=-1)),
-            (login, Fault("reset", "PATCH", times=-1)),
-            (login, Fault("reset", "HEAD", times=-1)),
-            (login, Fault("status", "HEAD", times=-1, status=503)),
-        ):
-            proxy.faults[:] = [fault] if fault else []
-            with (
-                Registry(proxy.host, chunk=CHUNK, attempts=2, backoff=0.01, login=known) as registry,
-                pytest.raises(ToolchainError) as caught,
-            ):
-                registry.push_blob(repository, blob, path)
-            texts.append(str(caught.value) + caught.getrepr(style="short", chain=True).reprcrash.message)  # type: ignore[union-attr]
-        secrets = [login, wrong, "pass-word", "other-word", *proxy.tokens]
-        said = "\n".join([*texts, caplog.text])
-    assert "HEAD" in caplog.text
-    assert [secret for secret in secrets if secret in said] == []
-    assert "_state=" not in caplog.text.replace("_state=[…]", "")
 
 
 def test_nobody_there_is_told_with_the_name() -> None:
