@@ -22,6 +22,7 @@ from toolchain.digest import EPOCH, sha256_json
 from toolchain.engine.progress import Progress
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.image import ImageSpec, add_layer, standard_annotations, write_image, write_index
+from toolchain.oci.labels import PARTIAL
 from toolchain.oci.layer import Compression, compress, write_layer
 from toolchain.oci.layout import Layout
 from toolchain.oci.reference import LayoutRef
@@ -129,6 +130,7 @@ def small_image(
     label: str | None = None,
     how: Compression = "gzip",
     arch: str = "amd64",
+    partial: str = "",
 ) -> Descriptor:
     """An image of one layer with the given files and a link."""
     tree = work / f"tree {len(list(work.iterdir())) if work.exists() else 0}"
@@ -142,7 +144,7 @@ def small_image(
     spec = ImageSpec(
         arch=arch,
         layers=(add_layer(layout, blob, created_by="test"),),
-        labels={"toolchain.input-digest": label} if label else {},
+        labels={"toolchain.input-digest": label, **({PARTIAL: partial} if partial else {})} if label else {},
         annotations=standard_annotations(epoch=EPOCH, title="thing"),
         epoch=EPOCH,
     )

@@ -39,11 +39,12 @@ OWN = "sha256:" + "a" * 64
 REF = "registry.example:5000/ns/thing"
 
 
-def use(tmp_path: Path, files: dict[str, bytes], *, own: bool = True) -> tuple[Use, str]:
+def use(tmp_path: Path, files: dict[str, bytes], *, own: bool = True, partial: str = "") -> tuple[Use, str]:
     """What is said of an image with these files, and its index's digest."""
     layout = Layout(tmp_path / "layout").ensure()
     files = {**FILES, **files}
-    index = write_index(layout, [small_image(layout, tmp_path / "work", files=files, label=OWN if own else None)])
+    label = OWN if own else None
+    index = write_index(layout, [small_image(layout, tmp_path / "work", files=files, label=label, partial=partial)])
     host, _, repository = REF.partition("/")
     return use_of(layout, index, RegistryRef(host, repository, tag="latest"), name="thing"), index.digest
 
@@ -57,6 +58,13 @@ def test_llvm(tmp_path: Path) -> None:
     assert "no assertions" in why
     assert "pip install" in build
     assert found.as_json()["prefix"] == f"/{PREFIX}"
+
+
+def test_a_part_with_a_cmake_package_is_no_llvm_for_triton(tmp_path: Path) -> None:
+    found, _ = use(tmp_path, LLVM, partial="LLVMDemangle and LLVMSupport only")
+    assert found.kind == "llvm-part"
+    assert "LLVM_SYSPATH" not in "".join(found.lines)
+    assert any("Triton cannot be built with that alone" in one for one in found.unknown)
 
 
 def test_an_llvm_that_somebody_else_made(tmp_path: Path) -> None:

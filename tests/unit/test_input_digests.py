@@ -25,7 +25,7 @@ OF_KERNELS: tuple[dict[str, Any], ...] = (
 )
 CASES: list[tuple[Stage, dict[str, Any]]] = [
     *((stage, change) for stage in (KernelsStage(), AotritonStage()) for change in OF_KERNELS),
-    (TritonSourceStage(), {"pythons": ("3.12",)}),
+    (TritonSourceStage(), {"pythons": ("3.13",)}),
     (TritonSourceStage(), {"drop_binary": ("libdevice",)}),
     (LlvmStage(), {"only": "support"}),
 ]

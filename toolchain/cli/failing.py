@@ -12,11 +12,13 @@ from typing import ParamSpec, TypeVar
 import typer
 
 from toolchain import console
-from toolchain.errors import ResourceError, ToolchainError
+from toolchain.errors import ConfigError, ResourceError, ToolchainError
 from toolchain.process import CommandError
 
 P = ParamSpec("P")
 R = TypeVar("R")
+# What a path of the user's can be the cause of. One that is gone is not among it: that is this tool's own mistake.
+_OF_PATHS = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR}
 
 
 def handled(command: Callable[P, R]) -> Callable[P, R]:
@@ -27,8 +29,8 @@ def handled(command: Callable[P, R]) -> Callable[P, R]:
         console.begin()
         try:
             return command(*args, **kwargs)
-        except (ToolchainError, OSError, *_of_sqlite()) as error:  # type: ignore[misc] # all are exceptions
-            failure = _full_disk(error) or error
+        except (ToolchainError, OSError, RuntimeError, *_of_sqlite()) as error:  # type: ignore[misc] # all are exceptions
+            failure = _full_disk(error) or _bad_path(error) or error
             if not isinstance(failure, ToolchainError):
                 raise
             console.failure(failure, as_json=any(bool(kwargs.get(name)) for name in ("json_", "json", "as_json")))
@@ -46,6 +48,19 @@ def _full_disk(failure: Exception) -> ResourceError | None:
             return ResourceError("the disk is full", why=why, fix=f"free room and run it again{more}")
         error = error.__cause__
     return None
+
+
+def _bad_path(error: Exception) -> ConfigError | None:
+    """A path that cannot be used, where no part of the tool told it with its own words."""
+    if isinstance(error, RuntimeError):  # as pathlib tells a loop of links
+        return ConfigError(str(error), fix="name another path") if str(error).startswith("Symlink loop from") else None
+    if not isinstance(error, OSError) or error.errno not in _OF_PATHS or error.filename is None:
+        return None
+    return ConfigError(
+        f"{os.fsdecode(error.filename)} cannot be used",
+        why=error.strerror or str(error),
+        fix="name another path, or change who may read and write there",
+    )
 
 
 def _no_space(error: BaseException) -> str:

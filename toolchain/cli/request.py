@@ -244,6 +244,7 @@ def make_request(
         with _told_where(origins, name):
             _one_line(declared.option.flag, given.get(name))
     given["cache"] = given.get("cache") or default_cache()
+    given["base"] = given.get("base") or None  # an empty one undoes what a file or the environment names
     values = {}
     for name, value in given.items():
         with _told_where(origins, name):

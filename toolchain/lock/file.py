@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import tomllib
@@ -225,13 +226,16 @@ _SOURCE_KEYS = ("name", "kind", "ref", "repository", "digest", "file", "parts", 
 
 
 def write(lock: Lock, path: Path) -> None:
-    """Write the file under a partial name, then give it its own.
+    """Write the file under a partial name, then give it its own. A link stays, and what it names is written.
 
     Raises:
-        ConfigError: it cannot be written there.
+        ConfigError: it cannot be written there, or what is there is no plain file.
     """
     try:
-        write_atomically(path, render(lock))
+        # Its own name would go to the lock, and a device like /dev/null is not there for this tool alone.
+        if path.exists() and not path.is_file():
+            raise ConfigError(f"cannot write {path}", why="it is not a plain file", fix="name another file: -o FILE")
+        write_atomically(Path(os.path.realpath(path)), render(lock))
     except OSError as error:
         raise ConfigError(f"cannot write {path}", why=str(error.strerror), fix="name another file: -o FILE") from error
 

@@ -77,6 +77,12 @@ class Layout(Blobs):
                 why="it has no index.json",
                 fix="name a folder that `toolchain publish oci:DIR` wrote",
             ) from error
+        except OSError as error:  # a file, a loop of links, no permission, a name that is too long
+            raise RegistryError(
+                f"{self.root} cannot be read as an OCI layout",
+                why=str(error.strerror),
+                fix="name a folder that `toolchain publish oci:DIR` wrote, and that you may read",
+            ) from error
         if not isinstance(content.get("manifests"), list):
             raise self._no_index("it has no list of manifests")
         if not all(isinstance(entry, dict) for entry in content["manifests"]):

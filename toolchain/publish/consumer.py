@@ -97,6 +97,8 @@ def use_of(layout: Layout, found: Descriptor, where: Target, *, name: str = "") 
     own = INPUT_DIGEST in labels
     # Our own images hold what they are for in the topmost layer; of another one nobody knows.
     content = replace(_content(layout, layers[-1:] if own else layers[::-1], own=own), own=own)
+    if content.kind == "llvm" and labels.get(PARTIAL):  # a part may have a CMake package
+        content = replace(content, kind="llvm-part")
     by_name = name or labels.get(TITLE, "") or where.tag or ""
     source, before = _source(where, found, by_name)
     lines = {"llvm": _llvm, "aotriton": _aotriton, "triton": _triton, "base": _base}.get(content.kind, _copy)

@@ -1,0 +1,76 @@
+"""Paths that cannot be used: each verb says so, with an exit code of its own, and nothing is replaced."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from toolchain.cli.app import app
+from toolchain.cli.failing import handled
+
+LONG = "x" * 300
+
+
+def fails(words: list[str], code: int, *said: str) -> None:
+    """Run a verb in this process; what it says goes to standard error, and JSON to standard output."""
+    done = CliRunner().invoke(app, [*words, "--json"])
+    assert done.exit_code == code, done.output
+    error = json.loads(done.stdout)
+    for text in said:
+        assert text in f"{error['what']} {error['why']}", error
+
+
+@pytest.fixture
+def llvm(tmp_path: Path) -> Path:
+    """As much of LLVM's source as a plan looks at."""
+    for project in ("llvm", "mlir", "lld"):
+        (tmp_path / "llvm" / project).mkdir(parents=True)
+        (tmp_path / "llvm" / project / "CMakeLists.txt").touch()
+    return tmp_path / "llvm"
+
+
+@pytest.mark.parametrize("verb", ["verify", "inspect"])
+@pytest.mark.parametrize("kind", ["file", "loop", "long"])
+def test_what_is_no_layout(tmp_path: Path, verb: str, kind: str) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "loop").symlink_to("loop")
+    path = tmp_path / (LONG if kind == "long" else kind)
+    fails([verb, f"oci:{path}"], 13, "cannot be read as an OCI layout")
+
+
+def test_a_patch_a_cache_and_an_archive_that_cannot_be(tmp_path: Path, llvm: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    asked = ["--source", f"llvm={llvm}", "--base", "debian13"]
+    cache = ["--cache", os.fspath(tmp_path / "cache")]
+    fails(["plan", "llvm", *asked, *cache, "--patch", f"llvm={tmp_path / LONG}"], 3, "File name too long")
+    fails(["build", "llvm", *asked, *cache, "--archive", os.fspath(tmp_path / "loop")], 3, "Symlink loop")
+    fails(["pins", "--from", os.fspath(tmp_path / LONG)], 3, "cannot be used")
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("a mistake"), PermissionError(13, "Permission denied"), FileNotFoundError(2, "x", "y")]
+)
+def test_a_mistake_of_the_tool_s_own_is_not_hidden(error: Exception) -> None:
+    @handled
+    def verb() -> None:
+        raise error
+
+    with pytest.raises(type(error)) as caught:
+        verb()
+    assert caught.value is error
+
+
+def test_a_lock_replaces_no_pipe_and_no_link(tmp_path: Path, llvm: Path) -> None:
+    words = ["lock", "llvm", "--source", f"llvm={llvm}", "--offline", "--cache", os.fspath(tmp_path / "cache")]
+    os.mkfifo(tmp_path / "pipe")
+    fails([*words, "-o", os.fspath(tmp_path / "pipe")], 3, "it is not a plain file")
+    assert (tmp_path / "pipe").is_fifo()
+    (tmp_path / "link").symlink_to("real")
+    done = CliRunner().invoke(app, [*words, "-o", os.fspath(tmp_path / "link")])
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "link").is_symlink()
+    assert "[[source]]" in (tmp_path / "real").read_text()
