@@ -98,7 +98,7 @@ def compatibility() -> str:
         _bases(),
         ("AOTriton's library links the HIP of its base: `debian13` has 5.7.1, whose library is `libamdhip64.so.5`. ROCm 6 and"
         " 7 bring `.so.6` and `.so.7`, so such a library does not load beside them alone. That is **expected** from the names;"
-        " nothing was run on a GPU. The packs of kernels hold code objects and know no HIP version. A library for ROCm 6 or 7"
+        " no AMD code object has been run on a GPU. The packs of kernels hold code objects and know no HIP version. A library for ROCm 6 or 7"
         " needs [a base of your own](tasks/own-base.md#a-base-with-rocm-6-or-7) with that HIP. Debian's package is 5.7.1; its CMake"
         " file calls itself 5.7.0, and so do the names of archives.\n"),
         ("**The library also needs the base's glibc.** It is compiled in the base and not against the floor: one of `debian13`"

@@ -208,5 +208,5 @@ def gpus() -> str:
         ("`--gpu` takes LLVM's names and the names that people use: `--gpu gfx942`, `--gpu MI300X`, `--gpu 'gfx942;RX 7900"
         " XTX'`. Case, spaces, `-` and `_` do not count.\n"),
         table(["LLVM's name", "market names", "AOTriton's pack"], rows),
-        "Compiling for a GPU needs none. Nothing was run on one.\n",
+        "Compiling for a GPU needs none. No AMD code object has been run on one.\n",
     ])  # fmt: skip
