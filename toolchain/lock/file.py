@@ -232,7 +232,7 @@ def write(lock: Lock, path: Path) -> None:
         ConfigError: it cannot be written there, or what is there is no plain file.
     """
     try:
-        # Its own name would go to the lock, and a device like /dev/null is not there for this tool alone.
+        # The file takes the place of what has its name, and a device like /dev/null serves others too.
         if path.exists() and not path.is_file():
             raise ConfigError(f"cannot write {path}", why="it is not a plain file", fix="name another file: -o FILE")
         write_atomically(Path(os.path.realpath(path)), render(lock))

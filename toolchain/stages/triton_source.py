@@ -14,7 +14,6 @@ from toolchain import recipe
 from toolchain.catalog.bases import base_recipe
 from toolchain.catalog.codegen import Codegen, codegens
 from toolchain.catalog.components import check_files
-from toolchain.catalog.pythons import check_version
 from toolchain.digest import sha256_file
 from toolchain.errors import BuildError, ContractError, PinError, SourceError, UnsupportedError
 from toolchain.oci.image import read_layers
@@ -29,7 +28,7 @@ from toolchain.stages.base import base_label
 from toolchain.stages.codegen_choice import bindings, compare_pins, rules_of, triton_here
 from toolchain.stages.llvm import llvm_needs
 from toolchain.stages.prebuilt import Intake, choices, names_allowed, take_in
-from toolchain.stages.python import own_python
+from toolchain.stages.python import own_python, versions_of
 from toolchain.stages.stage import Built, Planned, Workspace, common_inputs, image_labels, locked, source_inputs
 from toolchain.stages.triton_origin import triton_source
 from toolchain.stages.triton_report import lit, ninja_seconds
@@ -86,7 +85,7 @@ def _check_pythons(request: Request) -> None:
     if request.base.image is not None or base_recipe(request.base.recipe).os_release["id"] != "debian":
         return
     own = own_python(request)
-    if others := [check_version(version) for version in request.pythons if version != own]:
+    if others := [version for version in versions_of(request) if version != own]:
         raise UnsupportedError(
             f"base {request.base} has no Python {', '.join(others)}",
             why=f"a wheel that is bound to a base is for the base's own Python, {own}",
