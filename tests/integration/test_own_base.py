@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.request_fixtures import specs
+from tests.small_llvm import small_llvm
 from toolchain.build import own_base as ownbase
 from toolchain.build import run as pipeline
 from toolchain.build.record import records
@@ -73,10 +74,7 @@ def test_what_a_base_lacks_is_told_at_once_and_asked_once(
     base: Based, own: tuple[Layout, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layout, manifest = own
-    checkout = tmp_path / "llvm"
-    for project in ("llvm", "mlir", "lld", "clang"):
-        (checkout / project).mkdir(parents=True)
-        (checkout / project / "CMakeLists.txt").write_text("")
+    checkout = small_llvm(tmp_path / "llvm")
     lame = without(layout, manifest, tmp_path, "usr/bin/ninja", "usr/include/python3.13/Python.h")
     request = replace(
         asked(base, layout, lame),

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from tests.git_server import triton_repository
 from tests.request_fixtures import specs
+from tests.small_llvm import small_llvm
 from toolchain.catalog.releases import aotriton_release, triton_release
 from toolchain.cli.app import app
 from toolchain.lock import file as lockfile
@@ -205,10 +206,7 @@ def test_the_order_of_the_places(here: Here) -> None:
 
 
 def test_a_lock_names_the_versions_before_the_folder_does(here: Here, tmp_path: Path) -> None:
-    llvm = tmp_path / "llvm-project"
-    for name in ("llvm", "mlir", "lld", "clang"):
-        (llvm / name).mkdir(parents=True)
-        (llvm / name / "CMakeLists.txt").write_text("project(x)\n")
+    llvm = small_llvm(tmp_path / "llvm-project")
     head = triton_repository(llvm, version="0.0", llvm=UNKNOWN, tag="x")
     url = f"file://{llvm}"
     assert here.call("lock", "llvm", "--source", f"llvm={url}@{head}", "--open-base")[0] == 0

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from tests.small_llvm import small_llvm
 from toolchain.cli.app import app
 from toolchain.cli.failing import handled
 
@@ -26,11 +27,7 @@ def fails(words: list[str], code: int, *said: str) -> None:
 
 @pytest.fixture
 def llvm(tmp_path: Path) -> Path:
-    """As much of LLVM's source as a plan looks at."""
-    for project in ("llvm", "mlir", "lld"):
-        (tmp_path / "llvm" / project).mkdir(parents=True)
-        (tmp_path / "llvm" / project / "CMakeLists.txt").touch()
-    return tmp_path / "llvm"
+    return small_llvm(tmp_path / "llvm")
 
 
 @pytest.mark.parametrize("verb", ["verify", "inspect"])

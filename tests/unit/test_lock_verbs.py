@@ -19,6 +19,7 @@ from typer.testing import CliRunner, Result
 from tests.evidence_fixtures import finished_base, finished_sysroot
 from tests.lock_fixtures import lock
 from tests.request_fixtures import specs
+from tests.small_llvm import small_llvm
 from toolchain.build import locking
 from toolchain.build import run as pipeline
 from toolchain.build.plan import plan
@@ -67,10 +68,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Here:
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """As little of LLVM as a plan wants to see."""
-    top = tmp_path / "my secret folder" / "llvm project"
-    for name in ("llvm", "mlir", "lld", "clang"):
-        (top / name).mkdir(parents=True)
-        (top / name / "CMakeLists.txt").write_text("project(x)\n")
+    top = small_llvm(tmp_path / "my secret folder" / "llvm project")
     (top / "docs").mkdir()
     (top / "docs" / "text").write_text("not built from\n")
     return top

@@ -18,6 +18,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from tests.small_llvm import small_llvm
 from toolchain import request as request_module
 from toolchain.build import locking
 from toolchain.build import record as records
@@ -239,9 +240,7 @@ def test_every_line_of_it_can_be_put_in_force(here: Path) -> None:
 
 def test_paths_are_relative_to_the_file(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tree, patch = here / "llvm project", here / "a.patch"
-    for name in ("llvm", "mlir", "lld", "cmake", "third-party"):
-        (tree / name).mkdir(parents=True)
-        (tree / name / "CMakeLists.txt").write_text("project(X)\n")
+    small_llvm(tree, ("llvm", "mlir", "lld", "cmake", "third-party"))
     patch.touch()
     other = here / "other"
     (other / "deep").mkdir(parents=True)

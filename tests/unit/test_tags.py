@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.git_server import git, served, triton_repository
+from tests.small_llvm import small_llvm
 from toolchain.catalog.releases import triton_release
 from toolchain.cli.app import app
 from toolchain.errors import SourceError
@@ -61,10 +62,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     monkeypatch.setenv("COLUMNS", "200")
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    llvm = tmp_path / "llvm"
-    for name in ("llvm", "mlir", "lld", "clang"):
-        (llvm / name).mkdir(parents=True)
-        (llvm / name / "CMakeLists.txt").write_text("project(x)\n")
+    llvm = small_llvm(tmp_path / "llvm")
     commit = triton_repository(tmp_path / "served" / "triton", version="3.6.0", llvm=LLVM, tag="v3.6.0")
     with served(tmp_path / "served") as (url, asked):
         mirror = ("--mirror", f"https://github.com/triton-lang/={url}/")
