@@ -1,0 +1,88 @@
+"""Plain `buildah build` of the Containerfiles, without the tool: a storage of the tests' own, and no network."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from toolchain import process
+from toolchain.recipe import root
+
+PREFIX = "/usr/lib64/llvm-triton-0a1b2c3d"
+
+
+@dataclass(frozen=True)
+class Engine:
+    """buildah with a storage of the test's own."""
+
+    folder: Path
+    runroot: Path
+
+    def __call__(self, *words: str | os.PathLike[str], check: bool = True, network: bool = False) -> process.Result:
+        """One buildah command, without a network unless asked."""
+        scratch = self.folder / "tmp"
+        scratch.mkdir(exist_ok=True)
+        argv = ["buildah", "--root", os.fspath(self.folder / "storage"), "--runroot", os.fspath(self.runroot)]
+        argv += ["--storage-driver", os.environ.get("STORAGE_DRIVER", "overlay"), *(os.fspath(word) for word in words)]
+        return process.run(
+            process.contained(argv, network=network),
+            env={"TMPDIR": os.fspath(scratch)},
+            check=check,
+            capture=True,
+            timeout=1200 if network else 300,
+        )
+
+    def image(self, name: str, tree: Path) -> str:
+        """An image that holds `tree` and nothing else."""
+        (self.folder / "Containerfile").write_text("FROM scratch\nCOPY . /\nENV PATH=/usr/local/bin:/usr/bin:/bin\n")
+        self("build", "--layers=false", "--file", self.folder / "Containerfile", "--tag", f"localhost/{name}", tree)
+        return f"localhost/{name}"
+
+    def build(
+        self, containerfile: str, *words: str | os.PathLike[str], check: bool = True, network: bool = False
+    ) -> process.Result:
+        """`buildah build` of a Containerfile of the repository, with the repository as context."""
+        file = root() / containerfile
+        options = ("--isolation", "chroot", "--layers=false", "--file", file)
+        return self("build", *options, *words, root(), check=check, network=network)
+
+
+def roomy_memory() -> Path | None:
+    """A file system in memory with half a gigabyte to spare: storage there spares every image its flush to disk."""
+    memory = Path("/dev/shm")
+    if memory.is_dir() and os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 1 << 29:
+        return memory
+    return None
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    """buildah, or a skip that says what is missing."""
+    for program in ("buildah", "unshare"):
+        if shutil.which(program) is None:
+            pytest.skip(f"NO CONTAINERFILE IS BUILT: {program} is not installed (apt-get install buildah util-linux)")
+    # Short, because overlay's mount options have a limit.
+    folder = Path(tempfile.mkdtemp(prefix="tc", dir=roomy_memory()))
+    made = Engine(folder, folder / "run")
+    probe = made("from", "--quiet", "scratch", check=False)
+    if probe.returncode != 0 and folder.parent == Path("/dev/shm"):
+        shutil.rmtree(folder, ignore_errors=True)
+        folder = Path(tempfile.mkdtemp(prefix="tc"))
+        made = Engine(folder, folder / "run")
+        probe = made("from", "--quiet", "scratch", check=False)
+    if probe.returncode != 0:
+        shutil.rmtree(folder, ignore_errors=True)
+        pytest.skip(f"NO CONTAINERFILE IS BUILT: buildah does not work here: {' '.join(probe.tail)}")
+    yield made
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def files(tree: Path) -> set[str]:
+    """Every file below `tree`, by path."""
+    return {path.relative_to(tree).as_posix() for path in tree.rglob("*") if path.is_file()}
