@@ -1,7 +1,7 @@
 """Kernels of AOTriton compiled by the wheel for arm64, under qemu-user, beside the wheel for amd64: the same bytes.
 
 Marked `full`: run after `toolchain build triton --python 3.11,3.13 …`, with and without `--arch arm64`, on the same
-cache. A kernel takes minutes under the emulator.
+cache. A kernel takes up to a minute under the emulator.
 
 TOOLCHAIN_TEST_AOTRITON   AOTriton's source, any commit that the tool builds
 TOOLCHAIN_TEST_EMULATED   how many kernels, 10 otherwise
@@ -18,13 +18,13 @@ import tarfile
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.integration.test_triton_full import Place, modules, plan_for, source
-from toolchain.build.record import records
+from tests.integration.test_triton_full import Place, modules, newest, plan_for, source
 from toolchain.cache import Cache, default_cache
 from toolchain.catalog.architectures import emulator
 from toolchain.digest import sha256_file
@@ -33,7 +33,6 @@ from toolchain.kernels.aotriton_plan import read_plan
 from toolchain.kernels.rules import Rule
 from toolchain.oci.layout import Layout
 from toolchain.recipe import Mount, root
-from toolchain.record import Record
 from toolchain.request import Request
 from toolchain.sources.store import Store
 from toolchain.stages.triton_wheel import unzip
@@ -41,22 +40,14 @@ from toolchain.stages.triton_wheel import unzip
 __all__ = ["modules", "source"]
 pytestmark = [pytest.mark.full, pytest.mark.engine, pytest.mark.timeout(0)]
 PYTHON, GPU = "3.13", "gfx942"
+PORTABLE = "checked_wheels"
 MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
-
-
-def newest(stage: str, arch: str) -> Record:
-    """The newest record of a stage for an architecture, from source on the portable layer; or a loud skip."""
-    for record in reversed(records(Cache(default_cache()))):
-        portable = stage != "triton" or record.facts.get("checked_wheels")
-        if record.stage == stage and (record.inputs or {}).get("arch") == arch and portable:
-            return record
-    pytest.skip(f"NOT BUILT: {default_cache()} has no {stage} for {arch}; run toolchain build triton --arch {arch}")
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     """The image of Triton for this machine: the one for arm64 has no base."""
-    cache, record = Cache(default_cache()), newest("triton", "amd64")
+    cache, record = Cache(default_cache()), newest("triton", has=PORTABLE)
     engine = Buildah(cache)
     image = engine.ensure_image(record.image, cache.images, record.manifest)
     return Place(Request(cache=cache), tmp_path_factory.mktemp("campaign"), image, engine)
@@ -64,7 +55,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
 
 def compile_with(arch: str, rules: Sequence[Rule], place: Place, source: Path, folder: Path) -> dict[str, Any]:
     """What the worker answers for each rule with the wheel of an architecture, by the rule's id."""
-    cache, triton, python = Cache(default_cache()), newest("triton", arch), newest("python", arch)
+    cache = Cache(default_cache())
+    triton, python = newest("triton", has=PORTABLE, arch=arch), newest("python", has="packages", arch=arch)
     tag = f"-cp{PYTHON.replace('.', '')}-"
     (wheel,) = [one for one in triton.facts["wheels"] if tag in one["file"]]
     assert wheel["file"].endswith(f"{MACHINES[arch]}.whl")
@@ -114,7 +106,7 @@ def test_ten_kernels_have_the_bytes_that_the_wheel_for_amd64_makes(
     place: Place, source: Path, modules: Path, tmp_path: Path
 ) -> None:
     for arch in MACHINES:
-        newest("triton", arch)
+        newest("triton", has=PORTABLE, arch=arch)  # before the plan is made
         (tmp_path / arch).mkdir()
     plan = tmp_path / "plan"
     plan.mkdir()
@@ -122,11 +114,9 @@ def test_ten_kernels_have_the_bytes_that_the_wheel_for_amd64_makes(
     kernels: dict[str, list[Rule]] = defaultdict(list)
     for rule in read_plan(plan, source, build=str(plan), source=str(source)).rules:
         kernels[rule.kernel].append(rule)
-    draw, rules = random.Random(1), list[Rule]()
+    draw, count = random.Random(1), int(os.environ.get("TOOLCHAIN_TEST_EMULATED", "10"))
     # Of each function in turn, so that none is missing.
-    while len(rules) < int(os.environ.get("TOOLCHAIN_TEST_EMULATED", "10")):
-        rules += [draw.choice(kernels[name]) for name in sorted(kernels)]
-    rules = rules[: int(os.environ.get("TOOLCHAIN_TEST_EMULATED", "10"))]
+    rules = [draw.choice(kernels[name]) for name in islice(cycle(sorted(kernels)), count)]
     plain, emulated = (compile_with(arch, rules, place, source, tmp_path / arch) for arch in MACHINES)
     for rule in rules:
         one, other = plain[rule.id], emulated[rule.id]

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tarfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -202,9 +203,7 @@ def test_kill_9_and_resume(quickstart: Quickstart) -> None:
     assert finished >= 2
     assert finished <= row["count"] + 1 <= row["asked"]
 
-    resumed = subprocess.Popen(
-        [sys.executable, "-m", "toolchain", *words, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    resumed = _start([*words, "--json"])
     seen: dict[Path, int] = {}
     while resumed.poll() is None:
         for path in compiled:
@@ -227,29 +226,25 @@ def test_two_at_once(quickstart: Quickstart) -> None:
     ]  # fmt: skip
     cache = Path(os.environ.get("TOOLCHAIN_CACHE", Path.home() / ".cache" / "toolchain"))
     _forget(cache, "gfx950", "_bwd_preprocess*")
-    both: list[subprocess.Popen[str]] = []
-    try:
-        builder = _start(words, both)
+    with contextlib.ExitStack() as started:
+        builder = _start(words)
+        started.callback(builder.kill)
         _read_until(builder, "; full log: ")  # it holds the stage
         builder.send_signal(signal.SIGSTOP)  # a busy machine may start the second one after the first one's end
-        waiter = _start(words, both)
+        waiter = _start(words)
+        started.callback(waiter.kill)
         _read_until(waiter, f"waiting for pid {builder.pid}")
         builder.send_signal(signal.SIGCONT)
-        said = [child.communicate() for child in both]
-    finally:
-        for child in both:
-            child.kill()
-    assert [child.returncode for child in both] == [0, 0], said
+        said = [child.communicate() for child in (builder, waiter)]
+    assert [child.returncode for child in (builder, waiter)] == [0, 0], said
     assert [json.loads(out)["stages"][-1]["reused"] for out, _ in said] == [False, True]
 
 
-def _start(words: list[str], started: list[subprocess.Popen[str]]) -> subprocess.Popen[str]:
-    """The tool with these words, as one more of the started."""
-    child = subprocess.Popen(
+def _start(words: Sequence[str]) -> subprocess.Popen[str]:
+    """The tool with these words, beside the test."""
+    return subprocess.Popen(
         [sys.executable, "-m", "toolchain", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    started.append(child)
-    return child
 
 
 def _read_until(child: subprocess.Popen[str], text: str) -> None:

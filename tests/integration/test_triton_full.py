@@ -63,15 +63,17 @@ HOST = "python:"
 ENOUGH = {"attn_fwd": 40, "bwd_kernel_dk_dv": 40, "bwd_kernel_dq": 40, "bwd_kernel_fuse": 40, "bwd_preprocess": 1}
 
 
-def newest(stage: str, *, has: str, name: str = "") -> Record:
-    """The newest record of a stage, or a loud skip."""
+def newest(stage: str, *, has: str, name: str = "", arch: str = "amd64") -> Record:
+    """The newest record of a stage for an architecture, or a loud skip."""
     found = [
         one
         for one in records(Cache(default_cache()))
         if one.stage == stage and one.facts.get(has) and name in ("", one.image)
+        if (one.inputs or {}).get("arch") == arch
     ]
     if not found:
-        pytest.skip(f"NOT BUILT: {default_cache()} has no {name or stage} from source; run toolchain build {stage}")
+        why = f"{default_cache()} has no {name or stage} from source for {arch}"
+        pytest.skip(f"NOT BUILT: {why}; run toolchain build {stage} --arch {arch}")
     return found[-1]
 
 
