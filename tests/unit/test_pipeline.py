@@ -226,6 +226,7 @@ def test_what_mmdebstrap_unpacks_lies_in_the_stages_own_folder(
 ) -> None:
     """The folder is emptied first, and another base may be made at the same time."""
     said: list[str] = []
+    monkeypatch.setenv("http_proxy", "http://proxy.invalid:3128")
     mirror = Mirror(site="http://user:secret@mirror.invalid", suite="stable", components=("main",), keyring="")
     monkeypatch.setattr("toolchain.sources.mirrors.apt_mirrors", lambda: [mirror])
     monkeypatch.setattr(process, "which", str)
@@ -234,6 +235,7 @@ def test_what_mmdebstrap_unpacks_lies_in_the_stages_own_folder(
     def called(argv: list[str], *, env: dict[str, str], **_: object) -> None:
         commands.append(argv)
         said.append(env["TMPDIR"])
+        assert env["http_proxy"] == "http://proxy.invalid:3128"
         assert "user:secret@" in Path(argv[-1]).read_text()
 
     monkeypatch.setattr(process, "run", called)

@@ -22,6 +22,7 @@ from toolchain.oci.layout import Layout
 from toolchain.process import CommandError
 from toolchain.recipe import Recipe
 from toolchain.request import Request
+from toolchain.sources.network import network_environment
 from toolchain.stages.stage import Built, Planned, Stage, Workspace, common_inputs, image_labels
 from toolchain.stages.start import pull_start
 
@@ -217,7 +218,7 @@ def run_mmdebstrap(
     try:
         process.run(
             process.contained(argv, network=True),
-            env={"SOURCE_DATE_EPOCH": str(EPOCH), "TMPDIR": str(place)},
+            env={**network_environment(), "SOURCE_DATE_EPOCH": str(EPOCH), "TMPDIR": str(place)},
             log=workspace.log,
             on_line=workspace.on_line,
         )
