@@ -9,7 +9,7 @@ from typing import Any
 from toolchain.build.plan import PlanRow, plan
 from toolchain.build.record import read_record
 from toolchain.build.targets import by_arch
-from toolchain.catalog.stages import published
+from toolchain.catalog.stages import ALL, published
 from toolchain.digest import EPOCH, sha256_json
 from toolchain.errors import PolicyError, SourceError
 from toolchain.oci import descriptor as media
@@ -86,9 +86,10 @@ def deliver(
     if files:
         require_files(target)
     wanted: dict[str, list[_One]] = {}
-    missing = []
+    missing, here = [], set[str]()
     for one in by_arch(request):
         rows = plan(one, target)
+        here |= {row.planned.name for row in rows if row.built is not None}
         planned = [row.planned for row in rows]
         for row in rows:
             if row.planned.name not in published(target):
@@ -97,9 +98,11 @@ def deliver(
             if row.built is None:
                 missing.append(row.planned.image + (f" for {row.arch}" if len(request.arch) > 1 else ""))
     if missing:
-        raise SourceError(
-            f"not built yet: {', '.join(missing)}", fix=f"toolchain build {target}, with the same options"
-        )
+        fix = f"toolchain build {target}, with the same options"
+        # Who built one stage alone publishes it by its name.
+        if (built := [name for name in published(target) if name in here]) and target == ALL:
+            fix += f"; or publish what is built: --stage {built[-1]}"
+        raise SourceError(f"not built yet: {', '.join(missing)}", fix=fix)
     return [_deliver(request, image, images, dest, signer=signer, files=files) for image, images in wanted.items()]
 
 

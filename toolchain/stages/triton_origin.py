@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from toolchain.catalog.release_data import require
 from toolchain.catalog.releases import aotriton_release, is_commit, newest_patch
 from toolchain.errors import PinError
 from toolchain.request import Request
@@ -35,13 +36,11 @@ def _spec(request: Request) -> SourceSpec:
     if (spec := request.sources.get("triton")) is not None:
         return spec
     if request.aotriton:
-        commit = aotriton_release(request.aotriton, allow_unknown=True).triton
-        if not commit:
-            raise PinError(
-                f"which Triton AOTriton {request.aotriton} carries is not known",
-                fix="give --source triton=PATH or URL@COMMIT",
-            )
-        return SourceSpec(kind="git", where=AMD_FORK, version=commit)
+        release = aotriton_release(request.aotriton, allow_unknown=True)
+        if not release.triton:  # all that is missing at once, so that one more call is enough
+            options = {"commit": "aotriton", "triton": "triton", "llvm": "llvm"}
+            require(release, *(field for field, option in options.items() if option not in request.sources))
+        return SourceSpec(kind="git", where=AMD_FORK, version=release.triton)
     named = (request.triton or DEFAULT_TRITON).strip()
     if is_commit(named.lower()):
         return SourceSpec(kind="git", where=UPSTREAM, version=named.lower())
