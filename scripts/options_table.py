@@ -28,15 +28,18 @@ Made by `scripts/options_table.py` from the declarations in `toolchain/request.p
 
 The command line wins over the environment, the environment over the file, the file over the default. The file is
 `toolchain.toml` in the current folder, or the one that `toolchain --config FILE VERB` names; `toolchain init` makes
-one. Its keys are the options without the dashes. Relative paths in it are relative to its folder. In the environment an
-option is `TOOLCHAIN_` and its name in capitals: `--kernel-timeout` is `TOOLCHAIN_KERNEL_TIMEOUT`.
+one. Its keys are the options without the dashes. Relative paths in it are relative to its folder.
 
-"Set by" says where an option may stand. `verify` takes no key and no `allow-binary` from the file: no folder decides
-whom it trusts. `pins` takes nothing from it. `--key` is an older name of `--public-key` where a verb has both; only
-`publish` has a `--key` of its own, the private key. With `--kernel-store` a private key there signs what is added.
+"Set by" says where an option may stand. One that may stand in the environment is there `TOOLCHAIN_` and its name in
+capitals: `--kernel-timeout` is `TOOLCHAIN_KERNEL_TIMEOUT`. `verify` takes no key and no `allow-binary` from the file:
+no folder decides whom it trusts. `pins` takes nothing from it.
+
+`--key` is an older name of `--public-key` where a verb has both; only `publish` has a `--key` of its own, the private
+key. `--kernel-key` is that of a kernel store: a private one signs what is added.
+
 "Recorded" options are part of what is built: records and provenance hold them. "Locked" options are kept by
-`toolchain.lock`. The verbs of builds are `plan`, `fetch`, `lock`, `build`, `publish`,
-`reproduce`, `kernels run` and `bundle export`.
+`toolchain.lock`. The verbs of builds are `plan`, `fetch`, `lock`, `build`, `publish`, `reproduce`, `kernels run` and
+`bundle export`.
 
 """
 _OF_BUILDS = ("plan", "fetch", "lock", "build", "publish", "reproduce", "kernels run", "bundle export")

@@ -28,15 +28,16 @@ def _one_line(text: str) -> str:
 def verbs() -> str:
     """Every verb with its help, arguments and options."""
     parts = ["# Verbs\n", MADE,
-             ("`toolchain VERB --help` prints the same. What options mean, and where else they may be set:"
+             ("`toolchain VERB --help` prints this with a line for each option. What options mean, and where else they may be set:"
              " [Options](../options.md).\n"),
              table(["verb", "does"], [[f"[`{verb.name}`](#{_anchor(verb.name)})", verb.brief] for verb in VERBS])]  # fmt: skip
-    found = commands()
+    found, told = commands(), set[str]()
     for verb in VERBS:
         command = found[verb.name]
         group = verb.name.partition(" ")[0]
         parts.append(f"## {verb.name} {{ #{_anchor(verb.name)} }}\n")
-        if group in GROUPS and verb.name.startswith(group + " "):
+        if group in GROUPS and verb.name.startswith(group + " ") and group not in told:
+            told.add(group)
             parts.append(f"{GROUPS[group]}\n")
         parts.append(f"{_one_line(command.help or verb.brief)}\n")
         arguments = [one for one in command.params if one.param_type_name == "argument"]
@@ -107,12 +108,13 @@ def exit_codes() -> str:
         MADE,
         "Every error says what happened, why, and what to do; the class of the error decides the code.\n",
         table(["code", "name", "meaning", "what helps"], rows),
-        ("`verify` ends with 0 for an image that is trusted (with `--key`) or whole (without). It ends with 17 for one that is"
+        ("`verify` ends with 0 for an image that is trusted (with `--public-key` or `--identity`) or whole (without). It ends with 17 for one that is"
         " not, and with 18 when the registry does not answer. Any other code says nothing about the image: 13, for instance,"
         " that there is none.\n"),
-        ("`build --reuse-from WHERE` has no codes of its own: what is not there (13), does not verify (17) or does not answer"
-        " (18) is told and built. With `--reuse-only` these codes end it, and 5 where the inputs are not locked and cannot be"
-        " asked for.\n"),
+        ("With `build --reuse-from WHERE` a stage that cannot be taken is built here, and a note says why. With `--reuse-only`"
+        " the build ends instead: with 13 where the image is not there, 17 where it does not verify, 18 where nobody answers, and 8"
+        " where this machine cannot unpack its layers. It ends with 5 where the input digest is not known yet, so that nobody can be"
+        " asked.\n"),
         "`build --keep-going` ends with 12 where kernels are marked as known bad, although the image is there.\n",
     ])  # fmt: skip
 
@@ -159,6 +161,11 @@ def names() -> str:
             ["`triton-HASH8-BASE`", "Triton in an image with the base's Python"],
             ["`triton-treeHASH8-BASE`, `llvm-triton-treeHASH8`",
              "of a folder instead of a commit: the first eight digits of its tree's SHA-256"],
+            ["`triton-wheel-VERSION-BASE`", "Triton as the index's wheel, in an image with the base's Python"],
+            ["`llvm-amdgpu-HASH8`, `triton-codegen-amdgpu-HASH8`", "for Triton 3.9 and later: the LLVM for AMD's GPUs, and the library on it"],
+            ["`…-instrumented`, `…-profile`, `…-pgo`", "LLVM and Triton that count what runs; the profile; both built by it"],
+            ["`mimalloc-VERSION-BASE`", "the allocator of the processes that compile kernels"],
+            ["`kernel-worker-NAME-VERSION-BASE`", "a worker of a scheduler: of `aotriton` or `flash-attn`"],
             ["`flash-attn-kernels-VERSION-BASE`", "FlashAttention code objects; `-partial-` where not all"],
             ["`aotriton-HASH8-GPUS-BASE`", "AOTriton's library and kernels"],
         ]),

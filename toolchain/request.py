@@ -136,7 +136,8 @@ class Request:
     gpus: tuple[str, ...] = field(
         default=(),
         metadata=option(
-            "gpu", kind="commas", help="GPUs as gfx942,gfx1100 or by market name; ',' or ';' between.",
+            "gpu", kind="commas", help="GPUs as gfx942,gfx1100 or by market name; ',' or ';' between."
+            " \\[default: gfx942, and gfx1100 too for flash-attn]",
             example="gfx942,gfx1100", counts=True, lock="changed", read=reading.gpus,
             known=reading.known_gpus,
         ),
@@ -157,7 +158,8 @@ class Request:
     keep_going: bool = field(
         default=False,
         metadata=option(
-            "keep-going", kind="flag", help="Record kernels that fail and go on.", counts=True, lock="changed",
+            "keep-going", kind="flag", counts=True, lock="changed",
+            help="Go on where kernels fail, and mark them as known bad; the end is then 12.",
         ),
     )  # fmt: skip
     kernel_timeout: float | None = field(
@@ -171,7 +173,7 @@ class Request:
         default=None,
         metadata=option(
             "kernel-memory", kind="count", metavar="MB", least=64, example=4000, counts=True, lock="changed",
-            help="Memory for one kernel; what the machine has for all of them otherwise.",
+            help="Megabytes of memory for one kernel; what the machine has for all of them otherwise.",
         ),
     )  # fmt: skip
     shard: tuple[int, int] | None = field(

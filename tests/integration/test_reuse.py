@@ -113,7 +113,7 @@ def test_the_exit_codes_of_reuse_only(two: Two, registry_host: str) -> None:
     dead = two.build("--key", public, "--reuse-only", place=f"127.0.0.1:{free_port()}/ns")
     assert dead.code == 18
     keyless = two.build("--reuse-only")
-    assert (keyless.code, "--key" in keyless.err) == (3, True)
+    assert (keyless.code, "--public-key" in keyless.err) == (3, True)
     lonely = toolchain("build", "base", "--reuse-only", env={"TOOLCHAIN_CACHE": str(two.other.root)})
     assert (lonely.code, "--reuse-from" in lonely.err) == (3, True)
     assert not two.planned_as_reused()

@@ -10,6 +10,7 @@ import pytest
 from tests.unit.test_kernel_store import Machine, forge, rules_of
 from toolchain.build.kernel_store import distrust, distrusted, open_store, result_key, shared_results
 from toolchain.cache import Cache
+from toolchain.cli import build_cmd
 from toolchain.errors import ConfigError, UntrustedError
 from toolchain.kernels.ledger import Ledger
 from toolchain.kernels.oci_store import OciStore
@@ -55,6 +56,32 @@ def test_a_store_is_a_folder_a_layout_or_a_repository(tmp_path: Path, monkeypatc
         assert isinstance(layout, OciStore)
     with pytest.raises(ConfigError, match="--offline"), open_store("registry.example/ns", cache, offline=True):
         pass
+
+
+@pytest.mark.parametrize(
+    ("kernel_key", "public_key", "reuse_from", "store", "counts", "told"),
+    [
+        ("own", "pub", "registry.example/ns", "store", "own", ""),
+        ("own", None, None, "store", "own", ""),
+        (None, "pub", None, "store", "pub", "say --kernel-key instead"),
+        (None, "pub", "registry.example/ns", "store", None, "are not signed"),
+        (None, "pub", None, None, None, ""),
+        (None, None, None, "store", None, ""),
+    ],
+    ids=["both", "its-own", "as-before", "of-images-alone", "no-store", "none"],
+)
+def test_the_key_of_images_is_not_that_of_a_store(
+    kernel_key: str | None, public_key: str | None, reuse_from: str | None, store: str | None, counts: str | None,
+    told: str, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    given, public = (Path(one) if one else None for one in (kernel_key, public_key))
+    found = build_cmd._store_key(
+        Request(cache=Cache(Path("cache")), kernel_store=store), given, (public, None), reuse_from
+    )
+    assert found == (Path(counts) if counts else None)
+    said = capsys.readouterr().err
+    assert told in said
+    assert bool(said) == bool(told)
 
 
 def test_a_private_key_signs_and_its_public_half_verifies(tmp_path: Path) -> None:

@@ -56,6 +56,17 @@ class Recorders:
         record = self.folder / f"record.{name}"
         return [one.split("\0") for one in record.read_text().removesuffix("\0\0").split("\0\0")]
 
+    def compiled(self) -> list[list[str]]:
+        """The tool's calls less those that bring the bundle, one before each: all machines have one base and lock."""
+        calls = self.calls("toolchain")
+        brought, rest = calls[::2], calls[1::2]
+        assert len(brought) == len(rest)
+        for bring, words in zip(brought, rest, strict=True):
+            check_line(["toolchain", *bring])
+            lock, place = words[words.index("--lock-file") + 1], words[words.index("--reuse-from") + 1]
+            assert bring == ["bundle", "import", f"{place}/kernels-bundle:latest", "--lock-file", lock]
+        return rest
+
 
 @pytest.fixture
 def recorders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recorders:
@@ -76,11 +87,12 @@ def check(shards: list[list[str]], count: int, merge: list[str]) -> None:
         check_line(["toolchain", *words])
     cuts = sorted(words[words.index("--shard") + 1] for words in shards)
     assert cuts == sorted(f"{number}/{count}" for number in range(1, count + 1))
-    (common,) = {tuple(without(words, "--shard", "--kernel-store")) for words in shards}
+    own = ("--shard", "--kernel-store", "--lock-file")
+    (common,) = {tuple(without(words, *own)) for words in shards}
     assert common[:2] == ("build", "kernels")
     assert merge[:3] == ["kernels", "merge", "kernels"]
     options = list(common[2:])
-    assert merge[-len(options) :] == options, "the merge takes the options of the shards"
+    assert without(merge, *own)[-len(options) :] == options, "the merge takes the options of the shards"
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.name)
@@ -104,16 +116,22 @@ def test_github_is_pinned_as_ours() -> None:
     assert [one for one in used if one not in ours] == []
 
 
+def github(recorders: Recorders, job: dict[str, Any], **variables: str) -> None:
+    """Run the steps of a job that call the tool."""
+    for step in job["steps"]:
+        if "toolchain " in step.get("run", ""):
+            recorders.run(["bash", "-eo", "pipefail", "-c", step["run"]], **variables)
+
+
 def test_github_calls_the_tool_with_every_shard(recorders: Recorders) -> None:
     jobs = loaded(GITHUB)["jobs"]
     numbers = jobs["shard"]["strategy"]["matrix"]["number"]
-    (build,) = [step for step in jobs["shard"]["steps"] if "--shard" in step.get("run", "")]
-    merge = jobs["merge"]["steps"][-1]
+    namespace = loaded(GITHUB)["env"]["NAMESPACE"]
     for number in numbers:
-        recorders.run(["bash", "-eo", "pipefail", "-c", build["run"]], NUMBER=str(number))
+        github(recorders, jobs["shard"], NUMBER=str(number), NAMESPACE=namespace)
         (recorders.folder / f"part-{number}").mkdir()
-    recorders.run(["bash", "-eo", "pipefail", "-c", merge["run"]])
-    *shards, last = recorders.calls("toolchain")
+    github(recorders, jobs["merge"], NAMESPACE=namespace)
+    *shards, last = recorders.compiled()
     check(shards, len(numbers), last)
     assert last[3:7] == ["part-1", "part-2", "part-3", "part-4"]
     assert {words[words.index("--kernel-store") + 1] for words in shards} == {
@@ -137,7 +155,7 @@ def test_slurm_calls_the_tool_with_every_shard(recorders: Recorders) -> None:
     for number in range(int(first), int(last) + 1):
         recorders.run(["sh", str(script)], SLURM_ARRAY_TASK_ID=str(number), SLURM_JOB_ID=str(100 + number))
     recorders.run(["sh", str(FOLDER / "slurm-merge.sh")], SLURM_JOB_ID="200")
-    *shards, merge = recorders.calls("toolchain")
+    *shards, merge = recorders.compiled()
     check(shards, int(last), merge)
     assert {words[words.index("--kernel-store") + 1] for words in shards} == {merge[3]}
 
@@ -168,6 +186,6 @@ def test_kubernetes_calls_the_tool_with_every_shard(recorders: Recorders) -> Non
         recorders.run([*container["command"], *container["args"]], JOB_COMPLETION_INDEX=str(index))
     (after,) = merge["template"]["spec"]["containers"]
     recorders.run([*after["command"], *after["args"]])
-    *called, last = recorders.calls("toolchain")
+    *called, last = recorders.compiled()
     check(called, shards["completions"], last)
     assert {words[words.index("--kernel-store") + 1] for words in called} == {last[3]}

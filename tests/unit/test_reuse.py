@@ -334,7 +334,7 @@ def test_options(tmp_path: Path) -> None:
     made = make_reuse("oci:/some where", public, only=True, offline=True)
     assert (made.place, made.only) == (parse("oci:/some where"), True)
     for where, key, offline, told in [
-        ("ghcr.io/ns", None, False, "needs --key"),
+        ("ghcr.io/ns", None, False, "needs --public-key"),
         ("ghcr.io/ns:tag", public, False, "names one image"),
         ("ghcr.io/ns", public, True, "--offline"),
         ("nonsense", public, False, "not a reference"),

@@ -60,9 +60,9 @@ def make_reuse(where: str, key: Path | None, *, only: bool = False, offline: boo
     """
     if key is None:
         raise ConfigError(
-            "--reuse-from needs --key",
+            "--reuse-from needs --public-key",
             why="a label or a tag says nothing about who made an image; only a signature does",
-            fix="give the publisher's public key: --key FILE",
+            fix="give the publisher's public key: --public-key FILE",
         )
     place = parse(where)
     if place.tag or place.digest:

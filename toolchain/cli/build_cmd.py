@@ -14,7 +14,7 @@ from toolchain import console
 from toolchain.build.run import build as build_stages
 from toolchain.catalog import stages
 from toolchain.cli import options as o
-from toolchain.cli.config_file import PUBLIC_KEY, REUSE_FROM
+from toolchain.cli.config_file import KERNEL_KEY, PUBLIC_KEY, REUSE_FROM
 from toolchain.cli.public_key import FormerKeyOpt, chosen
 from toolchain.cli.request import with_request
 from toolchain.errors import ConfigError, KernelError
@@ -25,7 +25,9 @@ from toolchain.stages.stage import Built
 if TYPE_CHECKING:
     from toolchain.build.reuse import Reuse
 
-GoalArg = Annotated[str, typer.Argument(help=stages.choice(), autocompletion=o.stage())]
+GoalArg = Annotated[
+    str, typer.Argument(help=f"{stages.choice()} Without it `stage` of toolchain.toml.", autocompletion=o.stage())
+]
 ReuseOpt = Annotated[str | None, o.typed(REUSE_FROM)]
 ReuseOnlyOpt = Annotated[
     bool, typer.Option("--reuse-only", help="With --reuse-from: build nothing; fail where something would be built.")
@@ -35,9 +37,13 @@ PublicKeyOpt = Annotated[
     o.typed(
         PUBLIC_KEY,
         "--key",
-        help="Key in PEM whose signature counts: for --reuse-from, and for results"
-        " in --kernel-store, which a private one signs too.",
+        help="Key in PEM whose signature counts, for --reuse-from.",
     ),
+]
+KernelKeyOpt = Annotated[Path | None, o.typed(KERNEL_KEY)]
+# Not for people: what was once the key of the kernel store too, for a verb that takes no image from elsewhere.
+FormerStoreKeyOpt = Annotated[
+    Path | None, typer.Option("--public-key", "--key", envvar=PUBLIC_KEY.variable, hidden=True)
 ]
 ArchiveOpt = Annotated[
     Path | None, typer.Option("--archive", help="Also write plain files into this folder: archives and wheels.")
@@ -59,6 +65,7 @@ def build(
     reuse_from: ReuseOpt = None,
     reuse_only: ReuseOnlyOpt = False,
     public_key: PublicKeyOpt = None,
+    kernel_key: KernelKeyOpt = None,
     former_key: FormerKeyOpt = None,
     *,
     request: Request,
@@ -69,7 +76,7 @@ def build(
         from toolchain.publish.files import check_folder  # noqa: PLC0415
 
         check_folder(stage, archive, request.sources)
-    request = replace(request, kernel_key=chosen(public_key, former_key))
+    request = replace(request, kernel_key=_store_key(request, kernel_key, (public_key, former_key), reuse_from))
     _require_scheduler_store(request)
     built = build_stages(request, stage, command=_command(), reuse=reuse)
     if archive is not None:
@@ -80,13 +87,14 @@ def build(
 
 @with_request("contract")
 def kernels_run(
-    public_key: PublicKeyOpt = None,
+    kernel_key: KernelKeyOpt = None,
+    public_key: FormerStoreKeyOpt = None,
     former_key: FormerKeyOpt = None,
     *,
     request: Request,
 ) -> None:
     """Compile the FlashAttention kernels inside the Triton image."""
-    request = replace(request, kernel_key=chosen(public_key, former_key))
+    request = replace(request, kernel_key=_store_key(request, kernel_key, (public_key, former_key), None))
     _require_scheduler_store(request)
     built = build_stages(request, "kernels", command=_command())
     _show(built, request.json)
@@ -97,7 +105,10 @@ def kernels_run(
 def kernels_merge(
     stage: MergeArg,
     shards: ShardsArg,
+    reuse_from: ReuseOpt = None,
+    reuse_only: ReuseOnlyOpt = False,
     public_key: PublicKeyOpt = None,
+    kernel_key: KernelKeyOpt = None,
     former_key: FormerKeyOpt = None,
     *,
     request: Request,
@@ -109,9 +120,11 @@ def kernels_merge(
     """
     if stage not in MERGED:
         raise ConfigError(f"{stage!r} has no kernels", fix=f"name one of {', '.join(MERGED)}")
+    reuse = _reuse(reuse_from, reuse_only, (public_key, former_key), request.offline)
     places = tuple(dict.fromkeys(kernel_store(place) for place in shards))
-    request = replace(request, kernel_key=chosen(public_key, former_key), shards=places)
-    built = build_stages(request, stage, command=_command())
+    request = replace(request, shards=places)
+    request = replace(request, kernel_key=_store_key(request, kernel_key, (public_key, former_key), reuse_from))
+    built = build_stages(request, stage, command=_command(), reuse=reuse)
     _show(built, request.json)
     _tell_known_bad(built)
 
@@ -124,6 +137,7 @@ def kernels_worker(
     reuse_from: ReuseOpt = None,
     reuse_only: ReuseOnlyOpt = False,
     public_key: PublicKeyOpt = None,
+    kernel_key: KernelKeyOpt = None,
     former_key: FormerKeyOpt = None,
     *,
     request: Request,
@@ -135,10 +149,24 @@ def kernels_worker(
     if stage not in MERGED:
         raise ConfigError(f"{stage!r} has no kernels", fix=f"name one of {', '.join(MERGED)}")
     reuse = _reuse(reuse_from, reuse_only, (public_key, former_key), request.offline)
-    request = replace(request, kernel_key=chosen(public_key, former_key))
+    request = replace(request, kernel_key=_store_key(request, kernel_key, (public_key, former_key), reuse_from))
     from toolchain.build.kernel_worker import serve_kernels  # noqa: PLC0415 - only a worker needs it
 
     serve_kernels(request, stage, address, name=name, command=_command(), reuse=reuse)
+
+
+def _store_key(
+    request: Request, given: Path | None, others: tuple[Path | None, Path | None], reuse_from: str | None
+) -> Path | None:
+    """The key of the kernel store: without one of its own still the other, where no image is taken from elsewhere."""
+    if given is not None or (request.kernel_store is None and not request.shards):
+        return given
+    if reuse_from is None:
+        if (former := chosen(*others)) is not None:
+            console.note(f"--public-key {former} counts for --kernel-store, as it did before: say --kernel-key instead")
+        return former
+    console.note("results in --kernel-store are not signed, and no signature of them is asked for: see --kernel-key")
+    return None
 
 
 def _require_scheduler_store(request: Request) -> None:
@@ -159,7 +187,9 @@ def _require_scheduler_store(request: Request) -> None:
 def _reuse(where: str | None, only: bool, keys: tuple[Path | None, Path | None], offline: bool) -> Reuse | None:
     if where is None:
         if only:
-            raise ConfigError("--reuse-only needs --reuse-from", fix="say where: --reuse-from REGISTRY/NS --key FILE")
+            raise ConfigError(
+                "--reuse-only needs --reuse-from", fix="say where: --reuse-from REGISTRY/NS --public-key FILE"
+            )
         return None
     from toolchain.build.reuse import make_reuse  # noqa: PLC0415 - the registry client and cryptography
 

@@ -28,20 +28,24 @@ PUBLIC_KEY = Option(
     name="public-key", kind="path", place="path", example="release-key.pub",
     help="Key in PEM whose signature counts: for `build --reuse-from`, and from the environment for `verify`.",
 )  # fmt: skip
+KERNEL_KEY = Option(
+    name="kernel-key", kind="path", place="path", example="kernels-key.pub",
+    help="Key in PEM for `--kernel-store`: what is taken must be signed by it, and a private one signs what is added.",
+)  # fmt: skip
 SOURCE_REPO = Option(
     name="source-repo", kind="names", metavar="OWNER/NAME|URL", example=["llvm/llvm-project"],
     help="For `verify`: every source must come from here; again for each.",
 )  # fmt: skip
 REUSE_FROM = Option(
     name="reuse-from", place="oci", metavar="WHERE", example="registry.example/ns",
-    help="REGISTRY/NS or oci:DIR: take finished images from there, each only once it is verified. Needs --key.",
+    help="REGISTRY/NS or oci:DIR: take finished images from there, each only once it is verified. Needs --public-key.",
 )  # fmt: skip
 STAGE = Option(
     name="stage", environment=False, example="llvm", known=stages.targets,
     help=f"The stage for verbs that are given none: {stages.choice()}",
 )  # fmt: skip
 # Beside the options of a request, those of single verbs.
-OF_VERBS = (STAGE, DEST, KEY, PUBLIC_KEY, SOURCE_REPO, REUSE_FROM)
+OF_VERBS = (STAGE, DEST, KEY, PUBLIC_KEY, KERNEL_KEY, SOURCE_REPO, REUSE_FROM)
 
 
 def file_options() -> tuple[Option, ...]:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from toolchain.publish.consumer import Use
     from toolchain.publish.images import Delivered
 
-_WORDS = {"trusted": "trusted", "intact": "intact, not authenticated (no --key)", "untrusted": "NOT ok"}
+_WORDS = {"trusted": "trusted", "intact": "intact, not authenticated (no --public-key)", "untrusted": "NOT ok"}
 _DO_NOT = "do not use it; fetch or build it again"
 DestArg = Annotated[str | None, typer.Argument(metavar="DEST", help="oci:DIR or REGISTRY/NS.", show_default=False)]
 StageOpt = Annotated[str, typer.Option("--stage", help=stages.choice(), autocompletion=o.stage())]
@@ -57,7 +57,9 @@ SigstoreOpt = Annotated[
 IdentityOpt = Annotated[
     str | None,
     typer.Option(
-        "--identity", envvar="TOOLCHAIN_IDENTITY", help="Who must have signed, as the certificate names it; no --key."
+        "--identity",
+        envvar="TOOLCHAIN_IDENTITY",
+        help="Who must have signed, as the certificate names it; no --public-key.",
     ),
 ]
 IssuerOpt = Annotated[
@@ -166,15 +168,15 @@ def verify(
     )
     if (identity is None) != (issuer is None) or (identity is not None and key is not None):
         raise ConfigError(
-            "--identity and --issuer belong together, and --key is instead of them",
+            "--identity and --issuer belong together, and --public-key is instead of them",
             why="a name means something only by who vouches for it",
             fix="e.g. --issuer https://token.actions.githubusercontent.com",
         )
     if key is None and identity is None and not demands.empty:
         raise ConfigError(
-            "without --key nothing can be said about sources, age, policy or name",
+            "without --public-key nothing can be said about sources, age, policy or name",
             why="they stand in statements that count only when signed",
-            fix="give the publisher's public key: --key FILE, or --identity and --issuer",
+            fix="give the publisher's public key: --public-key FILE, or --identity and --issuer",
         )
     public: PublicKey | Identity | None = load_public(key) if key is not None else None
     if identity is not None and issuer is not None:
