@@ -17,11 +17,13 @@ from toolchain.catalog.stages import STAGES
 from toolchain.data import load
 from toolchain.engine.resources import MEMORY
 from toolchain.errors import ToolchainError
+from toolchain.stages.allocator import _DISK as ALLOCATOR_DISK
 from toolchain.stages.aotriton import _DISK as AOTRITON_DISK
 from toolchain.stages.base import _DISK as BASE_DISK
 from toolchain.stages.codegen_library import _DISK as CODEGEN_DISK
 from toolchain.stages.codegen_llvm import _DISK as CODEGEN_LLVM_DISK
-from toolchain.stages.llvm_subset import DISTRIBUTION, subset_of
+from toolchain.stages.llvm_subset import DISTRIBUTION, FULL_DISK, subset_of
+from toolchain.stages.profile import _DISK as PROFILE_DISK
 from toolchain.stages.triton import cross_machines
 from toolchain.stages.triton_source import _DISK as TRITON_DISK
 
@@ -86,7 +88,8 @@ def compatibility() -> str:
         _tritons(),
         ("Wheels on the portable layer were built for CPython 3.11 and 3.13 of one Triton, on an LLVM that is not its pin."
         " Upstream's `python_requires` decides at build time, and a Python outside of it is refused with 7.\n"),
-        ("`--python` must name the base's own Python too, 3.13 of `debian13`; without it the plan is refused with 7. Where the"
+        ("A build for 3.9 or 3.11 must name the base's own Python too, 3.13 of `debian13`: `--python 3.11,3.13`. Without it the plan"
+        " is refused with 7. Where the"
         " stable ABI is used, from 3.9.0 on, 3.13's wheel is `cp312-abi3` and serves 3.12 and later; 3.11 gets a wheel of its own.\n"),
         "These were tried too, all but the kernels on an LLVM that is not the pin:\n",
         _others(),
@@ -206,7 +209,10 @@ def _aotritons() -> str:
         rows.append([one.name, f"`{known.triton[:8]}`", f"`{known.llvm[:8]}` {known.certainty}", _EXPECTED])
     text = "An *inferred* LLVM was concluded and not read: it is taken with a warning, and the build stops after the fetch where"
     text += " the tree pins another. An *unknown* one is refused, unless you name it: `--source llvm=URL@COMMIT` (what"
-    text += " `cmake/llvm-hash.txt` says in the Triton that the release carries)."
+    text += (
+        " `cmake/llvm-hash.txt` says in the Triton that the release carries). Where its Triton or its own commit is not"
+    )
+    text += " known either, name `--source triton=` and `--source aotriton=` too."
     text += " One commit near 0.14 was tried, so the older the release, the less is certain."
     return f"{text} Bases: those with HIP above.\n\n" + table(["AOTriton", "Triton", "LLVM", "on debian13"], rows)
 
@@ -223,15 +229,23 @@ def _architectures() -> str:
                 cells.append("yes")
             elif stage.name == "llvm":
                 cells.append(_tested("llvm", "22.1.8", arch))
-            elif stage.name in {"base", "sysroot", "python"}:
-                cells.append("made on that machine" if stage.name == "base" else _EXPECTED)
-            elif stage.name == "triton" and arch in cross:
-                cells.append(next((one.cell for one in tried() if (one.what, one.as_) == ("wheel", arch)), _EXPECTED))
+            elif stage.name == "base":
+                cells.append("made on that machine")
+            elif not stage.machines or (stage.cross and arch in cross):
+                as_ = {"triton": "wheel"}.get(stage.name, stage.name)
+                cells.append(next((one.cell for one in tried() if (one.what, one.as_) == (as_, arch)), _EXPECTED))
             else:
                 cells.append("refused: [7](exit-codes.md)")
         rows.append([arch, *cells])
     text = "`--arch`, on an amd64 machine. For amd64 the tables above hold."
     return f"{text}\n\n" + table(["architecture", *(stage.name for stage in STAGES)], rows)
+
+
+def room_told(room: int | None) -> str:
+    """What must be free on the disk, in bytes, as the page has it."""
+    if not room:
+        return "not asked"
+    return f"{room / 1e9:.0f} GB" if room >= 1e9 else f"{room / 1e6:.0f} MB"
 
 
 def what_it_takes() -> str:
@@ -241,6 +255,10 @@ def what_it_takes() -> str:
         "llvm-codegen": CODEGEN_LLVM_DISK,
         "codegen": CODEGEN_DISK,
         "triton": TRITON_DISK,
+        "llvm-instrumented": FULL_DISK,
+        "triton-instrumented": TRITON_DISK,
+        "profile": PROFILE_DISK,
+        "allocator": ALLOCATOR_DISK,
         "aotriton": AOTRITON_DISK,
     }
     needs = needs_for(None)
@@ -260,7 +278,7 @@ def what_it_takes() -> str:
         output = f"{one.output[0]} / {one.output[1]} MB" if one.output else "not measured"
         source = one.source if one.source.startswith("not") else f"[{one.source}](measurements.md#{anchor(one.source)})"
         times = [one.told(count) if one.cores or count == counts[0] or one.kernel else "the same" for count in counts]
-        rows.append([name, *times, memory, f"{room / 1e9:.0f} GB" if room else "small", output, source])
+        rows.append([name, *times, memory, room_told(room), output, source])
     head = [
         "stage",
         *(f"{count} cores" for count in counts),
@@ -277,7 +295,7 @@ def what_it_takes() -> str:
         table(head, rows),
         ("- The number of jobs follows cores and memory by itself; `--jobs` bounds it.\n"
         "- Disk is what must be free before a stage is begun; a build with less ends at once with"
-        " [exit code 9](exit-codes.md). Room of one stage is free again when it is done, so the largest one counts.\n"
+        " [exit code 9](exit-codes.md). Where it is not asked the stage needs little. Room of one stage is free again when it is done, so the largest one counts.\n"
         "- The compiler cache lies in it and stays, bounded at 20 GB.\n"
         "- Memory is what the number of jobs is counted with: 5.4 GB for each link, 1.6 GB for each compile or kernel. It is a"
         " reserve and no measurement: a worker of flash-attn took 262 MB at most.\n"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from scripts.site_compatibility import what_it_takes
+from scripts.site_compatibility import room_told, what_it_takes
 from toolchain.catalog.costs import Cost, cost_of, costs
 from toolchain.catalog.stages import STAGES
 from toolchain.cli import plan_cmd
@@ -70,13 +70,19 @@ def test_the_page_of_costs_names_the_disk_that_a_stage_refuses_to_begin_without(
         rows = json.loads(planned.invoke(app, ["plan", "llvm", "--only", only, "--json"]).stdout)["stages"]
         assert rows[-1]["takes"]["disk"] == int(room.split()[0]) * 1_000_000_000
         assert re.search(rf"`llvm`, `--only {only}` .*\| {room} \|", page)
-    rows = json.loads(
-        planned.invoke(app, ["plan", "triton", "--triton", "3.9.0", "--allow-binary", "libdevice", "--json"]).stdout
-    )
-    disk = {row["name"]: row["takes"]["disk"] for row in rows["stages"]}
-    assert (disk["llvm-amdgpu"], disk["codegen-amdgpu"]) == (6_000_000_000, 1_000_000_000)
-    assert re.search(r"`llvm-amdgpu` .*\| 6 GB \|", page)
-    assert re.search(r"`codegen-amdgpu` .*\| 1 GB \|", page)
+    mimalloc = ["--source", "mimalloc=distro:mimalloc"]
+    told: dict[str, int | None] = {}
+    for words in (
+        ["triton", "--triton", "3.9.0"],
+        ["profile"],
+        ["aotriton", "--aotriton", "0.11b", *mimalloc],
+        ["worker"],
+    ):
+        said = planned.invoke(app, ["plan", *words, "--allow-binary", "libdevice", "--allow-binary", "dask", "--json"])
+        told |= {row["name"]: row["takes"].get("disk") for row in json.loads(said.stdout)["stages"]}
+    assert set(told) == {one.name for one in STAGES} - {"kernels"}
+    for name, disk in told.items():
+        assert re.search(rf"^\| `{name}` .*\| {room_told(disk)} \|", page, re.MULTILINE), name
 
 
 def test_a_plan_for_several_architectures_says_which_row_is_for_which(planned: CliRunner) -> None:
