@@ -23,7 +23,7 @@ each verb. Tests hold what the verbs print against it. Do not edit this page.
 
 Standard output holds one JSON document and nothing else; all that is for people goes to standard error. `verify`,
 `doctor`, `reproduce`, `cache prune` and `build` print their result also where they end with another code than 0. Any
-other failure prints an [error](#error) instead, also a command line that cannot be read. Only a bug (exit code 1)
+other failure prints an [error](#error) instead. So does a command line that cannot be read. Only a bug (exit code 1)
 prints nothing there. Sizes are bytes, digests `sha256:` and 64 hexadecimal digits.
 
 The schema is of this version and knows every key. Later versions may add keys; those that are here stay, with their

@@ -196,8 +196,8 @@ class Request:
         default=None,
         metadata=option(
             "recheck", metavar="SHARE|all", example="5%", read=reading.recheck,
-            help="Compile this share of what the kernel store gives here too. One difference, and nothing of that store"
-            " is used.",
+            help="Compile this share of what the kernel store gives here too, and compare. After one difference nothing"
+            " of that store is used.",
         ),
     )  # fmt: skip
     scheduler: str | None = field(
