@@ -295,8 +295,8 @@ def what_it_takes() -> str:
         table(head, rows),
         ("- The number of jobs follows cores and memory by itself; `--jobs` bounds it.\n"
         "- Disk is what must be free before a stage is begun; a build with less ends at once with"
-        " [exit code 9](exit-codes.md). Where it is not asked the stage needs little. Room of one stage is free again when it is done, so the largest one counts.\n"
-        "- The compiler cache lies in it and stays, bounded at 20 GB.\n"
+        " [exit code 9](exit-codes.md). Where it is not asked the stage needs little. Most of that room is free again when the stage is done, so one needs as much as the largest stage asks for.\n"
+        "- The compiler cache is part of that room. It stays for the next build, and is bounded at 20 GB.\n"
         "- Memory is what the number of jobs is counted with: 5.4 GB for each link, 1.6 GB for each compile or kernel. It is a"
         " reserve and no measurement: a worker of flash-attn took 262 MB at most.\n"
         "- Triton 3.9 and later: add the stages `llvm-amdgpu` and `codegen-amdgpu`.\n"

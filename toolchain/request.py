@@ -152,7 +152,8 @@ class Request:
     limit: int | None = field(
         default=None,
         metadata=option(
-            "limit", kind="count", least=1, help="At most this many kernels.", example=100, counts=True, lock="changed",
+            "limit", kind="count", least=1, example=100, counts=True, lock="changed",
+            help="At most this many kernels, and what whole clusters need besides.",
         ),
     )  # fmt: skip
     keep_going: bool = field(

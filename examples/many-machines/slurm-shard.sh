@@ -2,11 +2,12 @@
 #SBATCH --array=1-16
 #SBATCH --cpus-per-task=32
 # 16 stands in two places, so that a single part can be run again by --array=3: the store is a folder that all nodes see.
-# release-key.pub lies where sbatch was called.
+# release-key.pub lies beside this script.
 set -eu
 export TOOLCHAIN_CACHE="${TMPDIR:-/tmp}/toolchain-$SLURM_JOB_ID"
 lock=$TOOLCHAIN_CACHE.lock
 toolchain bundle import registry.example/ns/kernels-bundle:latest --lock-file "$lock"
-toolchain build kernels --kernel-store "$HOME/kernel-store" --shard "$SLURM_ARRAY_TASK_ID/16" \
-  --lock-file "$lock" --reuse-from registry.example/ns --public-key release-key.pub \
-  --gpu gfx942 --drop-binary libdevice
+toolchain build triton --aotriton 0.11b --gpu MI300X --drop-binary libdevice \
+  --lock-file "$lock" --reuse-from registry.example/ns --public-key release-key.pub --reuse-only
+toolchain build aotriton --aotriton 0.11b --gpu MI300X --drop-binary libdevice \
+  --lock-file "$lock" --kernel-store "$HOME/kernel-store" --shard "$SLURM_ARRAY_TASK_ID/16"

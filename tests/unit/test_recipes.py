@@ -21,6 +21,8 @@ RECIPES = sorted(FOLDER.iterdir())
 SLURM = sorted(FOLDER.glob("slurm-*.sh"))
 KUBERNETES = sorted(FOLDER.glob("kubernetes-*.yml"))
 GITHUB = FOLDER / "github-matrix.yml"
+# What differs between the calls of one campaign.
+OWN = ("--shard", "--kernel-store", "--lock-file", "--reuse-from", "--public-key")
 # It keeps its arguments, each ended by a NUL, and the call by one more.
 RECORDER = '#!/bin/sh\nprintf "%s\\0" "$@" >> "$RECORD.{name}"\nprintf "\\0" >> "$RECORD.{name}"\n{more}'
 
@@ -56,16 +58,24 @@ class Recorders:
         record = self.folder / f"record.{name}"
         return [one.split("\0") for one in record.read_text().removesuffix("\0\0").split("\0\0")]
 
-    def compiled(self) -> list[list[str]]:
-        """The tool's calls less those that bring the bundle, one before each: all machines have one base and lock."""
+    def compiled(self) -> tuple[list[list[str]], list[str], list[str]]:
+        """The calls that compile shards, the merge, and what sends its image.
+
+        Before each shard and the merge the bundle is brought, then Triton taken and not built.
+        """
         calls = self.calls("toolchain")
-        brought, rest = calls[::2], calls[1::2]
-        assert len(brought) == len(rest)
-        for bring, words in zip(brought, rest, strict=True):
+        *calls, sent = calls
+        brought, taken, rest = calls[::3], calls[1::3], calls[2::3]
+        assert len(brought) == len(taken) == len(rest)
+        for bring, take, words in zip(brought, taken, rest, strict=True):
             check_line(["toolchain", *bring])
-            lock, place = words[words.index("--lock-file") + 1], words[words.index("--reuse-from") + 1]
+            check_line(["toolchain", *take])
+            lock, place = words[words.index("--lock-file") + 1], take[take.index("--reuse-from") + 1]
             assert bring == ["bundle", "import", f"{place}/kernels-bundle:latest", "--lock-file", lock]
-        return rest
+            assert take[:2] == ["build", "triton"]
+            assert take[-1] == "--reuse-only"
+            assert without(take[2:-1], *OWN) == without(words, *OWN)[-6:], "the options are alike"
+        return rest[:-1], rest[-1], sent
 
 
 @pytest.fixture
@@ -81,18 +91,19 @@ def without(words: list[str], *options: str) -> list[str]:
     return [one for at, one in enumerate(words) if one not in options and (at == 0 or words[at - 1] not in options)]
 
 
-def check(shards: list[list[str]], count: int, merge: list[str]) -> None:
-    """The tool parses all calls, the shards are all of them once, and the merge has their options."""
-    for words in [*shards, merge]:
+def check(shards: list[list[str]], count: int, merge: list[str], sent: list[str]) -> None:
+    """The tool parses all calls, the shards are all of them once, and the other calls have their options."""
+    for words in [*shards, merge, sent]:
         check_line(["toolchain", *words])
     cuts = sorted(words[words.index("--shard") + 1] for words in shards)
     assert cuts == sorted(f"{number}/{count}" for number in range(1, count + 1))
-    own = ("--shard", "--kernel-store", "--lock-file")
-    (common,) = {tuple(without(words, *own)) for words in shards}
-    assert common[:2] == ("build", "kernels")
-    assert merge[:3] == ["kernels", "merge", "kernels"]
+    (common,) = {tuple(without(words, *OWN)) for words in shards}
+    assert common[:2] == ("build", "aotriton")
+    assert merge[:3] == ["kernels", "merge", "aotriton"]
     options = list(common[2:])
-    assert without(merge, *own)[-len(options) :] == options, "the merge takes the options of the shards"
+    assert without(merge, *OWN)[-len(options) :] == options, "the merge takes the options of the shards"
+    assert sent[:1] == ["publish"]
+    assert without(sent, *OWN)[2:] == ["--stage", "aotriton", *options]
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.name)
@@ -112,7 +123,7 @@ def test_github_is_pinned_as_ours() -> None:
     jobs = loaded(GITHUB)["jobs"].values()
     used = [step["uses"] for job in jobs for step in job["steps"] if "uses" in step]
     used += [job["container"]["image"] for job in jobs]
-    assert len(used) == 6
+    assert len(used) == 7
     assert [one for one in used if one not in ours] == []
 
 
@@ -131,8 +142,8 @@ def test_github_calls_the_tool_with_every_shard(recorders: Recorders) -> None:
         github(recorders, jobs["shard"], NUMBER=str(number), NAMESPACE=namespace)
         (recorders.folder / f"part-{number}").mkdir()
     github(recorders, jobs["merge"], NAMESPACE=namespace)
-    *shards, last = recorders.compiled()
-    check(shards, len(numbers), last)
+    shards, last, sent = recorders.compiled()
+    check(shards, len(numbers), last, sent)
     assert last[3:7] == ["part-1", "part-2", "part-3", "part-4"]
     assert {words[words.index("--kernel-store") + 1] for words in shards} == {
         jobs["shard"]["steps"][-1]["with"]["path"]
@@ -155,8 +166,8 @@ def test_slurm_calls_the_tool_with_every_shard(recorders: Recorders) -> None:
     for number in range(int(first), int(last) + 1):
         recorders.run(["sh", str(script)], SLURM_ARRAY_TASK_ID=str(number), SLURM_JOB_ID=str(100 + number))
     recorders.run(["sh", str(FOLDER / "slurm-merge.sh")], SLURM_JOB_ID="200")
-    *shards, merge = recorders.compiled()
-    check(shards, int(last), merge)
+    shards, merge, sent = recorders.compiled()
+    check(shards, int(last), merge, sent)
     assert {words[words.index("--kernel-store") + 1] for words in shards} == {merge[3]}
 
 
@@ -186,6 +197,6 @@ def test_kubernetes_calls_the_tool_with_every_shard(recorders: Recorders) -> Non
         recorders.run([*container["command"], *container["args"]], JOB_COMPLETION_INDEX=str(index))
     (after,) = merge["template"]["spec"]["containers"]
     recorders.run([*after["command"], *after["args"]])
-    *called, last = recorders.compiled()
-    check(called, shards["completions"], last)
+    called, last, sent = recorders.compiled()
+    check(called, shards["completions"], last, sent)
     assert {words[words.index("--kernel-store") + 1] for words in called} == {last[3]}
