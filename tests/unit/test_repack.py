@@ -7,7 +7,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from jsonschema import Draft202012Validator
@@ -23,9 +23,11 @@ from toolchain.cache import Cache
 from toolchain.cli.app import app
 from toolchain.errors import DigestError, ResourceError
 from toolchain.oci import descriptor as media
-from toolchain.oci.image import labels_of, read_layers
+from toolchain.oci.image import LayerBlob, labels_of, read_layers
 from toolchain.oci.labels import INPUT_DIGEST
+from toolchain.oci.layer import Blob, compress
 from toolchain.oci.layout import Layout
+from toolchain.publish import images
 from toolchain.record import TakenFrom
 from toolchain.request import Request
 from toolchain.stages.stage import Built, Planned
@@ -208,3 +210,29 @@ def test_twins() -> None:
     assert not is_twin(one, one, {})
     assert not is_twin(one, planned(compressor="b", base="sha256:2", goal="y"), {"sha256:1": "sha256:2"})
     assert not is_twin(one, replace(two, inputs=None), {"sha256:1": "sha256:2"})
+
+
+def test_a_plain_layer_is_packed_for_the_first_publication_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = Request(cache=Cache(tmp_path / "cache"))
+    layout = Layout(request.cache.images).ensure()
+    content = b"a tar of a gigabyte" * 1000
+    stored = layout.put_bytes(content, media.LAYER)
+    layer = LayerBlob(stored, stored.digest)
+    counted: list[str] = []
+
+    def counting(*words: Any) -> Blob:
+        counted.append(words[2])
+        return compress(*words)
+
+    monkeypatch.setattr(images, "compress", counting)
+    first = images._packed(request, layout, layer)
+    assert gzip.decompress(layout.blob(first.descriptor.digest).read_bytes()) == content
+    assert images._packed(request, layout, layer) == first
+    assert counted == ["gzip"]
+    layout.blob(first.descriptor.digest).write_bytes(b"decayed")
+    assert images._packed(request, layout, layer) == first
+    layout.forget(first.descriptor.digest)
+    assert images._packed(request, layout, layer) == first
+    assert counted == ["gzip", "gzip", "gzip"]

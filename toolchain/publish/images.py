@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,7 +12,7 @@ from toolchain.build.plan import PlanRow, plan
 from toolchain.build.record import read_record
 from toolchain.build.targets import by_arch
 from toolchain.catalog.stages import ALL, published
-from toolchain.digest import EPOCH, sha256_json
+from toolchain.digest import EPOCH, sha256_json, write_atomically
 from toolchain.errors import PolicyError, SourceError
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
@@ -24,7 +26,7 @@ from toolchain.oci.image import (
     with_layers,
     write_index,
 )
-from toolchain.oci.layer import Layer, compress
+from toolchain.oci.layer import Layer, compress, compressor_id
 from toolchain.oci.layout import Layout
 from toolchain.oci.place import open_place
 from toolchain.oci.reference import Target
@@ -192,8 +194,22 @@ def _compressed(request: Request, layout: Layout, built: Built) -> Descriptor:
         if layer.descriptor.media_type != media.LAYER:
             packed.append(layer)
             continue
-        request.cache.work.mkdir(parents=True, exist_ok=True)
-        out = request.cache.work / f"pack-{layer.diff_id.removeprefix('sha256:')[:12]}"
-        plain = Layer(layer.diff_id, layer.descriptor.size, layout.blob(layer.descriptor.digest))
-        packed.append(add_layer(layout, compress(plain, out, request.compression), move=True))
+        packed.append(_packed(request, layout, layer))
     return replace(with_layers(layout, manifest, packed), platform=platform)
+
+
+def _packed(request: Request, layout: Layout, layer: LayerBlob) -> LayerBlob:
+    """A plain layer as it is sent: minutes for gigabytes, so the blob of an earlier time is taken while it is here."""
+    name = f"{layer.diff_id} {compressor_id(request.compression)}"
+    note = layout.root / "packed" / f"{sha256_json(name).removeprefix('sha256:')}.json"
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        known = Descriptor.from_json(json.loads(note.read_bytes()))
+        if layout.holds(known.digest):
+            return LayerBlob(known, layer.diff_id, layer.created_by)
+    request.cache.work.mkdir(parents=True, exist_ok=True)
+    out = request.cache.work / f"pack-{layer.diff_id.removeprefix('sha256:')[:12]}"
+    plain = Layer(layer.diff_id, layer.descriptor.size, layout.blob(layer.descriptor.digest))
+    made = add_layer(layout, compress(plain, out, request.compression), move=True)
+    note.parent.mkdir(exist_ok=True)
+    write_atomically(note, json.dumps(made.descriptor.as_json()).encode())
+    return made
