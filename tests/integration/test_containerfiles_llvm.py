@@ -161,6 +161,9 @@ def test_a_portable_layer_on_a_stand_in_base(engine: Engine, clang_workshop: str
     words = (package.parent.parent / "asked").read_text().splitlines()
     assert "-DCMAKE_TOOLCHAIN_FILE=/recipe/llvm-config/portable.cmake" in words
     assert {"-DCMAKE_CXX_COMPILER=clang++", "-DLLVM_USE_LINKER=lld"} <= set(words)
+    header = "-DCMAKE_PROJECT_LLVM_INCLUDE=/recipe/llvm-config/pch-instantiated.cmake"
+    # The file named later wins.
+    assert words.index(header) > words.index("/recipe/llvm-config/common.cmake")
     config = (package / "LLVMConfig.cmake").read_text()
     assert config == '# of LLVM\n\ninclude("${CMAKE_CURRENT_LIST_DIR}/LayerConsumer.cmake")\n'
     consumer = (package / "LayerConsumer.cmake").read_text()
@@ -184,8 +187,8 @@ def test_a_program_alone_has_its_own_precompiled_header(
     )
     words = (out / PREFIX.lstrip("/") / "lib/asked").read_text().splitlines()
     header = "-DCMAKE_PROJECT_LLVM_INCLUDE=/recipe/llvm-config/pch-programs.cmake"
-    # The file named later wins.
-    assert words.index(header) > words.index("/recipe/llvm-config/common.cmake")
+    last = [word for word in words if word.startswith(header.partition("=")[0])][-1]
+    assert (last, words.index(header) > words.index("/recipe/llvm-config/common.cmake")) == (header, True)
     assert ("-DCMAKE_TOOLCHAIN_FILE=/recipe/llvm-config/portable.cmake" in words) == bool(glibc)
 
 

@@ -53,7 +53,7 @@ _RECIPE = (
     "llvm-config/pch-scan.py",
 )
 _CROSS_RECIPE = ("llvm-config/cross.cmake",)
-PORTABLE_RECIPE = ("containerfiles/llvm-portable", "llvm-config/portable.cmake")
+PORTABLE_RECIPE = ("containerfiles/llvm-portable", "llvm-config/pch-instantiated.cmake", "llvm-config/portable.cmake")
 # Seconds of each step relative to each other on the first build.
 _WEIGHTS = {"configure": 40.0, "compile": 6500.0, "install": 60.0}
 # A cross build makes this machine's table generators while it configures.

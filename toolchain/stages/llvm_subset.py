@@ -91,7 +91,9 @@ def subset_of(only: str, needs: LlvmRequirements) -> LlvmSubset:
         return LlvmSubset(
             name=only, told="mlir-tblgen only", stem="llvm-triton-mlir-tblgen", projects=needs.projects,
             components=needs.components, target="mlir-tblgen", native=("llvm-min-tblgen",), disk=4_000_000_000,
-            recipe=("containerfiles/llvm-programs", "llvm-config/pch-programs.cmake"),
+            recipe=(
+                "containerfiles/llvm-programs", "llvm-config/pch-instantiated.cmake", "llvm-config/pch-programs.cmake",
+            ),
         )  # fmt: skip
     if only == SUPPORT:
         libraries = ("LLVMDemangle", "LLVMSupport")
