@@ -72,8 +72,9 @@ def test_a_store_is_a_folder_a_layout_or_a_repository(tmp_path: Path, monkeypatc
 )
 def test_the_key_of_images_is_not_that_of_a_store(
     kernel_key: str | None, public_key: str | None, reuse_from: str | None, store: str | None, counts: str | None,
-    told: str, capsys: pytest.CaptureFixture[str],
+    told: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
+    monkeypatch.setattr("toolchain.build.kernel_store.result_key", lambda _: None)
     given, public = (Path(one) if one else None for one in (kernel_key, public_key))
     found = build_cmd._store_key(
         Request(cache=Cache(Path("cache")), kernel_store=store), given, (public, None), reuse_from
@@ -82,6 +83,13 @@ def test_the_key_of_images_is_not_that_of_a_store(
     said = capsys.readouterr().err
     assert told in said
     assert bool(said) == bool(told)
+
+
+def test_a_key_that_is_none_is_refused_at_once(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("no key")
+    for wrong in ("not-there", ".", "text"):
+        with pytest.raises(ConfigError):
+            build_cmd._store_key(Request(cache=Cache(tmp_path / "cache")), tmp_path / wrong, (None, None), None)
 
 
 def test_a_private_key_signs_and_its_public_half_verifies(tmp_path: Path) -> None:

@@ -159,6 +159,10 @@ def _store_key(
     request: Request, given: Path | None, others: tuple[Path | None, Path | None], reuse_from: str | None
 ) -> Path | None:
     """The key of the kernel store: without one of its own still the other, where no image is taken from elsewhere."""
+    if given is not None:
+        from toolchain.build.kernel_store import result_key  # noqa: PLC0415 - cryptography
+
+        result_key(given)  # one that cannot be used is told before anything long, and also where all is here
     if given is not None or (request.kernel_store is None and not request.shards):
         return given
     if reuse_from is None:

@@ -130,7 +130,7 @@ def _content(path: Path) -> bytes:
         with path.open("rb") as stream:
             content = stream.read(_LARGEST)
     except OSError as error:
-        raise ConfigError(f"cannot read the key {path}", why=str(error.strerror), fix="check --key") from error
+        raise ConfigError(f"cannot read the key {path}", why=str(error.strerror), fix="check the path") from error
     if not content.strip():
         raise ConfigError(
             f"the key {path} is empty",
