@@ -100,7 +100,7 @@ def test_published_pulled_and_verified(home: Home) -> None:
 
     said = json.loads(home.call("verify", home.ref, "--key", f"{home.key}.pub", "--policy", "source-only", "--json"))
     assert [(one["verdict"], one["digest"]) for one in said["images"]] == [("trusted", files["digest"])]
-    assert home.call("verify", home.ref).endswith("intact, not authenticated (no --key)\n")
+    assert home.call("verify", home.ref).endswith("intact, not authenticated (no --public-key)\n")
     assert "is signed by the key" in home.call("verify", home.ref, "--key", f"{home.stranger}.pub", code=17)
     assert json.loads(home.call("inspect", home.ref, "--json"))["images"][0]["files"] == files["files"]
     # Beside the image, which is what it was.

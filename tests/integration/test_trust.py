@@ -77,7 +77,7 @@ def test_published_and_verified(registry_host: str, namespace: str, home: Home) 
     (verdict,) = good.json["images"]
     assert verdict["verdict"] == "trusted"
     assert verdict["digest"] == row["digest"]
-    assert home.verify(ref).out.endswith("intact, not authenticated (no --key)\n")
+    assert home.verify(ref).out.endswith("intact, not authenticated (no --public-key)\n")
     by_digest = f"{ref}@{row['digest']}"
     assert home.verify(by_digest, "--key", f"{home.key}.pub").out.endswith(f"\ttrusted\t{IMAGE}\n")
     bad = home.verify(ref, "--key", f"{home.other}.pub")
@@ -146,7 +146,7 @@ def test_a_flipped_bit_on_the_way(registry_host: str, namespace: str, home: Home
 
 def test_demands_need_a_key(home: Home, tmp_path: Path) -> None:
     said = home.verify(f"oci:{tmp_path}", "--source-repo", "llvm/llvm-project")
-    assert (said.code, "--key" in said.err) == (3, True)
+    assert (said.code, "--public-key" in said.err) == (3, True)
 
 
 def test_a_key_is_made_once(home: Home, tmp_path: Path) -> None:
