@@ -6,7 +6,7 @@
 #   PYTHONS    versions as `3.11 3.13`: roots below /pythons
 #   DROP       files of the source that must not be built in, with `;` between
 #   REPLACE    `file=glob` with `;` between: the file of the source gives way to the base's, named by an absolute glob
-#   CXXFLAGS   further flags of the C++ compiler
+#   CMAKE_EXTRA  further options of CMake
 #   BINDINGS   pybind11 or nanobind: what the wheel binds C++ to Python by
 #   STABLE_ABI ON makes one wheel for Python 3.12 and all later ones
 #   LIT        ON runs upstream's own lit tests afterwards; what fails there is recorded and fails nothing
@@ -118,14 +118,14 @@ refuse_reaching() {
 }
 # Deprecations come from LLVM's headers where LLVM is not exactly the pin; -Werror stays for everything else.
 flags="-ffile-prefix-map=/build/src=. -ffile-prefix-map=/build=. -ffile-prefix-map=/sysroot= \
-  -Wno-error=deprecated-declarations ${CXXFLAGS:-}"
+  -Wno-error=deprecated-declarations"
 link="-fuse-ld=lld -L/build/empty -Wl,-s -Wl,--gc-sections -Wl,--build-id=sha1"
 # Triton's own build type has assertions and debug information, and other layouts than the layer; the last -D wins.
 # The interpreter is the wheel's own, so that what CMake asks it is not answered by the base's.
 export TRITON_APPEND_CMAKE_ARGS="-DCMAKE_BUILD_TYPE=Release '-DCMAKE_CXX_FLAGS=$flags' \
   -DCMAKE_TOOLCHAIN_FILE=/recipe/containerfiles/triton-portable/toolchain.cmake ${cross:+-DTOOLCHAIN_ARCH=$cross} \
   -DPython3_EXECUTABLE=/build/python/bin/python3 -DPython3_INCLUDE_DIR=/build/python/include \
-  -DMLIR_DIR=$PREFIX/lib/cmake/mlir -DLLVM_DIR=$PREFIX/lib/cmake/llvm -DLLD_DIR=$PREFIX/lib/cmake/lld \
+  -DMLIR_DIR=$PREFIX/lib/cmake/mlir -DLLVM_DIR=$PREFIX/lib/cmake/llvm -DLLD_DIR=$PREFIX/lib/cmake/lld ${CMAKE_EXTRA:-} \
   '-DCMAKE_SHARED_LINKER_FLAGS=$link' '-DCMAKE_EXE_LINKER_FLAGS=$link' '-DCMAKE_MODULE_LINKER_FLAGS=$link'"
 
 rm -rf /out

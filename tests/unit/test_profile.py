@@ -23,7 +23,7 @@ from toolchain.request import Request
 from toolchain.sources.tree import Source
 from toolchain.stages.base import write_packages
 from toolchain.stages.profile import train
-from toolchain.stages.profile_use import ABOUT, CLANG, DATA, about, check_profile, flags
+from toolchain.stages.profile_use import ABOUT, CLANG, DATA, about, check_profile, triton_options
 from toolchain.stages.stage import Planned
 from toolchain.stages.sysroot import sysroot_digest, sysroot_system
 
@@ -143,8 +143,10 @@ def test_a_folder_that_lacks_a_file_is_no_profile(tmp_path: Path, missing: str) 
         check_profile(tmp_path, LLVM, {})
 
 
-def test_what_a_profile_does_not_know_is_no_error() -> None:
-    assert flags("/x/y.profdata").startswith("-fprofile-use=/x/y.profdata -Wno-profile-instr-out-of-date ")
+def test_triton_counts_or_is_compiled_by_what_was_counted() -> None:
+    counting, by = (triton_options(where).split() for where in (None, "/x/y.profdata"))
+    assert counting[0] == by[0] == "-DCMAKE_PROJECT_triton_INCLUDE=/recipe/llvm-config/profiled-triton.cmake"
+    assert (counting[1:], by[1:]) == (["-DTOOLCHAIN_PROFILE=count"], ["-DTOOLCHAIN_PROFILE=/x/y.profdata"])
 
 
 # A worker that says whether it ended in peace.

@@ -33,7 +33,7 @@ from toolchain.sources.tree import Source, require
 from toolchain.stages.base import base_label
 from toolchain.stages.llvm_subset import MLIR_TBLGEN, TABLEGEN, LlvmSubset, subset_of
 from toolchain.stages.prebuilt import take_in
-from toolchain.stages.profile_use import RECIPE as PROFILE_RECIPE
+from toolchain.stages.profile_use import LLVM_RECIPE as PROFILE_RECIPE
 from toolchain.stages.profile_use import SOURCE as PROFILE
 from toolchain.stages.profile_use import check_profile, profile_source, require_portable
 from toolchain.stages.stage import Built, Planned, Stage, Workspace, common_inputs, image_labels, locked, source_inputs
@@ -192,7 +192,7 @@ class LlvmStage:
 
     def _own_recipe(self, part: LlvmSubset, profile: Sequence[Source]) -> tuple[str, ...]:
         """What shapes it besides the recipe of every layer; the folder of its Containerfile is the first."""
-        return (PROFILE_RECIPE,) if self.instrumented or profile else part.recipe
+        return PROFILE_RECIPE if self.instrumented or profile else part.recipe
 
     def _folder(self, request: Request, part: LlvmSubset, profile: Sequence[Source]) -> str:
         """The folder of its Containerfile."""

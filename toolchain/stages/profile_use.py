@@ -20,8 +20,9 @@ from toolchain.sources.tree import Source, require
 SOURCE = "profile"
 DATA, ABOUT, CLANG = "llvm-triton.profdata", "profile.json", "clang"
 FORMAT = 1
-RECIPE = "containerfiles/llvm-profile"
-INSTRUMENT = "-fprofile-generate"
+# What shapes an LLVM that counts, or that is made by a profile; the first is the folder of its Containerfile.
+LLVM_RECIPE = ("containerfiles/llvm-profile", "llvm-config/profiled.cmake", "llvm-config/profiled-llvm.cmake")
+TRITON_RECIPE = ("llvm-config/profiled.cmake", "llvm-config/profiled-triton.cmake")
 _AGAIN = "make one: toolchain build profile, with the sources of this build"
 
 
@@ -87,16 +88,14 @@ def check_profile(tree: Path, llvm: Source, patches: Mapping[str, Sequence[Path]
     return said
 
 
-def flags(profile: str) -> str:
-    """How Triton is compiled by a profile.
-
-    What the profile does not know, or knows in another form, is compiled as without it; no warning of that is an error.
+def triton_options(profile: str | None) -> str:
+    """What CMake is told so that a Triton counts what runs, or is compiled by a profile.
 
     Args:
-        profile: where its data lie in the build.
+        profile: where its data lie in the build; None lets it count.
     """
-    silent = ("profile-instr-out-of-date", "profile-instr-unprofiled", "backend-plugin")
-    return " ".join([f"-fprofile-use={profile}", *(f"-Wno-{name}" for name in silent)])
+    hook = f"-DCMAKE_PROJECT_triton_INCLUDE=/recipe/{TRITON_RECIPE[-1]}"
+    return f"{hook} -DTOOLCHAIN_PROFILE={profile or 'count'}"
 
 
 def _identity(source: Source, patches: Mapping[str, Sequence[Path]]) -> dict[str, Any]:

@@ -21,8 +21,9 @@ from toolchain.recipe import Mount, digests
 from toolchain.request import Request
 from toolchain.stages.codegen_choice import bindings, rules_of, triton_here
 from toolchain.stages.codegen_library import where
-from toolchain.stages.profile_use import DATA, INSTRUMENT, check_profile, flags, profile_source, require_portable
+from toolchain.stages.profile_use import DATA, check_profile, profile_source, require_portable, triton_options
 from toolchain.stages.profile_use import SOURCE as PROFILE
+from toolchain.stages.profile_use import TRITON_RECIPE as PROFILE_RECIPE
 from toolchain.stages.python import own_python, versions_of
 from toolchain.stages.stage import Built, Planned, Workspace
 from toolchain.stages.triton_origin import from_source, triton_source
@@ -64,7 +65,9 @@ class TritonPortableStage:
         cross = arch != this_machine()
         if not cross:
             _require_own(request, versions)
-        files = (f"containerfiles/{RECIPE}", "llvm-config/cross.cmake" if cross else "llvm-config/portable.cmake")
+        files = [f"containerfiles/{RECIPE}", "llvm-config/cross.cmake" if cross else "llvm-config/portable.cmake"]
+        if self.instrumented or PROFILE in request.sources:
+            files += PROFILE_RECIPE
         more = {
             "pythons": list(versions),
             "glibc": request.glibc,
@@ -111,13 +114,13 @@ class TritonPortableStage:
         }
         if self.instrumented:
             # Upstream's tests would take hours, and say nothing that they do not say of the other one.
-            args |= {"CXXFLAGS": INSTRUMENT, "LIT": "OFF"}
+            args |= {"CMAKE_EXTRA": triton_options(None), "LIT": "OFF"}
         elif profile is not None:
             tree = workspace.fetch(profile).path
             check_profile(tree, dependencies["llvm"].planned.sources[0], request.patches)
             (laid / "tree" / PROFILE).mkdir(parents=True)
             shutil.copy(tree / DATA, laid / "tree" / PROFILE / DATA)
-            args["CXXFLAGS"] = flags(f"/build/src/{PROFILE}/{DATA}")
+            args["CMAKE_EXTRA"] = triton_options(f"/build/src/{PROFILE}/{DATA}")
         out = build_wheels(RECIPE, taken, dependencies, workspace, args=args, contexts=contexts)
         wheels = {version: for_python(wheels_in(out), version) for version in versions}
         carried = {rule.installed: str(one["sha256"]) for rule, one in zip(rules, libraries, strict=True)}
