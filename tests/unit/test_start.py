@@ -50,7 +50,7 @@ def modules(folder: Path, *words: str) -> set[str]:
         (("--help",), IDLE),
         (("cache", "--help"), IDLE - {"toolchain.request"}),
         (("plan", "--json"), {*HEAVY, "rich", "toolchain.kernels", *ENGINES, "toolchain.lock.file"}),
-        (("plan", "aotriton", "--aotriton", "0.11b", "--gpu", "gfx942", "--json"), HEAVY - {"sqlite3"} | {"rich"}),
+        (("plan", "aotriton", "--aotriton", "0.7.2b", "--gpu", "gfx942", "--json"), HEAVY - {"sqlite3"} | {"rich"}),
         (("plan",), HEAVY),
     ],
     ids=["version", "verbose-version", "help", "group-help", "plan-json", "plan-aotriton", "plan"],

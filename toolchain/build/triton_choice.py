@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -107,6 +108,18 @@ def wheel_hint(asked: Asked, allow_binary: tuple[str, ...]) -> str:
     ):
         return ""
     return f"Triton is built from source; for the wheel that --allow-binary {BINARY} lets in, name it: {WHEEL}"
+
+
+def doubts(asked: Asked) -> tuple[str, ...]:
+    """What should be known of the LLVM that a release names, before hours go into it; a line each."""
+    if "llvm" in asked.sources or not involves(asked.target, "llvm"):
+        return ()
+    with contextlib.suppress(PinError, UnsupportedError):  # it is refused later, with the remedy
+        if asked.aotriton:
+            return aotriton_release(asked.aotriton).pin.warnings
+        if asked.triton and is_version(asked.triton):
+            return triton_release(asked.triton).pin.warnings
+    return ()
 
 
 # --- the order ---

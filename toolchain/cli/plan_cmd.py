@@ -16,8 +16,10 @@ from toolchain.catalog.stages import row as stage_row
 from toolchain.cli import options as o
 from toolchain.cli.request import with_request
 from toolchain.engine.resources import MEMORY, cores
+from toolchain.errors import PolicyError
 from toolchain.request import Request
 from toolchain.sources.tree import Source
+from toolchain.stages.prebuilt import let_in_names
 
 StageArg = Annotated[str, typer.Argument(help=stages.choice(), autocompletion=o.stage())]
 
@@ -28,10 +30,14 @@ def plan(stage: StageArg = "all", *, request: Request) -> None:
     rows = plan_stages(request, stage, proved=True)
     if request.json:
         console.data({"stages": [row.as_json() | _cost(row, request, cores()) for row in rows]})
-        return
-    _show(rows)
-    for line in _takes(rows, request, cores()):
-        console.text(line)
+    else:
+        _show(rows)
+    if refused := _refused(rows, request):
+        names = " ".join(f"--allow-binary {name}" for name in refused)
+        console.warn(f"`build` refuses what is prebuilt with {PolicyError.code}, unless it is allowed: {names}")
+    if not request.json:
+        for line in _takes(rows, request, cores()):
+            console.text(line)
 
 
 def _show(rows: Sequence[PlanRow]) -> None:
@@ -54,6 +60,12 @@ def _show(rows: Sequence[PlanRow]) -> None:
     cells = [[row[at] for at in shown] for row in told]
     head = ("stage", "arch", "state", "image")
     console.show(Listing(columns=[columns[at] for at in shown], rows=cells, head=head, lines=True))
+
+
+def _refused(rows: Sequence[PlanRow], request: Request) -> list[str]:
+    """The prebuilt things that `build` would refuse, sorted."""
+    wanted = {name for row in rows if row.to_build for name in row.planned.binaries}
+    return sorted(wanted.difference(let_in_names(request))) if wanted else []
 
 
 def _cost_of(row: PlanRow, request: Request) -> Cost | None:

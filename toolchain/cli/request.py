@@ -15,7 +15,7 @@ import typer
 
 from toolchain import console
 from toolchain import request as request_module
-from toolchain.build.triton_choice import COMMAND_LINE, ENVIRONMENT, FILE, NOWHERE, Asked, settle, wheel_hint
+from toolchain.build.triton_choice import COMMAND_LINE, ENVIRONMENT, FILE, NOWHERE, Asked, doubts, settle, wheel_hint
 from toolchain.cache import Cache, default_cache
 from toolchain.cli.defaults import DEFAULT as DEFAULT_FILE
 from toolchain.cli.defaults import beside, pairs_from_environment
@@ -221,6 +221,8 @@ def _settled(asked: Asked, lock: Lock | None, request: Request) -> Asked:
     hint = wheel_hint(found, request.allow_binary)
     for line in (*found.notes, *([hint] if hint else [])):
         console.note(line)
+    for line in doubts(found):
+        console.warn(line)
     return found
 
 
