@@ -5,8 +5,9 @@
 Draws random whole groups (one kernel, signature and GPU; they differ in warps, stages and waves per EU) from the plan
 of AOTriton's generator, and compiles each group by each column in turn, in another order for each group. `upstream` is
 AOTriton's compile.py, a process a kernel, on `--upstream-python`; `upstream, our Triton` is the same on `--python`; the
-others are our worker on `--python`. CPU seconds are user and system, of processes and children, and for a worker its
-start too. Objects must have the same bytes in all columns of one Triton.
+others are our worker on `--python`, and on `--profiled-python`, the same Triton built by a profile. CPU seconds are
+user and system, of processes and children, and for a worker its start too. Objects must have the same bytes in all
+columns of one Triton, built by a profile or not.
 
 `--python` needs Triton, and `--plan-python` (the running one otherwise) numpy, pandas and PyYAML. `--plan FOLDER` keeps
 the plan for the next time. No GPU is needed. Run with the repository's own Python.
@@ -207,10 +208,15 @@ def columns(given: argparse.Namespace, tree: Path, out: Path) -> list[Column]:
         add("worker, direct", given.python, without("shared", "parses"), worker=True)
         add("worker, parses", given.python, without("shared", "direct"), worker=True)
         add("worker, shared (and direct)", given.python, without("parses"), worker=True)
-    add("worker, all", given.python, {}, worker=True)
-    for extra in given.extra:
-        name, _, settings = extra.partition(":")
-        add(f"worker, all, {name}", given.python, dict(one.split("=", 1) for one in settings.split(",")), worker=True)
+    if given.profiled_python:
+        add("worker, by a profile alone", given.profiled_python, without(*LEVERS), worker=True)
+    for python, what in ((given.python, "worker, all"), (given.profiled_python, "worker, all, by a profile")):
+        if not python:
+            continue
+        add(what, python, {}, worker=True)
+        for extra in given.extra:
+            name, _, settings = extra.partition(":")
+            add(f"{what}, {name}", python, dict(one.split("=", 1) for one in settings.split(",")), worker=True)
     return found
 
 
@@ -248,6 +254,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--upstream-python", default="")
+    parser.add_argument("--profiled-python", default="", help="the Triton of --python, built by a profile")
     parser.add_argument("--no-upstream", action="store_true", help="without upstream's way on our Triton")
     parser.add_argument("--brief", action="store_true", help="no lever and all levers alone")
     parser.add_argument("--extra", action="append", default=[], help="NAME:VARIABLE=VALUE,…: all levers and these")
@@ -271,6 +278,9 @@ def main(arguments: Sequence[str]) -> int:
             "rules": sum(map(len, chosen)),
             "planned": {"rules": len(rules), "groups": len(groups)},
             "triton": {one.name: version(one.python) for one in found},
+            "compared": {
+                one.name: version(given.python if one.python == given.profiled_python else one.python) for one in found
+            },
             "groups": [
                 {"kernel": one[0].kernel, "gpu": one[0].target, "launch": [
                     [rule.num_warps, rule.num_stages, rule.waves_per_eu] for rule in one
@@ -295,8 +305,8 @@ def main(arguments: Sequence[str]) -> int:
             one.end()
         note()
     print("\n".join(table(found, told["rules"])))
-    for triton in sorted(set(told["triton"].values())):
-        same = [one for one in found if told["triton"][one.name] == triton]
+    for triton in sorted(set(told["compared"].values())):
+        same = [one for one in found if told["compared"][one.name] == triton]
         odd = sorted({name for one in same for name in one.digests if one.digests[name] != same[0].digests[name]})
         print(
             f"Triton {triton}: {len(same)} columns, {len(same[0].digests) - len(odd)} of {len(same[0].digests)} equal"
