@@ -30,8 +30,8 @@ The command line wins over the environment, the environment over the file, the f
 `toolchain.toml` in the current folder, or the one that `toolchain --config FILE VERB` names; `toolchain init` makes
 one. Its keys are the options without the dashes. Relative paths in it are relative to its folder.
 
-"Set by" says where an option may stand. One that may stand in the environment is there `TOOLCHAIN_` and its name in
-capitals: `--kernel-timeout` is `TOOLCHAIN_KERNEL_TIMEOUT`. `verify` takes no key and no `allow-binary` from the file:
+"Set by" says where an option can be set. In the environment it is `TOOLCHAIN_` and its name in capitals:
+`--kernel-timeout` is `TOOLCHAIN_KERNEL_TIMEOUT`. `verify` takes no key and no `allow-binary` from the file:
 no folder decides whom it trusts. `pins` takes nothing from it.
 
 `--key` is an older name of `--public-key` where a verb has both; only `publish` has a `--key` of its own, the private

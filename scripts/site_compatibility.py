@@ -80,14 +80,18 @@ def compatibility() -> str:
         "# Compatibility\n",
         MADE,
         ("**tested** leads to the figures, with the part that was tried where it was not all. **expected**: the data has all"
-        " that it takes, and nothing known speaks against it; nobody has tried that very cell. **refused** names the exit code that"
-        " tells it at once, before anything is built.\n"),
+        " that it takes, and nothing known speaks against it; nobody has tried that very cell. **refused** names the exit"
+        " code. `plan` already refuses, except where only the fetched tree says which Pythons it supports.\n"),
         "## Triton: its LLVM and its wheels\n",
         ("A wheel is built for each `--python`. The columns of wheels are those on the portable layer (glibc 2.31); the last"
         " one is bound to the base `debian13`. AMD's compilers are in every one; NVIDIA's need `--allow-binary libdevice`.\n"),
         _tritons(),
         ("Wheels on the portable layer were built for CPython 3.11 and 3.13 of one Triton, on an LLVM that is not its pin."
-        " Upstream's `python_requires` decides at build time, and a Python outside of it is refused with 7.\n"),
+        " The tree's `python_requires` says which Pythons it supports, and others are refused with 7: by `plan` where the tree is"
+        " here, else by `fetch` or `build` right after the fetch, before anything is built. With `--reuse-from` they are refused"
+        " only when Triton is built.\n"),
+        ("3.8.0+rhaiv.1 is a Triton of Red Hat. Only its LLVM is on record, so its wheels need `--source triton=` with a"
+        " checkout or `URL@COMMIT`.\n"),
         ("A build for 3.9 or 3.11 must name the base's own Python too, 3.13 of `debian13`: `--python 3.11,3.13`. Without it the plan"
         " is refused with 7. Where the"
         " stable ABI is used, from 3.9.0 on, 3.13's wheel is `cp312-abi3` and serves 3.12 and later; 3.11 gets a wheel of its own.\n"),
@@ -100,7 +104,7 @@ def compatibility() -> str:
         "## Bases, and HIP for AOTriton\n",
         _bases(),
         ("AOTriton's library links the HIP of its base: `debian13` has 5.7.1, whose library is `libamdhip64.so.5`. ROCm 6 and"
-        " 7 bring `.so.6` and `.so.7`, so such a library does not load beside them alone. That is **expected** from the names;"
+        " 7 bring `.so.6` and `.so.7`, so such a library does not load where only those are. That is **expected** from the names;"
         " no AMD code object has been run on a GPU. The packs of kernels hold code objects and know no HIP version. A library for ROCm 6 or 7"
         " needs [a base of your own](tasks/own-base.md#a-base-with-rocm-6-or-7) with that HIP. Debian's package is 5.7.1; its CMake"
         " file calls itself 5.7.0, and so do the names of archives.\n"),
@@ -138,7 +142,9 @@ def _tritons() -> str:
         except ToolchainError as error:
             rows.append(_all_refused(one.version, error, len(pythons) + 3))
             continue
-        wheels = [_wheel(one.version, python) for python in pythons]
+        # Of a version that upstream does not have, only the LLVM is known.
+        named = one.commit or one.tag
+        wheels = [_wheel(one.version, python) if named else "needs its source" for python in pythons]
         further = "".join(f"; {pin.target} `{pin.llvm[:8]}` {pin.certainty}" for pin in one.codegen)
         # What has an LLVM for a GPU is built by the portable recipe alone.
         last = "refused: [7](exit-codes.md)" if one.codegen else wheels[-1]
@@ -194,7 +200,7 @@ def _bases() -> str:
         rows.append([f"`{name}`", builds, hip or "none", aotriton, one.note])
     rows.append(["your own, `oci:DIR`", "**tested**: debian13's image given as one", "what it holds",
                  "expected where its HIP has hipStreamGetDevice; else refused: [7](exit-codes.md)",
-                 "asked before anything is built: [what it must hold](bases.md#a-base-of-your-own)"])  # fmt: skip
+                 "checked before anything is built: [what it must hold](bases.md#a-base-of-your-own)"])  # fmt: skip
     return table(["base", "LLVM and Triton", "HIP", "AOTriton", "remarks"], rows)
 
 
@@ -290,15 +296,16 @@ def what_it_takes() -> str:
     return "\n".join([
         "# Hours, memory and disk\n",
         MADE,
-        ("Two cores are what was measured. Other columns are reckoned from them: compiling goes as the cores, unpacking does"
+        ("Two cores are what was measured. Other columns are calculated from them: compile time scales with cores, unpacking does"
         " not. `toolchain plan STAGE` prints the same for the cores of this machine, and `--json` has it as `takes`.\n"),
         table(head, rows),
-        ("- The number of jobs follows cores and memory by itself; `--jobs` bounds it.\n"
+        ("- The number of jobs follows from cores and memory; `--jobs` sets it, as far as memory allows.\n"
         "- Disk is what must be free before a stage is begun; a build with less ends at once with"
-        " [exit code 9](exit-codes.md). Where it is not asked the stage needs little. Most of that room is free again when the stage is done, so one needs as much as the largest stage asks for.\n"
-        "- The compiler cache is part of that room. It stays for the next build, and is bounded at 20 GB.\n"
+        " [exit code 9](exit-codes.md). Where it is not asked the stage needs little. Most of that room is free again when the stage is done. So a whole build needs"
+        " what its largest stage asks for, besides the base and sources that are there by then: 17 GB in all for LLVM.\n"
+        "- The compiler cache of one build is part of that room. It stays for the next build, and grows to 20 GB at most.\n"
         "- Memory is what the number of jobs is counted with: 5.4 GB for each link, 1.6 GB for each compile or kernel. It is a"
-        " reserve and no measurement: a worker of flash-attn took 262 MB at most.\n"
+        " reserve, not a measurement: a worker of flash-attn took 262 MB at most.\n"
         "- Triton 3.9 and later: add the stages `llvm-amdgpu` and `codegen-amdgpu`.\n"
         "- A whole GPU of AOTriton has 14,485 to 19,187 kernels. The 19,001 of gfx942, the one that was compiled whole,"
         " [took 4 h 13 min](measurements.md#a-whole-gfx942) on two cores with other work beside them.\n"

@@ -6,6 +6,7 @@ import inspect
 import re
 import textwrap
 from pathlib import Path
+from typing import Any
 
 from scripts.options_table import commands
 from scripts.site_compatibility import MADE, table
@@ -28,7 +29,7 @@ def _one_line(text: str) -> str:
 def verbs() -> str:
     """Every verb with its help, arguments and options."""
     parts = ["# Verbs\n", MADE,
-             ("`toolchain VERB --help` prints this with a line for each option. What options mean, and where else they may be set:"
+             ("`toolchain VERB --help` prints this with a line for each option. What options mean, and where else they can be set:"
              " [Options](../options.md).\n"),
              table(["verb", "does"], [[f"[`{verb.name}`](#{_anchor(verb.name)})", verb.brief] for verb in VERBS])]  # fmt: skip
     found, told = commands(), set[str]()
@@ -41,12 +42,9 @@ def verbs() -> str:
             parts.append(f"{GROUPS[group]}\n")
         parts.append(f"{_one_line(command.help or verb.brief)}\n")
         arguments = [one for one in command.params if one.param_type_name == "argument"]
-        words = [(one.name or "").rstrip("_").upper() if one.required else f"[{(one.name or '').rstrip('_').upper()}]"
-                 for one in arguments]  # fmt: skip
+        words = [_argument(one) if one.required else f"[{_argument(one)}]" for one in arguments]
         parts.append(f"```text\ntoolchain {' '.join([verb.name, *words, '[OPTIONS]'])}\n```\n")
-        parts += [
-            f"- `{(one.name or '').rstrip('_').upper()}`: {_one_line(one.help)}\n" for one in arguments if one.help
-        ]
+        parts += [f"- `{_argument(one)}`: {_one_line(one.help)}{_default(one)}\n" for one in arguments if one.help]
         flags = sorted(
             one.opts[0]
             for one in command.params
@@ -60,6 +58,18 @@ def verbs() -> str:
     return "\n".join(parts)
 
 
+def _argument(one: Any) -> str:
+    """An argument as `--help` calls it."""
+    return str(one.metavar or (one.name or "").rstrip("_").upper())
+
+
+def _default(one: Any) -> str:
+    """What is taken where a stage may be left out."""
+    if one.required or not isinstance(one.default, str):
+        return ""
+    return f" Without it `stage` of toolchain.toml, else `{one.default}`."
+
+
 def _anchor(name: str) -> str:
     return "verb-" + name.replace(" ", "-")
 
@@ -69,13 +79,13 @@ def configuration() -> str:
     return "\n".join([
         "# Configuration\n",
         MADE,
-        ("`toolchain init` writes this file, and `toolchain init --gpu gfx942 --stage aotriton` the same with those two lines"
-        " in force. It is read from the current folder, or from where `toolchain --config FILE VERB` says.\n"),
+        ("`toolchain init` writes this file. `toolchain init --stage aotriton --aotriton 0.11b --gpu gfx942` writes it with those"
+        " three lines in force. It is read from the current folder, or from where `toolchain --config FILE VERB` says.\n"),
         "```toml\n" + render({}, Path()) + "```\n",
         "`only = \"distribution\"` is the default, and means all of LLVM.\n",
         "## Environment\n",
         ("An option is also `TOOLCHAIN_` and its name in capitals; lists have spaces between their values."
-        " [Options](../options.md) says which. These are variables alone:\n"),
+        " [Options](../options.md) says which. These exist as variables only:\n"),
         table(["variable", "what"], [
             ["`TOOLCHAIN_KEY_PASSPHRASE`", "passphrase of the private key, for `keygen` and `publish`"],
             ["`TOOLCHAIN_LOCK_TIMEOUT`", "seconds to wait for another invocation: 86400; 0 does not wait"],
@@ -83,7 +93,7 @@ def configuration() -> str:
             ["`REGISTRY_AUTH_FILE`, `DOCKER_CONFIG`", "where logins lie, before `~/.docker/config.json`"],
         ]),
         ("`TOOLCHAIN_KEY` is the private key of `publish`. `TOOLCHAIN_PUBLIC_KEY` is the key that `verify` and"
-        " `build --reuse-from` believe. Where only `TOOLCHAIN_KEY` is set these two still take it, with a note.\n"),
+        " `build --reuse-from` accept. Where only `TOOLCHAIN_KEY` is set, these two still take it, with a note.\n"),
     ])  # fmt: skip
 
 
@@ -128,8 +138,8 @@ _OF_LABELS = {
     "TITLE": "for people",
     "REVISION": "the commit of the source",
     "LICENSES": "SPDX expression of what is in the layer",
-    "INPUT_DIGEST": "SHA-256 of all that decides the bytes; the tag of the image begins with it",
-    "BINARIES": "prebuilt things that were let in by name",
+    "INPUT_DIGEST": "SHA-256 of all that decides the bytes; its first 12 digits are a tag of the image",
+    "BINARIES": "prebuilt things that were allowed by name",
     "PARTIAL": "what is left out, where the image is a part",
     "GPUS": "the GPUs that kernels are for",
     "KERNELS": "how many kernels are in it, and how many are known bad",
@@ -158,9 +168,10 @@ def names() -> str:
             ["`llvm-triton-22.1.8`", "the same of a distribution's source package: its version"],
             ["`llvm-triton-HASH8-BASE`", "LLVM for one base alone"],
             ["`llvm-triton-tablegen-…`, `llvm-triton-mlir-tblgen-…`, `llvm-triton-support-…`", "parts, by `--only`"],
-            ["`triton-HASH8-BASE`", "Triton in an image with the base's Python"],
+            ["`triton-HASH8-BASE`", "Triton at a commit, in an image with the base's Python"],
+            ["`triton-vVERSION-BASE`", "what `plan` calls it while the commit of the tag `vVERSION` is not known yet"],
             ["`triton-treeHASH8-BASE`, `llvm-triton-treeHASH8`",
-             "of a folder instead of a commit: the first eight digits of its tree's SHA-256"],
+             "of a checkout instead of a commit: the first eight digits of its tree's SHA-256"],
             ["`triton-wheel-VERSION-BASE`", "Triton as the index's wheel, in an image with the base's Python"],
             ["`llvm-amdgpu-HASH8`, `triton-codegen-amdgpu-HASH8`", "for Triton 3.9 and later: the LLVM for AMD's GPUs, and the library on it"],
             ["`…-instrumented`, `…-profile`, `…-pgo`", "LLVM and Triton that count what runs; the profile; both built by it"],
@@ -171,10 +182,12 @@ def names() -> str:
         ]),
         ("BASE is the base's name; of an image of your own (`--base oci:mybase`) it is `local-` and the first eight digits of its"
          " manifest's digest, as in `llvm-triton-f6ded0be-local-0123abcd`. `plan` prints it.\n"),
-        ("The layer lies below `/usr/lib64/` and the image's own name without the base, `/usr/lib64/llvm-triton-f6ded0be` for"
-        " one. `toolchain inspect REF --use` prints the lines that take it.\n"),
-        ("Tags: `latest`, and the first 12 digits of the input digest. Use the digest of the image itself where it must stay"
-        " the same; `publish` prints it.\n"),
+        ("The path in the image differs from the image's name. It never contains the base, the part or `-pgo`: `llvm-triton-f6ded0be-debian13` and"
+        " `llvm-triton-tablegen-f6ded0be` both hold `/usr/lib64/llvm-triton-f6ded0be`. AOTriton's is `/usr/lib64/aotriton-HASH8-GPUS`,"
+        " FlashAttention's `/usr/lib64/flash-attn-kernels`, Triton's `/usr/lib/toolchain/triton`. `toolchain inspect REF --use` prints"
+        " the lines that take it.\n"),
+        ("Tags: `latest`, and the first 12 digits of the input digest ([several architectures](../architectures.md#what-is-published)). Use"
+        " the digest of the image itself where it must stay the same; `publish` prints it.\n"),
         "## Stages\n",
         table(["stage", "title", "sources by name", "licence"], stages),
         "## Labels\n",
@@ -191,7 +204,7 @@ def prebuilt() -> str:
         "# Prebuilt things by name\n",
         MADE,
         ("Only sources enter a build. Machine code or bitcode in a source tree is found by content, and each find needs a"
-        " decision: `--allow-binary NAME` lets it in and writes the name into label, provenance and SBOM."
+        " decision: `--allow-binary NAME` allows it and writes the name into label, provenance and SBOM."
         " `--drop-binary NAME` leaves it out. A file that is not listed here is named by its path in the tree.\n"),
         table(["name", "source", "file", "without a decision", "what it is"], rows),
         ("| name | what |\n|---|---|\n| `dask` | Dask and what it imports, as the index's wheels, in the image of a worker |\n"

@@ -107,7 +107,8 @@ class Request:
         default_factory=dict,
         metadata=option(
             "source", kind="pairs", metavar="NAME=WHERE", place="pair", of=reading.SOURCES, counts=True, lock="changed",
-            help="NAME=PATH, URL@COMMIT, archive:COMMIT, distro:PACKAGE or pypi:VERSION; again for each source.",
+            help="NAME=PATH, URL@COMMIT, archive:COMMIT, distro:PACKAGE or pypi:VERSION; from a bundle also"
+            " stored:NAME@sha256:DIGEST. Again for each source.",
             example=["llvm=../llvm-project"], is_path=reading.is_path, read=reading.sources,
         ),
     )  # fmt: skip
@@ -153,20 +154,20 @@ class Request:
         default=None,
         metadata=option(
             "limit", kind="count", least=1, example=100, counts=True, lock="changed",
-            help="At most this many kernels, and what whole clusters need besides.",
+            help="Take kernels until there are this many; a cluster is taken whole.",
         ),
     )  # fmt: skip
     keep_going: bool = field(
         default=False,
         metadata=option(
             "keep-going", kind="flag", counts=True, lock="changed",
-            help="Go on where kernels fail, and mark them as known bad; the end is then 12.",
+            help="Continue when kernels fail, and mark them as known bad; the exit code is then 12.",
         ),
     )  # fmt: skip
     kernel_timeout: float | None = field(
         default=None,
         metadata=option(
-            "kernel-timeout", kind="seconds", least=1, help="Seconds for one kernel; an hour otherwise.", example=900,
+            "kernel-timeout", kind="seconds", least=1, help="Seconds for one kernel; an hour by default.", example=900,
             counts=True, lock="changed",
         ),
     )  # fmt: skip
@@ -174,7 +175,7 @@ class Request:
         default=None,
         metadata=option(
             "kernel-memory", kind="count", metavar="MB", least=64, example=4000, counts=True, lock="changed",
-            help="Megabytes of memory for one kernel; what the machine has for all of them otherwise.",
+            help="Megabytes of memory for one kernel; by default they share what the machine has.",
         ),
     )  # fmt: skip
     shard: tuple[int, int] | None = field(
@@ -197,7 +198,7 @@ class Request:
         default=None,
         metadata=option(
             "recheck", metavar="SHARE|all", example="5%", read=reading.recheck,
-            help="Compile this share of what the kernel store gives here too, and compare. After one difference nothing"
+            help="Also compile this share of the kernel store's results here, and compare. After one difference nothing"
             " of that store is used.",
         ),
     )  # fmt: skip
@@ -212,7 +213,7 @@ class Request:
     allow_binary: tuple[str, ...] = field(
         default=(),
         metadata=option(
-            "allow-binary", kind="names", metavar="NAME", help="Let a prebuilt thing in by name.",
+            "allow-binary", kind="names", metavar="NAME", help="Allow a prebuilt thing by name.",
             example=["libdevice"], counts=True, lock="changed",
         ),
     )  # fmt: skip
@@ -246,10 +247,10 @@ class Request:
         default="buildah",
         metadata=option(
             "runner", metavar="PROGRAM", known=lambda: reading.RUNNERS, read=reading.runner, example="docker",
-            help="What runs contract checks and kernel workers: docker, podman, or buildah, which builds.",
+            help="What runs contract checks and kernel workers: buildah, docker or podman. buildah builds the layers.",
         ),
     )  # fmt: skip
-    offline: bool = field(default=False, metadata=option("offline", kind="flag", help="Never reach out."))
+    offline: bool = field(default=False, metadata=option("offline", kind="flag", help="Use no network."))
     compression: Literal["gzip", "zstd"] = field(
         default="gzip",
         metadata=option(

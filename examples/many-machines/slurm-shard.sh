@@ -1,7 +1,7 @@
 #!/bin/sh
 #SBATCH --array=1-16
 #SBATCH --cpus-per-task=32
-# 16 stands in two places, so that a single part can be run again by --array=3: the store is a folder that all nodes see.
+# 16 occurs in two places, so that a single part can be run again by --array=3: the store is a folder that all nodes see.
 # release-key.pub lies beside this script.
 set -eu
 export TOOLCHAIN_CACHE="${TMPDIR:-/tmp}/toolchain-$SLURM_JOB_ID"

@@ -113,9 +113,9 @@ def kernels_merge(
     *,
     request: Request,
 ) -> None:
-    """Make ledger, packs and image of what `--shard` runs compiled elsewhere. Kernels are taken, and none is compiled.
+    """Make ledger, packs and image of what `--shard` runs compiled elsewhere. Kernels are taken, not compiled.
 
-    Give the options that the shards were given, but for --shard. Shards of other inputs are refused; what is missing is
+    Give the options that the shards were given, without --shard. Shards of other inputs are refused; what is missing is
     named.
     """
     if stage not in MERGED:

@@ -21,7 +21,7 @@ RefArg = Annotated[str, typer.Argument(help="oci:DIR[:TAG] or REGISTRY/NS/NAME[:
 StageArg = Annotated[str, typer.Argument(help=stages.choice(), autocompletion=o.stage())]
 OutOpt = Annotated[
     Path,
-    typer.Option("--lock-file", envvar="TOOLCHAIN_LOCK_FILE", help="Must hold all that comes; written if not there."),
+    typer.Option("--lock-file", envvar="TOOLCHAIN_LOCK_FILE", help="Must list all that comes; written if not there."),
 ]
 
 

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from toolchain.build.cache_usage import Item
 
 DaysOpt = Annotated[
-    int, typer.Option("--unused-for", metavar="DAYS", min=1, help="What nobody used for so many days goes.")
+    int, typer.Option("--unused-for", metavar="DAYS", min=1, help="Remove what was not used for so many days.")
 ]
-DryOpt = Annotated[bool, typer.Option("--dry-run", "-n", help="Only say what would go.")]
+DryOpt = Annotated[bool, typer.Option("--dry-run", "-n", help="Only list what would be removed.")]
 UnfinishedOpt = Annotated[
-    bool, typer.Option("--unfinished", help="Unfinished work of any age too: it begins anew, campaigns as well.")
+    bool, typer.Option("--unfinished", help="Also unfinished work of any age: builds and campaigns start anew.")
 ]
 _SMALL = 10**6
 _DAY = 86400.0

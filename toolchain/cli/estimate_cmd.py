@@ -45,12 +45,14 @@ ReusedOpt = Annotated[
         " \\[default: all but the function with the most kernels]",
     ),
 ]
-PlanOpt = Annotated[Path | None, typer.Option("--plan", help="Folder that AOTriton's generator wrote (Bare.compile).")]
+PlanOpt = Annotated[Path | None, typer.Option("--plan", help="Folder with the kernel list of AOTriton's generator.")]
 LedgerOpt = Annotated[
     list[Path] | None, typer.Option("--ledger", help="A ledger to take seconds from, beside those in the cache.")
 ]
-TaskOpt = Annotated[float, typer.Option("--task-ms", min=0, help="Milliseconds of the scheduler for each kernel.")]
-SetupOpt = Annotated[float, typer.Option("--setup", min=0, help="Seconds of a machine before it can begin.")]
+TaskOpt = Annotated[
+    float, typer.Option("--task-ms", min=0, help="Milliseconds that the scheduler takes for each kernel.")
+]
+SetupOpt = Annotated[float, typer.Option("--setup", min=0, help="Seconds that a machine needs before it can begin.")]
 HourOpt = Annotated[float, typer.Option("--core-hour", min=0, help="Price of a core hour, in any currency.")]
 GigabyteOpt = Annotated[float, typer.Option("--gigabyte", min=0, help="Price of a GB that is moved.")]
 
@@ -70,9 +72,9 @@ def kernels_estimate(
     *,
     request: Request,
 ) -> None:
-    """Reckon what a whole release of AOTriton's kernels takes on many machines. It starts nothing, and asks no network.
+    """Estimate what a whole release of AOTriton's kernels takes on many machines. Starts nothing, uses no network.
 
-    Prices have round numbers as defaults, of no offer.
+    The default prices are placeholders.
     """
     numbers, gpus = _numbers(machines), _gpus(request, plan)
     rows, whence = (

@@ -59,7 +59,7 @@ IdentityOpt = Annotated[
     typer.Option(
         "--identity",
         envvar="TOOLCHAIN_IDENTITY",
-        help="Who must have signed, as the certificate names it; no --public-key.",
+        help="Who must have signed, as the certificate names it; in place of --public-key.",
     ),
 ]
 IssuerOpt = Annotated[
@@ -129,7 +129,9 @@ def _tell(done: Sequence[Delivered]) -> None:
 
 
 def keygen(
-    path: Annotated[Path, typer.Argument(help="Where the private key goes; the public one is FILE.pub.")],
+    path: Annotated[
+        Path, typer.Argument(metavar="FILE", help="Where the private key goes; the public one is FILE.pub.")
+    ],
 ) -> None:
     """Make a key for `publish --key`. With TOOLCHAIN_KEY_PASSPHRASE set it is encrypted."""
     from toolchain.trust.keys import new_key  # noqa: PLC0415
@@ -149,7 +151,9 @@ def verify(
         str | None, typer.Option("--policy", help="`source-only`: nothing prebuilt but what --allow-binary names.")
     ] = None,
     allow_binary: o.AllowBinaryOpt = None,
-    max_age: Annotated[float | None, typer.Option("--max-age", min=0, help="Days since the build ended.")] = None,
+    max_age: Annotated[
+        float | None, typer.Option("--max-age", min=0, help="Age limit, in days since the build ended.")
+    ] = None,
     image: Annotated[
         str | None, typer.Option("--image", metavar="NAME", help="What the provenance must call the image.")
     ] = None,

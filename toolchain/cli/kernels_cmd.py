@@ -15,7 +15,7 @@ from toolchain.cli import options as o
 from toolchain.cli.request import make_request
 from toolchain.errors import ConfigError
 
-WatchOpt = Annotated[bool, typer.Option("--watch", "-w", help="Go on until no campaign runs; redrawn in a terminal.")]
+WatchOpt = Annotated[bool, typer.Option("--watch", "-w", help="Repeat until no campaign runs; redrawn in a terminal.")]
 _DRAWN_EVERY, _SAID_EVERY = 1.0, 30.0  # seconds
 _NONE = "no unfinished campaign"
 
@@ -23,7 +23,7 @@ _NONE = "no unfinished campaign"
 def kernels_status(
     cache: o.CacheOpt = None, scheduler: o.SchedulerOpt = None, watch: WatchOpt = False, json_: o.JsonOpt = False
 ) -> None:
-    """Show each kernel campaign: how far it is, how fast, what its workers are at, what was slow and what failed.
+    """Show each kernel campaign: how far it is, how fast, what its workers do, what was slow and what failed.
 
     With --scheduler those of a Dask scheduler, and its workers, from anywhere.
     """

@@ -16,7 +16,7 @@ from toolchain.request import Request
 
 StageArg = Annotated[str, typer.Argument(help=stages.choice(), autocompletion=o.stage())]
 OutOpt = Annotated[Path, typer.Option("--output", "-o", help="The file to write, or with --check to compare with.")]
-CheckOpt = Annotated[bool, typer.Option("--check", help="Write nothing; say where the file is not what is here now.")]
+CheckOpt = Annotated[bool, typer.Option("--check", help="Write nothing; say where the file is out of date.")]
 OpenOpt = Annotated[
     bool, typer.Option("--open-base", help="Leave the base's packages to the mirrors; the file says so.")
 ]

@@ -75,13 +75,14 @@ class Layout(Blobs):
             raise RegistryError(
                 f"{self.root} is not an OCI layout",
                 why="it has no index.json",
-                fix="name a folder that `toolchain publish oci:DIR` wrote",
+                fix="name a folder that `toolchain publish oci:DIR`, `buildah push` or `skopeo copy` wrote",
             ) from error
         except OSError as error:  # a file, a loop of links, no permission, a name that is too long
             raise RegistryError(
                 f"{self.root} cannot be read as an OCI layout",
                 why=str(error.strerror),
-                fix="name a folder that `toolchain publish oci:DIR` wrote, and that you may read",
+                fix="name a folder that `toolchain publish oci:DIR`, `buildah push` or `skopeo copy` wrote, and that"
+                " you may read",
             ) from error
         if not isinstance(content.get("manifests"), list):
             raise self._no_index("it has no list of manifests")
