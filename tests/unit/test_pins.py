@@ -450,6 +450,18 @@ def test_triton_and_path_as_text(run: CliRunner, tmp_path: Path) -> None:
     assert HASH in result.stdout
 
 
+def test_a_checkout_shows_every_llvm_that_it_pins(run: CliRunner, tmp_path: Path) -> None:
+    (tmp_path / "cmake").mkdir()
+    (tmp_path / "cmake/llvm-hash.txt").write_text(HASH)
+    (tmp_path / "cmake/amd-llvm-info.json").write_text(json.dumps({"llvm_hash": "6" * 40, "build_number": 2}))
+    for option in ("--from", "--triton"):
+        said = run.invoke(app(), [option, str(tmp_path)]).stdout
+        assert HASH in said
+        assert re.search(rf"^llvm-amdgpu\.llvm +{'6' * 40}$", said, re.MULTILINE)
+        found = json.loads(run.invoke(app(), [option, str(tmp_path), "--json"]).stdout)
+        assert (found["llvm"]["commit"], found["llvm-amdgpu"]["build"]) == (HASH, 2)
+
+
 def test_unknown_is_refused(run: CliRunner) -> None:
     result = run.invoke(app(), ["--pytorch", "2.10"])
     assert isinstance(result.exception, PinError)

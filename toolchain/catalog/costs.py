@@ -1,4 +1,4 @@
-"""What a stage takes, reckoned for a number of cores, and what its steps do. Hints from few machines, no promises."""
+"""What a stage takes, estimated for a number of cores, and what its steps do. Hints from few machines, no promises."""
 
 from __future__ import annotations
 

@@ -12,10 +12,12 @@ from rich.text import Text
 
 from toolchain import console
 from toolchain.catalog import releases as facts
-from toolchain.catalog.pin_files import read_pin
+from toolchain.catalog.pin_files import read_codegen_pins, read_pin
+from toolchain.catalog.release_data import CodegenPin
 from toolchain.cli.listing import Listing
 from toolchain.cli.options import JsonOpt
 
+_Found = facts.PytorchRow | facts.AotritonRelease | facts.TritonRelease | facts.LlvmPin | CodegenPin
 _STYLES = {"verified": "green", "inferred": "yellow", "unknown": "red"}
 
 
@@ -45,15 +47,13 @@ def pins(
     _resolved(found)
 
 
-def _resolve(
-    pytorch: str | None, triton: str | None, aotriton: str | None, path: Path | None
-) -> dict[str, facts.PytorchRow | facts.AotritonRelease | facts.TritonRelease | facts.LlvmPin]:
+def _resolve(pytorch: str | None, triton: str | None, aotriton: str | None, path: Path | None) -> dict[str, _Found]:
     """What lies on the way from the question to the LLVM, in that order."""
     if path is not None:
-        return {"llvm": read_pin(path)}
+        return _read(path)
     if triton is not None:
         if not facts.is_version(triton) and triton.strip() and os.path.lexists(triton):
-            return {"llvm": read_pin(Path(triton))}
+            return _read(Path(triton))
         row = facts.triton_release(triton)
         if facts.is_version(triton) and (newest := facts.newest_patch(triton)).version != row.version:
             row = newest
@@ -64,6 +64,12 @@ def _resolve(
         return {"pytorch": torch, "aotriton": release, "llvm": release.pin}
     release = facts.aotriton_release(aotriton or "")
     return {"aotriton": release, "llvm": release.pin}
+
+
+def _read(path: Path) -> dict[str, _Found]:
+    """The LLVM of a pin file or a checkout, and of a checkout those for GPUs, each by the name of its stage."""
+    further = read_codegen_pins(path) if path.is_dir() else ()
+    return {"llvm": read_pin(path), **{f"llvm-{pin.target.lower()}": pin for pin in further}}
 
 
 def _row(value: Any) -> dict[str, Any]:
@@ -140,7 +146,7 @@ def _resolved(found: dict[str, Any]) -> None:
     warnings: dict[str, None] = {}
     for name, value in found.items():
         fields = _row(value)
-        for warning in fields.pop("warnings"):
+        for warning in fields.pop("warnings", ()):
             warnings[warning] = None
         for field, content in fields.items():
             if content:

@@ -87,7 +87,7 @@ def _takes(rows: Sequence[PlanRow], request: Request, count: int) -> Iterator[st
     """What building the rest takes on this machine, a line for each stage, at most 80 columns wide."""
     told = [(row, cost) for row in rows if (cost := _cost_of(row, request))]
     if told:
-        yield f"still to build, on {count} core{'s' if count != 1 else ''} (reckoned from few machines: docs/costs.md):"
+        yield f"still to build, on {count} core{'s' if count != 1 else ''} (estimates: docs/costs.md):"
     names = [f"{row.planned.name} {row.arch}".rstrip() for row, _ in told]
     width = max((9, *(len(name) + 1 for name in names)))
     for name, (row, cost) in zip(names, told, strict=True):

@@ -1,4 +1,4 @@
-"""A campaign on many machines, reckoned from measured times: no machine is asked, and nothing is compiled.
+"""A campaign on many machines, calculated from measured times: no machine is asked, and nothing is compiled.
 
 The model is list scheduling of whole kernels. Each core takes the next kernel when it has finished one. Two ways:
 

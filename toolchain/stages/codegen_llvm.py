@@ -19,7 +19,7 @@ from toolchain.stages.llvm import PORTABLE_RECIPE, floor_labels, recipe_files, t
 from toolchain.stages.stage import Built, Planned, Stage, Workspace, common_inputs, image_labels, locked, source_inputs
 
 RECIPE = "containerfiles/llvm-codegen"
-# Tree, ccache and installed copy together: reckoned from 22.1.8, whose steps it has nearly half of.
+# Tree, ccache and installed copy together: estimated from 22.1.8, whose steps it has nearly half of.
 _DISK = 6_000_000_000
 _WEIGHTS = {"configure": 40.0, "compile": 2200.0, "install": 30.0}
 _CROSS_WEIGHTS = {**_WEIGHTS, "configure": 400.0}
