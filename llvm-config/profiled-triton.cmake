@@ -3,6 +3,6 @@
 
 set(TOOLCHAIN_PROFILED
   lib/Analysis lib/Conversion/TritonGPUToLLVM lib/Dialect/Triton/IR lib/Dialect/TritonGPU/IR
-  lib/Dialect/TritonGPU/Transforms lib/Dialect/TritonNvidiaGPU/Transforms lib/Tools)
+  lib/Dialect/TritonNvidiaGPU/Transforms lib/Tools)
 set(TOOLCHAIN_PROFILED_TOP "${CMAKE_SOURCE_DIR}")
 include("${CMAKE_CURRENT_LIST_DIR}/profiled.cmake")
