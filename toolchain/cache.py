@@ -119,4 +119,11 @@ def default_cache() -> Path:
     """`TOOLCHAIN_CACHE`, else below the user's cache folder."""
     if named := os.environ.get("TOOLCHAIN_CACHE"):
         return Path(named).absolute()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "toolchain"
+    if named := os.environ.get("XDG_CACHE_HOME"):
+        return Path(named) / "toolchain"
+    try:
+        return Path.home() / ".cache" / "toolchain"
+    except RuntimeError as error:
+        raise ConfigError(
+            "there is no folder for the cache", why="this user has no home: HOME is not set", fix="name one: --cache"
+        ) from error

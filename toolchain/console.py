@@ -64,7 +64,8 @@ def begin() -> None:
 def data(value: Any) -> None:
     """Print `value` as JSON on standard output."""
     _said.append(value)
-    written = json.dumps(value, indent=2, sort_keys=False, ensure_ascii=False)
+    plain_ascii = "utf" not in (sys.stdout.encoding or "utf-8").lower()
+    written = json.dumps(value, indent=2, sort_keys=False, ensure_ascii=plain_ascii)
     text(_CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", written))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import math
 import os
 import re
 from collections.abc import Iterator
@@ -19,18 +18,19 @@ PATIENCE = 2.0  # seconds before a waiting invocation says why it waits
 
 
 @contextlib.contextmanager
-def held(path: Path, *, what: str, wait: float = math.inf) -> Iterator[None]:
+def held(path: Path, *, what: str) -> Iterator[None]:
     """Hold the lock file `path` inside the block; the kernel frees it when this process dies, however it dies.
 
     Args:
         what: the work, for the message.
-        wait: seconds until it must be free, with a note after two; 0 fails at once.
 
     Raises:
-        LockHeldError: another invocation holds it, and goes on holding it.
+        LockHeldError: another invocation holds it for longer than `patience` says. A note tells after two seconds.
+        ConfigError: see `patience`.
     """
     import filelock  # noqa: PLC0415 - `in_use`, which every verb calls, needs none of it
 
+    wait = patience()
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = filelock.FileLock(path)
     try:
@@ -40,7 +40,7 @@ def held(path: Path, *, what: str, wait: float = math.inf) -> Iterator[None]:
         try:
             if wait > PATIENCE:
                 console.note(f"waiting for {holder}, which is at {what}")
-            lock.acquire(timeout=max(wait - PATIENCE, 0) if math.isfinite(wait) else -1)
+            lock.acquire(timeout=max(wait - PATIENCE, 0))
         except filelock.Timeout:
             raise LockHeldError(
                 f"{what} is held by {holder}",
@@ -54,7 +54,7 @@ def held(path: Path, *, what: str, wait: float = math.inf) -> Iterator[None]:
 
 
 def patience() -> float:
-    """Seconds that a second invocation waits for the stage that the first one builds.
+    """Seconds that a second invocation waits for what the first one is at.
 
     Raises:
         ConfigError: TOOLCHAIN_LOCK_TIMEOUT is no number of seconds.

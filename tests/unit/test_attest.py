@@ -128,6 +128,25 @@ def test_a_key_with_a_passphrase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert "sesame" not in str(caught.value)
 
 
+def test_a_passphrase_of_any_bytes_and_one_that_is_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOOLCHAIN_KEY_PASSPHRASE", os.fsdecode(b"\xff"))
+    assert new_key(tmp_path / "key").id == load_signer(tmp_path / "key").public.id
+    monkeypatch.setenv("TOOLCHAIN_KEY_PASSPHRASE", "x" * 1024)
+    with pytest.raises(ConfigError, match="has 1,024 bytes"):
+        new_key(tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+def test_half_a_pair_is_no_key_where_somebody_interrupts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(keys, "write_atomically", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        new_key(tmp_path / "key")
+    assert list(tmp_path.iterdir()) == []
+
+
 def pem(key: Any) -> bytes:
     return bytes(
         key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
 
 import pytest
+from typer import Exit
 from typer.testing import CliRunner
 
 from tests.small_llvm import small_llvm
 from toolchain.cli.app import app
 from toolchain.cli.failing import handled
+from toolchain.oci.auth import _login_files
 
 LONG = "x" * 300
 
@@ -71,3 +74,31 @@ def test_a_lock_replaces_no_pipe_and_no_link(tmp_path: Path, llvm: Path) -> None
     assert done.exit_code == 0, done.output
     assert (tmp_path / "link").is_symlink()
     assert "[[source]]" in (tmp_path / "real").read_text()
+
+
+def test_a_folder_that_was_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    fails(["plan", "base", "--cache", "relative"], 3, "there is no current folder")
+
+
+def test_a_user_without_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", nowhere)
+    for name in ("TOOLCHAIN_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    fails(["plan", "base"], 3, "there is no folder for the cache")
+    assert _login_files()["auths"] == {}
+
+
+def test_a_disk_that_fails_while_a_file_is_read() -> None:
+    def reads() -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with pytest.raises(Exit) as caught:
+        handled(reads)()
+    assert caught.value.exit_code == 3

@@ -17,6 +17,7 @@ from toolchain.oci.check import verify_layout
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.layout import Layout
 from toolchain.oci.manifest import parse_object
+from toolchain.oci.place import LayoutPlace
 from toolchain.oci.publish import resolve
 from toolchain.oci.reference import LayoutRef
 
@@ -197,6 +198,21 @@ def test_walk_gives_everything_once_parents_first(layout: Layout, tmp_path: Path
     assert found[0] == index.digest
     for image in layout.children(index):
         assert all(found.index(image.digest) < found.index(child.digest) for child in layout.children(image))
+
+
+def test_indexes_that_name_one_another_many_times_are_looked_at_once(layout: Layout, tmp_path: Path) -> None:
+    """Seven indexes of 60 entries each have 60^7 paths and eight digests; they were walked path by path."""
+    item = small_index(layout, tmp_path, size=100)
+    for _ in range(7):
+        named = {**item.as_json(), "platform": {"os": "linux", "architecture": "amd64"}}
+        content = {"schemaVersion": 2, "mediaType": media.INDEX, "manifests": [named] * 60}
+        item = layout.put_bytes(json.dumps(content).encode(), media.INDEX)
+    layout.tag(item, "x")
+    verify_layout(layout, item)
+    place, taken = LayoutPlace(LayoutRef(layout.root, "x")), Layout(tmp_path / "taken").ensure()
+    found, content_ = place.manifest()
+    place.fetch_below(found, content_, taken)
+    assert len(list(taken.walk(item))) == 7 + 7
 
 
 def test_gc_keeps_what_is_reachable(layout: Layout, tmp_path: Path) -> None:

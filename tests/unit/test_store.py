@@ -206,17 +206,21 @@ def test_lock_names_its_holder(tmp_path: Path, said: list[str], monkeypatch: pyt
         assert other.stdout is not None
         assert other.stdin is not None
         assert other.stdout.readline() == "in\n"
+        monkeypatch.setenv("TOOLCHAIN_LOCK_TIMEOUT", "0")
         with (
             pytest.raises(LockHeldError, match=rf"the work is held by pid {other.pid} \(build llvm\)"),
-            held(path, what="the work", wait=0),
+            held(path, what="the work"),
         ):
             pass
-        with pytest.raises(LockHeldError), held(path, what="the work", wait=0.1):
+        monkeypatch.setenv("TOOLCHAIN_LOCK_TIMEOUT", "0.1")
+        with pytest.raises(LockHeldError), held(path, what="the work"):
             pass
+        monkeypatch.delenv("TOOLCHAIN_LOCK_TIMEOUT")
         assert said == [], "nobody is told of what is over before two seconds"
         threading.Timer(0.5, other.stdin.close).start()
         with held(path, what="the work"):
             pass
         assert said == [f"waiting for pid {other.pid} (build llvm), which is at the work"]
-    with held(path, what="the work", wait=0):
+    monkeypatch.setenv("TOOLCHAIN_LOCK_TIMEOUT", "0")
+    with held(path, what="the work"):
         pass

@@ -29,7 +29,7 @@ from toolchain.engine.storage import SCRATCH
 from toolchain.errors import ConfigError, LockHeldError
 from toolchain.locks import alone, in_use
 from toolchain.oci.image import ImageSpec, add_layer, write_image
-from toolchain.oci.layer import compress, write_layer
+from toolchain.oci.layer import HashedFile, compress, write_layer
 from toolchain.oci.layout import Layout
 from toolchain.request import Request
 from toolchain.sources.store import Store
@@ -307,6 +307,12 @@ def test_every_passing_folder_in_the_cache_is_known_by_its_name() -> None:
     }
     assert names >= {"archive-", "bundle-", "evidence-", "git-", "pip-", "reuse-"}
     assert [name for name in sorted(names) if not SCRATCH.fullmatch(f"{name}a1b2c3_d")] == []
+
+
+def test_what_a_killed_packing_leaves_is_known_by_its_name(tmp_path: Path) -> None:
+    with HashedFile(tmp_path / "pack-0c7a187133c6"):
+        (left,) = tmp_path.iterdir()
+    assert SCRATCH.fullmatch(left.name)
 
 
 def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path) -> None:

@@ -32,6 +32,13 @@ class Prefetch:
             threading.Thread(target=self._run, name="prefetch", daemon=True).start()
 
     def _run(self) -> None:
+        try:
+            self._fetch_all()
+        finally:  # also after what nobody expects: whoever waits asks for the source again, and meets the same error
+            for event in self._done.values():
+                event.set()
+
+    def _fetch_all(self) -> None:
         for source in self._sources:
             try:
                 fetch_for(self._request, source, patched=True)

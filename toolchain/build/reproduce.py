@@ -10,8 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
-
 from toolchain import console
 from toolchain.build.plan import PlanRow, find, plan
 from toolchain.build.record import read_record, write_record
@@ -21,6 +19,7 @@ from toolchain.cache import Cache
 from toolchain.digest import EPOCH
 from toolchain.engine.storage import Storage, discard, remove_tree, sweep_discarded
 from toolchain.errors import DigestError, SourceError, UnsupportedError
+from toolchain.locks import held
 from toolchain.oci.check import verify_layout
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.image import diff_ids_of, platform_of, standard_annotations, write_index
@@ -178,7 +177,7 @@ def clean_cache(cache: Cache, dependencies: Sequence[PlanRow], digest: str) -> I
     """
     root = cache.root / "reproduce" / digest.removeprefix("sha256:")[:12]
     cache.locks.mkdir(parents=True, exist_ok=True)
-    with FileLock(cache.locks / f"reproduce-{root.name}.lock"):
+    with held(cache.locks / f"reproduce-{root.name}.lock", what="the same reproduction"):
         sweep_discarded(root)
         fresh = Cache(root)
         if root.is_dir():

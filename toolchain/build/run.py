@@ -20,7 +20,7 @@ from toolchain.build.workspace import BuildWorkspace, within_lock
 from toolchain.cache import Cache
 from toolchain.catalog.architectures import emulator, this_machine
 from toolchain.errors import BuildError, PolicyError, ToolchainError, UnreachableError
-from toolchain.locks import held, in_use, patience
+from toolchain.locks import held, in_use
 from toolchain.oci.compressed import PLAIN
 from toolchain.process import CommandError
 from toolchain.request import Request
@@ -255,4 +255,4 @@ def _build_stage(
 def _stage_lock(cache: Cache, planned: Planned) -> AbstractContextManager[None]:
     """One builder for each work; a second one waits and says for whom."""
     key = planned.input_digest.removeprefix("sha256:")[:16] if planned.input_digest else planned.image
-    return held(cache.locks / f"{planned.name}-{key}.lock", what=planned.image, wait=patience())
+    return held(cache.locks / f"{planned.name}-{key}.lock", what=planned.image)

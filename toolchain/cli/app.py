@@ -13,7 +13,7 @@ import typer
 
 from toolchain import __version__, console
 from toolchain.cli.defaults import defaults
-from toolchain.cli.streams import ReaderGoneError, die_of_pipe, guard
+from toolchain.cli.streams import ReaderGoneError, die_of_pipe, guard, sane_width
 from toolchain.cli.verbs import Group, register
 from toolchain.errors import ConfigError, ToolchainError
 
@@ -84,6 +84,7 @@ def _starts_a_program(frame: FrameType | None) -> bool:
 def main() -> None:
     """Entry point."""
     guard()
+    sane_width()
     try:
         _run()
         sys.stdout.flush()

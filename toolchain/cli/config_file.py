@@ -92,6 +92,13 @@ _WANTED: dict[Kind, str] = {
 _TYPES = {bool: "true or false", int: "a whole number", float: "a number", str: "text", list: "a list", dict: "a table"}
 
 
+def _begin(value: Any) -> str:
+    try:
+        return str(value)[:100]
+    except RecursionError:
+        return "tables in tables"
+
+
 def _check_value(path: Path, option: Option, value: Any) -> None:
     """Insist on the type that an option has, and on its least number.
 
@@ -119,7 +126,7 @@ def _check_value(path: Path, option: Option, value: Any) -> None:
     if not fits:
         raise ConfigError(
             f"{path}: {option.name} must be {_WANTED[option.kind]}, and is {there}",
-            why=f"it reads {str(value)[:100]}",
+            why=f"it reads {_begin(value)}",
             fix=f"write it as in: {option.name} = {toml_text.value(_shown(option))}",
         )
     if option.least is not None and value < option.least:

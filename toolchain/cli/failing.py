@@ -18,7 +18,9 @@ from toolchain.process import CommandError
 P = ParamSpec("P")
 R = TypeVar("R")
 # What a path of the user's can be the cause of. One that is gone is not among it: that is this tool's own mistake.
-_OF_PATHS = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR}
+_OF_PATHS = {
+    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EIO,
+}  # fmt: skip
 
 
 def handled(command: Callable[P, R]) -> Callable[P, R]:
@@ -54,13 +56,32 @@ def _bad_path(error: Exception) -> ConfigError | None:
     """A path that cannot be used, where no part of the tool told it with its own words."""
     if isinstance(error, RuntimeError):  # as pathlib tells a loop of links
         return ConfigError(str(error), fix="name another path") if str(error).startswith("Symlink loop from") else None
-    if not isinstance(error, OSError) or error.errno not in _OF_PATHS or error.filename is None:
+    if not isinstance(error, OSError):
+        return None
+    if isinstance(error, FileNotFoundError) and error.filename is None and _nowhere():
+        return ConfigError(
+            "there is no current folder", why="it was deleted", fix="cd to one that is there, or give whole paths"
+        )
+    if error.errno == errno.EIO and error.filename is None:  # `read` does not say of which file
+        return ConfigError(
+            "a file cannot be read", why=error.strerror or str(error), fix="name another; the system's log may say more"
+        )
+    if error.errno not in _OF_PATHS or error.filename is None:
         return None
     return ConfigError(
         f"{os.fsdecode(error.filename)} cannot be used",
         why=error.strerror or str(error),
         fix="name another path, or change who may read and write there",
     )
+
+
+def _nowhere() -> bool:
+    """Whether the current folder was deleted."""
+    try:
+        os.getcwd()  # noqa: PTH109 - a path made of it would ask again
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def _no_space(error: BaseException) -> str:

@@ -95,9 +95,10 @@ def _one_line(flag: str, value: Any) -> None:
         ConfigError: a control character is in it.
     """
     for text in value if isinstance(value, list) else [value]:
-        if isinstance(text, str) and any(ord(char) < 32 or ord(char) == 127 for char in text):
+        told = str(text) if isinstance(text, str | Path) else ""
+        if any((ord(char) < 32 or ord(char) == 127) and (isinstance(text, str) or char == "\0") for char in told):
             raise ConfigError(
-                f"{flag} {text[:200]!r} holds a control character",
+                f"{flag} {told[:200]!r} holds a control character",
                 fix="write it without line breaks, tabs and the like",
             )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
 import signal
 import sys
 from typing import Any, TextIO
@@ -65,11 +66,20 @@ def guard() -> None:
     sys.stdout, sys.stderr = _guarded(sys.stdout), _guarded(sys.stderr)
 
 
+def sane_width() -> None:
+    """Leave out a COLUMNS that no terminal has: tables of that width would take all memory."""
+    text = os.environ.get("COLUMNS", "")
+    if text and not re.fullmatch(r"[1-9]\d{0,3}", text):
+        del os.environ["COLUMNS"]
+
+
 def _guarded(stream: TextIO) -> Any:
     if not isinstance(stream, io.TextIOWrapper):
         return stream  # a test's
+    # What an encoding lacks is escaped: a message with an odd name is better than none.
+    errors = "backslashreplace" if stream.errors == "strict" else stream.errors
     return _Guarded(
-        stream.buffer, encoding=stream.encoding, errors=stream.errors, line_buffering=stream.line_buffering,
+        stream.buffer, encoding=stream.encoding, errors=errors, line_buffering=stream.line_buffering,
         write_through=stream.write_through,
     )  # fmt: skip
 

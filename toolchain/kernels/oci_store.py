@@ -17,6 +17,7 @@ from typing import Any
 
 from toolchain.errors import DigestError, RegistryError
 from toolchain.kernels.store import Addition, check_note
+from toolchain.kernels.untrusted import parsed, seconds
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.layout import Layout
@@ -84,8 +85,8 @@ class OciStore:
                 raise ValueError(f"its list has {listed.size} bytes")
             path = self._place.blob(listed, self._scratch)
             rows = {
-                str(name): _Row(int(offset), int(size), str(rule), float(seconds))
-                for name, (offset, size, rule, seconds) in parse_object(path.read_bytes(), tag)["results"].items()
+                str(name): _Row(int(offset), int(size), str(rule), seconds(took))
+                for name, (offset, size, rule, took) in parsed(path.read_bytes())["results"].items()
             }
             self._scratch.forget(listed.digest)
             if any(row.offset < 0 or row.size < 0 or row.offset + row.size > blob.size for row in rows.values()):

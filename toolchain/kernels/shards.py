@@ -7,7 +7,6 @@ number of shards, and the seconds that the store knew when the first shard began
 from __future__ import annotations
 
 import heapq
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -19,6 +18,7 @@ from toolchain.kernels.ledger import DONE, FAILED, TIMEOUT, Entry
 from toolchain.kernels.rules import Rule, RuleSet
 from toolchain.kernels.shared import SharedResults
 from toolchain.kernels.store import DamagedError, KernelStore, UnsignedError, opened, sealed
+from toolchain.kernels.untrusted import parsed
 
 _WORDS = {
     "rules": "other kernels, or other options that select them",
@@ -27,6 +27,8 @@ _WORDS = {
     "environment": "another environment of the workers",
     "names": "other kernel sources",
 }
+# As many as `--shard` takes.
+_MOST_SHARDS = 99_999
 
 
 def cut(rules: Sequence[Rule], count: int, seconds: Mapping[str, float]) -> dict[str, int]:
@@ -172,7 +174,7 @@ def _agreed(rules: RuleSet, count: int, store: KernelStore, identity: Mapping[st
         content = store.note(note, canonical([own[name] for name in sorted(own)]), first=True)
     names = sorted({rule.cluster for rule in rules.rules})
     try:
-        numbers = [int(number) for number in json.loads(content)]
+        numbers = [int(number) for number in parsed(content)]
     except (ValueError, TypeError):
         numbers = []
     if len(numbers) != len(names) or not set(numbers) <= set(range(1, count + 1)):
@@ -217,9 +219,11 @@ def _marks(store: KernelStore, shared: SharedResults) -> list[Mapping[str, Any]]
     marks = []
     for name, content in store.notes("shard-").items():
         try:
-            mark = json.loads(opened(content, shared.key))
+            mark = parsed(opened(content, shared.key))
             if not (isinstance(mark["shard"], int) and isinstance(mark["of"], int)):
                 raise DamagedError("it names no shard")
+            if not 1 <= mark["shard"] <= mark["of"] <= _MOST_SHARDS:
+                raise DamagedError(f"there is no shard {mark['shard']} of {mark['of']}")
         except (DamagedError, UnsignedError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(
                 f"{store.ref}: the mark {name} does not count", why=str(error), fix="run that shard again"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import os
 import random
@@ -29,6 +28,7 @@ from toolchain.kernels.store import (
     UnsignedError,
     read_record,
 )
+from toolchain.kernels.untrusted import parsed
 
 LOG = logging.getLogger(__name__)
 # Where results are compiled again, below the folder of the objects.
@@ -216,7 +216,7 @@ class SharedResults:
         result = read_record(record, self._inputs_of(rule), self.key)
         path = out / rule.out
         try:
-            metadata = json.loads(result.metadata)
+            metadata = parsed(result.metadata)
         except ValueError as error:
             raise LiedError(f"the JSON beside the object is none: {error}") from error
         if why := of_metadata(rule, metadata):

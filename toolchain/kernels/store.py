@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import hashlib
-import json
 import os
 import re
 import tempfile
@@ -22,6 +21,7 @@ from typing import Any, Protocol
 from toolchain.digest import canonical
 from toolchain.errors import ConfigError, ResourceError
 from toolchain.kernels.result_name import FORMAT
+from toolchain.kernels.untrusted import parsed, seconds
 
 _LARGEST_LINE = 1 << 20  # bytes of a record's line
 _NAME = re.compile(r"[0-9a-f]{64}")
@@ -109,11 +109,11 @@ def opened(line: bytes, key: Key | None) -> bytes:
         UnsignedError: there is a key, and no signature by it.
     """
     try:
-        wrapped = json.loads(line)
+        wrapped = parsed(line)
         statement = str(wrapped["statement"]).encode()
         signature = base64.b64decode(str(wrapped.get("sig", "")), validate=True)
         whole = hashlib.sha256(statement).hexdigest() == wrapped["check"]
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedError(f"it is no statement: {type(error).__name__}") from error
     if not whole:
         raise DamagedError("its statement is not what was written")
@@ -137,17 +137,17 @@ def read_record(record: bytes, inputs: Mapping[str, Any], key: Key | None = None
     line, _, code = record.partition(b"\n")
     statement = opened(line[:_LARGEST_LINE], key)
     try:
-        said = json.loads(statement)
+        said = parsed(statement)
         result = Result(
             inputs=dict(said["inputs"]),
             code=code,
             metadata=str(said["json"]).encode(),
             bitcode=tuple(str(name) for name in said["bitcode"]),
-            seconds=float(said["seconds"]),
+            seconds=seconds(said["seconds"]),
             about=dict(said["about"]),
         )
         digest, size = str(said["sha256"]), int(said["size"])
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedError(f"it is no record: {type(error).__name__}") from error
     if len(code) != size or hashlib.sha256(code).hexdigest() != digest:
         raise DamagedError(f"its object has {len(code)} bytes and SHA-256 {hashlib.sha256(code).hexdigest()}")
@@ -247,7 +247,7 @@ class FolderStore:
         self._root = root
         marker = root / self._MARKER
         try:
-            if marker.exists() and json.loads(marker.read_bytes()) != {"format": FORMAT}:
+            if marker.exists() and parsed(marker.read_bytes()) != {"format": FORMAT}:
                 raise ConfigError(f"{root} is a kernel store of another format", fix="name another folder")
             # Others may be at their first result: its partial name begins with a dot, and the marker comes first.
             named = root.exists() and any(not path.name.startswith(".") for path in root.iterdir())
@@ -302,8 +302,8 @@ class FolderStore:
         with contextlib.suppress(FileNotFoundError), (self._root / "seconds.jsonl").open("rb") as stream:
             for line in stream:
                 with contextlib.suppress(ValueError, KeyError, TypeError):
-                    row = json.loads(line)
-                    found[str(row["rule"])] = float(row["seconds"])
+                    row = parsed(line)
+                    found[str(row["rule"])] = seconds(row["seconds"])
         return found
 
     def note(self, name: str, content: bytes, *, first: bool = False) -> bytes:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -18,6 +17,7 @@ from toolchain.digest import canonical
 from toolchain.errors import ConfigError, RegistryError, ToolchainError
 from toolchain.kernels.result_name import FORMAT
 from toolchain.kernels.store import Addition, check_note
+from toolchain.kernels.untrusted import parsed, seconds
 
 MARKER = "kernel-store.json"
 _TOGETHER = 64  # objects that are asked for at once
@@ -145,8 +145,8 @@ class UrlStore:
             for target in targets:
                 for path in self._list(f"seconds/{target}"):
                     with contextlib.suppress(ValueError, TypeError, AttributeError):
-                        rows = json.loads(self._read(path) or b"{}")
-                        found |= {str(rule): float(value) for rule, value in rows.items()}
+                        rows = parsed(self._read(path) or b"{}")
+                        found |= {str(rule): seconds(value) for rule, value in rows.items()}
         return found
 
     def note(self, name: str, content: bytes, *, first: bool = False) -> bytes:

@@ -218,7 +218,13 @@ def render(lock: Lock) -> bytes:
                 value = {name: getattr(one, name) for name in _SOURCE_KEYS}
                 value["patches"] = [{"name": patch.name, "digest": patch.digest} for patch in one.patches]
                 lines += _table(title, value)
-    return ("\n".join(lines) + "\n").encode()
+    try:
+        return ("\n".join(lines) + "\n").encode()
+    except UnicodeEncodeError as error:
+        name = ascii(error.object[max(error.start - 20, 0) : error.end + 20])
+        raise ConfigError(
+            "a lock cannot hold a name that is not UTF-8", why=f"near {name}", fix="rename that file"
+        ) from error
 
 
 _BASE_KEYS = ("name", "arch", "state", "recipe", "suite", "start", "image", "packages_digest")
@@ -331,7 +337,7 @@ def parse(content: bytes, name: str) -> Lock:
     try:
         # By way of JSON: there lists may become tuples while all else stays strict.
         lock = TypeAdapter(Lock).validate_json(json.dumps(value))
-    except TypeError as error:
+    except (TypeError, RecursionError) as error:
         raise ConfigError(f"{name} holds a value that no lock has", why=str(error), fix="make it again") from error
     except ValidationError as error:
         first = error.errors()[0]

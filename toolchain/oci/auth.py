@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import re
@@ -93,7 +94,9 @@ def _login_files() -> dict[str, Any]:
     files = [Path(name) for name in (os.environ.get("REGISTRY_AUTH_FILE"),) if name]
     files += [Path(name) / "config.json" for name in (os.environ.get("DOCKER_CONFIG"),) if name]
     said: dict[str, Any] = {"auths": {}, "credHelpers": {}, "credsStore": None}
-    for path in (*files, Path.home() / ".docker" / "config.json"):
+    with contextlib.suppress(RuntimeError):  # a user without a home has no login there
+        files.append(Path.home() / ".docker" / "config.json")
+    for path in files:
         if path.is_file():
             value = json.loads(path.read_bytes())
             for part in ("auths", "credHelpers"):

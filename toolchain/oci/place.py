@@ -174,19 +174,28 @@ class Place(ABC):
         self.fetch_below(top, content, layout)
         return top
 
-    def fetch_below(self, item: Descriptor, content: bytes, layout: Layout, *, depth: int = 0) -> None:
+    def fetch_below(
+        self, item: Descriptor, content: bytes, layout: Layout, *, depth: int = 0, seen: set[str] | None = None
+    ) -> None:
         """Bring a manifest or index whose bytes are known into `layout`, after all that it names.
+
+        Args:
+            seen: digests that were brought; indexes may name one another many times over.
 
         Raises:
             DigestError: other bytes came; none of them is kept.
         """
         require_shallow(item, depth)
+        seen = set() if seen is None else seen
         for child in children_of(parse_object(content, item.digest), item):
+            if child.digest in seen:
+                continue
+            seen.add(child.digest)
             if child.media_type not in media.MANIFESTS:
                 self.blob(child, layout)
                 continue
             below = layout.read(child) if layout.has(child.digest) else self.manifest(child.digest)[1]
-            self.fetch_below(child, below, layout, depth=depth + 1)
+            self.fetch_below(child, below, layout, depth=depth + 1, seen=seen)
         layout.put_bytes(content, item.media_type)
 
 

@@ -13,7 +13,8 @@ from toolchain.build.record import read_record
 from toolchain.build.targets import by_arch
 from toolchain.catalog.stages import ALL, published
 from toolchain.digest import EPOCH, sha256_json, write_atomically
-from toolchain.errors import PolicyError, SourceError
+from toolchain.errors import PolicyError, SourceError, ToolchainError
+from toolchain.locks import held
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.files import tag_of
@@ -202,14 +203,17 @@ def _packed(request: Request, layout: Layout, layer: LayerBlob) -> LayerBlob:
     """A plain layer as it is sent: minutes for gigabytes, so the blob of an earlier time is taken while it is here."""
     name = f"{layer.diff_id} {compressor_id(request.compression)}"
     note = layout.root / "packed" / f"{sha256_json(name).removeprefix('sha256:')}.json"
-    with contextlib.suppress(OSError, ValueError, KeyError):
-        known = Descriptor.from_json(json.loads(note.read_bytes()))
-        if layout.holds(known.digest):
-            return LayerBlob(known, layer.diff_id, layer.created_by)
-    request.cache.work.mkdir(parents=True, exist_ok=True)
-    out = request.cache.work / f"pack-{layer.diff_id.removeprefix('sha256:')[:12]}"
-    plain = Layer(layer.diff_id, layer.descriptor.size, layout.blob(layer.descriptor.digest))
-    made = add_layer(layout, compress(plain, out, request.compression), move=True)
-    note.parent.mkdir(exist_ok=True)
-    write_atomically(note, json.dumps(made.descriptor.as_json()).encode())
-    return made
+    short = layer.diff_id.removeprefix("sha256:")[:12]
+    with held(request.cache.locks / f"pack-{short}.lock", what=f"packing the layer {short}"):
+        # A note that cannot be read is written again.
+        with contextlib.suppress(OSError, ValueError, KeyError, ToolchainError):
+            known = Descriptor.from_json(json.loads(note.read_bytes()))
+            if layout.holds(known.digest):
+                return LayerBlob(known, layer.diff_id, layer.created_by)
+        request.cache.work.mkdir(parents=True, exist_ok=True)
+        out = request.cache.work / f"pack-{short}"
+        plain = Layer(layer.diff_id, layer.descriptor.size, layout.blob(layer.descriptor.digest))
+        made = add_layer(layout, compress(plain, out, request.compression), move=True)
+        note.parent.mkdir(exist_ok=True)
+        write_atomically(note, json.dumps(made.descriptor.as_json()).encode())
+        return made

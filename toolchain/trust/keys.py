@@ -18,6 +18,7 @@ from toolchain.errors import ConfigError
 PASSPHRASE = "TOOLCHAIN_KEY_PASSPHRASE"  # noqa: S105 - the name of a variable
 _PRIVATE = (ed25519.Ed25519PrivateKey, ec.EllipticCurvePrivateKey)
 _PUBLIC = (ed25519.Ed25519PublicKey, ec.EllipticCurvePublicKey)
+_LONGEST_PASSPHRASE = 1023  # bytes; what OpenSSL takes
 _LARGEST = 1 << 20  # bytes of a key's file
 _LABEL = re.compile(rb"-----BEGIN ([A-Z0-9 ]{1,40})-----")
 # cosign's keys hold JSON with scrypt and secretbox, for which the library here has no cipher.
@@ -111,17 +112,27 @@ def new_key(path: Path) -> PublicKey:
         begun = path
         with os.fdopen(descriptor, "wb") as stream:
             stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
         write_atomically(other, signer.public.pem())
+        begun = None
     except OSError as error:
-        if begun is not None:
-            begun.unlink(missing_ok=True)  # half of a pair is no key
         raise ConfigError(f"cannot write {path}", why=str(error.strerror), fix="name another file") from error
+    finally:
+        if begun is not None:
+            begun.unlink(missing_ok=True)  # half of a pair is no key, also where somebody interrupts
     return signer.public
 
 
 def _passphrase() -> bytes | None:
-    said = os.environ.get(PASSPHRASE)
-    return said.encode() if said else None
+    said = os.environb.get(PASSPHRASE.encode(), b"")
+    if len(said) > _LONGEST_PASSPHRASE:
+        raise ConfigError(
+            f"the passphrase in {PASSPHRASE} has {len(said):,} bytes",
+            why=f"a key is encrypted with at most {_LONGEST_PASSPHRASE:,}",
+            fix="set a shorter one",
+        )
+    return said or None
 
 
 def _content(path: Path) -> bytes:

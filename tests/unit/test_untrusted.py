@@ -1,0 +1,74 @@
+"""Numbers and nesting that JSON of another machine can hold: a store with such is passed over, and no campaign ends."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.test_kernel_shards import RULES, folder, merge, run
+from tests.unit.test_kernel_store import Machine
+from toolchain.errors import ConfigError
+from toolchain.kernels.store import Addition, DamagedError, FolderStore, read_record
+from toolchain.kernels.untrusted import parsed, seconds
+
+DEEP = "[" * 100_000
+
+
+@pytest.mark.parametrize("text", ["NaN", "[Infinity]", "-Infinity", "1e999", DEEP, "", "9" * 5000])
+def test_what_is_no_plain_json_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 - whoever asks catches all of them alike
+        parsed(text)
+
+
+@pytest.mark.parametrize("value", [10**400, -1, 1e12, "nan", None, [1]])
+def test_what_is_no_time_is_refused(value: Any) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        seconds(value)
+
+
+@pytest.mark.parametrize("said", ['{"seconds": 1e999}', f'{{"seconds": {"9" * 400}}}', '{"size": Infinity}', DEEP])
+def test_a_record_with_such_is_damaged(said: str) -> None:
+    whole = {"inputs": {}, "json": "{}", "bitcode": [], "seconds": 1, "about": {}, "sha256": "", "size": 0}
+    try:
+        statement = json.dumps({**whole, **json.loads(said)})
+    except RecursionError:
+        statement = said
+    line = json.dumps({"statement": statement, "check": hashlib.sha256(statement.encode()).hexdigest()})
+    with pytest.raises(DamagedError):
+        read_record(line.encode() + b"\n", {})
+    with pytest.raises(DamagedError):
+        read_record(DEEP.encode() + b"\n", {})
+
+
+def test_seconds_of_a_store_that_are_none_are_passed_over(tmp_path: Path) -> None:
+    lines = [f'{{"rule": "a", "seconds": {"9" * 400}}}', DEEP, '{"rule": "b", "seconds": NaN}']
+    FolderStore(tmp_path / "store").add(Addition("0" * 64, "gfx942", "c", 1.0, b"x"))
+    (tmp_path / "store" / "seconds.jsonl").write_text("\n".join([*lines, '{"rule": "c", "seconds": 2.5}']) + "\n")
+    assert FolderStore(tmp_path / "store").seconds(["gfx942"]) == {"c": 2.5}
+
+
+@pytest.mark.parametrize("content", [b"[Infinity]", DEEP.encode(), b"[1e999]"])
+def test_a_cut_that_is_none(tmp_path: Path, content: bytes) -> None:
+    store = folder(tmp_path / "store")
+    run(Machine(tmp_path / "first"), [store], (1, 2))
+    (note,) = [name for name in store.notes("cut-") if name.startswith("cut-")]
+    (tmp_path / "store" / "notes" / f"{note}.json").write_bytes(content)
+    with pytest.raises(ConfigError, match="holds a cut into 2 shards that is none"):
+        run(Machine(tmp_path / "second"), [store], (2, 2))
+
+
+@pytest.mark.parametrize("changes", [{"of": 30_000_000}, {"shard": 0}, {"shard": 3}, {"shard": -1}])
+def test_a_mark_of_a_shard_that_there_is_not(tmp_path: Path, changes: dict[str, int]) -> None:
+    store = folder(tmp_path / "store")
+    run(Machine(tmp_path / "first"), [store], (1, 2))
+    (name,) = store.notes("shard-")
+    path = tmp_path / "store" / "notes" / f"{name}.json"
+    statement = json.dumps({**json.loads(json.loads(path.read_bytes())["statement"]), **changes})
+    check = hashlib.sha256(statement.encode()).hexdigest()
+    path.write_text(json.dumps({"statement": statement, "check": check}))
+    with pytest.raises(ConfigError, match="does not count"):
+        merge(Machine(tmp_path / "other"), [store], RULES)
