@@ -33,6 +33,7 @@ FOLDER = "/usr/lib/toolchain/profile"
 _RULES = "aotriton/flash-attn.toml"
 # What a process counted is written when it ends. A chain of forks would end without it, and count what is shared once.
 _COUNTS = "/profiles"
+# By `%m` processes that have one number, each in a namespace of its own, add to one file.
 _VARIABLES = {"LLVM_PROFILE_FILE": f"{_COUNTS}/%p-%m.profraw", "KERNEL_WORKER_WITHOUT": "shared"}
 _HELLO, _LAST = 600.0, 600.0
 # Written out of memory for all of LLVM and Triton by each process, and unpacked by the merge.
@@ -102,7 +103,7 @@ class ProfileStage:
         raw = sorted(counts.glob("*.profraw"))
         if len(failed) == len(tasks) or not raw:
             raise BuildError(
-                f"{len(failed)} of {len(tasks)} kernels failed, and {len(raw)} processes left counts",
+                f"{len(failed)} of {len(tasks)} kernels failed, and {len(raw)} files of counts were left",
                 why="\n".join(failed[:5]),
                 fix="see the log; a profile of nothing is of no use",
             )
@@ -124,7 +125,6 @@ class ProfileStage:
                 "prefix": FOLDER,
                 "profile": said,
                 "bytes": (merged / DATA).stat().st_size,
-                "processes": len(raw),
                 "failed": failed,
                 "found_binaries": intake.rows(findings),
             },
