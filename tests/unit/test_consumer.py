@@ -88,8 +88,13 @@ FOR_A_GPU = {"usr/lib64/llvm-amdgpu-6bc4aaf6/lib/cmake/llvm/LLVMConfig.cmake": b
         ({f"{PREFIX}/bin/mlir-tblgen": b"x"}, "llvm-part", f"COPY --from={REF}@sha256:"),
         (FOR_A_GPU, "llvm-part", "/usr/lib64/llvm-amdgpu-6bc4aaf6 /usr/lib64/llvm-amdgpu-6bc4aaf6"),
         (TRITON, "triton", "python3 -m pip install --no-deps /tmp/triton-3.7.1-py3-none-any.whl"),
+        (
+            {"usr/lib/toolchain/profile/clang": b"x"},
+            "profile",
+            "--source profile=FOLDER-OR-FILE --allow-binary profile",
+        ),
     ],
-    ids=["aotriton", "kernels", "base", "part", "gpu", "triton"],
+    ids=["aotriton", "kernels", "base", "part", "gpu", "triton", "profile"],
 )
 def test_the_other_kinds(tmp_path: Path, files: dict[str, bytes], kind: str, line: str) -> None:
     found, _ = use(tmp_path, files)

@@ -19,8 +19,9 @@ from toolchain.oci.labels import INPUT_DIGEST, PARTIAL, TITLE
 from toolchain.oci.layer_files import layer_paths, read_member
 from toolchain.oci.layout import Layout
 from toolchain.oci.reference import Target
+from toolchain.stages.profile import FOLDER as PROFILE
 
-Kind = Literal["llvm", "llvm-part", "aotriton", "triton", "kernels", "base", "unknown"]
+Kind = Literal["llvm", "llvm-part", "aotriton", "triton", "kernels", "profile", "base", "unknown"]
 _NAME = re.compile(r"[a-z0-9]+(?:[._-]+[a-z0-9]+)*")
 # What tells each kind, by a path in its layer: the content says it, whoever made the image. The group is the prefix.
 _PREFIX = r"((?:[A-Za-z0-9._+-]+/)*[A-Za-z0-9._+-]+)"
@@ -29,6 +30,7 @@ _SIGNS: tuple[tuple[Kind, re.Pattern[str]], ...] = (
     ("aotriton", re.compile(rf"{_PREFIX}/lib(?:64)?/cmake/aotriton/[A-Za-z-]*[cC]onfig\.cmake")),
     ("triton", re.compile(rf"{_PREFIX}/triton-[A-Za-z0-9._+]+\.dist-info/WHEEL")),
     ("kernels", re.compile(r"(usr/lib64/flash-attn-kernels)/.*")),
+    ("profile", re.compile(rf"({PROFILE.lstrip('/')})/.*")),
 )
 _PART = re.compile(r"(usr/lib64/llvm-triton-[A-Za-z0-9._-]+)/.*")
 # An LLVM that Triton makes code for a GPU with: no Triton is built on it.
@@ -101,7 +103,9 @@ def use_of(layout: Layout, found: Descriptor, where: Target, *, name: str = "") 
         content = replace(content, kind="llvm-part")
     by_name = name or labels.get(TITLE, "") or where.tag or ""
     source, before = _source(where, found, by_name)
-    lines = {"llvm": _llvm, "aotriton": _aotriton, "triton": _triton, "base": _base}.get(content.kind, _copy)
+    lines = {"llvm": _llvm, "aotriton": _aotriton, "triton": _triton, "profile": _profile, "base": _base}.get(
+        content.kind, _copy
+    )
     unknown = list(_unknown(content, labels))
     told = tuple(lines(source, content)) if content.kind != "unknown" else (f"# COPY --from={source} PATH PATH",)
     prefix = f"/{content.prefix}" if content.prefix else ""
@@ -195,6 +199,12 @@ def _triton(source: str, content: _Content) -> Iterator[str]:
     yield f"RUN --mount=type=bind,from={source},source=/{content.prefix},target=/mnt/triton \\"
     yield f"    cd /mnt/triton && python3 -m zipfile -c /tmp/{content.wheel} * && \\"
     yield f"    python3 -m pip install --no-deps /tmp/{content.wheel} && rm /tmp/{content.wheel}"
+
+
+def _profile(source: str, content: _Content) -> Iterator[str]:
+    yield "# A profile, by which LLVM and Triton are built; no image needs it. Copy it out, or take the file that"
+    yield "# publish --files wrote beside it, and name it: --source profile=FOLDER-OR-FILE --allow-binary profile"
+    yield from _copy(source, content)
 
 
 def _base(source: str, _: _Content) -> Iterator[str]:
