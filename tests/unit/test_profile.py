@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +21,7 @@ from toolchain.build.run import build
 from toolchain.build.targets import stages_of
 from toolchain.cache import Cache
 from toolchain.errors import BuildError, PinError, PolicyError, SourceError, UnsupportedError
+from toolchain.recipe import root
 from toolchain.request import Request
 from toolchain.sources.tree import Source
 from toolchain.stages.base import write_packages
@@ -27,6 +30,7 @@ from toolchain.stages.profile_use import ABOUT, CLANG, DATA, about, check_profil
 from toolchain.stages.stage import Planned
 from toolchain.stages.sysroot import sysroot_digest, sysroot_system
 
+ROOT = root()
 LLVM = Source(name="llvm", kind="git", where="x", version="1" * 40, digest="git:" + "1" * 40, path=None, locked=True)
 TRITON = replace(LLVM, name="triton", version="2" * 40, digest="git:" + "2" * 40)
 
@@ -147,6 +151,51 @@ def test_triton_counts_or_is_compiled_by_what_was_counted() -> None:
     counting, by = (triton_options(where).split() for where in (None, "/x/y.profdata"))
     assert counting[0] == by[0] == "-DCMAKE_PROJECT_triton_INCLUDE=/recipe/llvm-config/profiled-triton.cmake"
     assert (counting[1:], by[1:]) == (["-DTOOLCHAIN_PROFILE=count"], ["-DTOOLCHAIN_PROFILE=/x/y.profdata"])
+
+
+@pytest.mark.skipif(shutil.which("cmake") is None, reason="cmake is NOT INSTALLED: what has a profile is not tested")
+@pytest.mark.parametrize("how", ["count", "/x/y.profdata"])
+def test_the_libraries_of_the_folders_alone_have_a_profile(tmp_path: Path, how: str) -> None:
+    (tmp_path / "hook.cmake").write_text(
+        'set(TOOLCHAIN_PROFILED hot lacking)\nset(TOOLCHAIN_PROFILED_TOP "${CMAKE_SOURCE_DIR}")\n'
+        f'include("{ROOT}/llvm-config/profiled.cmake")\n'
+    )
+    top = "cmake_minimum_required(VERSION 3.20)\nproject(small CXX)\nadd_executable(program main.cpp)\n"
+    folders = ("hot", "hot/below", "cold")
+    (tmp_path / "CMakeLists.txt").write_text(top + "".join(f"add_subdirectory({name})\n" for name in folders))
+    (tmp_path / "main.cpp").touch()
+    for name in folders:
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "x.cpp").touch()
+        (tmp_path / name / "CMakeLists.txt").write_text(f"add_library({name.replace('/', '-')} STATIC x.cpp)\n")
+    asked = [f"-DCMAKE_PROJECT_small_INCLUDE={tmp_path}/hook.cmake", f"-DTOOLCHAIN_PROFILE={how}"]
+    command = [
+        "cmake",
+        "-S",
+        str(tmp_path),
+        "-B",
+        str(tmp_path / "build"),
+        "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON",
+        *asked,
+    ]
+    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert f"1 libraries with a profile ({how})" in said
+    assert "no library in lacking" in said
+    rows = json.loads((tmp_path / "build" / "compile_commands.json").read_text())
+    flag = "-fprofile-generate" if how == "count" else "-fprofile-use=/x/y.profdata"
+    assert {row["file"].removeprefix(f"{tmp_path}/") for row in rows if flag in row["command"]} == {"hot/x.cpp"}
+    assert len(rows) == 4
+
+
+@pytest.mark.skipif(shutil.which("cmake") is None, reason="cmake is NOT INSTALLED: what has a profile is not tested")
+def test_a_source_without_any_of_the_folders_ends_the_configuration(tmp_path: Path) -> None:
+    (tmp_path / "CMakeLists.txt").write_text("cmake_minimum_required(VERSION 3.20)\nproject(triton CXX)\n")
+    hook = f"-DCMAKE_PROJECT_triton_INCLUDE={ROOT}/llvm-config/profiled-triton.cmake"
+    done = subprocess.run(
+        ["cmake", "-S", tmp_path, "-B", tmp_path / "build", hook], check=False, capture_output=True, text=True
+    )
+    assert done.returncode != 0
+    assert "none of the libraries" in done.stderr
 
 
 # A worker that says whether it ended in peace.
