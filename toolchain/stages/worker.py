@@ -45,7 +45,7 @@ MODULES = (
     "data/__init__", "digest", "engine/__init__", "engine/own_network", "engine/resources", "errors",
     "kernels/__init__", "kernels/bounds", "kernels/dask_link", "kernels/dask_worker", "kernels/executors",
     "kernels/faults", "kernels/ledger", "kernels/reached", "kernels/result_name", "kernels/rules", "kernels/station",
-    "kernels/store", "kernels/worker_process", "process",
+    "kernels/store", "kernels/untrusted", "kernels/worker_process", "process",
 )  # fmt: skip
 _FILES = (*(f"{name}.py" for name in MODULES), "data/gpus.toml")
 _START = f"""#!/bin/sh
