@@ -1,0 +1,84 @@
+"""`toolchain pins`: what it shows of the data, of a version and of a checkout."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from tests.unit.test_pins import FORK, HASH
+from toolchain.catalog import releases as pins
+from toolchain.cli.pins_cmd import pins as verb
+from toolchain.errors import PinError, ToolchainError
+
+
+@pytest.fixture
+def run() -> CliRunner:
+    return CliRunner()
+
+
+def app() -> typer.Typer:
+    made = typer.Typer()
+    made.command()(verb)
+    return made
+
+
+def test_all_rows_whole_even_in_a_pipe(run: CliRunner) -> None:
+    result = run.invoke(app(), [])
+    assert result.exit_code == 0
+    for part in (HASH, "0.4b", "0.14.2b", "2.13", "unknown", "verified", "d8da7c998c75"):
+        assert part in result.stdout
+
+
+def test_all_rows_as_json(run: CliRunner) -> None:
+    content = json.loads(run.invoke(app(), ["--json"]).stdout)
+    assert {name: len(rows) for name, rows in content.items()} == {
+        "triton": len(pins.triton_releases()),
+        "aotriton": len(pins.aotriton_releases()),
+        "pytorch": len(pins.pytorch_rows()),
+    }
+    unknown = next(row for row in content["aotriton"] if row["name"] == "0.14.1b")
+    assert (unknown["commit"], unknown["llvm"]) == (None, None)
+
+
+def test_pytorch_resolves_to_llvm(run: CliRunner) -> None:
+    content = json.loads(run.invoke(app(), ["--pytorch", "2.9.1", "--json"]).stdout)
+    assert content["aotriton"]["name"] == "0.11b"
+    assert content["llvm"]["commit"] == "570885128351868c1308bb22e8ca351d318bc4a1"
+    assert content["llvm"]["warnings"]
+
+
+def test_triton_and_path_as_text(run: CliRunner, tmp_path: Path) -> None:
+    result = run.invoke(app(), ["--triton", "3.7"])
+    assert FORK in result.stdout
+    assert "3.7.0" in result.stderr
+    (tmp_path / "llvm-hash.txt").write_text(HASH)
+    result = run.invoke(app(), ["--from", str(tmp_path)])
+    assert HASH in result.stdout
+
+
+def test_a_checkout_shows_every_llvm_that_it_pins(run: CliRunner, tmp_path: Path) -> None:
+    (tmp_path / "cmake").mkdir()
+    (tmp_path / "cmake/llvm-hash.txt").write_text(HASH)
+    (tmp_path / "cmake/amd-llvm-info.json").write_text(json.dumps({"llvm_hash": "6" * 40, "build_number": 2}))
+    for option in ("--from", "--triton"):
+        said = run.invoke(app(), [option, str(tmp_path)]).stdout
+        assert HASH in said
+        assert re.search(rf"^llvm-amdgpu\.llvm +{'6' * 40}$", said, re.MULTILINE)
+        found = json.loads(run.invoke(app(), [option, str(tmp_path), "--json"]).stdout)
+        assert (found["llvm"]["commit"], found["llvm-amdgpu"]["build"]) == (HASH, 2)
+
+
+def test_unknown_is_refused(run: CliRunner) -> None:
+    result = run.invoke(app(), ["--pytorch", "2.10"])
+    assert isinstance(result.exception, PinError)
+    assert result.stdout == ""
+    assert isinstance(run.invoke(app(), ["--aotriton", ""]).exception, ToolchainError)
+
+
+def test_one_question_at_a_time(run: CliRunner) -> None:
+    assert run.invoke(app(), ["--triton", "3.2", "--pytorch", "2.9"]).exit_code == 2
