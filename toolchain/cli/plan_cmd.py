@@ -32,12 +32,11 @@ def plan(stage: StageArg = "all", *, request: Request) -> None:
         console.data({"stages": [row.as_json() | _cost(row, request, cores()) for row in rows]})
     else:
         _show(rows)
+        for line in _takes(rows, request, cores()):
+            console.text(line)
     if refused := _refused(rows, request):
         names = " ".join(f"--allow-binary {name}" for name in refused)
         console.warn(f"`build` refuses what is prebuilt with {PolicyError.code}, unless it is allowed: {names}")
-    if not request.json:
-        for line in _takes(rows, request, cores()):
-            console.text(line)
 
 
 def _show(rows: Sequence[PlanRow]) -> None:

@@ -88,6 +88,9 @@ def _parameters(function: Callable[..., object]) -> dict[str, inspect.Parameter]
     return dict(inspect.signature(function, eval_str=True).parameters)
 
 
+_CONTROL = {*map(chr, range(32)), "\x7f"}
+
+
 def _one_line(flag: str, value: Any) -> None:
     """Option values end in labels, records, file names and build arguments: none of these has room for a newline.
 
@@ -95,10 +98,11 @@ def _one_line(flag: str, value: Any) -> None:
         ConfigError: a control character is in it.
     """
     for text in value if isinstance(value, list) else [value]:
-        told = str(text) if isinstance(text, str | Path) else ""
-        if any((ord(char) < 32 or ord(char) == 127) and (isinstance(text, str) or char == "\0") for char in told):
+        # A path may hold any of them but NUL.
+        barred = _CONTROL if isinstance(text, str) else {"\0"} if isinstance(text, Path) else set()
+        if barred & set(str(text)):
             raise ConfigError(
-                f"{flag} {told[:200]!r} holds a control character",
+                f"{flag} {str(text)[:200]!r} holds a control character",
                 fix="write it without line breaks, tabs and the like",
             )
 
@@ -121,20 +125,6 @@ def _floor(base: str | None, glibc: str | None) -> str:
     from toolchain.catalog.floors import floor_of  # noqa: PLC0415 - the default is known
 
     return floor_of(glibc).glibc
-
-
-def _here() -> Path:
-    """The current folder.
-
-    Raises:
-        ConfigError: it is gone.
-    """
-    try:
-        return Path.cwd()
-    except OSError as error:
-        raise ConfigError(
-            "there is no current folder", why=error.strerror or str(error), fix="cd to one that is there"
-        ) from error
 
 
 # By parameter: each of its texts, or the empty one for all that it is, and the place that it is from. The command line
@@ -218,7 +208,7 @@ def _settled(asked: Asked, lock: Lock | None, request: Request) -> Asked:
     """Which Triton is meant; what was decided for the user is told, a line each."""
     if not asked.target and asked.triton is None:
         return asked
-    found = settle(asked, lock=lock, folder=_here(), cache=request.cache)
+    found = settle(asked, lock=lock, folder=Path.cwd(), cache=request.cache)
     hint = wheel_hint(found, request.allow_binary)
     for line in (*found.notes, *([hint] if hint else [])):
         console.note(line)

@@ -40,7 +40,7 @@ class _Check:
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
         self._hashed: set[str] = set()
-        self._visited: set[str] = set()
+        self._visited: set[tuple[str, str]] = set()
         self._diff_ids: dict[str, str] = {}
 
     def problems(self, item: Descriptor, depth: int = 0) -> Iterator[str]:
@@ -51,10 +51,10 @@ class _Check:
         if blob is not None:
             yield blob
             return
-        if item.media_type not in media.MANIFESTS or item.digest in self._visited:
+        if item.media_type not in media.MANIFESTS or (item.digest, item.media_type) in self._visited:
             return
         # Indexes that name one another many times over have few digests and more paths than anybody can walk.
-        self._visited.add(item.digest)
+        self._visited.add((item.digest, item.media_type))
         try:
             children = self._layout.children(item)
         except ToolchainError as error:

@@ -175,12 +175,18 @@ class Place(ABC):
         return top
 
     def fetch_below(
-        self, item: Descriptor, content: bytes, layout: Layout, *, depth: int = 0, seen: set[str] | None = None
+        self,
+        item: Descriptor,
+        content: bytes,
+        layout: Layout,
+        *,
+        depth: int = 0,
+        seen: set[tuple[str, str, int]] | None = None,
     ) -> None:
         """Bring a manifest or index whose bytes are known into `layout`, after all that it names.
 
         Args:
-            seen: digests that were brought; indexes may name one another many times over.
+            seen: digests, media types and sizes that were brought; indexes may name one another many times over.
 
         Raises:
             DigestError: other bytes came; none of them is kept.
@@ -188,9 +194,9 @@ class Place(ABC):
         require_shallow(item, depth)
         seen = set() if seen is None else seen
         for child in children_of(parse_object(content, item.digest), item):
-            if child.digest in seen:
+            if (said := (child.digest, child.media_type, child.size)) in seen:
                 continue
-            seen.add(child.digest)
+            seen.add(said)
             if child.media_type not in media.MANIFESTS:
                 self.blob(child, layout)
                 continue
