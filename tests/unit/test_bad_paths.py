@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,14 @@ from typer import Exit
 from typer.testing import CliRunner
 
 from tests.small_llvm import small_llvm
+from tests.unit.test_streams import shell
+from toolchain.build.prefetch import Prefetch
+from toolchain.cache import Cache
 from toolchain.cli.app import app
 from toolchain.cli.failing import handled
 from toolchain.oci.auth import _login_files
+from toolchain.request import Request
+from toolchain.sources.tree import Source
 
 LONG = "x" * 300
 
@@ -102,3 +108,46 @@ def test_a_disk_that_fails_while_a_file_is_read() -> None:
     with pytest.raises(Exit) as caught:
         handled(reads)()
     assert caught.value.exit_code == 3
+
+
+def test_tables_nested_thousands_of_times(tmp_path: Path, llvm: Path) -> None:
+    deep = ".".join("a" * 3000)
+    (tmp_path / "a.lock").write_text(f"schema = 1\nrequest.{deep} = 1\n")
+    (tmp_path / "toolchain.toml").write_text(f"cache.{deep} = 1\n")
+    asked = ["plan", "llvm", "--source", f"llvm={llvm}", "--cache", os.fspath(tmp_path / "cache")]
+    fails([*asked, "--lock-file", os.fspath(tmp_path / "a.lock")], 3, "a.lock")
+    # What is wrong with the file is told before any verb begins.
+    done = shell('"$@"', ["--config", "toolchain.toml", "plan", "llvm", "--json"], tmp_path)
+    assert (done.returncode, "cache must be" in json.loads(done.stdout)["what"]) == (3, True)
+
+
+def test_a_path_with_a_nul(tmp_path: Path) -> None:
+    (tmp_path / "toolchain.toml").write_text('lock-file = "a\\u0000b"\n')
+    fails(["--config", os.fspath(tmp_path / "toolchain.toml"), "plan", "base"], 3, "holds a control character")
+
+
+def test_a_patch_whose_name_no_lock_can_hold(tmp_path: Path, llvm: Path) -> None:
+    patch = tmp_path / os.fsdecode(b"\xff.patch")
+    patch.write_text("--- a/llvm/CMakeLists.txt\n+++ b/llvm/CMakeLists.txt\n@@ -0,0 +1 @@\n+# more\n")
+    asked = ["--source", f"llvm={llvm}", "--patch", f"llvm={patch}", "--cache", os.fspath(tmp_path / "cache")]
+    fails(
+        ["lock", "llvm", *asked, "--base", "debian13", "--open-base", "-o", os.fspath(tmp_path / "a.lock")], 3, "UTF-8"
+    )
+    assert not (tmp_path / "a.lock").exists()
+
+
+def test_a_prefetch_ends_whatever_happens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread ends by what nobody expects of a fetch; whoever waits for a later source would wait for ever."""
+
+    def broken(*_: object, **__: object) -> None:
+        raise ValueError("of nobody's")
+
+    monkeypatch.setattr("toolchain.build.prefetch.fetch_for", broken)
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    sources = [
+        Source(name=name, kind="git", where="x", version="1" * 40, digest="git:" + "1" * 40, path=None, locked=True)
+        for name in ("first", "second")
+    ]
+    prefetch = Prefetch(Request(cache=Cache(tmp_path / "cache")), sources)
+    prefetch.wait("second")
+    prefetch.check()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -153,7 +152,12 @@ def test_triton_counts_or_is_compiled_by_what_was_counted() -> None:
     assert (counting[1:], by[1:]) == (["-DTOOLCHAIN_PROFILE=count"], ["-DTOOLCHAIN_PROFILE=/x/y.profdata"])
 
 
-@pytest.mark.skipif(shutil.which("cmake") is None, reason="cmake is NOT INSTALLED: what has a profile is not tested")
+def configured(source: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """A project as CMake, which `./test` installs, configures it; with the commands by which it would be compiled."""
+    where = ["-S", str(source), "-B", str(source / "build"), "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON"]
+    return subprocess.run(["cmake", *where, *options], check=False, capture_output=True, text=True)
+
+
 @pytest.mark.parametrize("how", ["count", "/x/y.profdata"])
 def test_the_libraries_of_the_folders_alone_have_a_profile(tmp_path: Path, how: str) -> None:
     (tmp_path / "hook.cmake").write_text(
@@ -168,32 +172,20 @@ def test_the_libraries_of_the_folders_alone_have_a_profile(tmp_path: Path, how: 
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "x.cpp").touch()
         (tmp_path / name / "CMakeLists.txt").write_text(f"add_library({name.replace('/', '-')} STATIC x.cpp)\n")
-    asked = [f"-DCMAKE_PROJECT_small_INCLUDE={tmp_path}/hook.cmake", f"-DTOOLCHAIN_PROFILE={how}"]
-    command = [
-        "cmake",
-        "-S",
-        str(tmp_path),
-        "-B",
-        str(tmp_path / "build"),
-        "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON",
-        *asked,
-    ]
-    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    assert f"1 libraries with a profile ({how})" in said
-    assert "no library in lacking" in said
+    done = configured(tmp_path, f"-DCMAKE_PROJECT_small_INCLUDE={tmp_path}/hook.cmake", f"-DTOOLCHAIN_PROFILE={how}")
+    assert done.returncode == 0, done.stderr
+    assert f"1 libraries with a profile ({how})" in done.stdout
+    assert "no library in lacking" in done.stdout
     rows = json.loads((tmp_path / "build" / "compile_commands.json").read_text())
     flag = "-fprofile-generate" if how == "count" else "-fprofile-use=/x/y.profdata"
     assert {row["file"].removeprefix(f"{tmp_path}/") for row in rows if flag in row["command"]} == {"hot/x.cpp"}
     assert len(rows) == 4
 
 
-@pytest.mark.skipif(shutil.which("cmake") is None, reason="cmake is NOT INSTALLED: what has a profile is not tested")
 def test_a_source_without_any_of_the_folders_ends_the_configuration(tmp_path: Path) -> None:
     (tmp_path / "CMakeLists.txt").write_text("cmake_minimum_required(VERSION 3.20)\nproject(triton CXX)\n")
     hook = f"-DCMAKE_PROJECT_triton_INCLUDE={ROOT}/llvm-config/profiled-triton.cmake"
-    done = subprocess.run(
-        ["cmake", "-S", tmp_path, "-B", tmp_path / "build", hook], check=False, capture_output=True, text=True
-    )
+    done = configured(tmp_path, hook)
     assert done.returncode != 0
     assert "none of the libraries" in done.stderr
 

@@ -21,7 +21,8 @@ from toolchain.build.record import read_record, write_record
 from toolchain.build.repack import is_twin
 from toolchain.cache import Cache
 from toolchain.cli.app import app
-from toolchain.errors import DigestError, ResourceError
+from toolchain.errors import DigestError, LockHeldError, ResourceError
+from toolchain.locks import held
 from toolchain.oci import descriptor as media
 from toolchain.oci.image import LayerBlob, labels_of, read_layers
 from toolchain.oci.labels import INPUT_DIGEST
@@ -212,14 +213,36 @@ def test_twins() -> None:
     assert not is_twin(one, replace(two, inputs=None), {"sha256:1": "sha256:2"})
 
 
+def a_plain_layer(folder: Path, content: bytes) -> tuple[Request, Layout, LayerBlob]:
+    request = Request(cache=Cache(folder / "cache"))
+    layout = Layout(request.cache.images).ensure()
+    stored = layout.put_bytes(content, media.LAYER)
+    return request, layout, LayerBlob(stored, stored.digest)
+
+
+def test_a_note_of_a_packing_that_cannot_be_read_is_written_again(tmp_path: Path) -> None:
+    request, layout, layer = a_plain_layer(tmp_path, b"a tar")
+    first = images._packed(request, layout, layer)
+    (note,) = (layout.root / "packed").iterdir()
+    written = note.read_bytes()
+    note.write_text("{}")
+    assert images._packed(request, layout, layer) == first
+    assert note.read_bytes() == written
+
+
+def test_one_packs_a_layer_while_the_other_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    request, layout, layer = a_plain_layer(tmp_path, b"a tar")
+    monkeypatch.setenv("TOOLCHAIN_LOCK_TIMEOUT", "0")
+    lock = request.cache.locks / f"pack-{layer.diff_id.removeprefix('sha256:')[:12]}.lock"
+    with held(lock, what="packing it"), pytest.raises(LockHeldError):
+        images._packed(request, layout, layer)
+
+
 def test_a_plain_layer_is_packed_for_the_first_publication_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    request = Request(cache=Cache(tmp_path / "cache"))
-    layout = Layout(request.cache.images).ensure()
     content = b"a tar of a gigabyte" * 1000
-    stored = layout.put_bytes(content, media.LAYER)
-    layer = LayerBlob(stored, stored.digest)
+    request, layout, layer = a_plain_layer(tmp_path, content)
     counted: list[str] = []
 
     def counting(*words: Any) -> Blob:

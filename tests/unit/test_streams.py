@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -58,3 +59,18 @@ def test_a_reader_of_errors_that_has_gone(tmp_path: Path) -> None:
     assert done.stderr == ""
     assert int((tmp_path / "status").read_text()) == 128 + signal.SIGPIPE
     assert shell('"$@" 2>/dev/full', ["plan", "nothing"], tmp_path).returncode in {7, 9}
+
+
+@pytest.mark.parametrize("width", ["99999999999999999999", "x", "-5", "0"])
+def test_a_width_that_no_terminal_has(width: str, tmp_path: Path) -> None:
+    done = shell(f'COLUMNS={width} "$@"', ["--help"], tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Usage" in done.stdout
+
+
+def test_what_an_encoding_lacks_is_escaped(tmp_path: Path) -> None:
+    done = shell(
+        'PYTHONIOENCODING=ascii PYTHONUTF8=0 "$@"', ["plan", "llvm", "--source", "llvm=é😀", "--json"], tmp_path
+    )
+    assert done.returncode == 5
+    assert "é😀" in json.loads(done.stdout)["what"]
