@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -85,6 +86,9 @@ class Hub:
         self.call(asyncio.sleep(0.2))
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(30)
+        # Dask's unfinished tasks log what went wrong when they are collected: now, and not in the middle of another
+        # test. Python 3.11's `ast.parse`, say, fails if a traceback is formatted meanwhile (CPython issue 106905).
+        gc.collect()
 
 
 @contextlib.contextmanager

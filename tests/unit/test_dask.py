@@ -127,12 +127,8 @@ def test_another_python_is_no_warning_and_another_dask_is() -> None:
         assert (re.match(dask_link._OTHER_PYTHON, text) is None) == told
 
 
-def test_a_worker_that_dies_costs_what_it_was_at(scheduler: Hub, store: FolderStore, tmp_path: Path) -> None:
-    rules = rules_of("one", "waits", warps=[1])
-    doomed, other, desk = (Machine(tmp_path / name) for name in ("doomed", "other", "desk"))
-    for machine in (doomed, other):
-        machine.provide(rules)
-    (other.workers.folder / "go").touch()
+def in_a_process(machine: Machine, address: str, store: FolderStore) -> subprocess.Popen[bytes]:
+    """A worker that can be killed."""
     program = (
         "import sys; from pathlib import Path; from tests.dask_fixtures import *; from toolchain.kernels.dask_worker"
         " import serve\nroot, address, store = sys.argv[1:]\nmachine = Machine.__new__(Machine)\n"
@@ -141,10 +137,19 @@ def test_a_worker_that_dies_costs_what_it_was_at(scheduler: Hub, store: FolderSt
         "machine.workers = FakeWorkers(machine.root / 'workers')\n"
         "serve(address, machine.station(FolderStore(Path(store))), machine.root / 'scratch')\n"
     )
-    child = subprocess.Popen(
-        [sys.executable, "-c", program, str(doomed.root), scheduler.address, store.ref],
+    return subprocess.Popen(
+        [sys.executable, "-c", program, str(machine.root), address, store.ref],
         cwd=TOP, start_new_session=True, stderr=subprocess.DEVNULL,
     )  # fmt: skip
+
+
+def test_a_worker_that_dies_costs_what_it_was_at(scheduler: Hub, store: FolderStore, tmp_path: Path) -> None:
+    rules = rules_of("one", "waits", warps=[1])
+    doomed, other, desk = (Machine(tmp_path / name) for name in ("doomed", "other", "desk"))
+    for machine in (doomed, other):
+        machine.provide(rules)
+    (other.workers.folder / "go").touch()
+    child = in_a_process(doomed, scheduler.address, store)
     try:
         campaign = InBackground(desk, rules, store, scheduler.address)
         until((doomed.workers.folder / "waiting").exists, "kernel under way")
@@ -158,6 +163,48 @@ def test_a_worker_that_dies_costs_what_it_was_at(scheduler: Hub, store: FolderSt
         child.wait(30)
     assert made.counts() == {"done": 2, "failed": 0, "timed_out": 0}
     assert other.workers.tries == ["waits"], "what reached the store is not compiled twice"
+
+
+@pytest.mark.parametrize("noticed", [True, False], ids=["the scheduler knows", "the scheduler does not know yet"])
+def test_a_worker_that_dies_with_its_answer_is_not_waited_for(
+    noticed: bool,
+    scheduler: Hub,
+    store: FolderStore,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    rules = rules_of("one", warps=[1])
+    doomed, other, desk = (Machine(tmp_path / name) for name in ("doomed", "other", "desk"))
+    for machine in (doomed, other):
+        machine.provide(rules)
+    child = in_a_process(doomed, scheduler.address, store)
+    asked: list[Any] = []
+    settled = DaskExecutor._settled
+
+    def late(self: DaskExecutor, order: Any) -> Any:
+        asked.append(order.future.status)
+        if len(asked) == 1:
+            os.killpg(child.pid, signal.SIGKILL)
+            if noticed:
+                until(lambda: not ask(scheduler.address)["machines"], "loss of the worker")
+        return settled(self, order)
+
+    monkeypatch.setattr(DaskExecutor, "_settled", late)
+    try:
+        with caplog.at_level(logging.WARNING):
+            campaign = InBackground(desk, rules, store, scheduler.address)
+            until(lambda: "the worker is gone, with its answer" in caplog.text, "word of it")
+            with other.station(store) as station:
+                scheduler.serve(station, tmp_path / "scratch")
+                made = campaign.end()
+    finally:
+        child.kill()
+        child.wait(30)
+    assert asked[0] == "finished"
+    assert made.counts() == {"done": 1, "failed": 0, "timed_out": 0}
+    assert other.workers.tries == [], "what reached the store is not compiled twice"
+    assert "TimeoutError" not in caplog.text
 
 
 def test_a_scheduler_that_is_restarted_costs_nothing(scheduler: Hub, store: FolderStore, tmp_path: Path) -> None:

@@ -40,6 +40,10 @@ class _LostError(Exception):
     """The connection to the scheduler is gone."""
 
 
+class _NoAnswerError(Exception):
+    """A worker worked an order off, and took its answer along."""
+
+
 @dataclass(eq=False)
 class _Order:
     """A rule on its way.
@@ -269,15 +273,28 @@ class DaskExecutor:
 
     def _settled(self, order: _Order) -> Outcome | None:
         try:
-            answer = json.loads(order.future.result(timeout=30))
+            answer = json.loads(self._answer(order))
         except Exception as error:  # noqa: BLE001 - Dask raises what the worker raised
             # The worker is gone with its answer, say. What it compiled is in the store.
             order.tries += 1
-            LOG.warning("%s: no answer: %s: %s", order.rule.out, type(error).__name__, str(error)[:500])
+            why = str(error) if isinstance(error, _NoAnswerError) else f"{type(error).__name__}: {error}"
+            LOG.warning("%s: no answer: %s", order.rule.out, why[:500])
             return None
         finally:
             order.future.release()
         return self._heard(order, answer if isinstance(answer, dict) else {})
+
+    def _answer(self, order: _Order) -> Any:
+        # Not by `Future.result`: where the worker is gone with its answer, that waits until another one, which may
+        # never come, has worked the order off again, and leaves a task behind whose exception nobody fetches.
+        future = order.future
+        if future.status == "error":
+            raise future.exception(timeout=30)
+        if future.status == "finished":
+            told = self._client.sync(self._client.scheduler.gather, keys=[future.key], callback_timeout=30)
+            if told["status"] == "OK":
+                return told["data"][future.key]
+        raise _NoAnswerError("the worker is gone, with its answer")
 
     def _heard(self, order: _Order, answer: Mapping[str, Any]) -> Outcome | None:
         """What an answer is worth."""
