@@ -232,6 +232,17 @@ def test_gc_keeps_what_is_reachable(layout: Layout, tmp_path: Path) -> None:
     assert layout.gc([kept.digest]) == 0
 
 
+def test_what_a_killed_publish_left_goes_a_day_later_with_the_next_name(layout: Layout, tmp_path: Path) -> None:
+    item = small_index(layout, tmp_path, size=1000, seed=1)
+    new, old = layout.partial("sha256:" + "1" * 64), layout.partial("sha256:" + "2" * 64)
+    for path in (new, old):
+        path.write_bytes(b"half")
+    os.utime(old, (time.time() - 2 * 86400,) * 2)
+    layout.tag(item, "x")
+    assert stray(layout) == [new.name]
+    assert verify_layout(layout, item) == []
+
+
 def test_verify_finds_each_kind_of_damage(layout: Layout, tmp_path: Path) -> None:
     index = small_index(layout, tmp_path, how="zstd")
     assert verify_layout(layout, index) == []

@@ -152,6 +152,19 @@ class Layout(Blobs):
             )
             if canonical(content) != before:
                 write_atomically(self._index, canonical(content))
+                # Of a folder that is no cache nobody asks for `gc`.
+                self._sweep()
+
+    def _sweep(self) -> int:
+        """Remove what killed processes left half written, a day later; bytes freed."""
+        freed = 0
+        for path in self._blobs.glob(".*.partial"):
+            with contextlib.suppress(FileNotFoundError):
+                status = path.lstat()
+                if time.time() - status.st_mtime > _STALE:
+                    path.unlink()
+                    freed += status.st_size
+        return freed
 
     def refs(self) -> dict[str, Descriptor]:
         """What each name points to, sorted by name.
@@ -244,8 +257,8 @@ class Layout(Blobs):
         Returns:
             Bytes freed.
         """
-        freed = 0
         with self._lock():
+            freed = self._sweep()
             used = set(keep)
             for digest in {*used, *(str(entry.get("digest")) for entry in self._entries()["manifests"])}:
                 try:
@@ -255,12 +268,11 @@ class Layout(Blobs):
                     used.add(digest)
                     LOG.warning("%s: %s", self.root, error)
             for path in self._blobs.iterdir() if self._blobs.is_dir() else []:
-                status = path.lstat()
-                age = time.time() - status.st_mtime
-                stale = path.name.endswith(".partial") and age > _STALE
-                lost = not path.name.startswith(".") and f"sha256:{path.name}" not in used and age >= older_than
-                if stale or lost:
-                    with contextlib.suppress(FileNotFoundError):
+                if path.name.startswith(".") or f"sha256:{path.name}" in used:
+                    continue
+                with contextlib.suppress(FileNotFoundError):
+                    status = path.lstat()
+                    if time.time() - status.st_mtime >= older_than:
                         path.unlink()
                         freed += status.st_size
         return freed
