@@ -25,6 +25,7 @@ from toolchain.build import record as records
 from toolchain.cache import Cache
 from toolchain.cli.app import app
 from toolchain.cli.config_file import file_options, read_file, render
+from toolchain.cli.defaults import defaults
 from toolchain.cli.request import make_request, with_request
 from toolchain.errors import ConfigError
 from toolchain.lock import file as lockfile
@@ -236,6 +237,17 @@ def test_every_line_of_it_can_be_put_in_force(here: Path) -> None:
     assert [key.partition(" = ")[0] for key in keys] == [one.name for one in file_options()]
     (here / "all.toml").write_text("\n".join(keys))
     assert set(read_file(here / "all.toml")) == {one.parameter for one in file_options()}
+
+
+@pytest.mark.parametrize(
+    ("stage", "worked"), [("llvm", None), ("all", None), ("kernels", "kernels"), ("aotriton", "aotriton")]
+)
+def test_a_worker_has_the_stage_of_the_file_where_that_has_kernels(here: Path, stage: str, worked: str | None) -> None:
+    (here / "toolchain.toml").write_text(f'stage = "{stage}"\njobs = 3\n')
+    found = defaults(None)
+    assert found is not None
+    assert found["plan"] == found["kernels"]["run"] == {"stage": stage, "jobs": 3}
+    assert found["kernels"]["worker"] == ({"jobs": 3} if worked is None else {"stage": worked, "jobs": 3})
 
 
 def test_paths_are_relative_to_the_file(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,8 @@ from typing import Any
 from toolchain.catalog.codegen import codegens
 
 ALL = "all"
+WITH_KERNELS = ("kernels", "aotriton")
+"""Those that compile kernels, or take them from where they were compiled."""
 
 
 @dataclass(frozen=True, kw_only=True)

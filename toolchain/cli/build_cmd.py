@@ -48,13 +48,12 @@ FormerStoreKeyOpt = Annotated[
 ArchiveOpt = Annotated[
     Path | None, typer.Option("--archive", help="Also write plain files into this folder: archives and wheels.")
 ]
-MERGED = ("kernels", "aotriton")
 AddressArg = Annotated[str, typer.Argument(help="Of the scheduler: tls://HOST:PORT, or a loopback tcp://.")]
 WorkedArg = Annotated[
-    str, typer.Argument(help="kernels or aotriton.", show_default="kernels", autocompletion=lambda: MERGED)
+    str, typer.Argument(help="kernels or aotriton.", show_default="kernels", autocompletion=lambda: stages.WITH_KERNELS)
 ]
 NameOpt = Annotated[str, typer.Option("--name", help="What campaigns call this machine. \\[default: its host name]")]
-MergeArg = Annotated[str, typer.Argument(help="kernels or aotriton.", autocompletion=lambda: MERGED)]
+MergeArg = Annotated[str, typer.Argument(help="kernels or aotriton.", autocompletion=lambda: stages.WITH_KERNELS)]
 ShardsArg = Annotated[list[str], typer.Argument(help="The kernel stores that the shards wrote to.")]
 
 
@@ -118,8 +117,8 @@ def kernels_merge(
     Give the options that the shards were given, without --shard. Shards of other inputs are refused; what is missing is
     named.
     """
-    if stage not in MERGED:
-        raise ConfigError(f"{stage!r} has no kernels", fix=f"name one of {', '.join(MERGED)}")
+    if stage not in stages.WITH_KERNELS:
+        raise ConfigError(f"{stage!r} has no kernels", fix=f"name one of {', '.join(stages.WITH_KERNELS)}")
     reuse = _reuse(reuse_from, reuse_only, (public_key, former_key), request.offline)
     places = tuple(dict.fromkeys(kernel_store(place) for place in shards))
     request = replace(request, shards=places)
@@ -146,8 +145,8 @@ def kernels_worker(
 
     Give the options of the campaign. A campaign refuses a worker with another Triton, other sources or other limits.
     """
-    if stage not in MERGED:
-        raise ConfigError(f"{stage!r} has no kernels", fix=f"name one of {', '.join(MERGED)}")
+    if stage not in stages.WITH_KERNELS:
+        raise ConfigError(f"{stage!r} has no kernels", fix=f"name one of {', '.join(stages.WITH_KERNELS)}")
     reuse = _reuse(reuse_from, reuse_only, (public_key, former_key), request.offline)
     request = replace(request, kernel_key=_store_key(request, kernel_key, (public_key, former_key), reuse_from))
     from toolchain.build.kernel_worker import serve_kernels  # noqa: PLC0415 - only a worker needs it

@@ -37,7 +37,13 @@ def defaults(config: Path | None) -> dict[str, Any] | None:
     # it happens to run in.
     judged = {name: value for name, value in values.items() if name not in {"key", "public_key", "allow_binary"}}
     # `key` was once whose signature counts for a build, too.
-    return tree(values) | {"pins": {}, "verify": judged, "build": values | {"former_key": values.get("key")}}
+    from toolchain.catalog.stages import WITH_KERNELS  # noqa: PLC0415 - most calls have no file
+
+    found = tree(values) | {"pins": {}, "verify": judged, "build": values | {"former_key": values.get("key")}}
+    if values.get("stage") not in WITH_KERNELS:
+        # A worker works at kernels, whatever the verbs for all stages are to make.
+        found["kernels"]["worker"] = {name: value for name, value in values.items() if name != "stage"}
+    return found
 
 
 def beside(strong: Sequence[str], weak: Sequence[str]) -> list[str]:
