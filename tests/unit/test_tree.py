@@ -99,6 +99,14 @@ def test_stat_cache_saves_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert [Path(path).name for path in read] == ["a"]
 
 
+def test_stat_cache_that_cannot_be_written_costs_time_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    top = make(tmp_path / "t")
+    grow_old()
+    (tmp_path / "file").touch()
+    assert tree_digest(top, tmp_path / "file" / "cache.json") == tree_digest(top)
+    assert "is not remembered, and read again" in caplog.text
+
+
 def test_stat_cache_sees_a_change_behind_its_back(tmp_path: Path) -> None:
     """Same size and same mtime: the kernel's own change time tells."""
     top, cache = make(tmp_path / "t"), tmp_path / "cache.json"

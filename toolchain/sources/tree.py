@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 import os
 import re
 import shutil
@@ -19,6 +20,7 @@ from toolchain.digest import CHUNK, write_atomically
 from toolchain.errors import HostileInputError, SourceError
 from toolchain.sources.spec import Kind, ref_of
 
+LOG = logging.getLogger(__name__)
 # A file changed in the very tick in which it was hashed would look unchanged; such young files are never remembered.
 _RACY_NS = 2_000_000_000
 _CACHE_FORMAT = 1
@@ -172,7 +174,10 @@ def scan_tree(path: Path, stat_cache: Path | None = None, *, trust_cache: bool =
             f"cannot read {error.filename or path}", why=str(error.strerror), fix="check path and rights"
         ) from error
     if stat_cache is not None and fresh != known:
-        write_atomically(stat_cache, json.dumps({"format": _CACHE_FORMAT, "files": fresh}).encode())
+        try:
+            write_atomically(stat_cache, json.dumps({"format": _CACHE_FORMAT, "files": fresh}).encode())
+        except OSError as error:  # a full disk, say, which is no reason not to tell what a plan needs
+            LOG.warning("what was read of %s is not remembered, and read again: %s", path, error.strerror)
     lines.sort()
     hasher = hashlib.sha256()
     for name, what in lines:
