@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -17,16 +16,13 @@ from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
-from typer.testing import CliRunner
 
 from tests.dask_fixtures import LAYERS, LIMITS, Hub, Machine, hub, rules_of, until
-from toolchain.cli.app import app
 from toolchain.cli.kernels_view import machines, screen
-from toolchain.errors import ConfigError, KernelError, UnreachableError
-from toolchain.kernels import dask_link
+from toolchain.errors import ConfigError, KernelError
 from toolchain.kernels.campaign import CampaignResult
 from toolchain.kernels.dask_executor import DaskExecutor
-from toolchain.kernels.dask_link import check_address, rule_as_text, rule_of
+from toolchain.kernels.dask_link import rule_as_text
 from toolchain.kernels.dask_status import ask
 from toolchain.kernels.ledger import reproducible
 from toolchain.kernels.oci_store import OciStore
@@ -116,15 +112,6 @@ def test_two_workers_make_what_one_machine_makes_and_what_a_store_gives(
     assert sum(one["compiled"] + one["failed"] for one in told["machines"]) <= 8
     assert any("8 of 8 through" in line for line in screen(row))
     assert any(line.startswith("worker w1  tcp://127.0.0.1:") for line in machines(told["machines"]))
-
-
-def test_another_python_is_no_warning_and_another_dask_is() -> None:
-    line = "+---------+--------+-----------+---------+"
-    head = ["Mismatched versions found", "", line, "| Package | Client | Scheduler | Workers |", line]
-    python, dask = "| python  | 3.11.7 | 3.11.7    | 3.13.5  |", "| dask    | 2026.8 | 2026.8    | 2024.12 |"
-    for rows, told in (([python], False), ([dask], True), ([dask, python], True), ([python, dask], True)):
-        text = "\n".join([*head, *rows, line])
-        assert (re.match(dask_link._OTHER_PYTHON, text) is None) == told
 
 
 def in_a_process(machine: Machine, address: str, store: FolderStore) -> subprocess.Popen[bytes]:
@@ -378,102 +365,6 @@ def test_the_log_of_a_failed_kernel_comes_home(scheduler: Hub, store: FolderStor
     assert "LLVM ERROR: out of registers" in text
 
 
-def certificates(folder: Path, name: str) -> dict[str, str]:
-    """An authority and one certificate of it, as Dask's settings name them."""
-    folder.mkdir()
-
-    def openssl(*words: str) -> None:
-        subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)
-
-    new = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]
-    openssl("req", "-x509", *new, "-keyout", "ca.key", "-out", "ca.pem", "-subj", f"/CN={name}")
-    openssl("req", *new, "-keyout", "one.key", "-out", "one.csr", "-subj", "/CN=one")
-    openssl("x509", "-req", "-in", "one.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2",
-            "-out", "one.pem")  # fmt: skip
-    roles = {f"{role}.{part}": str(folder / f"one.{end}") for role in ("client", "worker", "scheduler")
-             for part, end in (("cert", "pem"), ("key", "key"))}  # fmt: skip
-    return {f"distributed.comm.tls.{one}": path for one, path in {"ca-file": str(folder / "ca.pem"), **roles}.items()}
-
-
-def test_tls_with_certificates_of_ones_own(store: FolderStore, tmp_path: Path) -> None:
-    import dask  # noqa: PLC0415
-    import distributed  # noqa: PLC0415
-
-    rules = rules_of("one", warps=[1])
-    desk, worker = Machine(tmp_path / "desk"), Machine(tmp_path / "worker")
-    worker.provide(rules)
-    with dask.config.set(certificates(tmp_path / "ours", "ours")):
-        trust = distributed.Security(require_encryption=True)
-        with hub(trust) as scheduler, worker.station(store) as station:
-            scheduler.serve(station, tmp_path / "scratch")
-            assert scheduler.address.startswith("tls://")
-            assert desk.campaign(rules, store, scheduler.address).counts()["done"] == 1
-            with dask.config.set(certificates(tmp_path / "theirs", "theirs")), pytest.raises(UnreachableError):
-                dask_link.connect(scheduler.address, timeout=2)
-
-
-def test_tls_without_certificates_says_what_is_missing() -> None:
-    with pytest.raises(ConfigError, match="the worker's certificate") as found:
-        dask_link.security("tls://127.0.0.1:8786", "worker")
-    assert "DASK_DISTRIBUTED__COMM__TLS__WORKER__CERT" in found.value.fix
-
-
-@pytest.mark.parametrize(
-    "text", ["tcp://127.0.0.1:8786", "tcp://[::1]:8786", "tcp://localhost:1", "tls://10.0.0.1:8786"]
-)
-def test_an_address_of_a_scheduler(text: str) -> None:
-    assert check_address(text) == text
-
-
-@pytest.mark.parametrize(
-    "text", ["tcp://10.0.0.1:8786", "tcp://scheduler:8786", "tcp://0.0.0.0:8786", "tcp://127.0.0.1.evil.example:1"]
-)
-def test_a_scheduler_that_anybody_could_speak_to_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="not on this machine, and without TLS") as found:
-        check_address(text)
-    assert "pickles" in found.value.why
-    assert "tls://" in found.value.fix
-
-
-@pytest.mark.parametrize(
-    "text", ["", "127.0.0.1:8786", "ucx://127.0.0.1:1", "tcp://127.0.0.1", "tls://h:8786/x", "tcp://:1"]
-)
-def test_what_is_no_address_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="no address of a scheduler"):
-        check_address(text)
-
-
-def test_without_dask_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def absent(name: str) -> Any:
-        raise ImportError(f"No module named {name!r}")
-
-    monkeypatch.setattr(dask_link, "import_module", absent)
-    words = ["build", "kernels", "--cache", str(tmp_path), "--scheduler", "tcp://127.0.0.1:1"]
-    said = CliRunner().invoke(app, [*words, "--kernel-store", str(tmp_path / "store")])
-    assert said.exit_code == 3
-    assert "-m pip install '.[dask]'" in said.output.replace("\n", "")
-    lacking = CliRunner().invoke(app, words)
-    assert lacking.exit_code == 3
-    assert "needs --kernel-store" in lacking.output
-
-
-def test_the_verb_refuses_what_it_cannot_use(tmp_path: Path) -> None:
-    for words, text in (
-        (["tcp://10.0.0.1:8786"], "without TLS"),
-        (["tcp://127.0.0.1:1"], "a worker needs --kernel-store"),
-        (["tcp://127.0.0.1:1", "llvm"], "'llvm' has no kernels"),
-    ):
-        said = CliRunner().invoke(app, ["kernels", "worker", *words, "--cache", str(tmp_path)])
-        assert said.exit_code == 3, said.output
-        assert text in said.output
-
-
-def test_nobody_there_is_told(tmp_path: Path) -> None:
-    said = CliRunner().invoke(app, ["kernels", "status", "--scheduler", "tcp://127.0.0.1:9", "--json"])
-    assert said.exit_code == 18
-    assert json.loads(said.stdout)["what"] == "no scheduler answers at tcp://127.0.0.1:9"
-
-
 def test_a_store_that_packs_or_none_is_refused(store: FolderStore, tmp_path: Path) -> None:
     desk = Machine(tmp_path / "desk")
     packs = OciStore.__new__(OciStore)
@@ -481,13 +372,6 @@ def test_a_store_that_packs_or_none_is_refused(store: FolderStore, tmp_path: Pat
     for shared in (None, SharedResults([packs], desk.naming)):
         with pytest.raises(ConfigError, match="keeps each result apart"):
             DaskExecutor("tcp://127.0.0.1:1", rules=[], shared=shared, out=desk.out, limits=LIMITS)
-
-
-def test_an_order_travels_as_text() -> None:
-    for rule in rules_of("one"):
-        order = json.loads(rule_as_text(rule, "name", anew=False))
-        assert rule_of(order["rule"]) == rule
-        assert rule_of(order["rule"]).id == rule.id
 
 
 def test_a_station_takes_what_the_store_has_unless_it_shall_not(store: FolderStore, tmp_path: Path) -> None:

@@ -1,0 +1,139 @@
+"""The way to a Dask scheduler: which addresses may be one, TLS, the library, and the text of an order."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import dask
+import distributed
+import pytest
+from typer.testing import CliRunner
+
+from tests.dask_fixtures import Machine, hub, rules_of
+from toolchain.cli.app import app
+from toolchain.errors import ConfigError, UnreachableError
+from toolchain.kernels import dask_link
+from toolchain.kernels.dask_link import check_address, rule_as_text, rule_of
+from toolchain.kernels.store import FolderStore
+
+pytestmark = [
+    pytest.mark.timeout(300),
+    # Dask leaves sockets to the garbage collector when a scheduler goes, and warns of slow machines.
+    pytest.mark.filterwarnings(
+        "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning", "ignore::UserWarning"
+    ),
+]
+
+
+def test_another_python_is_no_warning_and_another_dask_is() -> None:
+    line = "+---------+--------+-----------+---------+"
+    head = ["Mismatched versions found", "", line, "| Package | Client | Scheduler | Workers |", line]
+    python, dask = "| python  | 3.11.7 | 3.11.7    | 3.13.5  |", "| dask    | 2026.8 | 2026.8    | 2024.12 |"
+    for rows, told in (([python], False), ([dask], True), ([dask, python], True), ([python, dask], True)):
+        text = "\n".join([*head, *rows, line])
+        assert (re.match(dask_link._OTHER_PYTHON, text) is None) == told
+
+
+def certificates(folder: Path, name: str) -> dict[str, str]:
+    """An authority and one certificate of it, as Dask's settings name them."""
+    folder.mkdir()
+
+    def openssl(*words: str) -> None:
+        subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)
+
+    new = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]
+    openssl("req", "-x509", *new, "-keyout", "ca.key", "-out", "ca.pem", "-subj", f"/CN={name}")
+    openssl("req", *new, "-keyout", "one.key", "-out", "one.csr", "-subj", "/CN=one")
+    openssl("x509", "-req", "-in", "one.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2",
+            "-out", "one.pem")  # fmt: skip
+    roles = {f"{role}.{part}": str(folder / f"one.{end}") for role in ("client", "worker", "scheduler")
+             for part, end in (("cert", "pem"), ("key", "key"))}  # fmt: skip
+    return {f"distributed.comm.tls.{one}": path for one, path in {"ca-file": str(folder / "ca.pem"), **roles}.items()}
+
+
+def test_tls_with_certificates_of_ones_own(tmp_path: Path) -> None:
+    store = FolderStore(tmp_path / "store")
+    rules = rules_of("one", warps=[1])
+    desk, worker = Machine(tmp_path / "desk"), Machine(tmp_path / "worker")
+    worker.provide(rules)
+    with dask.config.set(certificates(tmp_path / "ours", "ours")):
+        trust = distributed.Security(require_encryption=True)
+        with hub(trust) as scheduler, worker.station(store) as station:
+            scheduler.serve(station, tmp_path / "scratch")
+            assert scheduler.address.startswith("tls://")
+            assert desk.campaign(rules, store, scheduler.address).counts()["done"] == 1
+            with dask.config.set(certificates(tmp_path / "theirs", "theirs")), pytest.raises(UnreachableError):
+                dask_link.connect(scheduler.address, timeout=2)
+
+
+def test_tls_without_certificates_says_what_is_missing() -> None:
+    with pytest.raises(ConfigError, match="the worker's certificate") as found:
+        dask_link.security("tls://127.0.0.1:8786", "worker")
+    assert "DASK_DISTRIBUTED__COMM__TLS__WORKER__CERT" in found.value.fix
+
+
+@pytest.mark.parametrize(
+    "text", ["tcp://127.0.0.1:8786", "tcp://[::1]:8786", "tcp://localhost:1", "tls://10.0.0.1:8786"]
+)
+def test_an_address_of_a_scheduler(text: str) -> None:
+    assert check_address(text) == text
+
+
+@pytest.mark.parametrize(
+    "text", ["tcp://10.0.0.1:8786", "tcp://scheduler:8786", "tcp://0.0.0.0:8786", "tcp://127.0.0.1.evil.example:1"]
+)
+def test_a_scheduler_that_anybody_could_speak_to_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="not on this machine, and without TLS") as found:
+        check_address(text)
+    assert "pickles" in found.value.why
+    assert "tls://" in found.value.fix
+
+
+@pytest.mark.parametrize(
+    "text", ["", "127.0.0.1:8786", "ucx://127.0.0.1:1", "tcp://127.0.0.1", "tls://h:8786/x", "tcp://:1"]
+)
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="no address of a scheduler"):
+        check_address(text)
+
+
+def test_without_dask_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def absent(name: str) -> Any:
+        raise ImportError(f"No module named {name!r}")
+
+    monkeypatch.setattr(dask_link, "import_module", absent)
+    words = ["build", "kernels", "--cache", str(tmp_path), "--scheduler", "tcp://127.0.0.1:1"]
+    said = CliRunner().invoke(app, [*words, "--kernel-store", str(tmp_path / "store")])
+    assert said.exit_code == 3
+    assert "-m pip install '.[dask]'" in said.output.replace("\n", "")
+    lacking = CliRunner().invoke(app, words)
+    assert lacking.exit_code == 3
+    assert "needs --kernel-store" in lacking.output
+
+
+def test_the_verb_refuses_what_it_cannot_use(tmp_path: Path) -> None:
+    for words, text in (
+        (["tcp://10.0.0.1:8786"], "without TLS"),
+        (["tcp://127.0.0.1:1"], "a worker needs --kernel-store"),
+        (["tcp://127.0.0.1:1", "llvm"], "'llvm' has no kernels"),
+    ):
+        said = CliRunner().invoke(app, ["kernels", "worker", *words, "--cache", str(tmp_path)])
+        assert said.exit_code == 3, said.output
+        assert text in said.output
+
+
+def test_nobody_there_is_told(tmp_path: Path) -> None:
+    said = CliRunner().invoke(app, ["kernels", "status", "--scheduler", "tcp://127.0.0.1:9", "--json"])
+    assert said.exit_code == 18
+    assert json.loads(said.stdout)["what"] == "no scheduler answers at tcp://127.0.0.1:9"
+
+
+def test_an_order_travels_as_text() -> None:
+    for rule in rules_of("one"):
+        order = json.loads(rule_as_text(rule, "name", anew=False))
+        assert rule_of(order["rule"]) == rule
+        assert rule_of(order["rule"]).id == rule.id
