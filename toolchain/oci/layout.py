@@ -152,8 +152,9 @@ class Layout(Blobs):
             )
             if canonical(content) != before:
                 write_atomically(self._index, canonical(content))
-                # Of a folder that is no cache nobody asks for `gc`.
-                self._sweep()
+                # Of a folder that is no cache nobody asks for `gc`. What cannot be removed takes nothing from the name.
+                with contextlib.suppress(OSError):
+                    self._sweep()
 
     def _sweep(self) -> int:
         """Remove what killed processes left half written, a day later; bytes freed."""
