@@ -117,8 +117,7 @@ def kernels_merge(
     Give the options that the shards were given, without --shard. Shards of other inputs are refused; what is missing is
     named.
     """
-    if stage not in stages.WITH_KERNELS:
-        raise ConfigError(f"{stage!r} has no kernels", fix=f"name one of {', '.join(stages.WITH_KERNELS)}")
+    _require_kernels(stage)
     reuse = _reuse(reuse_from, reuse_only, (public_key, former_key), request.offline)
     places = tuple(dict.fromkeys(kernel_store(place) for place in shards))
     request = replace(request, shards=places)
@@ -145,8 +144,7 @@ def kernels_worker(
 
     Give the options of the campaign. A campaign refuses a worker with another Triton, other sources or other limits.
     """
-    if stage not in stages.WITH_KERNELS:
-        raise ConfigError(f"{stage!r} has no kernels", fix=f"name one of {', '.join(stages.WITH_KERNELS)}")
+    _require_kernels(stage)
     reuse = _reuse(reuse_from, reuse_only, (public_key, former_key), request.offline)
     request = replace(request, kernel_key=_store_key(request, kernel_key, (public_key, former_key), reuse_from))
     from toolchain.build.kernel_worker import serve_kernels  # noqa: PLC0415 - only a worker needs it
@@ -170,6 +168,11 @@ def _store_key(
         return former
     console.note("results in --kernel-store are not signed, and no signature of them is asked for: see --kernel-key")
     return None
+
+
+def _require_kernels(stage: str) -> None:
+    if stage not in stages.WITH_KERNELS:
+        raise ConfigError(f"{stage!r} has no kernels", fix=f"name one of {', '.join(stages.WITH_KERNELS)}")
 
 
 def _require_scheduler_store(request: Request) -> None:

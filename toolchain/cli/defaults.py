@@ -33,12 +33,12 @@ def defaults(config: Path | None) -> dict[str, Any] | None:
         values[name] = [*pairs, *beside(pairs, values.get(name, ()))]
     if not values:
         return None
+    from toolchain.catalog.stages import WITH_KERNELS  # noqa: PLC0415 - most calls have no file
+
     # `pins` answers one question at a time. Whom `verify` trusts, and what it lets pass, no folder may decide that
     # it happens to run in.
     judged = {name: value for name, value in values.items() if name not in {"key", "public_key", "allow_binary"}}
     # `key` was once whose signature counts for a build, too.
-    from toolchain.catalog.stages import WITH_KERNELS  # noqa: PLC0415 - most calls have no file
-
     found = tree(values) | {"pins": {}, "verify": judged, "build": values | {"former_key": values.get("key")}}
     if values.get("stage") not in WITH_KERNELS:
         # A worker works at kernels, whatever the verbs for all stages are to make.
