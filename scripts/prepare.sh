@@ -37,7 +37,8 @@ prepare_venv() {
     return 1
   }
   [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
-  "$venv/bin/pip" install -q --disable-pip-version-check --require-hashes -r "requirements/$kind.lock" >&2
+  # --no-deps: the lock holds everything, and pip 23 looks beyond it (requirements/README.md).
+  "$venv/bin/pip" install -q --disable-pip-version-check --no-deps --require-hashes -r "requirements/$kind.lock" >&2
   "$venv/bin/pip" install -q --disable-pip-version-check --no-deps --no-build-isolation -e . >&2
   cat pyproject.toml "requirements/$kind.lock" >"$venv/.prepared"
 }

@@ -69,7 +69,7 @@ def user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[User]:
         subprocess.run(["chown", "-R", f"{NAME}:", made.source], check=True)
         made.run(PYTHON, "-m", "venv", ".venv")
         pip = (".venv/bin/pip", "install", "--quiet", "--disable-pip-version-check")
-        made.run(*pip, "--require-hashes", "-r", "requirements/run.lock")
+        made.run(*pip, "--no-deps", "--require-hashes", "-r", "requirements/run.lock")
         made.run(*pip, "--no-deps", "--no-build-isolation", "-e", ".")
         yield made
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -28,3 +29,15 @@ def test_shell_scripts_are_clean() -> None:
         ["shellcheck", "-x", "-S", "warning", *scripts], cwd=TOP, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout
+
+
+def test_pip_is_told_to_look_no_further_than_a_lock() -> None:
+    places = [p for p in tracked() if p.suffix in {".sh", ".yml", ".md", ".py"} and p != Path(__file__)]
+    said = [
+        line
+        for p in places
+        for line in p.read_text().splitlines()
+        if re.search(r"(?<!uv )pip.*requirements/\S+\.lock", line)
+    ]
+    assert len(said) >= 7
+    assert [line for line in said if "--no-deps --require-hashes" not in line.replace('", "', " ")] == []

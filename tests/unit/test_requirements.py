@@ -1,0 +1,74 @@
+"""The lists of wheels hold all that is needed."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, requires
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+TOP = Path(__file__).resolve().parents[2]
+EXTRAS: dict[str, list[str]] = {"run": [], "docs": ["docs"], "test": ["test"]}
+
+
+def locked(name: str) -> dict[str, str]:
+    """The versions of a list, by package."""
+    text = (TOP / "requirements" / f"{name}.lock").read_text()
+    return {
+        canonicalize_name(name): version for name, version in re.findall(r"^([\w.-]+)==([^ ;]+)", text, re.MULTILINE)
+    }
+
+
+def asked(name: str) -> Iterator[Requirement]:
+    """What pyproject.toml asks for, and what builds the tool itself."""
+    project = tomllib.loads((TOP / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    words = [*project["dependencies"], *(TOP / "requirements" / "build.in").read_text().splitlines()]
+    for extra in EXTRAS[name]:
+        words += extras[extra]
+    for word in words:
+        if word.startswith("toolchain["):
+            yield from (Requirement(each) for extra in Requirement(word).extras for each in extras[extra])
+        elif word and not word.startswith("#"):
+            yield Requirement(word)
+
+
+def lacking(wanted: Iterator[Requirement], versions: dict[str, str]) -> list[str]:
+    """What is wanted, by whatever is wanted, and is not in `versions`. The packages must be installed here."""
+    found: list[str] = []
+    seen: set[str] = set()
+    waiting = list(wanted)
+    while waiting:
+        wish = waiting.pop()
+        if str(wish) in seen:
+            continue
+        seen.add(str(wish))
+        version = versions.get(canonicalize_name(wish.name))
+        if version is None or not wish.specifier.contains(version, prereleases=True):
+            found.append(f"{wish.name}{wish.specifier}: {version}")
+            continue
+        try:
+            needs = requires(wish.name) or []
+        except PackageNotFoundError:
+            pytest.skip(f"{wish.name} IS NOT INSTALLED: what it needs is not checked")
+        for need in map(Requirement, needs):
+            if need.marker is None or any(need.marker.evaluate({"extra": e}) for e in ("", *wish.extras)):
+                waiting.append(need)
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(EXTRAS))
+def test_a_lock_holds_all_that_it_needs(name: str) -> None:
+    assert not lacking(asked(name), locked(name))
+
+
+def test_what_a_lock_lacks_is_found() -> None:
+    versions = locked("test")
+    del versions["email-validator"]  # wanted by an extra alone: `pydantic[email]`, of sigstore-rekor-types
+    versions["idna"] = "1.0"
+    assert [re.split("[<>:]", line)[0] for line in lacking(asked("test"), versions)] == ["email-validator", "idna"]
