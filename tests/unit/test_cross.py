@@ -103,6 +103,9 @@ def test_the_emulator_is_called_by_name_and_its_absence_told(tmp_path: Path, mon
     with pytest.raises(EngineError, match="qemu-ppc64le-static is not installed") as caught:
         emulator("ppc64le")
     assert "--no-contract" in caught.value.fix
+    with pytest.raises(EngineError, match="Triton for arm64 is built by running") as caught:
+        emulator("arm64", proof=False)
+    assert "--no-contract" not in caught.value.fix
     program = tmp_path / "qemu-aarch64-static"
     program.write_text("")
     program.chmod(stat.S_IRWXU)

@@ -7,7 +7,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from jsonschema import Draft202012Validator
@@ -15,6 +15,7 @@ from jsonschema import Draft202012Validator
 from toolchain import errors
 from toolchain.cli.verbs import VERBS
 from toolchain.errors import ToolchainError
+from toolchain.publish.consumer import Kind
 
 TOP = Path(__file__).resolve().parents[2]
 SCHEMA = json.loads((TOP / "docs" / "json.schema.json").read_text())
@@ -109,6 +110,15 @@ def test_every_error_has_its_shape(kind: type[ToolchainError]) -> None:
     value = kind("what", why="because", fix="this").as_json()
     assert problems("error", value) == []
     assert value == {"error": kind.title, "exit_code": kind.code, "what": "what", "why": "because", "fix": "this"}
+
+
+def test_every_kind_of_image_is_in_the_schema() -> None:
+    (listed,) = [
+        one["properties"]["kind"]["enum"]
+        for one in SCHEMA["$defs"].values()
+        if "llvm-part" in one.get("properties", {}).get("kind", {}).get("enum", ())
+    ]
+    assert listed == list(get_args(Kind))
 
 
 def test_the_page_is_up_to_date() -> None:

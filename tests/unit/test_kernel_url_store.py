@@ -204,4 +204,4 @@ def test_urls_of_the_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(sys.modules, "fsspec", None)
     with pytest.raises(ConfigError, match="needs fsspec") as caught, open_store(URL, cache):
         pass
-    assert "toolchain[fsspec]" in caught.value.fix
+    assert "in a checkout of this tool" in caught.value.fix

@@ -32,7 +32,7 @@ from toolchain.lock.diff import differences
 from toolchain.lock.file import Lock, LockedBase
 from toolchain.oci.layout import Layout
 from toolchain.oci.reference import LayoutRef
-from toolchain.request import Request
+from toolchain.request import DEFAULT_GLIBC, Request
 from toolchain.stages.base import BaseStage
 from toolchain.stages.llvm import LlvmStage
 from toolchain.stages.stage import Built, Planned
@@ -319,3 +319,36 @@ def test_a_record_that_says_another_part(place: Place, partial: str) -> None:
     with pytest.raises(HostileInputError, match="not that of the sysroot"):
         place.import_bundle()
     assert not (place.root / "other" / "records").exists()
+
+
+@pytest.mark.parametrize("arch", [("amd64",), ("amd64", "arm64")], ids=",".join)
+def test_a_bundle_of_a_base_brings_what_a_portable_llvm_is_compiled_against(
+    cache: Cache, tmp_path: Path, arch: tuple[str, ...]
+) -> None:
+    """Another mirror has other packages of that system, too, and they are in the input digest of LLVM."""
+    for one in arch:
+        finished_sysroot(cache, tmp_path / f"old-{one}", one, glibc=DEFAULT_GLIBC)
+    place = Place(tmp_path, Request(cache=cache, arch=arch, glibc=DEFAULT_GLIBC, offline=True), target="base")
+    done = place.export()
+    assert named(done.lock) == [
+        "base debian13 (amd64) resolved",
+        *(f"sysroot glibc-{DEFAULT_GLIBC} ({one}) resolved" for one in arch),
+    ]
+    place.import_bundle()
+    there = dataclasses.replace(place.request, cache=Cache(place.root / "other"))
+    for target in ("base", "sysroot"):
+        assert all(row.built is not None for row in plan(there, target)), target
+
+
+def test_a_bundle_of_a_base_alone(cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing portable was built, nothing old is there to be brought."""
+    said: list[str] = []
+    monkeypatch.setattr("toolchain.console.note", said.append)
+    request = Request(cache=cache, glibc=DEFAULT_GLIBC, offline=True)
+    alone = Place(tmp_path, request, target="base").export()
+    assert named(alone.lock) == ["base debian13 (amd64) resolved"]
+    assert "so the bundle has the base alone" in said[0]
+    both = Place(tmp_path / "both", dataclasses.replace(request, arch=("amd64", "arm64")), target="base")
+    with pytest.raises(SourceError, match="is not built yet") as caught:
+        both.export()
+    assert "toolchain build sysroot --arch a" in caught.value.fix

@@ -8,14 +8,15 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.evidence_fixtures import Stand, finished_base, small_image
+from tests.request_fixtures import specs
 from toolchain.build.plan import plan
-from toolchain.build.reproduce import clean_cache
+from toolchain.build.reproduce import clean_cache, reproduce
 from toolchain.cache import Cache
 from toolchain.cli.app import app
-from toolchain.errors import DigestError
+from toolchain.errors import DigestError, SourceError
 from toolchain.oci import descriptor as media
 from toolchain.oci.layout import Layout
-from toolchain.request import Request
+from toolchain.request import DEFAULT_GLIBC, Request
 
 DIGEST = "sha256:" + "ab" * 32
 OTHER = "sha256:" + "cd" * 32
@@ -75,3 +76,15 @@ def test_half_of_a_folder_under_deletion_is_not_gone_on_with(cache: Cache) -> No
     with clean_cache(cache, plan(Request(cache=cache), "base"), DIGEST) as fresh:
         assert not fresh.work.exists()
         assert not left.exists()
+
+
+def test_what_is_missing_is_named_with_the_stage_that_makes_it(tmp_path: Path) -> None:
+    """A base and a sysroot are on no other stage: building one brings no other."""
+    request = Request(cache=Cache(tmp_path), glibc=DEFAULT_GLIBC, sources=specs({"llvm": "distro:llvm-toolchain-22"}))
+    with pytest.raises(SourceError, match="not built yet: toolchain-base") as caught:
+        reproduce(request, "llvm")
+    assert caught.value.fix == "toolchain build base and toolchain build sysroot, with the same options"
+    finished_base(request.cache, tmp_path / "base")
+    with pytest.raises(SourceError, match="not built yet: toolchain-sysroot") as caught:
+        reproduce(request, "llvm")
+    assert caught.value.fix == "toolchain build sysroot, with the same options"

@@ -270,10 +270,11 @@ def test_another_image_under_this_name(stand: Stand) -> None:
     assert said == {
         "image": name, "stage": "llvm", "partial": "", "contract": True,
         "input_digest": stand.image_facts.record.input_digest,
+        "command": "toolchain build llvm --base debian13",
     }  # fmt: skip
     other = stand.provenance()
     del other["predicate"]["buildDefinition"]["externalParameters"]  # another tool's, say
-    assert said == {**policy.said(other), "contract": True}
+    assert said == {**policy.said(other), "contract": True, "command": said["command"]}
     assert wrong(look(stand, image="aotriton-gfx942")) == f"provenance: it is about {name}, not about aotriton-gfx942"
     assert "provenance" not in look(stand, image="aotriton-gfx942").as_json()
 

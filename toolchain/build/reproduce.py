@@ -92,12 +92,13 @@ def reproduce(
         )
     rows = plan(request, target)
     top = rows[-1]
-    missing = [row.planned.image for row in rows[:-1] if row.built is None]
+    missing = [row.planned for row in rows[:-1] if row.built is None]
     if missing:
         raise SourceError(
-            f"not built yet: {', '.join(missing)}",
+            f"not built yet: {', '.join(planned.image for planned in missing)}",
             why="a stage is built again on the very stages that it was built on",
-            fix=f"toolchain build {rows[-2].planned.name}, with the same options",
+            # Each of them: a base, a sysroot and CPythons are on no other stage, so none brings the other.
+            fix=" and ".join(f"toolchain build {planned.name}" for planned in missing) + ", with the same options",
         )
     first = expected or _in_cache(request.cache, top)
     digest = top.planned.input_digest

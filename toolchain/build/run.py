@@ -179,13 +179,16 @@ def _ready(request: Request, rows: Sequence[PlanRow]) -> None:
         verbs = dict.fromkeys(f"`toolchain build {planned.name} --arch {','.join(request.arch)}`" for planned in away)
         raise UnreachableError(
             f"{images} not in the cache and --offline forbids to make {'it' if len(away) == 1 else 'them'}",
-            fix=f"run {' and '.join(verbs)} once with a network, or import a bundle",
+            fix=f"run {' and '.join(verbs)} once with a network and the same options, or import a bundle",
         )
     for row in rows:
-        # Another machine's LLVM is always proved by running it, whatever part it is; other stages run nothing of it.
-        foreign = row.planned.name == "llvm" and row.arch not in {"", this_machine()}
-        if foreign and row.to_build and request.contract:
-            emulator(row.arch)
+        # Another machine's LLVM is always proved by running it, whatever part it is. Triton's own build runs programs
+        # of it, proof or not; other stages run nothing of it.
+        if row.to_build and row.arch not in {"", this_machine()}:
+            if row.planned.name == "triton":
+                emulator(row.arch, proof=False)
+            elif row.planned.name == "llvm" and request.contract:
+                emulator(row.arch)
     from toolchain.engine.resources import require_disk  # noqa: PLC0415 - a no-op build needs none of it
 
     request.cache.check()

@@ -15,9 +15,11 @@ from typing import Any, Literal, cast, get_args
 from toolchain import console
 from toolchain.build.fetching import fetch_for
 from toolchain.build.locking import locked_source, resolve, safe_name
-from toolchain.build.plan import PlanRow, settled
+from toolchain.build.plan import PlanRow, plan, settled
 from toolchain.build.record import read_record
 from toolchain.catalog.architectures import this_machine
+from toolchain.catalog.stages import loaded
+from toolchain.catalog.stages import row as stage_row
 from toolchain.digest import EPOCH, canonical
 from toolchain.errors import HostileInputError, SourceError
 from toolchain.lock import file as lockfile
@@ -126,7 +128,7 @@ def export(request: Request, target: str, dest: Target) -> Exported:
         SourceError: the base is not built yet, or a source cannot be had.
         RegistryError, UnreachableError: it could not be written or sent.
     """
-    rows = settled(request, target)
+    rows = [*settled(request, target), *(_old_systems(request) if target == "base" else ())]
     planned = [row.planned for row in rows]
     bases = [(base, _row_of(base, rows)) for base in resolve(request, planned, target).bases]
     for base, row in bases:
@@ -147,6 +149,24 @@ def export(request: Request, target: str, dest: Target) -> Exported:
         with open_place(dest) as place:
             done = place.put(packer.layout, manifest, (tag,))
     return Exported(done, lock, tuple(packer.sorted()))
+
+
+def _old_systems(request: Request) -> list[PlanRow]:
+    """What a portable LLVM is compiled against on this machine: an input of it as the base is, and from mirrors.
+
+    A base serves without it where nothing portable is built. So it is left out, with a note, where it was never made.
+    """
+    here = replace(request, arch=(this_machine(),))
+    if loaded(stage_row("sysroot").make)(here) is None or this_machine() not in request.arch:
+        return []
+    rows = plan(here, "sysroot")
+    if request.arch == here.arch and any(row.built is None for row in rows):
+        console.note(
+            "the system that a portable LLVM is compiled against is not built here, so the bundle has the base alone:"
+            " for both, toolchain build sysroot, with the same options, and export again"
+        )
+        return []
+    return rows
 
 
 def _row_of(base: LockedBase, rows: Sequence[PlanRow]) -> PlanRow:

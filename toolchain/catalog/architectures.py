@@ -58,10 +58,13 @@ def emulator_name(arch: str) -> str:
     return f"qemu-{machine_of(arch).kernel}-static"
 
 
-def emulator(arch: str) -> Path:
+def emulator(arch: str, *, proof: bool = True) -> Path:
     """A qemu that runs single programs of `arch` and needs no file of this machine, so that it works in any container.
 
     Nothing is registered with the kernel for it: it is called by name.
+
+    Args:
+        proof: it is for the contract check, which can be left out; otherwise the build itself runs programs by it.
 
     Raises:
         EngineError: it is not installed.
@@ -69,8 +72,9 @@ def emulator(arch: str) -> Path:
     name = emulator_name(arch)
     found = shutil.which(name)
     if found is None:
+        use = f"a layer for {arch} is proved by running" if proof else f"Triton for {arch} is built by running"
         raise EngineError(
-            f"{name} is not installed, and a layer for {arch} is proved by running what is in it",
-            fix="apt-get install qemu-user-static; or --no-contract, and prove it elsewhere",
+            f"{name} is not installed, and {use} what is in it",
+            fix="apt-get install qemu-user-static" + ("; or --no-contract, and prove it elsewhere" if proof else ""),
         )
     return Path(found)

@@ -164,7 +164,7 @@ def verify(
     from toolchain.trust import verify as trust  # noqa: PLC0415 - cryptography
     from toolchain.trust.keyless import Identity, require  # noqa: PLC0415
     from toolchain.trust.keys import PublicKey, load_public  # noqa: PLC0415
-    from toolchain.trust.policy import make_policy, named  # noqa: PLC0415
+    from toolchain.trust.policy import make_policy, named, said  # noqa: PLC0415
 
     key = chosen(public_key, former_key) if identity is None and issuer is None else public_key
     demands = make_policy(
@@ -202,6 +202,8 @@ def verify(
         if not json_:
             what = f"\t{named(row.provenance)}" if row.provenance is not None else ""
             console.text(f"{row.ref}\t{row.digest}\t{_WORDS[row.verdict]}{what}")
+            if row.provenance is not None and (command := said(row.provenance)["command"]):
+                console.note(f"it was made by: {command}")
     bad = next((row for row in rows if row.problems), None)
     if bad is not None:
         raise UntrustedError(f"{bad.ref}: {bad.problems[0]}", fix=_DO_NOT)

@@ -168,7 +168,7 @@ class UrlStore:
 
 def _file_system(url: str) -> tuple[Any, str]:
     scheme = url.partition("://")[0]
-    extra = "pip install 'toolchain[fsspec]'"
+    extra = "pip install '.[fsspec]', in a checkout of this tool"
     try:
         import fsspec  # noqa: PLC0415 - an extra
     except ImportError as error:

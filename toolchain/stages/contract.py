@@ -45,7 +45,7 @@ _FIXES = {
     "ptx": _TARGETS,
     "build-link": "read the log for what is undefined or twice defined: a library is incomplete",
     "llvm-tblgen": "read the log: the table generator does not run, or not as it should",
-    "headers": "give the part the headers that its own ones include: toolchain/stages/parts.py",
+    "headers": "give the part the headers that its own ones include: toolchain/stages/llvm_subset.py",
     "support": "read the log: a program that uses LLVMSupport does not configure, link or run",
     "link": "an option or a pass is registered twice or a target is missing: read the log",
 }

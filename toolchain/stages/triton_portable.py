@@ -91,7 +91,7 @@ class TritonPortableStage:
         dependencies = _with_llvm(dependencies)
         versions, arch = versions_of(request), request.arch[0]
         cross = arch != this_machine()
-        emulate = emulator(arch) if cross else None
+        emulate = emulator(arch, proof=False) if cross else None
         taken = take_source(planned, dependencies, workspace)
         check_pythons(versions, taken.source.path, taken.source.ref)
         contexts = {

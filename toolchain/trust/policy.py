@@ -13,6 +13,7 @@ from toolchain.catalog.stages import of_packages
 from toolchain.digest import sha256_json
 from toolchain.errors import ConfigError, UntrustedError
 from toolchain.trust import attest, sbom
+from toolchain.trust.invocation import invocation
 
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
 # Clocks differ; a build from the future is a lie or a broken clock.
@@ -199,6 +200,7 @@ def said(statement: Mapping[str, Any]) -> dict[str, Any]:
         "partial": str(inner.get("partial", "")),
         "contract": asked.get("contract") is not False if isinstance(asked, dict) else None,
         "input_digest": str(inner["inputDigest"]),
+        "command": invocation(statement),
     }
 
 
