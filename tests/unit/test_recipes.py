@@ -22,7 +22,7 @@ SLURM = sorted(FOLDER.glob("slurm-*.sh"))
 KUBERNETES = sorted(FOLDER.glob("kubernetes-*.yml"))
 GITHUB = FOLDER / "github-matrix.yml"
 # What differs between the calls of one campaign.
-OWN = ("--shard", "--kernel-store", "--lock-file", "--reuse-from", "--public-key")
+OWN = ("--shard", "--kernel-store", "--lock-file", "--reuse-from", "--public-key", "--key")
 # It keeps its arguments, each ended by a NUL, and the call by one more.
 RECORDER = '#!/bin/sh\nprintf "%s\\0" "$@" >> "$RECORD.{name}"\nprintf "\\0" >> "$RECORD.{name}"\n{more}'
 
@@ -44,14 +44,14 @@ class Recorders:
             program.write_text(RECORDER.format(name=name, more=more))
             program.chmod(0o755)
 
-    def run(self, words: list[str], **variables: str) -> None:
+    def run(self, words: list[str], ends: int = 0, /, **variables: str) -> None:
         """Run words with no variable but those that are given, a home and the recorders' path."""
         known = {"PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}", "HOME": str(self.folder / "home of one")}
         known["RECORD"] = str(self.folder / "record")
         done = subprocess.run(
             words, cwd=self.folder, env=known | variables, capture_output=True, text=True, timeout=30, check=False
         )
-        assert (done.returncode, done.stderr) == (0, "")
+        assert (done.returncode, done.stderr) == (ends, "")
 
     def calls(self, name: str) -> list[list[str]]:
         """What a program was called with, call by call."""
@@ -74,7 +74,9 @@ class Recorders:
             assert bring == ["bundle", "import", f"{place}/kernels-bundle:latest", "--lock-file", lock]
             assert take[:2] == ["build", "triton"]
             assert take[-1] == "--reuse-only"
-            assert without(take[2:-1], *OWN) == without(words, *OWN)[-6:], "the options are alike"
+            *options, goes_on = without(words, *OWN)
+            assert goes_on == "--keep-going"
+            assert without(take[2:-1], *OWN) == options[-6:], "the options are alike"
         return rest[:-1], rest[-1], sent
 
 
@@ -103,6 +105,7 @@ def check(shards: list[list[str]], count: int, merge: list[str], sent: list[str]
     options = list(common[2:])
     assert without(merge, *OWN)[-len(options) :] == options, "the merge takes the options of the shards"
     assert sent[:1] == ["publish"]
+    assert sent[-2] == "--key", "it is signed as what it was made of is"
     assert without(sent, *OWN)[2:] == ["--stage", "aotriton", *options]
 
 
@@ -169,6 +172,16 @@ def test_slurm_calls_the_tool_with_every_shard(recorders: Recorders) -> None:
     shards, merge, sent = recorders.compiled()
     check(shards, int(last), merge, sent)
     assert {words[words.index("--kernel-store") + 1] for words in shards} == {merge[3]}
+
+
+@pytest.mark.parametrize(("code", "ends"), [(12, 0), (9, 1), (0, 0)])
+def test_a_bad_kernel_stops_no_shard_and_all_else_does(recorders: Recorders, code: int, ends: int) -> None:
+    """With --keep-going a campaign ends with 12 where a kernel failed, and the merge says what is missing."""
+    program = recorders.folder / "bin" / "toolchain"
+    program.write_text(f'{program.read_text()}\ncase "$*" in *--shard*|*merge*) exit {code} ;; esac\n')
+    recorders.run(["sh", str(FOLDER / "slurm-shard.sh")], ends, SLURM_ARRAY_TASK_ID="1", SLURM_JOB_ID="101")
+    recorders.run(["sh", str(FOLDER / "slurm-merge.sh")], ends, SLURM_JOB_ID="200")
+    assert (recorders.calls("toolchain")[-1][0] == "publish") == (ends == 0)
 
 
 def test_slurm_merges_after_all_shards(recorders: Recorders) -> None:

@@ -117,7 +117,7 @@ def calls(text: str) -> Iterator[list[str]]:
     for line in text.replace("\\\n", " ").splitlines():
         words = shlex.split(line, comments=True) if line.startswith(("toolchain ", ".venv/bin/toolchain ")) else []
         if words:
-            yield words
+            yield words[: words.index("||")] if "||" in words else words
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -257,7 +257,7 @@ def config() -> dict[str, Any]:
 
 def test_the_tasks_say_what_they_take_give_and_what_can_go_wrong() -> None:
     tasks = [page for page in PAGES if page.startswith("tasks/") and page != "tasks/index.md"]
-    assert len(tasks) == 13
+    assert len(tasks) == 14
     for page in tasks:
         text = (DOCS / page).read_text(encoding="utf-8")
         assert "| takes |" in text, page
