@@ -383,7 +383,7 @@ def _malformed_request(request: Mapping[str, Any]) -> Iterator[str]:
         kind = "text" if key == "stage" else kept.get(key, "")
         if not _fits(kind, value):
             yield f"the request's {key!r} is nothing that can be asked for"
-    if not re.fullmatch(r"[a-z-]*", str(request.get("stage", ""))):
+    if not re.fullmatch(r"([a-z]+(-[a-z]+)*)?", str(request.get("stage", ""))):
         yield f"the request is for no stage: {request['stage']!r}"
 
 
