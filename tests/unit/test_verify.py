@@ -275,6 +275,7 @@ def test_another_image_under_this_name(stand: Stand) -> None:
     other = stand.provenance()
     del other["predicate"]["buildDefinition"]["externalParameters"]  # another tool's, say
     assert said == {**policy.said(other), "contract": True, "command": said["command"]}
+    assert policy.said(other)["command"] == ""
     assert wrong(look(stand, image="aotriton-gfx942")) == f"provenance: it is about {name}, not about aotriton-gfx942"
     assert "provenance" not in look(stand, image="aotriton-gfx942").as_json()
 

@@ -18,7 +18,6 @@ from toolchain.options import declared, plain
 from toolchain.record import LOCAL_BUILDER, Patch, Record, RecordedSource, RecordError
 from toolchain.request import Request
 from toolchain.sources.patch import listed
-from toolchain.sources.spec import ref_of
 from toolchain.sources.tree import Source
 from toolchain.stages.stage import Built, Planned
 
@@ -87,22 +86,10 @@ def asked_for(request: Request, planned: Planned) -> dict[str, Any]:
         # Of a local image the digest counts, which is among the inputs; its path is this machine's affair.
         "base": "oci:" if request.base.image is not None else str(request.base),
         "glibc": request.glibc or None,
-        "sources": _asked_sources(request, planned),
+        "sources": {source.name: source.ref for source in planned.sources if source.name in request.sources},
         "patches": {name: [path.name for path in files] for name, files in request.patches.items()},
     }
     return {name: value for name, value in asked.items() if value not in (None, [], {})}
-
-
-def _asked_sources(request: Request, planned: Planned) -> dict[str, str]:
-    """Every source that was named, of the stages below too: who asks for the same must name them. Without paths."""
-    known = {source.name: source for source in planned.sources}
-    found = {}
-    for name, spec in request.sources.items():
-        if spec.kind == "local":
-            found[name] = known[name].ref if name in known else ref_of("local", Path(spec.where).name, "")
-        else:  # the version that was found says more than none
-            found[name] = known[name].ref if spec.kind == "distro" and name in known else str(spec)
-    return found
 
 
 def isolation_facts(cache: Cache) -> dict[str, Any] | None:

@@ -159,6 +159,9 @@ def _old_systems(request: Request) -> list[PlanRow]:
     here = replace(request, arch=(this_machine(),))
     if loaded(stage_row("sysroot").make)(here) is None or this_machine() not in request.arch:
         return []
+    lock = request.lock if isinstance(request.lock, Lock) else None
+    if lock is not None and all(base.stage != "sysroot" for base in lock.bases):
+        return []  # what is held to a lock of a base alone brings that
     rows = plan(here, "sysroot")
     if request.arch == here.arch and any(row.built is None for row in rows):
         console.note(

@@ -203,7 +203,7 @@ def verify(
             what = f"\t{named(row.provenance)}" if row.provenance is not None else ""
             console.text(f"{row.ref}\t{row.digest}\t{_WORDS[row.verdict]}{what}")
             if row.provenance is not None and (command := said(row.provenance)["command"]):
-                console.note(f"it was made by: {command}")
+                console.note(f"it, or its part for one architecture, was asked for by: {command}")
     bad = next((row for row in rows if row.problems), None)
     if bad is not None:
         raise UntrustedError(f"{bad.ref}: {bad.problems[0]}", fix=_DO_NOT)

@@ -1,4 +1,4 @@
-"""The command line that a provenance tells of: what somebody who rebuilds has to ask for."""
+"""The options that a provenance tells of: what somebody who rebuilds has to ask for."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from toolchain import console
 from toolchain.request import DEFAULT_GLIBC, options
 
+_LONGEST = 4000
 # What a plain call asks for; saying it again would hide what matters.
 _USUAL: Mapping[str, Any] = {
     "base": "debian13",
@@ -20,16 +21,21 @@ _USUAL: Mapping[str, Any] = {
 
 
 def invocation(statement: Mapping[str, Any]) -> str:
-    """The command that made an image, as its provenance has it; empty where that is not of this tool's form.
+    """What an image was asked for with, as a command; empty where its provenance has another form or no end.
 
-    A checkout is named without its path and a patch by its file name, since paths are the other machine's. Options that
-    a plain call has anyway are left out.
+    A checkout is named without its path and a patch by its file name, since paths are the other machine's; a commit
+    without its repository. Options that a plain call has anyway are left out, and so are the sources of lower stages.
     """
     asked = statement["predicate"]["buildDefinition"].get("externalParameters")
     if not isinstance(asked, Mapping) or not isinstance(asked.get("stage"), str):
         return ""
-    words = ["toolchain", "build", asked["stage"], *_words(asked)]
-    return " ".join(shlex.quote(console.one_line(word)) for word in words)
+    try:
+        words = ["toolchain", "build", asked["stage"], *_words(asked)]
+        text = " ".join(shlex.quote(console.one_line(word)) for word in words)
+    except (TypeError, ValueError, RecursionError):  # a stranger's own form
+        return ""
+    # People copy it: what a terminal hides or turns around must not be in it.
+    return text if len(text) <= _LONGEST and text.isprintable() else ""
 
 
 def _words(asked: Mapping[str, Any]) -> Iterator[str]:
@@ -37,6 +43,9 @@ def _words(asked: Mapping[str, Any]) -> Iterator[str]:
         name, value = declared.option.name, asked.get(declared.field)
         if declared.field == "base" and not asked.get("glibc") and value:
             yield from (f"--{name}", str(value))  # named, so nothing portable was built
+        elif declared.field == "shard":
+            if isinstance(value, list):
+                yield from (f"--{name}", "/".join(map(str, value)))
         elif declared.field == "contract":
             if value is False:
                 yield "--no-contract"
