@@ -77,6 +77,23 @@ class Option:
         """On the command line."""
         return f"--{self.name}"
 
+    def words(self, value: Any) -> list[str]:
+        """The option on a command line, with a value as locks and records hold it."""
+        if self.kind == "flag":
+            return [self.flag if value else f"--no-{self.name}"]
+        if isinstance(value, Mapping):
+            texts = [f"{name}={text}" for name, several in sorted(value.items()) for text in as_list(several)]
+        elif self.kind == "names":
+            texts = [str(one) for one in as_list(value)]
+        else:
+            texts = [",".join(f"{one:g}" if isinstance(one, float) else str(one) for one in as_list(value))]
+        return [word for text in texts for word in (self.flag, text)]
+
+
+def as_list(value: Any) -> list[Any]:
+    """One value, or several, as a list."""
+    return list(value) if isinstance(value, list | tuple) else [value]
+
 
 @dataclass(frozen=True)
 class Declared:

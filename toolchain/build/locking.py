@@ -127,7 +127,8 @@ def _made(lock: Lock) -> Lock:
     return replace(lock, bases=bases)
 
 
-def _lock_of(request: Request) -> Lock | None:
+def lock_of(request: Request) -> Lock | None:
+    """The lock that a request is held to."""
     assert request.lock is None or isinstance(request.lock, Lock)  # noqa: S101 - there is no other
     return request.lock
 
@@ -138,7 +139,7 @@ def check(request: Request, planned: Sequence[Planned]) -> None:
     Raises:
         LockedError: with every difference.
     """
-    lock = _lock_of(request)
+    lock = lock_of(request)
     if lock is None:
         return
     found = differences(lock, resolve(request, planned, ""), whole=False)
@@ -152,7 +153,7 @@ def check_tree(request: Request, source: Source) -> None:
     Raises:
         LockedError: with what differs.
     """
-    lock = _lock_of(request)
+    lock = lock_of(request)
     if lock is None:
         return
     now, was = locked_source(request, source), lock.source(source.name)

@@ -14,7 +14,7 @@ from typing import Any, Literal, cast, get_args
 
 from toolchain import console
 from toolchain.build.fetching import fetch_for
-from toolchain.build.locking import locked_source, resolve, safe_name
+from toolchain.build.locking import lock_of, locked_source, resolve, safe_name
 from toolchain.build.plan import PlanRow, plan, settled
 from toolchain.build.record import read_record
 from toolchain.catalog.architectures import this_machine
@@ -159,8 +159,7 @@ def _old_systems(request: Request) -> list[PlanRow]:
     here = replace(request, arch=(this_machine(),))
     if loaded(stage_row("sysroot").make)(here) is None or this_machine() not in request.arch:
         return []
-    lock = request.lock if isinstance(request.lock, Lock) else None
-    if lock is not None and all(base.stage != "sysroot" for base in lock.bases):
+    if (lock := lock_of(request)) is not None and all(base.stage != "sysroot" for base in lock.bases):
         return []  # what is held to a lock of a base alone brings that
     rows = plan(here, "sysroot")
     if request.arch == here.arch and any(row.built is None for row in rows):

@@ -162,9 +162,10 @@ def verify(
     """Say whether an image is what it must be: bytes, signature, provenance, SBOM, policy; the first fault counts."""
     from toolchain.oci.place import open_place  # noqa: PLC0415 - the registry client
     from toolchain.trust import verify as trust  # noqa: PLC0415 - cryptography
+    from toolchain.trust.invocation import invocation  # noqa: PLC0415
     from toolchain.trust.keyless import Identity, require  # noqa: PLC0415
     from toolchain.trust.keys import PublicKey, load_public  # noqa: PLC0415
-    from toolchain.trust.policy import make_policy, named, said  # noqa: PLC0415
+    from toolchain.trust.policy import make_policy, named  # noqa: PLC0415
 
     key = chosen(public_key, former_key) if identity is None and issuer is None else public_key
     demands = make_policy(
@@ -202,7 +203,7 @@ def verify(
         if not json_:
             what = f"\t{named(row.provenance)}" if row.provenance is not None else ""
             console.text(f"{row.ref}\t{row.digest}\t{_WORDS[row.verdict]}{what}")
-            if row.provenance is not None and (command := said(row.provenance)["command"]):
+            if row.provenance is not None and (command := invocation(row.provenance)):
                 console.note(f"it, or its part for one architecture, was asked for by: {command}")
     bad = next((row for row in rows if row.problems), None)
     if bad is not None:

@@ -20,6 +20,7 @@ from toolchain.catalog.stages import of_packages
 from toolchain.console import one_line
 from toolchain.digest import write_atomically
 from toolchain.errors import ConfigError
+from toolchain.options import Option, as_list
 from toolchain.sources.spec import PACKAGE, PROJECT, VERSION, SourceSpec, parse_source_spec
 
 SCHEMA = 1
@@ -259,26 +260,10 @@ def options(lock: Lock, **instead: Any) -> list[str]:
     Args:
         instead: values in the place of the request's own, by option.
     """
-    kinds: dict[str, str] = {one.option.name: one.option.kind for one in request_module.options()}
-    words = []
-    for key, value in sorted({**lock.request, **instead}.items()):
-        if key == "stage":
-            continue
-        if isinstance(value, dict):
-            texts = [f"{name}={text}" for name, several in sorted(value.items()) for text in _as_list(several)]
-        elif kinds.get(key) == "flag":
-            words.append(f"--{key}")
-            continue
-        elif kinds.get(key) == "names":
-            texts = [str(one) for one in _as_list(value)]
-        else:
-            texts = [",".join(f"{one:g}" if isinstance(one, float) else str(one) for one in _as_list(value))]
-        words += [word for text in texts for word in (f"--{key}", text)]
-    return words
-
-
-def _as_list(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, list | tuple) else [value]
+    known = {one.option.name: one.option for one in request_module.options()}
+    asked = {key: value for key, value in sorted({**lock.request, **instead}.items()) if key != "stage"}
+    # Writing takes what it is given; reading refuses what no option is.
+    return [word for key, value in asked.items() for word in known.get(key, Option(name=key, help="")).words(value)]
 
 
 def _table(title: str, values: Mapping[str, Any]) -> Iterator[str]:
@@ -391,7 +376,7 @@ def _fits(kind: str, value: Any) -> bool:
     """Whether a value is one that a lock holds of an option of this kind."""
     if kind == "pairs":
         return isinstance(value, dict) and all(
-            isinstance(text, str) for name, several in value.items() for text in (name, *_as_list(several))
+            isinstance(text, str) for name, several in value.items() for text in (name, *as_list(several))
         )
     if kind in {"commas", "names"}:
         return isinstance(value, list | tuple) and all(isinstance(text, str) for text in value)

@@ -7,17 +7,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from toolchain import console
+from toolchain.options import plain
 from toolchain.request import DEFAULT_GLIBC, options
 
 _LONGEST = 4000
-# What a plain call asks for; saying it again would hide what matters.
-_USUAL: Mapping[str, Any] = {
-    "base": "debian13",
-    "glibc": DEFAULT_GLIBC,
-    "arch": ["amd64"],
-    "only": "distribution",
-    "compression": "gzip",
-}
 
 
 def invocation(statement: Mapping[str, Any]) -> str:
@@ -39,29 +32,12 @@ def invocation(statement: Mapping[str, Any]) -> str:
 
 
 def _words(asked: Mapping[str, Any]) -> Iterator[str]:
-    for declared in options():
-        name, value = declared.option.name, asked.get(declared.field)
-        if declared.field == "base" and not asked.get("glibc") and value:
-            yield from (f"--{name}", str(value))  # named, so nothing portable was built
-        elif declared.field == "shard":
-            if isinstance(value, list):
-                yield from (f"--{name}", "/".join(map(str, value)))
-        elif declared.field == "contract":
-            if value is False:
-                yield "--no-contract"
-        elif value and value != _USUAL.get(declared.field):
-            yield from _option(f"--{name}", value, declared.option.kind)
-
-
-def _option(option: str, value: Any, kind: str) -> Iterator[str]:
-    if kind == "flag":
-        yield option
-    elif isinstance(value, Mapping):
-        for key, several in value.items():
-            for one in several if isinstance(several, list) else [several]:
-                yield from (option, f"{key}={one}")
-    elif isinstance(value, list) and kind == "names":
-        for one in value:
-            yield from (option, str(one))
-    else:
-        yield from (option, ",".join(map(str, value)) if isinstance(value, list) else str(value))
+    """What differs from a plain call; the rest would hide what matters."""
+    usual = {"glibc": DEFAULT_GLIBC} if asked.get("glibc") else {"base": None}  # a base that is named is told
+    for one in options():
+        value = asked.get(one.field)
+        if value in (None, "", [], {}) or value == usual.get(one.field, plain(one.default)):
+            continue
+        if one.field == "shard" and isinstance(value, list):
+            value = "/".join(map(str, value))
+        yield from one.option.words(value)
