@@ -94,6 +94,10 @@ class Runner(Protocol):
         """Run `argv` in a container of `image`; the container is removed whatever happens."""
 
 
+COMPILER_CACHE = "containerfiles/ccache.conf"
+"""How every recipe's compiler cache is configured."""
+
+
 def root() -> Path:
     """The folder that holds containerfiles/, llvm-config/ and aotriton/: in a checkout its top, else in the package.
 

@@ -18,11 +18,7 @@ export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 export LANG=C.UTF-8 LC_ALL=C.UTF-8 TZ=UTC HOME=/build/home
 # A sentinel that the tool's progress reader looks for; a person sees a plain count.
 export NINJA_STATUS='@ninja %f/%t %r %e@ '
-export CCACHE_DIR=/ccache CCACHE_COMPILERCHECK=content CCACHE_NOHASHDIR=1 CCACHE_MAXSIZE="${CCACHE_MAXSIZE:-20G}"
-# pch_defines and time_macros: what ccache asks for before it caches files that use a precompiled header.
-# Ninja asks for dependency files anyway: with them ccache need not preprocess what it has not seen.
-export CCACHE_DEPEND=1
-export CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime
+export CCACHE_DIR=/ccache CCACHE_CONFIGPATH=/recipe/containerfiles/ccache.conf
 
 test -f /src/llvm/mlir/CMakeLists.txt || {
   echo "toolchain: the LLVM source has no mlir/ folder" >&2

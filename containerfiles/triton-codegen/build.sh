@@ -14,8 +14,7 @@ umask 022
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 export LANG=C.UTF-8 LC_ALL=C.UTF-8 TZ=UTC HOME=/tmp
 export NINJA_STATUS='@ninja %f/%t %r %e@ '
-export CCACHE_DIR=/ccache CCACHE_COMPILERCHECK=content CCACHE_NOHASHDIR=1 CCACHE_MAXSIZE="${CCACHE_MAXSIZE:-20G}"
-export CCACHE_DEPEND=1 CCACHE_SLOPPINESS=time_macros,include_file_mtime,include_file_ctime
+export CCACHE_DIR=/ccache CCACHE_CONFIGPATH=/recipe/containerfiles/ccache.conf
 
 case $(uname -m) in
 x86_64) machine=amd64 ;;

@@ -20,7 +20,7 @@ from toolchain.kernels.campaign import CampaignResult
 from toolchain.kernels.ledger import DONE, Entry, reproducible
 from toolchain.locks import held
 from toolchain.oci import labels
-from toolchain.recipe import Mount, Runner, digests
+from toolchain.recipe import COMPILER_CACHE, Mount, Runner, digests
 from toolchain.request import Request
 from toolchain.stages import allocator
 from toolchain.stages.aotriton_images import ENVIRONMENT, KernelImages, MadeImages
@@ -67,7 +67,7 @@ class AotritonStage:
                 "base": base,
                 "triton": triton,
                 "sources": sources,
-                "recipe": digests("containerfiles/aotriton", *WORKER_FILES, "aotriton/pack.py"),
+                "recipe": digests(COMPILER_CACHE, "containerfiles/aotriton", *WORKER_FILES, "aotriton/pack.py"),
                 "environment": ENVIRONMENT,
                 "gpus": list(gpus),
                 "binaries": choices("aotriton", request),

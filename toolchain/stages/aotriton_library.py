@@ -12,7 +12,7 @@ from toolchain.catalog.gpus import short_list
 from toolchain.catalog.releases import aotriton_release
 from toolchain.digest import sha256_json
 from toolchain.errors import PinError, UnsupportedError
-from toolchain.recipe import Recipe, digests
+from toolchain.recipe import COMPILER_CACHE, Recipe, digests
 from toolchain.request import Request
 from toolchain.sources.resolve import locate
 from toolchain.sources.spec import SourceSpec
@@ -57,7 +57,7 @@ def library_of(
         {
             "base": dependencies["base"].input_digest,
             "sources": source_inputs(planned.sources, request.patches),
-            "recipe": digests("containerfiles/aotriton"),
+            "recipe": digests(COMPILER_CACHE, "containerfiles/aotriton"),
             "gpus": list(gpus),
             "dropped": list(dropped),
         }

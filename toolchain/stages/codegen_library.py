@@ -15,7 +15,7 @@ from toolchain.catalog.architectures import this_machine
 from toolchain.catalog.codegen import Codegen
 from toolchain.digest import sha256_file
 from toolchain.errors import BuildError, ContractError, PolicyError, SourceError
-from toolchain.recipe import Recipe, digests
+from toolchain.recipe import COMPILER_CACHE, Recipe, digests
 from toolchain.request import Request
 from toolchain.sources.tree import Source
 from toolchain.stages.codegen_choice import codegen_source, pin_of, triton_here
@@ -26,7 +26,12 @@ from toolchain.stages.triton_origin import triton_source
 
 RECIPE = "containerfiles/triton-codegen"
 # Shared with Triton's wheels, whose build it is a part of.
-_TOOLCHAIN = ("containerfiles/triton-portable/toolchain.cmake", "llvm-config/portable.cmake", "llvm-config/cross.cmake")
+_TOOLCHAIN = (
+    COMPILER_CACHE,
+    "containerfiles/triton-portable/toolchain.cmake",
+    "llvm-config/portable.cmake",
+    "llvm-config/cross.cmake",
+)
 _DISK = 1_000_000_000
 _WEIGHTS = {"configure": 10.0, "compile": 60.0}
 _ASK = """

@@ -25,7 +25,7 @@ from toolchain.catalog.releases import (
 from toolchain.digest import sha256_json
 from toolchain.errors import PinError, PolicyError, UnsupportedError
 from toolchain.oci import labels
-from toolchain.recipe import Recipe, digests
+from toolchain.recipe import COMPILER_CACHE, Recipe, digests
 from toolchain.request import Request
 from toolchain.sources.resolve import locate, part_of
 from toolchain.sources.spec import of_github
@@ -43,6 +43,7 @@ DEFAULT_TRITON = "3.7.1"
 NDEBUG_ADVICE = "TRITON_APPEND_CMAKE_ARGS=-DCMAKE_BUILD_TYPE=Release"
 # What shapes the layer. The contract check does not: it may grow without a rebuild.
 _RECIPE = (
+    COMPILER_CACHE,
     "containerfiles/llvm",
     "llvm-config/archive_index.py",
     "llvm-config/closure.py",

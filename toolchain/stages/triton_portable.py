@@ -17,7 +17,7 @@ from toolchain.catalog.architectures import emulator, this_machine
 from toolchain.catalog.codegen import Codegen
 from toolchain.catalog.pythons import check_range
 from toolchain.errors import UnsupportedError
-from toolchain.recipe import Mount, digests
+from toolchain.recipe import COMPILER_CACHE, Mount, digests
 from toolchain.request import Request
 from toolchain.stages.codegen_choice import bindings, rules_of, triton_here
 from toolchain.stages.codegen_library import where
@@ -65,7 +65,11 @@ class TritonPortableStage:
         cross = arch != this_machine()
         if not cross:
             _require_own(request, versions)
-        files = [f"containerfiles/{RECIPE}", "llvm-config/cross.cmake" if cross else "llvm-config/portable.cmake"]
+        files = [
+            COMPILER_CACHE,
+            f"containerfiles/{RECIPE}",
+            "llvm-config/cross.cmake" if cross else "llvm-config/portable.cmake",
+        ]
         if self.instrumented or PROFILE in request.sources:
             files += PROFILE_RECIPE
         more = {

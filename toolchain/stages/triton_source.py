@@ -19,7 +19,7 @@ from toolchain.errors import BuildError, ContractError, PinError, SourceError, U
 from toolchain.oci.image import read_layers
 from toolchain.oci.layer_files import layer_files
 from toolchain.oci.layout import Layout
-from toolchain.recipe import Mount, Recipe, digests
+from toolchain.recipe import COMPILER_CACHE, Mount, Recipe, digests
 from toolchain.request import Request
 from toolchain.sources.scan import Finding
 from toolchain.sources.store import Store
@@ -58,7 +58,10 @@ class TritonSourceStage:
             )
         _check_pythons(request)
         return plan_from_source(
-            request, dependencies, recipe=digests("containerfiles/triton"), more={"pythons": list(request.pythons)}
+            request,
+            dependencies,
+            recipe=digests(COMPILER_CACHE, "containerfiles/triton"),
+            more={"pythons": list(request.pythons)},
         )
 
     def build(self, planned: Planned, dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
