@@ -35,7 +35,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -261,6 +261,7 @@ class Compiler:
         if not code:
             raise ValueError("the compiler made an empty object")
         metadata = {name: known[name] for name in METADATA if name in known}
+        metadata.update(launch_data(rule, source.fn.arg_names))
         bitcode = sorted(set(self._linked))
         metadata.update({"bitcode": bitcode, "compile_status": "Complete"})
         path = Path(rule["out"])
@@ -270,6 +271,24 @@ class Compiler:
         write(path, code)
         digest = hashlib.sha256(code).hexdigest()
         return {"object": str(path), "json": str(beside), "sha256": digest, "size": len(code), "bitcode": bitcode}
+
+
+def launch_data(rule: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """What a launch of the object needs beside Triton's own metadata, as JSON beside it says it.
+
+    Args:
+        names: the function's arguments in their order.
+
+    Returns:
+        `source`: the kernel's file below its root. `signature`: [argument, type] in the function's order.
+        `constexprs`: value by argument.
+    """
+    source = os.path.relpath(os.path.realpath(rule["source"]), os.path.realpath(rule["root"]))
+    return {
+        "source": source.replace(os.sep, "/"),
+        "signature": [[name, rule["signature"][name]] for name in names],
+        "constexprs": rule["constexprs"],
+    }
 
 
 def _options(rule: dict[str, Any]) -> dict[str, Any]:
