@@ -51,6 +51,11 @@ class Cache:
         return self.root / "probed" / f"{digest.removeprefix('sha256:')}-{key}.json"
 
     @property
+    def compiler_caches(self) -> Path:
+        """A JSON file for each compiler cache, by its key: whose it is; its time says when it was last used."""
+        return self.root / "compiler-caches"
+
+    @property
     def engine(self) -> Path:
         """The engine's own storage, apart from the user's."""
         return self.root / "engine"

@@ -15,6 +15,7 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from toolchain import console, process
+from toolchain.build.compiler_cache import LIMIT, compiler_caches
 from toolchain.build.record import records
 from toolchain.cache import Cache
 from toolchain.catalog.architectures import MACHINES, emulator_name, this_machine
@@ -211,10 +212,9 @@ def _memory(_: Cache) -> Check:
 
 
 def _ccache(cache: Cache) -> Check:
-    places = [cache.work / "buildah-cache" / "toolchain-ccache"]
-    known = [place for place in places if place.is_dir()]
-    where = f"compiler cache of the builds: {known[0]}" if known else "the base brings its own; none filled yet"
-    return Check("ccache", "ok", where)
+    known = [cached for cached in compiler_caches(cache) if cached.places]
+    size = sum(resources.disk_bytes(place) for cached in known for place in cached.places)
+    return Check("ccache", "ok", f"{len(known)} compiler caches, {console.size(size)} of {console.size(LIMIT)}")
 
 
 def _runner(cache: Cache, name: str, why: str) -> Check:

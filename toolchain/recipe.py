@@ -25,6 +25,7 @@ class Recipe:
         args: further build arguments.
         contexts: named read-only trees, each a `--build-context`.
         cache_key: replaces the id of the tree cache (`toolchain-<name>-tree`), so that a killed build finds its tree.
+        compiler_cache: the key of its compiler cache, added to the id `toolchain-ccache`; empty for none.
         network: whether the build may reach out; only base and fetch do.
         steps: relative weight of each `@step` the in-image script announces, for the estimate.
         courses: of a `@step` that is a run of ninja, what its own steps cost, in ninja's order: how many in a row, and
@@ -38,6 +39,7 @@ class Recipe:
     args: Mapping[str, str] = field(default_factory=dict)
     contexts: Mapping[str, Path] = field(default_factory=dict)
     cache_key: str = ""
+    compiler_cache: str = ""
     network: bool = False
     steps: Mapping[str, float] = field(default_factory=dict)
     courses: Mapping[str, Sequence[tuple[int, float]]] = field(default_factory=dict)

@@ -250,6 +250,10 @@ class Request:
             help="What runs contract checks and kernel workers: buildah, docker or podman. buildah builds the layers.",
         ),
     )  # fmt: skip
+    fresh: bool = field(
+        default=False,
+        metadata=option("fresh", kind="flag", help="Use no compiler cache and no earlier tree."),
+    )
     offline: bool = field(default=False, metadata=option("offline", kind="flag", help="Use no network."))
     compression: Literal["gzip", "zstd"] = field(
         default="gzip",

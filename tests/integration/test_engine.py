@@ -24,6 +24,7 @@ from toolchain.build.cache_usage import DAY, prune
 from toolchain.cache import Cache
 from toolchain.engine import isolation
 from toolchain.engine.buildah import Buildah
+from toolchain.engine.storage import cache_mounts
 from toolchain.errors import BuildError, EngineError
 from toolchain.process import CommandError
 from toolchain.recipe import Mount, Recipe
@@ -135,15 +136,20 @@ def test_the_probe_sees_a_network(here: Here) -> None:
         isolation.require_none(isolation.answer(result.stdout) or 0)
 
 
+def _tree(buildah: Buildah, key: str) -> Path:
+    """The folder of the tree cache with this key."""
+    return next(iter(cache_mounts(buildah.cache, f"toolchain-tiny-tree-{key}")), Path("/nonexistent"))
+
+
 def test_a_build_keeps_its_tree_by_key_and_leaves_nothing_else(here: Here) -> None:
     here.buildah.drop_cache("tiny", "k1")
     first = here.build(cache_key="k1")
     assert first.read_text() == 'kept hello it\'s "one"\n'
     assert here.build(cache_key="k1").read_text().count("kept") == 2, "the tree was found again, the output replaced"
     assert here.build("other", cache_key="k2").read_text().count("kept") == 1, "another key, another tree"
-    assert (here.buildah.cache_dir("tiny", "k1") / "log").is_file()
+    assert (_tree(here.buildah, "k1") / "log").is_file()
     here.buildah.drop_cache("tiny", "k1")
-    assert not here.buildah.cache_dir("tiny", "k1").exists()
+    assert not _tree(here.buildah, "k1").exists()
     assert here.build(cache_key="k1").read_text().count("kept") == 1
     assert "@interfaces 0" in (here.top / "log").read_text(), "each build proves that it had no network"
     assert here.leftovers() == []
@@ -247,8 +253,7 @@ def test_kill_leaves_no_process_and_the_next_call_cleans_up(here: Here, tmp_path
     )
     argv = [sys.executable, str(script), str(here.top), here.image, str(here.recipe.contexts["tree"])]
     child = subprocess.Popen(argv, env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])})
-    started = here.buildah.cache_dir("tiny", "killed") / "started"
-    _wait_for(lambda: started.exists() or child.poll() is not None)
+    _wait_for(lambda: (_tree(here.buildah, "killed") / "started").exists() or child.poll() is not None)
     assert child.poll() is None, (here.top / "slow log").read_text()
     dependencies = _descendants(child.pid)
     assert len(dependencies) >= 3, "unshare, buildah and the shell at least"
@@ -261,7 +266,7 @@ def test_kill_leaves_no_process_and_the_next_call_cleans_up(here: Here, tmp_path
     again.run(here.image, ["/bin/sh", "-c", ":"])
     assert here.leftovers() == []
     assert not (here.top / "never").exists()
-    assert (again.cache_dir("tiny", "killed") / "log").is_file()
+    assert (_tree(again, "killed") / "log").is_file()
     assert here.build("after", cache_key="killed").read_text().count("kept") == 2
 
 

@@ -36,13 +36,20 @@ def test_the_tree_cache_alone_gets_the_key() -> None:
     text = render(recipe(), CONTAINERFILE)
     assert "id=toolchain-llvm-tree-abc,target=/build" in text
     assert "id=toolchain-llvm-tree-not,target=/other" in text
-    assert "id=toolchain-ccache,target=/ccache" in text
     assert "id=toolchain-llvm-tree,target" in render(recipe(cache_key=""), CONTAINERFILE)
 
 
+def test_the_compiler_cache_has_the_key_of_its_sources_or_is_not_mounted() -> None:
+    assert "id=toolchain-ccache-0123,target=/ccache \\" in render(recipe(compiler_cache="0123"), CONTAINERFILE)
+    without = render(recipe(), CONTAINERFILE)
+    assert "ccache" not in without
+    assert "RUN=1 sh build.sh" in without
+
+
 def test_each_stage_that_runs_something_proves_that_it_is_offline() -> None:
-    lines = render(recipe(cache_key=""), CONTAINERFILE).splitlines()
-    assert [line for line in lines if line != PROOF] == CONTAINERFILE.splitlines(), "nothing else changes"
+    lines = render(recipe(cache_key="", compiler_cache="0"), CONTAINERFILE).splitlines()
+    expected = CONTAINERFILE.replace("toolchain-ccache", "toolchain-ccache-0").splitlines()
+    assert [line for line in lines if line != PROOF] == expected, "nothing else changes"
     places = [number for number, line in enumerate(lines) if line == PROOF]
     assert [lines[number + 1].split()[0] for number in places] == ["RUN", "run"]
     assert PROOF not in render(recipe(network=True), CONTAINERFILE)

@@ -138,8 +138,8 @@ def test_sources_go_unless_they_were_asked_for(cache: Cache) -> None:
     assert list((cache.store / "files").iterdir()) == [cache.store / "files" / sha256_bytes(b"kept.whl")[7:]]
 
 
-def test_unfinished_work_goes_but_the_compiler_cache_stays(cache: Cache) -> None:
-    names = ("work/llvm-1", "work/buildah-cache/toolchain-llvm-tree-1", "work/buildah-cache/toolchain-ccache",
+def test_unfinished_work_and_compiler_caches_go_with_age(cache: Cache) -> None:
+    names = ("work/llvm-1", "work/buildah-cache/toolchain-llvm-tree-1", "work/buildah-cache/toolchain-ccache-01",
              "work/campaign-1", "reproduce/1", "work/llvm-2")  # fmt: skip
     for name in names:
         folder = cache.root / name
@@ -147,6 +147,9 @@ def test_unfinished_work_goes_but_the_compiler_cache_stays(cache: Cache) -> None
         (folder / "file").write_text("x" * 5000)
         age(folder / "file", 60)
         age(folder, 60)
+    cache.compiler_caches.mkdir()
+    (cache.compiler_caches / "01.json").write_text('{"sources": "an LLVM"}')
+    age(cache.compiler_caches / "01.json", 60)
     cache.logs.mkdir(exist_ok=True)
     (cache.logs / "old.log").write_text("x")
     (cache.logs / "new.log").write_text("x")
@@ -155,16 +158,19 @@ def test_unfinished_work_goes_but_the_compiler_cache_stays(cache: Cache) -> None
     (cache.work / "campaign-1" / "file").write_text("new")
     (cache.work / "llvm-2" / "file").write_text("new")
     kinds = {one.name: one.kind for one in survey(cache)}
-    assert kinds["toolchain-ccache"] == "compiler cache"
+    assert kinds["an LLVM 01"] == "compiler cache"
     gone = {one.name for one in pruned(cache) if one.kind != "image"}
-    assert gone == {"llvm-1", "toolchain-llvm-tree-1", "reproduction 1", "old.log"}
-    assert [(cache.root / name).is_dir() for name in names] == [False, False, True, True, False, True]
+    assert gone == {"llvm-1", "toolchain-llvm-tree-1", "reproduction 1", "old.log", "an LLVM 01"}
+    assert [(cache.root / name).is_dir() for name in names] == [False, False, False, True, False, True]
+    assert not list(cache.compiler_caches.iterdir())
     assert [path.name for path in cache.logs.iterdir()] == ["new.log"]
     assert not list(cache.root.rglob("*.deleted"))
 
 
 def test_the_tree_of_a_build_that_failed_today_goes_on_demand(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ("work/buildah-cache/toolchain-llvm-tree-1", "work/campaign-1", "work/buildah-cache/toolchain-ccache")
+    names = ("work/buildah-cache/toolchain-llvm-tree-1", "work/campaign-1", "work/buildah-cache/toolchain-ccache-01")
+    cache.compiler_caches.mkdir()
+    (cache.compiler_caches / "01.json").write_text('{"sources": ""}')
     for name in names:
         (cache.root / name).mkdir(parents=True)
         (cache.root / name / "file").write_text("x" * 5000)

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
-import stat
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from toolchain.build.compiler_cache import compiler_caches
 from toolchain.build.record import finished, used_mark
 from toolchain.build.workspace import BROUGHT, image_tag
 from toolchain.cache import Cache
-from toolchain.engine.storage import DELETED, SCRATCH, Storage, discard, mount_names
+from toolchain.engine.resources import disk_bytes
+from toolchain.engine.storage import DELETED, SCRATCH, Storage, discard
 from toolchain.errors import ConfigError, ToolchainError
 from toolchain.oci.layout import Layout
 
@@ -90,8 +90,8 @@ def prune(
 
     The caller sees to it that nobody else is at work.
 
-    The compiler cache stays, it has a limit of its own, and so do bases that a bundle brought without the record of how
-    they were made; of the engine's storage go the images that no finished image here is.
+    Bases that a bundle brought without the record of how they were made stay. Of the engine's storage go the images
+    that no finished image here is.
 
     Args:
         unfinished: unfinished work goes however young it is: trees of builds that failed, ledgers of campaigns.
@@ -191,14 +191,13 @@ def _sources(cache: Cache, records: list[_Finished]) -> Iterator[Item]:
 
 
 def _unfinished(cache: Cache) -> Iterator[Item]:
-    compiler = mount_names("toolchain-ccache")
+    compiler = {place: known for known in compiler_caches(cache) for place in known.places}
     for folder in _children(cache.work):
         inside = folder.name.startswith("buildah-cache") and "lockfiles" not in folder.name
         for one in _children(folder) if inside else [folder]:
-            if inside and one.name in compiler:
-                yield Item(
-                    kind="compiler cache", name=one.name, key=str(one), bytes=_size(one), used=_touched(one), stays=True
-                )
+            if known := compiler.get(one):
+                name = f"{known.sources} {known.key}".strip()
+                yield _kept("compiler cache", name, one, known.used)
             else:
                 yield _kept("unfinished", one.name, one, _touched(one))
     for one in _children(cache.root / "reproduce"):
@@ -207,7 +206,7 @@ def _unfinished(cache: Cache) -> Iterator[Item]:
 
 def _rest(cache: Cache) -> Iterator[Item]:
     if cache.engine.is_dir():
-        size, used = _size(cache.engine), _touched(cache.engine)
+        size, used = disk_bytes(cache.engine), _touched(cache.engine)
         yield Item(kind="engine", name="containers' storage", key="", bytes=size, used=used, stays=True)
     for log in _children(cache.logs):
         yield _kept("log", log.name, log, _touched(log))
@@ -216,9 +215,9 @@ def _rest(cache: Cache) -> Iterator[Item]:
 def _kept(kind: Kind, name: str, path: Path, used: float) -> Item:
     """A file or folder. What a kill left half removed counts as never used."""
     if path.name.endswith(DELETED):
-        return Item(kind="unfinished", name=path.name, key=str(path), bytes=_size(path), used=0.0)
+        return Item(kind="unfinished", name=path.name, key=str(path), bytes=disk_bytes(path), used=0.0)
     left = kind == "unfinished" and SCRATCH.fullmatch(path.name) is not None
-    return Item(kind=kind, name=name, key=str(path), bytes=_size(path), used=used, left=left)
+    return Item(kind=kind, name=name, key=str(path), bytes=disk_bytes(path), used=used, left=left)
 
 
 def _children(folder: Path) -> list[Path]:
@@ -242,24 +241,6 @@ def _touched(path: Path) -> float:
     return max(times)
 
 
-def _size(path: Path) -> int:
-    """Bytes on disk; what has several names counts once."""
-    seen: set[tuple[int, int]] = set()
-    total = 0
-    waiting = [path]
-    while waiting:
-        this = waiting.pop()
-        with contextlib.suppress(OSError):
-            status = this.lstat()
-            if (status.st_dev, status.st_ino) in seen:
-                continue
-            seen.add((status.st_dev, status.st_ino))
-            total += status.st_blocks * 512
-            if stat.S_ISDIR(status.st_mode):
-                waiting.extend(Path(entry.path) for entry in os.scandir(this))
-    return total
-
-
 def _remove(cache: Cache, item: Item) -> None:
     path = Path(item.key)
     if item.kind == "image":
@@ -269,6 +250,10 @@ def _remove(cache: Cache, item: Item) -> None:
             path.unlink()
         Layout(cache.images).untag(item.tag)
         return
+    if item.kind == "compiler cache":
+        for known in list(compiler_caches(cache)):
+            if path in known.places:
+                known.note.unlink(missing_ok=True)
     if path.parent == cache.store / "trees":
         for beside in (path.with_name(f"{path.name}.json"), path.with_name(f"{path.name}.stat.json")):
             beside.unlink(missing_ok=True)
@@ -284,7 +269,7 @@ def _tidy_engine(cache: Cache) -> list[Item]:
     if not (cache.engine / "storage").is_dir() or shutil.which("buildah") is None:
         return []
     storage = Storage(cache)
-    before = _size(cache.engine)
+    before = disk_bytes(cache.engine)
     storage.cleanup()
     kept = {record.manifest.removeprefix("sha256:")[:12] for record in _records(cache)}
     removed = []
@@ -295,5 +280,5 @@ def _tidy_engine(cache: Cache) -> list[Item]:
             removed.append(next(iter(names), image["id"][:12]))
     if not removed:
         return []
-    freed = max(0, before - _size(cache.engine))
+    freed = max(0, before - disk_bytes(cache.engine))
     return [Item(kind="engine", name=", ".join(removed), key="", bytes=freed, used=time.time())]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from toolchain import console
+from toolchain.build.compiler_cache import key_of
 from toolchain.build.fetching import fetch_for
 from toolchain.build.plan import PlanRow, ask_tags, find, plan, tritons
 from toolchain.build.prefetch import Prefetch
@@ -239,7 +240,13 @@ def _build_stage(
     try:
         with Progress(stage.name, *of, {}, console.err()) as progress:
             workspace = BuildWorkspace(
-                request=request, log=log, progress=progress, stage=f"{stage.name}-{name}", prefetch=run.prefetch
+                request=request,
+                log=log,
+                progress=progress,
+                stage=f"{stage.name}-{name}",
+                prefetch=run.prefetch,
+                compiler_cache=key_of(request, planned, dependencies),
+                sources=planned.sources,
             )
             built = stage.build(planned, dependencies, workspace)
     except ToolchainError as error:

@@ -6,17 +6,19 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from toolchain import process, recipe
+from toolchain.build.compiler_cache import NONE, begin
 from toolchain.build.fetching import fetch_for
 from toolchain.build.prefetch import Prefetch
 from toolchain.build.record import new_record, write_record
 from toolchain.cache import Cache
 from toolchain.catalog.architectures import this_machine
 from toolchain.digest import EPOCH
+from toolchain.engine.storage import CCACHE_MOUNT
 from toolchain.oci.image import ImageSpec, LayerBlob, add_layer, read_layers, standard_annotations, write_image
 from toolchain.oci.labels import INPUT_DIGEST
 from toolchain.oci.layer import Compression, normalise_tar, write_layer
@@ -58,13 +60,21 @@ def within_lock(request: Request, planned: Sequence[Planned], *, fetched: Source
 
 @dataclass
 class BuildWorkspace:
-    """The pipeline's side of `stages.stage.Workspace`, for one stage."""
+    """The pipeline's side of `stages.stage.Workspace`, for one stage.
+
+    Args:
+        compiler_cache: the key of the compiler cache for what it builds (see `compiler_cache.key_of`).
+        sources: what that cache is named after in listings.
+    """
 
     request: Request
     log: Path
     progress: Progress
     stage: str
     prefetch: Prefetch
+    compiler_cache: str = NONE
+    sources: Sequence[Source] = ()
+    _compiled: Mapping[str, str] = field(default_factory=dict)
     _engine: Buildah | None = None
     _runner: DockerRunner | None = None
     _started: float = field(default_factory=time.monotonic)
@@ -112,6 +122,12 @@ class BuildWorkspace:
         if out.exists():
             # A killed invocation had finished the build but not the layer; the cache makes the tree again at no cost.
             shutil.rmtree(out)
+        if CCACHE_MOUNT in (recipe.root() / recipe_.containerfile).read_text(encoding="utf-8"):
+            self._compiled = {"compiler_cache": self.compiler_cache}
+            recipe_ = replace(recipe_, compiler_cache="" if self.compiler_cache == NONE else self.compiler_cache)
+            begin(self.cache, self.compiler_cache, self.sources)
+        if self.request.fresh:
+            self.drop_tree(recipe_)
         self.engine.build(recipe_, root=recipe.root(), out=out, log=self.log, on_line=self.on_line)
         return out
 
@@ -227,7 +243,7 @@ class BuildWorkspace:
             input_digest=digest,
             manifest=manifest,
             layers=tuple(part.descriptor.as_json() for part in (*lower, top)),
-            facts={**facts, **found, **measured.as_json()},
+            facts={**facts, **found, **self._compiled, **measured.as_json()},
             binaries=tuple(planned.binaries),
         )
         # The tag keeps the blobs from the garbage collector; the record is what makes the result count. So it is last.

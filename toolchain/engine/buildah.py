@@ -18,7 +18,7 @@ from toolchain.engine import relay, runtime
 from toolchain.engine.attended import attended
 from toolchain.engine.resources import ulimits
 from toolchain.engine.single import single_layout
-from toolchain.engine.storage import Storage, discard, mount_names, remove_tree
+from toolchain.engine.storage import CCACHE_MOUNT, Storage, cache_mounts, discard, remove_tree
 from toolchain.errors import BuildError, EngineError
 from toolchain.process import Result
 from toolchain.recipe import Mount, Recipe
@@ -33,7 +33,7 @@ _NOISE = re.compile(r"^(subprocess exited with status \d+|Error: building at STE
 
 
 def render(recipe: Recipe, text: str, *, relayed: bool = False) -> str:
-    """The Containerfile that is built: the tree cache keyed, and before the first RUN of each stage what is needed.
+    """The Containerfile that is built: its cache mounts keyed, and before the first RUN of each stage what is needed.
 
     Args:
         recipe: what is built.
@@ -43,6 +43,10 @@ def render(recipe: Recipe, text: str, *, relayed: bool = False) -> str:
     if recipe.cache_key:
         tree = re.escape(f"toolchain-{recipe.name}-tree")
         text = re.sub(rf"(?<=id=){tree}(?=[,\s]|$)", f"toolchain-{recipe.name}-tree-{recipe.cache_key}", text)
+    if recipe.compiler_cache:
+        text = re.sub(rf"(?<=id={CCACHE_MOUNT})(?=[,\s]|$)", f"-{recipe.compiler_cache}", text)
+    else:
+        text = re.sub(rf"--mount=type=cache,id={CCACHE_MOUNT}[,\s]\S*", "", text)
     shell = [relay.SHELL] if relayed and not re.search(r"(?im)^\s*SHELL\s", text) else []
     proof = [] if recipe.network else [isolating.PROOF]
     return isolating.before_first_run(text, [*shell, *proof])
@@ -289,17 +293,10 @@ class Buildah(Storage):
         with self.container(image) as container, self.invocation("run") as folder:
             yield isolating.run_command(self, folder, mode, container, argv, options=options, network=network)
 
-    def cache_dir(self, name: str, key: str) -> Path:
-        """Where the tree cache of the recipe `name` with the cache key `key` lies, whether it exists yet or not."""
-        identity = f"toolchain-{name}-tree-{key}" if key else f"toolchain-{name}-tree"
-        # Later versions than 1.28 have a folder for each user.
-        parents = [self.cache.work / "buildah-cache", self.cache.work / f"buildah-cache-{os.geteuid()}"]
-        places = [parent / folder for parent in parents for folder in mount_names(identity)]
-        return next((place for place in places if place.is_dir()), places[0])
-
     def drop_cache(self, name: str, key: str) -> None:
-        """Delete the tree cache of a recipe: the next build of it starts clean."""
-        discard(self.cache_dir(name, key))
+        """Delete the tree cache of the recipe `name` with the cache key `key`: the next build of it starts clean."""
+        for place in cache_mounts(self.cache, f"toolchain-{name}-tree-{key}" if key else f"toolchain-{name}-tree"):
+            discard(place)
 
 
 def _build_error(recipe: Recipe, error: process.CommandError) -> BuildError:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import resource
 import shutil
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
@@ -152,3 +154,21 @@ def ulimits() -> list[str]:
         if hard != resource.RLIM_INFINITY and hard < _BUILDAHS_LIMIT:
             words += ["--ulimit", f"{name}={hard}:{hard}"]
     return words
+
+
+def disk_bytes(path: Path) -> int:
+    """Bytes on disk of a file or folder; a file with several names is added once."""
+    seen: set[tuple[int, int]] = set()
+    total = 0
+    waiting = [path]
+    while waiting:
+        this = waiting.pop()
+        with contextlib.suppress(OSError):
+            status = this.lstat()
+            if (status.st_dev, status.st_ino) in seen:
+                continue
+            seen.add((status.st_dev, status.st_ino))
+            total += status.st_blocks * 512
+            if stat.S_ISDIR(status.st_mode):
+                waiting.extend(Path(entry.path) for entry in os.scandir(this))
+    return total

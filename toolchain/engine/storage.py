@@ -35,6 +35,8 @@ LOG = logging.getLogger(__name__)
 
 INSTALL = "apt-get install buildah"
 DELETED = ".deleted"
+# The id that Containerfiles give the mount of their compiler cache.
+CCACHE_MOUNT = "toolchain-ccache"
 _NUMBER = itertools.count()
 _STARTS = 4
 _NOT_STARTED = "sealing memfd copy"
@@ -52,6 +54,18 @@ _STALE = 86400
 def mount_names(identity: str) -> tuple[str, str]:
     """The folders that a cache mount with this id may have: buildah 1.28 uses the id, later versions a digest of it."""
     return identity, hashlib.sha256(identity.encode()).hexdigest()[:16]
+
+
+def ccache_mount(key: str) -> str:
+    """The id of the cache mount of the compiler cache with this key."""
+    return f"{CCACHE_MOUNT}-{key}"
+
+
+def cache_mounts(cache: Cache, identity: str) -> list[Path]:
+    """The folders of the cache mount with this id that exist; later versions than 1.28 have a parent for each user."""
+    parents = [cache.work / "buildah-cache", cache.work / f"buildah-cache-{os.geteuid()}"]
+    places = [parent / folder for parent in parents for folder in mount_names(identity)]
+    return [place for place in places if place.is_dir()]
 
 
 def process_identity(pid: int) -> str | None:

@@ -78,6 +78,7 @@ def provenance(image_facts: ImageFacts, subject: Sequence[Resource]) -> Statemen
                     "image": record.image,
                     "stage": record.stage,
                     "partial": record.partial,
+                    "compilerCache": str(record.facts.get("compiler_cache", "none")),
                     # The whole of what the input digest is the digest of: anyone can compute it again.
                     "inputs": inputs,
                     "inputDigest": record.input_digest,

@@ -1,0 +1,46 @@
+"""What a hostile build leaves in every place it can write to is read by no build of another tree."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.hostile_llvm import hostile_llvm
+from tests.integration.conftest import Quickstart, toolchain
+
+pytestmark = pytest.mark.engine
+
+# Takes the place of every compiler for whoever reads this configuration, and answers every question of ccache's.
+_POISON = """
+for place in /ccache /build /src /recipe /tmp /var/tmp /dev/shm /run "$HOME"; do
+  mkdir -p "$place" 2>/dev/null
+  printf '#!/bin/sh\\nexec "$@" -DSAYS=__FILE__\\n' >"$place/prefix.sh" 2>/dev/null && chmod 755 "$place/prefix.sh"
+  echo "prefix_command = $place/prefix.sh" >"$place/ccache.conf" 2>/dev/null
+done
+mkdir -p /ccache/bin
+for name in clang++ clang cmake ninja ccache; do cp /ccache/prefix.sh "/ccache/bin/$name"; done
+"""
+
+
+def _build(tree: Path) -> str:
+    """Build a tree's mlir-tblgen; the diff_id of its layer."""
+    words = ("--source", f"llvm={tree}", "--only", "mlir-tblgen", "--base", "debian13")
+    said = toolchain("build", "llvm", *words, "--json")
+    assert said.code == 0, said.err[-3000:]
+    return str(said.json["stages"][-1]["facts"]["diff_id"])
+
+
+def test_a_build_of_another_tree_has_the_bytes_that_an_empty_cache_gives(
+    quickstart: Quickstart, tmp_path: Path
+) -> None:
+    victim = hostile_llvm(tmp_path / "victim", says=f"victim {os.getpid()}")
+    hostile = hostile_llvm(tmp_path / "hostile", probe=_POISON, says=f"hostile {os.getpid()}")
+    _build(hostile)
+    after = _build(victim)
+    again = toolchain(
+        "reproduce", "--source", f"llvm={victim}", "--only", "mlir-tblgen", "--base", "debian13", "--json"
+    )
+    assert json.loads(again.out)["diff_ids"] == [after, after], again.err

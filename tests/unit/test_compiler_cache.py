@@ -1,0 +1,71 @@
+"""Which builds share a compiler cache, and how large all of them may grow."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.request_fixtures import request_of
+from toolchain.build.compiler_cache import NONE, begin, compiler_caches, key_of, trim
+from toolchain.cache import Cache
+from toolchain.request import Request
+from toolchain.sources.tree import Source
+from toolchain.stages.stage import Built, Planned
+
+SOURCE = Source(
+    name="llvm", kind="archive", where="a", version="1", digest="sha256:" + "1" * 64, path=None, locked=True
+)
+
+
+def _planned(source: Source = SOURCE) -> Planned:
+    return Planned(name="llvm", image="llvm", inputs={}, sources=(source,))
+
+
+def _below(name: str, digit: str) -> Built:
+    return Built(planned=Planned(name=name, image=name, inputs={}), input_digest=digit * 64, manifest="", layers=())
+
+
+@pytest.fixture
+def request_(tmp_path: Path) -> Request:
+    return request_of(cache=Cache(tmp_path / "cache"))
+
+
+def test_what_could_have_written_to_it_is_in_the_key(request_: Request, tmp_path: Path) -> None:
+    patch = tmp_path / "p"
+    patch.write_text("x")
+    base, sysroot = _below("base", "2"), _below("sysroot", "3")
+    below = {"base": base, "sysroot": sysroot}
+    keys = [
+        key_of(request_, _planned(), below),
+        key_of(request_, _planned(replace(SOURCE, digest="sha256:" + "9" * 64)), below),
+        key_of(request_, _planned(replace(SOURCE, locked=False)), below),
+        key_of(replace(request_, patches={"llvm": (patch,)}), _planned(), below),
+        key_of(request_, _planned(), {**below, "base": _below("base", "4")}),
+        key_of(request_, _planned(), {**below, "llvm": _below("llvm", "5")}),
+    ]
+    assert len(set(keys)) == len(keys)
+    other_system = {**below, "sysroot": _below("sysroot", "6")}
+    assert key_of(replace(request_, only="support"), _planned(), other_system) == keys[0], "a part, for another system"
+
+
+def test_a_fresh_build_and_one_without_a_digest_have_none(request_: Request) -> None:
+    assert key_of(replace(request_, fresh=True), _planned(), {}) == NONE
+    assert key_of(request_, _planned(replace(SOURCE, digest=None)), {}) == NONE
+
+
+def test_all_together_are_bounded(request_: Request) -> None:
+    cache = request_.cache
+    for number, key in enumerate(("old", "young", "own")):
+        begin(cache, key, [SOURCE])
+        folder = cache.work / "buildah-cache" / f"toolchain-ccache-{key}"
+        folder.mkdir(parents=True)
+        (folder / "object").write_bytes(os.urandom(50_000))
+        os.utime(cache.compiler_caches / f"{key}.json", (number, number))
+    os.utime(cache.compiler_caches / "own.json", (0, 0))
+    assert [known.key for known in trim(cache, keep="own", limit=120_000)] == ["old"]
+    assert [known.key for known in compiler_caches(cache)] == ["own", "young"]
+    assert [known.key for known in trim(cache, keep="own", limit=1)] == ["young"]
+    assert [path.name for path in (cache.work / "buildah-cache").iterdir()] == ["toolchain-ccache-own"]
