@@ -1,4 +1,4 @@
-# Where the time goes in LLVM, MLIR and lld while Triton compiles AOTriton's kernels; see docs/measurements.md.
+# Where the time goes in LLVM, MLIR and lld while Triton compiles AOTriton's kernels; see docs/measurements/index.md.
 #
 # What the other folders take is one part in fourteen, and two thirds of what is to be compiled. MLIR's dialect LLVMIR is left
 # out: one part in seventy of the time, and as much to compile as all of LLVM's passes over IR.

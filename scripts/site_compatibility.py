@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 
 from toolchain.catalog.architectures import MACHINES
 from toolchain.catalog.bases import load_bases
@@ -29,6 +31,7 @@ from toolchain.stages.triton_source import _DISK as TRITON_DISK
 
 MADE = "<!-- Made by `python -m scripts.site_pages` from the data. Do not edit this page. -->\n"
 _EXPECTED = "expected"
+TOP = Path(__file__).resolve().parents[1]
 
 
 @dataclass(frozen=True)
@@ -44,13 +47,33 @@ class Tried:
     @property
     def cell(self) -> str:
         """As a cell of a table, with a link to its figures."""
-        link = f"[**tested**](measurements.md#{anchor(self.section)})"
+        link = f"[**tested**]({measured(self.section)})"
         return f"{link}: {self.part}" if self.part else link
 
 
 def anchor(heading: str) -> str:
     """The anchor of a heading, as the site and GitHub make it."""
     return re.sub(r"[^\w -]", "", heading.lower()).strip().replace(" ", "-")
+
+
+def measured(section: str) -> str:
+    """The address of a section of docs/measurements/, from docs/.
+
+    Raises:
+        KeyError: no page there has a section of that name.
+    """
+    return f"measurements/{sections()[section]}#{anchor(section)}"
+
+
+@cache
+def sections() -> dict[str, str]:
+    """The headings of docs/measurements/ and the page that each is on."""
+    pages = sorted((TOP / "docs" / "measurements").glob("*.md"))
+    return {
+        heading: page.name
+        for page in pages
+        for heading in re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    }
 
 
 def tried() -> tuple[Tried, ...]:
@@ -189,9 +212,7 @@ def _bases() -> str:
     for name, one in load_bases().items():
         made = next((row for row in tried() if (row.what, row.of) == ("base", name)), None)
         # A base that was made and in which nothing was built is no tested one.
-        partly = (
-            f"{made.part}: [figures](measurements.md#{anchor(made.section)}); else {_EXPECTED}" if made else _EXPECTED
-        )
+        partly = f"{made.part}: [figures]({measured(made.section)}); else {_EXPECTED}" if made else _EXPECTED
         builds = "**tested**" if one.tested else partly
         hip = one.tools.get("hip", "")
         aotriton = _tested("aotriton", "30ae96716b3e7a1bf0d7892ce3b8288244f8ebec", name) or (
@@ -282,7 +303,7 @@ def what_it_takes() -> str:
             room = subset_of(one.part or DISTRIBUTION, needs).disk
         memory = f"{MEMORY[one.job] / 1e9:.1f} GB a {one.job}" if one.job else "little"
         output = f"{one.output[0]} / {one.output[1]} MB" if one.output else "not measured"
-        source = one.source if one.source.startswith("not") else f"[{one.source}](measurements.md#{anchor(one.source)})"
+        source = one.source if one.source.startswith("not") else f"[{one.source}]({measured(one.source)})"
         times = [one.told(count) if one.cores or count == counts[0] or one.kernel else "the same" for count in counts]
         rows.append([name, *times, memory, room_told(room), output, source])
     head = [
@@ -308,7 +329,7 @@ def what_it_takes() -> str:
         " reserve, not a measurement: a worker of flash-attn took 262 MB at most.\n"
         "- Triton 3.9 and later: add the stages `llvm-amdgpu` and `codegen-amdgpu`.\n"
         "- A whole GPU of AOTriton has 14,485 to 19,187 kernels. The 19,001 of gfx942, the one that was compiled whole,"
-        " [took 4 h 13 min](measurements.md#a-whole-gfx942) on two cores with other work beside them.\n"
+        " [took 4 h 13 min]({measured('A whole gfx942')}) on two cores with other work beside them.\n"
         "- `--only mlir-tblgen` tries a machine in minutes, and `--limit` a campaign.\n"),
         "## What is brought in\n",
         table(["what", "size"], [

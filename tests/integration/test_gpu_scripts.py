@@ -1,6 +1,6 @@
 """Kernels to PTX for a GPU that is elsewhere: a real Triton compiles, and what a launch needs is in the JSON.
 
-The launches themselves need a GPU; docs/measurements.md has what one said.
+The launches themselves need a GPU; docs/measurements/index.md has what one said.
 """
 
 from __future__ import annotations

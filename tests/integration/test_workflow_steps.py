@@ -229,7 +229,7 @@ def test_steps_are_counted(trial: tuple[Service, dict[str, str]], capsys: pytest
     done = [one for one in own if one.result == "success"]
     assert {one.result for one in own} == {"success", "skipped"}
     with capsys.disabled():
-        print(f"\nsteps of workflows run: {len(done)} of {len(own)}")  # noqa: T201 - a figure of docs/measurements.md
+        print(f"\nsteps of workflows run: {len(done)} of {len(own)}")  # noqa: T201 - a figure of docs/measurements/index.md
     assert len(done) >= 30
 
 

@@ -23,7 +23,7 @@ from toolchain.option_values import recheck as share_of
 from toolchain.request import Request
 
 MACHINES = "1,2,5,10,20,50,100,200,500,1000"
-# Seconds a kernel, measured: docs/measurements.md, Shared. By the kind of store.
+# Seconds a kernel, measured: docs/measurements/index.md, Shared. By the kind of store.
 STORES = {
     "folder": Costs(name=0.0004, hit=0.023, miss=0.0007, add=0.016),
     "layout": Costs(name=0.0006, hit=0.025, miss=0.0002, add=0.003),
