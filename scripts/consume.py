@@ -9,10 +9,12 @@ from pathlib import Path
 from toolchain import process
 from toolchain.build.record import find_image
 from toolchain.cache import Cache, default_cache
+from toolchain.digest import write_atomically
 from toolchain.engine.buildah import Buildah
 from toolchain.engine.isolation import arguments
 from toolchain.oci import descriptor as media
 from toolchain.oci.layout import Layout
+from toolchain.recipe import Mount
 
 _CONTAINERFILE = """\
 FROM {base}
@@ -38,11 +40,13 @@ def main(out: Path) -> None:
     )
     print(text, file=sys.stderr)
     said: list[str] = []
+    words = ["build", "--no-cache", "--layers=false", "--force-rm", "--pull=never"]
+    words += [*arguments("build", engine.isolation), "--tag", "localhost/quickstart-consumer"]
+    words += ["--file", "/context/Containerfile", "/context"]
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "Containerfile").write_text(text)
-        words = ["build", "--no-cache", "--layers=false", "--force-rm", "--pull=never", *arguments(engine.isolation)]
-        command = engine.command(*words, "--file", "Containerfile", "--tag", "localhost/quickstart-consumer", folder)
-        process.run(command, cwd=Path(folder), env=engine.environment(), on_line=said.append)
+        Path(folder).chmod(0o755)
+        write_atomically(Path(folder) / "Containerfile", text.encode())
+        process.run(engine.command(*words, show=[Mount(Path(folder), "/context")]), on_line=said.append)
     answers = [line.strip() for line in said if "LLVM version" in line]
     if not answers:
         sys.exit("mlir-tblgen did not say its version:\n" + "\n".join(said[-20:]))

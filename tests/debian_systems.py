@@ -14,6 +14,7 @@ from toolchain import process
 from toolchain.digest import sha256_file
 from toolchain.engine.buildah import Buildah
 from toolchain.engine.isolation import arguments
+from toolchain.recipe import Mount
 from toolchain.sources.mirrors import apt_mirrors
 
 TOP = Path(__file__).parent.parent
@@ -42,10 +43,12 @@ TOOLS = [
 def build(engine: Buildah, folder: Path, containerfile: Path, tag: str, **args: str) -> list[str]:
     """Plain `buildah build` without a network; what it said."""
     said: list[str] = []
-    words = ["build", "--no-cache", "--layers=false", "--force-rm", "--pull=never", *arguments(engine.isolation)]
+    words = ["build", "--no-cache", "--layers=false", "--force-rm", "--pull=never"]
+    words += arguments("build", engine.isolation)
     words += [word for name, value in args.items() for word in ("--build-arg", f"{name}={value}")]
-    command = engine.command(*words, "--file", os.fspath(containerfile), "--tag", tag, os.fspath(folder))
-    process.run(command, env=engine.environment(), on_line=said.append)
+    words += ["--file", "/call/Containerfile", "--tag", tag, "/context"]
+    show = [Mount(folder, "/context"), Mount(containerfile, "/call/Containerfile")]
+    process.run(engine.command(*words, show=show), on_line=said.append)
     return said
 
 

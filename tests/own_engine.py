@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-
 from toolchain.engine.buildah import Buildah
 from toolchain.engine.storage import remove_tree
 
@@ -12,6 +10,6 @@ def destroy(engine: Buildah) -> None:
     """Delete its storage, images included: files of other owners, which a temporary folder's own end cannot remove."""
     for folder in (engine.root, engine.runroot, engine.live):
         remove_tree(folder)
-    for name in ("driver", "isolation.json"):
+    for name in ("containers-driver", "isolation.json"):
         (engine.cache.engine / name).unlink(missing_ok=True)
-    shutil.rmtree(engine.cache.work / "buildah-cache-lockfiles", ignore_errors=True)
+    remove_tree(engine.cache.mounts)

@@ -158,7 +158,7 @@ class Machine:
         with log.open("ab") as sink:
             child = subprocess.Popen(
                 argv, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, start_new_session=True,
-                env={**os.environ, **self._engine.environment()},
+                env=dict(os.environ),
             )  # fmt: skip
             return _wait(child, cancel, self._way.limit)
 

@@ -62,8 +62,13 @@ class Cache:
 
     @property
     def work(self) -> Path:
-        """Unfinished work and cache mounts; TMPDIR of every child."""
+        """Unfinished work."""
         return self.root / "work"
+
+    @property
+    def mounts(self) -> Path:
+        """Cache mounts of builds, and the engine's temporary files; all of it belongs to the ids of containers."""
+        return self.work / "containers"
 
     @property
     def logs(self) -> Path:

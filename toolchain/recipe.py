@@ -12,6 +12,9 @@ from toolchain.digest import sha256_file
 from toolchain.errors import ConfigError
 from toolchain.process import Result
 
+PARTS = ("containerfiles", "llvm-config", "aotriton")
+"""The folders of the recipe root: a build's context."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:

@@ -15,6 +15,7 @@ import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -80,7 +81,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Here]:
     for program in ("buildah", "unshare"):
         if shutil.which(program) is None:
             pytest.skip(f"{program} is not installed: apt-get install {program}")
-    top = tmp_path_factory.mktemp("engine") / 'it\'s a "place"'
+    top = tmp_path_factory.mktemp("engine") / 'it\'s a "place", here: \\'
     (top / "recipes" / "containerfiles").mkdir(parents=True)
     (top / "recipes" / "containerfiles" / "Tiny").write_text(CONTAINERFILE)
     tree = top / "the tree: one, two"
@@ -114,13 +115,7 @@ def test_an_image_comes_out_of_a_layout_once(here: Here, tmp_path: Path) -> None
 
 def test_isolation_is_found_by_trying_and_remembered(here: Here) -> None:
     found = isolation.probe(here.buildah, again=True)
-    assert found.mode in {"oci", "rootless", "chroot"}
-    assert found.interfaces == 0
-    assert found.kernel == platform.release()
-    # Each isolation that there is was tried inside, and is either offered with its count or refused with a reason.
-    assert {*found.offered, *found.refused} == {"oci" if os.geteuid() == 0 else "rootless", "chroot"}
-    assert not {*found.offered} & {*found.refused}
-    assert set(found.offered.values()) == {0}
+    assert (found.mode, found.interfaces, found.kernel) == ("chroot", 0, platform.release())
     with pytest.MonkeyPatch.context() as without:  # it is remembered, and nothing is run again
         without.delattr(isolation, "_interfaces")
         assert isolation.probe(here.buildah) == found
@@ -170,8 +165,8 @@ def test_a_build_that_sees_a_network_is_refused(here: Here, monkeypatch: pytest.
         pytest.skip("this machine has no network interface besides loopback")
     honest = here.buildah.command
 
-    def careless(*words: str, network: bool = False, pipes: Path | None = None) -> list[str]:
-        return honest(*words, network=True, pipes=pipes)
+    def careless(*words: str, **more: Any) -> list[str]:
+        return honest(*words, **{**more, "network": True})
 
     monkeypatch.setattr(here.buildah, "command", careless)
     with pytest.raises(EngineError, match="not isolated"):
@@ -256,7 +251,7 @@ def test_kill_leaves_no_process_and_the_next_call_cleans_up(here: Here, tmp_path
     _wait_for(lambda: (_tree(here.buildah, "killed") / "started").exists() or child.poll() is not None)
     assert child.poll() is None, (here.top / "slow log").read_text()
     dependencies = _descendants(child.pid)
-    assert len(dependencies) >= 3, "unshare, buildah and the shell at least"
+    assert len(dependencies) >= 3, "the launcher, buildah and the shell at least"
     os.kill(child.pid, signal.SIGKILL)
     child.wait()
     _wait_for(lambda: not [pid for pid in dependencies if _alive(pid)])
@@ -274,11 +269,6 @@ def test_a_live_build_is_left_alone(here: Here) -> None:
     with here.buildah.container(here.image) as name:
         assert Buildah(here.buildah.cache).cleanup() == []
         assert name in here.buildah.call("containers", "--format", "{{.ContainerName}}").stdout
-
-
-def test_a_cache_that_overlay_cannot_hold_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match="cannot lie in"):
-        Buildah(Cache(tmp_path / "a,b")).call("images")
 
 
 def _wait_for(condition: object) -> None:

@@ -114,10 +114,10 @@ def test_a_machine_of_the_workflow_tests_keeps_its_mounts(engine: tuple[Buildah,
     run.start()
     try:
         with waiting(pipe, lambda: None if run.is_alive() else (tmp_path / "log").read_text()):
-            mounted = sorted(buildah.cache.work.glob("buildah[0-9]*/*"))
+            mounted = sorted(buildah.cache.mounts.glob("buildah[0-9]*/*"))
             assert mounted
             assert Buildah(buildah.cache).cleanup() == []
-            assert sorted(buildah.cache.work.glob("buildah[0-9]*/*")) == mounted
+            assert sorted(buildah.cache.mounts.glob("buildah[0-9]*/*")) == mounted
     finally:
         run.join()
         machine.remove()

@@ -105,7 +105,7 @@ def test_its_objects_are_those_of_a_local_campaign(built: Said, quickstart: Quic
             engine, folder, engine.isolation, container, words, network=True,
             options=[*rights, "--volume", f"{tmp_path / 'store'}:/store:rw"],
         )  # fmt: skip
-        with process.piped(command, env=engine.environment()) as child:
+        with process.piped(command) as child:
             lines: list[str] = []
             streams = [child.stdout, child.stderr]
             readers = [threading.Thread(target=lambda s=s: lines.extend(s), daemon=True) for s in streams if s]

@@ -60,7 +60,7 @@ def test_all_together_are_bounded(request_: Request) -> None:
     cache = request_.cache
     for number, key in enumerate(("old", "young", "own")):
         begin(cache, key, [SOURCE])
-        folder = cache.work / "buildah-cache" / f"toolchain-ccache-{key}"
+        folder = cache.mounts / "buildah-cache" / f"toolchain-ccache-{key}"
         folder.mkdir(parents=True)
         (folder / "object").write_bytes(os.urandom(50_000))
         os.utime(cache.compiler_caches / f"{key}.json", (number, number))
@@ -68,4 +68,4 @@ def test_all_together_are_bounded(request_: Request) -> None:
     assert [known.key for known in trim(cache, keep="own", limit=120_000)] == ["old"]
     assert [known.key for known in compiler_caches(cache)] == ["own", "young"]
     assert [known.key for known in trim(cache, keep="own", limit=1)] == ["young"]
-    assert [path.name for path in (cache.work / "buildah-cache").iterdir()] == ["toolchain-ccache-own"]
+    assert [path.name for path in (cache.mounts / "buildah-cache").iterdir()] == ["toolchain-ccache-own"]

@@ -50,7 +50,6 @@ def test_with_nothing_installed_it_says_what_to_install(bare: Cache) -> None:
     for name in ("buildah", "mmdebstrap"):
         assert checks[name].status == "fail"
         assert checks[name].fix == f"apt-get install {name}"
-    assert checks["namespaces"].fix == "apt-get install util-linux"
     assert checks["isolation"].status == "fail"
     assert checks["docker"].status == "warn", "contract checks have another way"
     assert checks["git-host"].status == "warn"
@@ -117,7 +116,7 @@ def test_emulators_are_looked_for_as_the_build_does(bare: Cache, monkeypatch: py
 
 
 def test_hip_is_looked_up_in_each_base(bare: Cache) -> None:
-    storage = bare.engine / "storage"
+    storage = bare.engine / "containers"
     old, new = (storage / f"overlay/{name}/diff/usr/include/hip/hip_runtime_api.h" for name in ("abc", "def"))
     for header in (old, new):
         header.parent.mkdir(parents=True)
@@ -136,7 +135,7 @@ def test_hip_is_looked_up_in_each_base(bare: Cache) -> None:
 
 
 def test_hip_names_the_base(bare: Cache) -> None:
-    storage = bare.engine / "storage"
+    storage = bare.engine / "containers"
     header = storage / "overlay/abc/diff/usr/include/hip/hip_runtime_api.h"
     header.parent.mkdir(parents=True)
     header.write_text("hipStreamGetDevice\n")

@@ -35,6 +35,7 @@ from toolchain.request import Request
 from toolchain.sources.store import Store
 
 OTHER = "sha256:" + "cd" * 32
+MOUNTS = "work/containers/buildah-cache"
 
 
 def age(path: Path, days: float) -> None:
@@ -139,7 +140,7 @@ def test_sources_go_unless_they_were_asked_for(cache: Cache) -> None:
 
 
 def test_unfinished_work_and_compiler_caches_go_with_age(cache: Cache) -> None:
-    names = ("work/llvm-1", "work/buildah-cache/toolchain-llvm-tree-1", "work/buildah-cache/toolchain-ccache-01",
+    names = ("work/llvm-1", f"{MOUNTS}/toolchain-llvm-tree-1", f"{MOUNTS}/toolchain-ccache-01",
              "work/campaign-1", "reproduce/1", "work/llvm-2")  # fmt: skip
     for name in names:
         folder = cache.root / name
@@ -168,7 +169,7 @@ def test_unfinished_work_and_compiler_caches_go_with_age(cache: Cache) -> None:
 
 
 def test_the_tree_of_a_build_that_failed_today_goes_on_demand(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ("work/buildah-cache/toolchain-llvm-tree-1", "work/campaign-1", "work/buildah-cache/toolchain-ccache-01")
+    names = (f"{MOUNTS}/toolchain-llvm-tree-1", "work/campaign-1", f"{MOUNTS}/toolchain-ccache-01")
     cache.compiler_caches.mkdir()
     (cache.compiler_caches / "01.json").write_text('{"sources": ""}')
     for name in names:
@@ -267,7 +268,7 @@ def test_what_a_kill_left_of_it_goes_with_the_next(cache: Cache) -> None:
     half = tree.with_name(f".{tree.name}{'.deleted'}")
     half.mkdir()
     (half / "text").touch()
-    left = cache.work / "buildah-cache" / ".toolchain-llvm-tree-1.99-0.deleted"
+    left = cache.mounts / "buildah-cache" / ".toolchain-llvm-tree-1.99-0.deleted"
     left.mkdir(parents=True)
     assert {one.key for one in pruned(cache) if one.kind == "unfinished"} == {str(half), str(left)}
     assert (tree.is_dir(), half.exists(), left.exists()) == (True, False, False)

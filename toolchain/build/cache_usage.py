@@ -192,7 +192,7 @@ def _sources(cache: Cache, records: list[_Finished]) -> Iterator[Item]:
 
 def _unfinished(cache: Cache) -> Iterator[Item]:
     compiler = {place: known for known in compiler_caches(cache) for place in known.places}
-    for folder in _children(cache.work):
+    for folder in _children(cache.mounts):
         inside = folder.name.startswith("buildah-cache") and "lockfiles" not in folder.name
         for one in _children(folder) if inside else [folder]:
             if known := compiler.get(one):
@@ -200,6 +200,9 @@ def _unfinished(cache: Cache) -> Iterator[Item]:
                 yield _kept("compiler cache", name, one, known.used)
             else:
                 yield _kept("unfinished", one.name, one, _touched(one))
+    for one in _children(cache.work):
+        if one != cache.mounts:
+            yield _kept("unfinished", one.name, one, _touched(one))
     for one in _children(cache.root / "reproduce"):
         yield _kept("unfinished", f"reproduction {one.name}", one, _touched(one))
 
@@ -266,9 +269,9 @@ def _remove(cache: Cache, item: Item) -> None:
 
 def _tidy_engine(cache: Cache) -> list[Item]:
     """Remove the images from the engine's storage that no finished image here is; the layout has the others."""
-    if not (cache.engine / "storage").is_dir() or shutil.which("buildah") is None:
-        return []
     storage = Storage(cache)
+    if not storage.root.is_dir() or shutil.which("buildah") is None:
+        return []
     before = disk_bytes(cache.engine)
     storage.cleanup()
     kept = {record.manifest.removeprefix("sha256:")[:12] for record in _records(cache)}

@@ -13,20 +13,24 @@ from pathlib import Path
 
 from toolchain import process
 from toolchain.cache import Cache
+from toolchain.digest import write_atomically
 from toolchain.engine import isolation as isolating
-from toolchain.engine import relay, runtime
+from toolchain.engine import relay, view
 from toolchain.engine.attended import attended
 from toolchain.engine.resources import ulimits
 from toolchain.engine.single import single_layout
-from toolchain.engine.storage import CCACHE_MOUNT, Storage, cache_mounts, discard, remove_tree
+from toolchain.engine.storage import CCACHE_MOUNT, Storage, build_tag, cache_mounts, discard, remove_tree
 from toolchain.errors import BuildError, EngineError
 from toolchain.process import Result
-from toolchain.recipe import Mount, Recipe
+from toolchain.recipe import PARTS, Mount, Recipe
 
 LOG = logging.getLogger(__name__)
 
 __all__ = ["Buildah", "Mount", "render"]
 
+_CONTEXT = "/context"
+_CONTAINERFILE = "/call/Containerfile"
+_OUT = "/out"
 _PROGRESS = ("@ninja ", "@count ", "@step ")
 # What buildah itself adds behind the failing command's own last words.
 _NOISE = re.compile(r"^(subprocess exited with status \d+|Error: building at STEP .*|time=\".*)$")
@@ -68,10 +72,10 @@ class Buildah(Storage):
 
     @property
     def isolation(self) -> str:
-        """The isolation that works here: `oci`, `rootless` or `chroot`.
+        """The isolation of builds, proved: `chroot`, or `oci` where the user asked for it.
 
         Raises:
-            EngineError: none works.
+            EngineError: it does not hold here.
         """
         # Workers start from several threads at once; the first one tries, the others wait for its answer.
         with self._probing:
@@ -98,8 +102,9 @@ class Buildah(Storage):
         if present.returncode != 0 or not present.stdout.strip():
             with self.invocation("run") as folder:
                 single = single_layout(layout, digest, folder)
-                # Named from inside its folder: a path with a colon could not be told from a tag.
-                pulled = self.call("pull", "--quiet", f"oci:{single.name}:image", cwd=folder, timeout=None)
+                files = [path for path in single.rglob("*") if not path.is_dir()]
+                show = [Mount(view.visible(path, folder / "copies"), f"/{path.relative_to(folder)}") for path in files]
+                pulled = self.call("pull", "--quiet", f"oci:{single.name}:image", show=show, timeout=None)
                 self.call("tag", pulled.stdout.split()[-1], reference)
                 self.call("rmi", f"localhost/{single.name}", check=False)
         self._references[key] = reference
@@ -144,23 +149,24 @@ class Buildah(Storage):
         out.parent.mkdir(parents=True, exist_ok=True)
         with self.invocation("build") as folder:
             partial = out.with_name(f".{out.name}.{folder.name}.partial")
+            write_atomically(folder / "Containerfile", text.encode())
             (folder / "partial").write_text(os.fspath(partial.absolute()), encoding="utf-8")
-            (folder / "Containerfile").write_text(text, encoding="utf-8")
+            tag = build_tag(folder)
             words = ["build", "--no-cache", "--layers=false", "--force-rm", "--pull=never"]
-            # buildah reads this option as a CSV record.
-            quoted = os.fspath((folder / "Containerfile").absolute()).replace('"', '""')
-            words += [*isolating.arguments(mode), *ulimits(), "--file", f'"{quoted}"']
-            words += ["--iidfile", os.fspath(folder / "image"), "--output", f"type=local,dest={partial.name}"]
-            words += self._inputs(recipe)
+            words += [*isolating.arguments("build", mode, network=recipe.network), *ulimits()]
+            words += ["--file", _CONTAINERFILE, "--tag", tag, "--output", f"type=local,dest={_OUT}"]
             pipes = relay.make(folder) if mode == "chroot" else None
             if pipes is not None:
-                words += ["--format", "docker", *relay.options(pipes)]
-            else:
-                words += runtime.patient(folder)
-            argv = self.command(*words, os.fspath(root.absolute()), network=recipe.network, pipes=pipes)
+                words += ["--format", "docker", *relay.options()]
+            inputs, show = self._inputs(recipe, root, folder)
+            argv = self.command(
+                *words, *inputs, _CONTEXT,
+                show=[*show, Mount(folder / "Containerfile", _CONTAINERFILE), Mount(partial, _OUT, read_only=False)],
+                network=recipe.network, pipes=pipes, oci=mode != "chroot",
+            )  # fmt: skip
             try:
-                # The export's path is relative to here: the option has no way to quote a comma.
-                self.attempt(argv, cwd=out.parent, log=log, on_line=witness.line)
+                view.own(partial)
+                self.attempt(argv, log=log, on_line=witness.line)
                 witness.check(finished=not recipe.network)
                 self._keep(partial, out)
             except process.CommandError as error:
@@ -168,13 +174,21 @@ class Buildah(Storage):
                 raise _build_error(recipe, error) from error
             finally:
                 remove_tree(partial)
-                self._forget_build(folder / "image")
+                # The exported tree is what is wanted; the image that buildah commits beside it would double the space.
+                self.call("rmi", "--force", tag, check=False)
 
-    def _inputs(self, recipe: Recipe) -> list[str]:
+    def _inputs(self, recipe: Recipe, root: Path, folder: Path) -> tuple[list[str], list[Mount]]:
+        """Options that name what a recipe is built from, and what of this machine must be seen for it."""
         arguments = dict(recipe.args)
         for name, key in {**recipe.images, **({"BASE": recipe.base} if recipe.base else {})}.items():
             arguments[name] = self._references.get(key, key)
         words = [word for name, value in sorted(arguments.items()) for word in ("--build-arg", f"{name}={value}")]
+        # Of a checkout no more than the recipes: other things lie there too.
+        (folder / "context").mkdir()
+        show = [Mount(folder / "context", _CONTEXT)]
+        for part in [root / part for part in PARTS if (root / part).is_dir()]:
+            (folder / "context" / part.name).mkdir()
+            show.append(Mount(view.visible(part, folder / "copies"), f"{_CONTEXT}/{part.name}"))
         for name, path in sorted(recipe.contexts.items()):
             if not path.is_dir():
                 raise EngineError(
@@ -182,8 +196,9 @@ class Buildah(Storage):
                     why=f"{path} is not a folder",
                     fix="run the command again; if that folder was deleted meanwhile, it is made again",
                 )
-            words += ["--build-context", f"{name}={path.absolute()}"]
-        return words
+            show.append(Mount(view.visible(path, folder / "copies"), f"/contexts/{name}"))
+            words += ["--build-context", f"{name}=/contexts/{name}"]
+        return words, show
 
     def _keep(self, partial: Path, out: Path) -> None:
         partial.chmod(0o755)
@@ -195,11 +210,6 @@ class Buildah(Storage):
             remove_tree(old)
         else:
             partial.rename(out)
-
-    def _forget_build(self, iidfile: Path) -> None:
-        # Only the exported tree counts; the image that buildah commits beside it would double the space.
-        if iidfile.is_file():
-            self.call("rmi", "--force", iidfile.read_text(encoding="ascii").strip(), check=False)
 
     def run(
         self,
@@ -267,7 +277,7 @@ class Buildah(Storage):
         """
         with (
             self._prepared(image, argv, mounts=mounts, env=env, workdir=workdir) as command,
-            process.piped(command, env=self.environment()) as child,
+            process.piped(command) as child,
             attended(child, log),
         ):
             yield child
@@ -284,14 +294,26 @@ class Buildah(Storage):
         network: bool = False,
     ) -> Iterator[list[str]]:
         """The command line that runs `argv` in a container which lives as long as the block."""
-        options = [word for mount in mounts for word in mount.arguments()]
+        options: list[str] = []
         for name, value in sorted((env or {}).items()):
             options += ["--env", f"{name}={value}"]
         if workdir is not None:
             options += ["--workingdir", workdir]
         mode = self.isolation
-        with self.container(image) as container, self.invocation("run") as folder:
-            yield isolating.run_command(self, folder, mode, container, argv, options=options, network=network)
+        granted = isolating.arguments("from", mode, network=network)
+        with self.container(image, *granted) as container, self.invocation("run") as folder:
+            show = []
+            for number, mount in enumerate(mounts):
+                inside = f"/mounts/{number}"
+                options += Mount(Path(inside), mount.target, read_only=mount.read_only).arguments()
+                if mount.read_only:
+                    show.append(Mount(view.visible(mount.source, folder / "copies"), inside))
+                else:
+                    view.own(mount.source)
+                    show.append(Mount(mount.source, inside, read_only=False))
+            yield isolating.run_command(
+                self, folder, mode, container, argv, options=options, show=show, network=network
+            )
 
     def drop_cache(self, name: str, key: str) -> None:
         """Delete the tree cache of the recipe `name` with the cache key `key`: the next build of it starts clean."""

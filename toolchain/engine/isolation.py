@@ -11,12 +11,14 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal
 
 from toolchain import process
 from toolchain.digest import canonical, write_atomically
-from toolchain.engine import relay, runtime
+from toolchain.engine import relay, view
 from toolchain.engine.storage import Storage, remove_tree
-from toolchain.errors import EngineError
+from toolchain.errors import ConfigError, EngineError
+from toolchain.recipe import Mount
 
 LOG = logging.getLogger(__name__)
 
@@ -27,6 +29,10 @@ SCRIPT = (
     'head=0; n=0; while IFS= read -r line; do case "$line" in *"|"*) head=1 ;; *" lo:"* | lo:*) ;; *:*) n=$((n+1)) ;; '
     f'esac; done </proc/net/dev; test "$head" -eq 1 || n=unknown; echo "{_WORD} $n"; test "$n" = 0'
 )
+# What a container's root cannot do, of all that buildah would let it: leave its root by a second one, give files or
+# itself capabilities, take ports.
+DROPPED = ("CAP_SYS_CHROOT", "CAP_SETFCAP", "CAP_SETPCAP", "CAP_MKNOD", "CAP_NET_BIND_SERVICE", "CAP_NET_RAW",
+           "CAP_AUDIT_WRITE")  # fmt: skip
 # Before the first RUN of a stage: the build itself proves that it has no network.
 PROOF = f"RUN {SCRIPT}"
 _ANSWER = re.compile(rf"^{_WORD} (\d+|unknown)$")
@@ -39,20 +45,16 @@ class Isolation:
     """What works here.
 
     Args:
-        mode: `oci` (a runtime such as crun), `rootless` (the same for a user) or `chroot`.
+        mode: `chroot`, or `oci` (a runtime such as crun) where the user asked for it.
         interfaces: network interfaces besides loopback that a process saw in a container without network; must be 0.
         buildah: version it was tried with.
         kernel: release it was tried on.
-        refused: why each mode that cannot be used here cannot, by mode.
-        offered: the interfaces seen under each mode that can, by mode; `mode` is the first of them.
     """
 
     mode: str
     interfaces: int
     buildah: str
     kernel: str
-    refused: dict[str, str]
-    offered: dict[str, int]
 
 
 def answer(line: str) -> int | None:
@@ -63,13 +65,34 @@ def answer(line: str) -> int | None:
     return -1 if found.group(1) == "unknown" else int(found.group(1))
 
 
-def arguments(mode: str) -> list[str]:
-    """Options of `buildah run` and `buildah build` for an isolation mode.
+def mode_of_user() -> str:
+    """The isolation that is asked for: `chroot`, below a user namespace; `oci` by `TOOLCHAIN_ISOLATION` alone.
 
-    The network namespace is the wrapper's (see `process.contained`), so that no mode needs a bridge; chroot isolation
-    refuses the option and shares it anyway. The host name is the wrapper's too: buildah would invent one each time.
+    Raises:
+        ConfigError: the variable names another.
     """
-    return ["--isolation", mode, "--uts", "host"] + ([] if mode == "chroot" else ["--network", "host"])
+    mode = os.environ.get("TOOLCHAIN_ISOLATION", "chroot")
+    if mode not in {"chroot", "oci"}:
+        raise ConfigError(f"TOOLCHAIN_ISOLATION={mode} names no isolation", fix="leave it out, or name oci")
+    return mode
+
+
+def arguments(verb: Literal["build", "from", "run"], mode: str, *, network: bool = False) -> list[str]:
+    """Options of a buildah verb for an isolation mode: what a container may do.
+
+    The network namespace is the launcher's (see `engine.view`), so that no mode needs a bridge; chroot isolation
+    refuses the option and shares it anyway. The host name is the launcher's too: buildah would invent one each time.
+
+    Args:
+        network: whether it may reach out; packages of a base may bring files with capabilities.
+    """
+    words = ["--isolation", mode]
+    if verb != "from":
+        words += ["--uts", "host", *([] if mode == "chroot" else ["--network", "host"])]
+    for name in [name for name in DROPPED if not (network and name == "CAP_SETFCAP")]:
+        words += ["--cap-drop", name]
+    # A container that `run` enters has what `from` gave it.
+    return words if verb == "run" else [*words, "--security-opt", f"seccomp={view.SECCOMP}"]
 
 
 def before_first_run(containerfile: str, instructions: Sequence[str]) -> str:
@@ -120,14 +143,14 @@ def _libraries(program: Path) -> list[Path]:
 
 
 def probe(storage: Storage, *, again: bool = False) -> Isolation:
-    """The strongest isolation that works here, without network; all are tried, once for each buildah and kernel.
+    """The isolation of builds, tried once for each buildah and kernel.
 
     Args:
         storage: the engine's storage.
         again: try even if the answer is known.
 
     Raises:
-        EngineError: none works, or a container without network sees a network.
+        EngineError: it does not work, or a container without network sees a network.
     """
     remembered = storage.cache.engine / "isolation.json"
     version, kernel = storage.version(), platform.release()
@@ -137,29 +160,23 @@ def probe(storage: Storage, *, again: bool = False) -> Isolation:
         except (ValueError, TypeError):
             LOG.debug("%s is not readable", remembered)
         else:
-            if (known.buildah, known.kernel, known.interfaces) == (version, kernel, 0):
+            if known == Isolation(mode_of_user(), 0, version, kernel):
                 return known
-    refused: dict[str, str] = {}
-    offered: dict[str, int] = {}
-    with storage.container("scratch") as name:
+    mode = mode_of_user()
+    with storage.container("scratch", *arguments("from", mode)) as name:
         with storage.invocation("run") as folder:
             root = tiny_root(folder / "root")
-            storage.call("copy", name, root, "/")
+            storage.call("copy", name, "/root", "/", show=[Mount(root, "/root")])
             remove_tree(root)
-        for mode in ("oci" if os.geteuid() == 0 else "rootless", "chroot"):
-            number, why = _interfaces(storage, name, mode)
-            if number == 0:
-                offered[mode] = number
-            else:
-                refused[mode] = why if number is None else f"{number} network interfaces are visible"
-    if offered:
-        found = Isolation(next(iter(offered)), 0, version, kernel, refused, offered)
+        number, why = _interfaces(storage, name, mode)
+    if number == 0:
+        found = Isolation(mode, 0, version, kernel)
         write_atomically(remembered, canonical(asdict(found)))
         return found
     raise EngineError(
-        "no isolation works here",
-        why="\n".join(f"{mode}: {why}" for mode, why in refused.items()),
-        fix="run it as root, with a runtime such as crun, or try a newer buildah",
+        f"builds cannot be isolated here ({mode})",
+        why=why if number is None else f"{number} network interfaces are visible",
+        fix="see `toolchain doctor`, or try a newer buildah",
     )
 
 
@@ -182,7 +199,7 @@ def require_none(number: int) -> int:
 def _interfaces(storage: Storage, container: str, mode: str) -> tuple[int | None, str]:
     with storage.invocation("run") as folder:
         argv = run_command(storage, folder, mode, container, ["/bin/sh", "-c", SCRIPT])
-        result = process.run(argv, env=storage.environment(), capture=True, check=False, timeout=60)
+        result = process.run(argv, capture=True, check=False, timeout=60)
     numbers = [number for line in result.stdout.splitlines() if (number := answer(line)) is not None]
     return (numbers[0] if numbers else None), " ".join(result.tail[-3:])
 
@@ -195,15 +212,16 @@ def run_command(
     argv: Sequence[str],
     *,
     options: Sequence[str] = (),
+    show: Sequence[Mount] = (),
     network: bool = False,
 ) -> list[str]:
     """The command line that runs `argv` in a working container, contained; `folder` is the invocation's."""
+    words = ["run", *arguments("run", mode, network=network), *options]
     if mode != "chroot":
-        words = ["run", *arguments(mode), *runtime.patient(folder), *options, "--", container, *argv]
-        return storage.command(*words, network=network)
+        return storage.command(*words, "--", container, *argv, show=show, network=network, oci=True)
     pipes = relay.make(folder)
-    words = ["run", *arguments(mode), *options, *relay.options(pipes), "--", container, *relay.inside(argv)]
-    return storage.command(*words, network=network, pipes=pipes)
+    words += [*relay.options(), "--", container, *relay.inside(argv)]
+    return storage.command(*words, show=show, network=network, pipes=pipes)
 
 
 class NetworkProbe:

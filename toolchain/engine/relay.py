@@ -14,6 +14,8 @@ from pathlib import Path
 
 # Below /run, where no layer keeps anything; what is left of it in a tree is removed.
 TARGET = "/run/toolchain-output"
+# Where the engine sees them (see `engine.view`).
+PIPES = "/pipes"
 _INTO = f">{TARGET}/out 2>{TARGET}/err"
 # Holds both pipes open until buildah has ended, so that readers neither wait for a command that never started nor stop
 # between two of them. A stray process that keeps them open is not waited for; the namespace ends with this shell.
@@ -47,14 +49,14 @@ def make(folder: Path) -> Path:
     return pipes
 
 
-def outside(argv: Sequence[str], pipes: Path) -> list[str]:
+def outside(argv: Sequence[str]) -> list[str]:
     """`argv` (buildah) with its container's pipes on standard output and error."""
-    return ["sh", "-c", _READ, "sh", os.fspath(pipes.absolute()), *argv]
+    return ["sh", "-c", _READ, "sh", PIPES, *argv]
 
 
-def options(pipes: Path) -> list[str]:
+def options() -> list[str]:
     """Options of `buildah run` and `buildah build` that show the pipes inside."""
-    return ["--volume", f"{os.fspath(pipes.absolute())}:{TARGET}:rw"]
+    return ["--volume", f"{PIPES}:{TARGET}:rw"]
 
 
 def inside(argv: Sequence[str]) -> list[str]:

@@ -31,11 +31,9 @@ def single_layout(layout: Path, digest: str, into: Path) -> Path:
     manifest = json.loads(content)
     if manifest.get("mediaType") == media.DOCKER_MANIFEST:
         content = canonical(_as_oci(manifest))
-        _link_blobs(layout, manifest, single / "blobs" / "sha256")
         digest = sha256_bytes(content)
-        (single / "blobs" / digest.replace(":", "/")).write_bytes(content)
-    else:
-        (single / "blobs").symlink_to(layout.absolute() / "blobs", target_is_directory=True)
+    _link_blobs(layout, manifest, single / "blobs" / "sha256")
+    (single / "blobs" / digest.replace(":", "/")).write_bytes(content)
     entry: dict[str, object] = {
         "mediaType": media.MANIFEST,
         "digest": digest,

@@ -15,6 +15,7 @@ import json
 import logging
 import os
 import re
+import shlex
 import shutil
 import tempfile
 import time
@@ -24,12 +25,13 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from toolchain import process
+from toolchain import console, process
 from toolchain.cache import Cache
 from toolchain.digest import write_atomically
-from toolchain.engine import namespace, relay
+from toolchain.engine import namespace, relay, view
 from toolchain.engine.resources import ulimits
 from toolchain.errors import EngineError
+from toolchain.recipe import Mount
 
 LOG = logging.getLogger(__name__)
 
@@ -51,6 +53,11 @@ SCRATCH = re.compile(
 _STALE = 86400
 
 
+def build_tag(folder: Path) -> str:
+    """What the image of a build is called while its invocation lasts."""
+    return f"localhost/toolchain/{folder.name}"
+
+
 def mount_names(identity: str) -> tuple[str, str]:
     """The folders that a cache mount with this id may have: buildah 1.28 uses the id, later versions a digest of it."""
     return identity, hashlib.sha256(identity.encode()).hexdigest()[:16]
@@ -63,7 +70,7 @@ def ccache_mount(key: str) -> str:
 
 def cache_mounts(cache: Cache, identity: str) -> list[Path]:
     """The folders of the cache mount with this id that exist; later versions than 1.28 have a parent for each user."""
-    parents = [cache.work / "buildah-cache", cache.work / f"buildah-cache-{os.geteuid()}"]
+    parents = [cache.mounts / "buildah-cache", cache.mounts / "buildah-cache-0"]
     places = [parent / folder for parent in parents for folder in mount_names(identity)]
     return [place for place in places if place.is_dir()]
 
@@ -81,19 +88,20 @@ class Storage:
     """buildah on a storage root of the tool's own.
 
     Args:
-        cache: the tool's folder; the storage lies in `cache.engine`, temporary files and cache mounts in `cache.work`.
+        cache: the tool's folder; the storage lies in `cache.engine`, temporary files and cache mounts in
+            `cache.mounts`. All of that belongs to the ids that containers run as (see `engine.view`).
     """
 
     def __init__(self, cache: Cache) -> None:
         self.cache = cache
-        self.root = cache.engine / "storage"
+        self.root = cache.engine / "containers"
         self._driver: str | None = None
         self._swept = False
 
     @property
     def runroot(self) -> Path:
-        """State that does not outlive a boot. Short, because sockets may be made in it."""
-        name = f"toolchain-{hashlib.sha256(os.fsencode(self.cache.engine.absolute())).hexdigest()[:8]}"
+        """State that does not outlive a boot."""
+        name = f"toolchain-{hashlib.sha256(os.fsencode(self.root.absolute())).hexdigest()[:8]}"
         for parent in (Path("/run"), Path(os.environ.get("XDG_RUNTIME_DIR") or "/nonexistent")):
             if os.access(parent, os.W_OK):
                 return parent / name
@@ -110,35 +118,45 @@ class Storage:
         network: bool = False,
         driver: str | None = None,
         pipes: Path | None = None,
+        show: Sequence[Mount] = (),
+        oci: bool = False,
     ) -> list[str]:
-        """A buildah command line, contained.
+        """A buildah command line, as root of namespaces of its own.
 
         Args:
-            words: what follows buildah's own options.
+            words: what follows buildah's own options, with paths as they are inside.
             network: whether it may reach out.
             driver: instead of the storage driver that works here.
             pipes: what its container writes to (see `engine.relay`).
+            show: folders and files of this machine that it sees beside its storage.
+            oci: whether it starts an OCI runtime.
 
         Raises:
-            EngineError: buildah is not installed, or cannot work in this folder.
+            EngineError: buildah is not installed, or has too few ids.
         """
         process.which("buildah", fix=INSTALL)
         namespace.enter()
-        if set(",:\\") & set(os.fspath(self.root.absolute())):
-            raise EngineError(
-                f"the engine's storage cannot lie in {self.cache.root}",
-                why="overlay mounts have no way to quote a comma, a colon or a backslash",
-                fix="choose another folder with --cache",
-            )
-        for folder in (self.root, self.cache.work):
-            folder.mkdir(parents=True, exist_ok=True)
-        argv = ["buildah", "--root", os.fspath(self.root.absolute()), "--runroot", os.fspath(self.runroot.absolute())]
+        if not self.root.exists():
+            self._leave_aside()
+        for folder in (self.root, self.runroot, self.cache.mounts):
+            view.own(folder)
+        argv = ["buildah", "--root", view.STORAGE, "--runroot", view.RUNROOT]
         argv += ["--storage-driver", driver or self.driver, *(os.fspath(word) for word in words)]
-        return process.contained(argv if pipes is None else relay.outside(argv, pipes), network=network)
+        mounts = [
+            Mount(self.root, view.STORAGE, read_only=False),
+            Mount(self.runroot, view.RUNROOT, read_only=False),
+            Mount(self.cache.mounts, view.WORK, read_only=False),
+            *([Mount(pipes, relay.PIPES)] if pipes is not None else []),
+            *show,
+        ]
+        whole = argv if pipes is None else relay.outside(argv)
+        return view.command(whole, self.cache.engine / "settings", show=mounts, network=network, oci=oci)
 
-    def environment(self) -> dict[str, str]:
-        """What every buildah process gets: its cache mounts lie below TMPDIR."""
-        return {"TMPDIR": os.fspath(self.cache.work.absolute())}
+    def _leave_aside(self) -> None:
+        """Say what an earlier version of this tool left, whose files belong to the caller: builds read none of it."""
+        old = [self.cache.engine / "storage", self.cache.work / "buildah-cache"]
+        if left := " ".join(shlex.quote(os.fspath(path)) for path in old if path.is_dir()):
+            console.note(f"containers have ids and storage of their own now; remove the old one: rm -rf {left}")
 
     def attempt(self, argv: Sequence[str], *, check: bool = True, **more: Any) -> process.Result:
         """`process.run` of a buildah command line, again where buildah did not even start.
@@ -150,12 +168,12 @@ class Storage:
             CommandError: `check` is set and it failed.
         """
         for _ in range(_STARTS - 1):
-            result = process.run(argv, check=False, env=self.environment(), **more)
+            result = process.run(argv, check=False, **more)
             if result.returncode == 0 or not any(_NOT_STARTED in line for line in result.tail):
                 break
             time.sleep(0.5)
         else:
-            result = process.run(argv, check=False, env=self.environment(), **more)
+            result = process.run(argv, check=False, **more)
         if check and result.returncode != 0:
             raise process.CommandError(argv, result.returncode, result.tail)
         return result
@@ -163,17 +181,20 @@ class Storage:
     def call(
         self,
         *words: str | os.PathLike[str],
-        cwd: Path | None = None,
+        show: Sequence[Mount] = (),
         check: bool = True,
         timeout: float | None = 600,
     ) -> process.Result:
         """A short buildah command; standard output is in the result.
 
+        Args:
+            show: see `command`.
+
         Raises:
             EngineError: it failed.
         """
         try:
-            return self.attempt(self.command(*words), cwd=cwd, capture=True, check=check, timeout=timeout)
+            return self.attempt(self.command(*words, show=show), capture=True, check=check, timeout=timeout)
         except process.CommandError as error:
             raise EngineError(f"buildah {os.fspath(words[0])} failed", why=error.why, fix=error.fix) from error
 
@@ -185,7 +206,7 @@ class Storage:
             EngineError: neither works.
         """
         if self._driver is None:
-            remembered = self.cache.engine / "driver"
+            remembered = self.cache.engine / "containers-driver"
             with contextlib.suppress(OSError):
                 self._driver = remembered.read_text(encoding="ascii").strip() or None
             if self._driver is None:
@@ -196,9 +217,7 @@ class Storage:
     def _working_driver(self) -> str:
         tails: list[str] = []
         for driver in ("overlay", "vfs"):
-            result = process.run(
-                self.command("images", "--quiet", driver=driver), env=self.environment(), check=False, timeout=120
-            )
+            result = process.run(self.command("images", "--quiet", driver=driver), check=False, timeout=120)
             if result.returncode == 0:
                 return driver
             tails += [f"{driver}: {line}" for line in result.tail[-5:]]
@@ -246,15 +265,18 @@ class Storage:
             os.close(lock)
 
     @contextlib.contextmanager
-    def container(self, image: str) -> Iterator[str]:
+    def container(self, image: str, *options: str) -> Iterator[str]:
         """A working container of `image` (`scratch` for an empty one); removed at the end whatever happens.
+
+        Args:
+            options: of `buildah from`; see `isolation.arguments`.
 
         Raises:
             EngineError: there is no such image.
         """
         with self.invocation("run") as folder:
             name = f"toolchain-{folder.name}"
-            self.call("from", "--pull=never", "--quiet", *ulimits(), "--name", name, image)
+            self.call("from", "--pull=never", "--quiet", *options, *ulimits(), "--name", name, image)
             try:
                 yield name
             finally:
@@ -274,7 +296,7 @@ class Storage:
                 if dead and shutil.which("buildah"):
                     done = self._sweep(dead)
                 if not self.live.is_dir() or not any(self.live.iterdir()):
-                    for left in self.cache.work.iterdir() if self.cache.work.is_dir() else []:
+                    for left in self.cache.mounts.iterdir() if self.cache.mounts.is_dir() else []:
                         if _LEFT_BY_BUILDAH.fullmatch(left.name):
                             remove_tree(left)
                 self._forget_scratch()
@@ -323,6 +345,7 @@ class Storage:
                 partial = folder / "partial"
                 if partial.is_file():
                     remove_tree(Path(partial.read_text(encoding="utf-8")))
+                self.call("rmi", "--force", build_tag(folder), check=False)
             elif (name := f"toolchain-{folder.name}") in names:
                 remove(name)
             elif (single := folder / f"layout-{folder.name}").is_dir():

@@ -1,0 +1,233 @@
+"""Run a program as root of a user namespace of its own, below a root folder that shows only what it is given.
+
+A program by itself, on the standard library alone: `python -I -S launcher.py SPEC PROGRAM [ARGUMENT...]`, started by
+root, or by root of a user namespace. SPEC is JSON, see `Spec`. It ends as PROGRAM does, and when it is killed, the
+kernel ends every process below it.
+
+The ids inside are none of the caller's, so what leaves a container reads nothing that others may not read. The caller's
+folders are not there either.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import platform
+import signal
+import socket
+import sys
+from typing import Any, NoReturn, TypedDict
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC = 1, 2, 4, 8
+_MS_REMOUNT, _MS_NOATIME, _MS_NODIRATIME, _MS_BIND, _MS_REC = 32, 1024, 2048, 4096, 16384
+_MS_PRIVATE, _MS_RELATIME = 1 << 18, 1 << 21
+_MNT_DETACH = 2
+# A mount's flags as statvfs tells them, and as mount takes them. Those of a more privileged namespace must stay.
+_KEPT = {1: _MS_RDONLY, 2: _MS_NOSUID, 4: _MS_NODEV, 8: _MS_NOEXEC, 1024: _MS_NOATIME, 2048: _MS_NODIRATIME,
+         4096: _MS_RELATIME}  # fmt: skip
+_NEWNS, _NEWUTS, _NEWIPC, _NEWUSER, _NEWPID, _NEWNET = 1 << 17, 1 << 26, 1 << 27, 1 << 28, 1 << 29, 1 << 30
+_PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
+_KEYCTL = {"x86_64": 250, "aarch64": 219, "ppc64le": 271, "s390x": 280, "riscv64": 219}
+_JOIN_SESSION_KEYRING = 1
+_OLD = "/.old"
+SYSTEM = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
+# Its own folders in memory, by their mount options.
+_SCRATCH = {"/tmp": "mode=1777", "/run": "mode=755", "/var": "mode=755", "/dev/shm": "mode=1777,size=64m"}
+# The machine's settings of containers: mounts of secrets, capabilities, mirrors. A build has none of that.
+_SETTINGS = "/usr/share/containers"
+_DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+_LINKS = {"ptmx": "pts/ptmx", "fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2"}
+
+
+class Spec(TypedDict):
+    """What PROGRAM gets.
+
+    Args:
+        ids: the first of the caller's ids that become 0, 1, 2 and so on inside, and how many.
+        binds: folders and files to show: where they lie, where inside, and whether inside they may be written to.
+        environment: all of it.
+        network: whether it keeps the caller's network.
+        system: whether it sees the machine's /sys, which only OCI runtimes need.
+        privileges: whether programs may give more rights than the one that starts them has.
+    """
+
+    ids: tuple[int, int]
+    binds: list[tuple[str, str, bool]]
+    environment: dict[str, str]
+    network: bool
+    system: bool
+    privileges: bool
+
+
+def main(argv: list[str]) -> int:
+    """Start the program and wait; the exit code."""
+    spec: Spec = json.loads(argv[1])
+    os.umask(0o022)
+    flags = _NEWPID | _NEWIPC | _NEWUTS | (0 if spec["network"] else _NEWNET)
+    _check(_LIBC.unshare(flags), "no namespace of PIDs, IPC, names and network")
+    socket.sethostname("toolchain")
+    ours, theirs = socket.socketpair()
+    child = os.fork()
+    if child == 0:
+        ours.close()
+        try:
+            _become(spec, argv[2:], theirs)
+        except BaseException as error:  # noqa: BLE001 - nothing of the parent's may run here
+            sys.stderr.write(f"toolchain: {error}\n")
+            sys.stderr.flush()
+        os._exit(125)
+    theirs.close()
+    # Polite signals end the namespace as rude ones do; what is left of it is gone before this ends.
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda _number, _frame: os.kill(child, signal.SIGKILL))
+    if ours.recv(1):
+        _map(child, spec["ids"])
+        ours.send(b"m")
+    ours.close()
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status):
+        ended_by = os.WTERMSIG(status)
+        if ended_by != signal.SIGKILL:
+            signal.signal(ended_by, signal.SIG_DFL)
+        os.kill(os.getpid(), ended_by)
+    return os.waitstatus_to_exitcode(status)
+
+
+def _map(child: int, ids: tuple[int, int]) -> None:
+    first, count = ids
+    for kind in ("uid", "gid"):
+        with open(f"/proc/{child}/{kind}_map", "w", encoding="ascii") as table:
+            table.write(f"0 {first} {count}\n")
+
+
+def _become(spec: Spec, argv: list[str], parent: socket.socket) -> NoReturn:
+    _die_with_parent()
+    _check(_LIBC.unshare(_NEWNS), "no namespace of mounts")
+    _build_root(spec)
+    _forget_keys()
+    _check(_LIBC.unshare(_NEWUSER | _NEWNS), "no user namespace")
+    parent.send(b"u")
+    if not parent.recv(1):
+        raise OSError("the process that started this one is gone")
+    parent.close()
+    os.setgroups([])
+    os.setresgid(0, 0, 0)
+    os.setresuid(0, 0, 0)
+    _die_with_parent()
+    for place, options in (
+        ("/tmp", "mode=1777"),
+        ("/run", "mode=755"),
+        ("/var", "mode=755"),
+        ("/dev/shm", "mode=1777,size=64m"),
+    ):
+        _mount("tmpfs", place, "tmpfs", _MS_NOSUID | _MS_NODEV, options)
+    _mount("devpts", "/dev/pts", "devpts", _MS_NOSUID | _MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620")
+    if not spec["privileges"]:
+        _check(_LIBC.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
+    os.execvpe(argv[0], argv, spec["environment"])
+
+
+def _die_with_parent() -> None:
+    """Have the kernel kill this process with its parent; a change of ids takes that back."""
+    _check(_LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "parent-death signal")
+
+
+def _build_root(spec: Spec) -> None:
+    """Make a root folder in memory, show in it what is wanted, and let go of the machine's."""
+    # Resolved while the machine's own links still lead somewhere.
+    binds = [(os.path.realpath(source), target, writable) for source, target, writable in spec["binds"]]
+    system = [(name, os.readlink(f"/{name}") if os.path.islink(f"/{name}") else "") for name in SYSTEM
+              if os.path.lexists(f"/{name}")]  # fmt: skip
+    _mount(None, "/", None, _MS_REC | _MS_PRIVATE)
+    base = next(place for place in ("/tmp", "/run", "/mnt") if os.path.isdir(place))
+    _mount("tmpfs", base, "tmpfs", _MS_NOSUID | _MS_NODEV, "mode=755,size=64m")
+    os.chdir(base)
+    os.mkdir(f"{base}{_OLD}", 0o700)
+    _check(_LIBC.pivot_root(os.fsencode(base), os.fsencode(base + _OLD)), "the root cannot be changed")
+    os.chdir("/")
+    for name, link in system:
+        if link:
+            os.symlink(link, f"/{name}")
+        else:
+            _bind(f"/{name}", f"/{name}", writable=False)
+    if os.path.isdir(_SETTINGS):
+        _mount("tmpfs", _SETTINGS, "tmpfs", _MS_NOSUID | _MS_NODEV | _MS_RDONLY, "size=4k,mode=755")
+    for source, target, writable in binds:
+        _bind(source, target, writable=writable)
+    for path in (*_SCRATCH, "/dev/pts", "/proc", "/sys"):
+        os.makedirs(path, exist_ok=True)
+    for name in _DEVICES:
+        if os.path.exists(f"{_OLD}/dev/{name}"):
+            _touch(f"/dev/{name}")
+            _mount(f"{_OLD}/dev/{name}", f"/dev/{name}", None, _MS_BIND)
+    for name, link in _LINKS.items():
+        os.symlink(link, f"/dev/{name}")
+    # Beside the machine's own, which must be seen where it is mounted by a namespace's root.
+    _mount("proc", "/proc", "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
+    for path in ["/sys"] if spec["system"] else ["/sys/devices/system/cpu"]:
+        if os.path.isdir(_OLD + path):
+            _bind(path, path, writable=False)
+    _check(_LIBC.umount2(os.fsencode(_OLD), _MNT_DETACH), "the machine's root stays")
+    os.rmdir(_OLD)
+    _mount(None, "/", None, _MS_REMOUNT | _MS_BIND | _MS_RDONLY | _kept("/"))
+
+
+def _bind(source: str, target: str, *, writable: bool) -> None:
+    """Show a folder or file of the old root, with what is mounted below it."""
+    old = _OLD + source
+    if os.path.isdir(old):
+        os.makedirs(target, exist_ok=True)
+    else:
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        _touch(target)
+    _mount(old, target, None, _MS_BIND | _MS_REC)
+    more = _MS_NOSUID | _MS_NODEV | (0 if writable else _MS_RDONLY)
+    for place in _mounted_below(target):
+        _mount(None, place, None, _MS_REMOUNT | _MS_BIND | more | _kept(place))
+
+
+def _mounted_below(target: str) -> list[str]:
+    with open(f"{_OLD}/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as table:
+        points = [_plain(line.split(" ")[4]) for line in table]
+    return [target, *sorted({point for point in points if point.startswith(f"{target}/")})]
+
+
+def _plain(text: str) -> str:
+    """A path as the kernel writes it in tables, with its escapes undone."""
+    for code in ("040", "011", "012", "134"):
+        text = text.replace(f"\\{code}", chr(int(code, 8)))
+    return text
+
+
+def _kept(place: str) -> int:
+    told = os.statvfs(place).f_flag
+    return sum(flag for bit, flag in _KEPT.items() if told & bit)
+
+
+def _touch(path: str) -> None:
+    os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644))
+
+
+def _forget_keys() -> None:
+    """Leave the caller's session keyring; a kernel without keyrings has none to leave."""
+    number = _KEYCTL.get(platform.machine())
+    if number is not None:
+        _LIBC.syscall(number, _JOIN_SESSION_KEYRING, None)
+
+
+def _mount(source: str | None, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
+    words: list[Any] = [None if word is None else os.fsencode(word) for word in (source, target, kind)]
+    _check(_LIBC.mount(*words, ctypes.c_ulong(flags), None if data is None else data.encode()), f"mount at {target}")
+
+
+def _check(result: int, what: str) -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))

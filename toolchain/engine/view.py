@@ -1,0 +1,192 @@
+"""What a buildah call sees of this machine, and as whom it runs: see `engine.launcher`, which makes it so."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import stat
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from toolchain import process
+from toolchain.data import load
+from toolchain.digest import sha256_bytes, write_atomically
+from toolchain.engine import launcher
+from toolchain.errors import EngineError
+from toolchain.recipe import Mount
+
+# Paths inside.
+STORAGE = "/engine/storage"
+RUNROOT = "/engine/run"
+WORK = "/engine/work"
+SECCOMP = "/etc/containers/seccomp.json"
+
+# Neither useradd (up to 600100000) nor systemd (up to 1879048191) gives these to anybody.
+FIRST_ID = 1879048192
+COUNT = 65536
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_ENVIRONMENT = {"HOME": "/", "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8", "PATH": _PATH, "TMPDIR": WORK, "TZ": "UTC"}
+_PROGRAM = Path(launcher.__file__)
+# Of /etc, for the programs themselves; and for builds that reach out.
+_ETC = ("ld.so.cache", "alternatives")
+_NETWORK = ("resolv.conf", "hosts", "nsswitch.conf", "ssl", "pki", "ca-certificates")
+# The same on each machine.
+_FILES = {
+    "/etc/passwd": "root:x:0:0:root:/:/bin/sh\n",
+    "/etc/group": "root:x:0:\n",
+    "/etc/containers/policy.json": '{"default":[{"type":"insecureAcceptAnything"}]}\n',
+    "/etc/containers/registries.conf": "\n",
+    "/etc/containers/containers.conf": "\n",
+}
+_OFFLINE = {"/etc/hosts": "127.0.0.1 localhost\n", "/etc/resolv.conf": "\n"}
+_ARCHITECTURES = {
+    "x86_64": "SCMP_ARCH_X86_64",
+    "aarch64": "SCMP_ARCH_AARCH64",
+    "ppc64le": "SCMP_ARCH_PPC64LE",
+    "s390x": "SCMP_ARCH_S390X",
+    "riscv64": "SCMP_ARCH_RISCV64",
+}
+
+
+def ids() -> tuple[int, int]:
+    """The first of our ids that a container's are, and how many: none of them is the caller's.
+
+    Raises:
+        EngineError: there are too few here.
+    """
+    best = (0, 0)
+    for line in Path("/proc/self/uid_map").read_text(encoding="ascii").splitlines():
+        inside, _, count = map(int, line.split())
+        if inside <= FIRST_ID and inside + count >= FIRST_ID + COUNT:
+            return FIRST_ID, COUNT
+        first = max(inside, 1)
+        best = max(best, (inside + count - first, first))
+    have, first = best
+    # The last one is nobody's, which few files have.
+    if have < COUNT - 1:
+        raise EngineError(
+            f"containers need {COUNT} ids of their own, and there are {max(have, 0)} here",
+            why="the files of a base belong to many users, and none of them may be the caller's",
+            fix="run this as a user with subordinate ids, or as root of the machine",
+        )
+    return first, min(have, COUNT)
+
+
+def command(
+    argv: Sequence[str],
+    settings: Path,
+    *,
+    show: Iterable[Mount] = (),
+    network: bool = False,
+    oci: bool = False,
+) -> list[str]:
+    """`argv` as it runs in namespaces of its own.
+
+    Args:
+        argv: a program of this machine and its arguments, with paths as they are inside.
+        settings: folder for the files that buildah reads as its settings; they are made when they are not there.
+        show: folders and files of this machine, and where they are inside.
+        network: whether it keeps this machine's network.
+        oci: whether an OCI runtime runs in it.
+    """
+    files = {**_FILES, **({} if network else _OFFLINE), SECCOMP: json.dumps(seccomp())}
+    shown = [*show, *(Mount(path, inside) for inside, path in _written(settings, files).items())]
+    etc = [Path("/etc") / name for name in (*_ETC, *(_NETWORK if network else ()))]
+    shown += [Mount(path, os.fspath(path)) for path in etc if path.exists()]
+    program = Path(process.which(argv[0])).resolve()
+    if program.parts[1] not in launcher.SYSTEM:
+        shown.append(Mount(program, f"/programs/{program.name}"))
+        argv = [f"/programs/{program.name}", *argv[1:]]
+    spec: launcher.Spec = {
+        "ids": ids(),
+        "binds": [(os.fspath(mount.source.absolute()), mount.target, not mount.read_only) for mount in shown],
+        "environment": _ENVIRONMENT,
+        "network": network,
+        "system": oci,
+        "privileges": False,
+    }
+    return [sys.executable, "-I", "-S", os.fspath(_PROGRAM), json.dumps(spec), *argv]
+
+
+def _written(folder: Path, files: Mapping[str, str]) -> dict[str, Path]:
+    """Where each of these files lies, by its path inside; one that is there is what it was made as."""
+    there = {}
+    for inside, text in files.items():
+        path = folder / f"{sha256_bytes(text.encode())[7:19]}-{Path(inside).name}"
+        if not path.exists():
+            write_atomically(path, text.encode())
+        there[inside] = path
+    return there
+
+
+def seccomp() -> dict[str, object]:
+    """The profile of system calls, as containers' engines read it: data/syscalls.toml, for this machine's own calls."""
+    rows = load("syscalls")
+    rules: list[dict[str, object]] = [
+        {"names": row["names"], "action": "SCMP_ACT_ERRNO", "errnoRet": row.get("errno", 1)} for row in rows["refused"]
+    ]
+    for row in rows["refused-with"]:
+        operator = "SCMP_CMP_MASKED_EQ" if row.get("mask") else "SCMP_CMP_EQ"
+        # clone's flags come second there.
+        index = 1 if row["names"] == ["clone"] and platform.machine() == "s390x" else row["argument"]
+        for value in row["values"]:
+            argument = {"index": index, "op": operator, "value": value, "valueTwo": value}
+            rules.append({"names": row["names"], "action": "SCMP_ACT_ERRNO", "errnoRet": 1, "args": [argument]})
+    architecture = _ARCHITECTURES.get(platform.machine())
+    return {
+        "defaultAction": "SCMP_ACT_ALLOW",
+        "architectures": [architecture] if architecture else [],
+        "syscalls": rules,
+    }
+
+
+def own(folder: Path) -> None:
+    """Make `folder` if need be, and give it to the containers' root; if it was somebody else's, with all in it."""
+    first, _ = ids()
+    if not folder.exists():
+        folder.mkdir(mode=0o700, parents=True)
+    if folder.stat().st_uid == first:
+        return
+    for path, names, files in os.walk(folder):
+        for name in (*names, *files):
+            os.chown(os.path.join(path, name), first, first, follow_symlinks=False)  # noqa: PTH118
+    os.chown(folder, first, first)
+
+
+def visible(path: Path, copies: Path) -> Path:
+    """`path`, or a copy of it below `copies` where the containers' ids may not read all of it.
+
+    Args:
+        path: folder or file of the caller's.
+        copies: folder of the invocation.
+    """
+    path = path.resolve()
+    if _readable(path):
+        return path
+    copies.mkdir(exist_ok=True)
+    copy = copies / f"{len(list(copies.iterdir()))}-{path.name}"
+    process.run(["cp", "-rP", "--reflink=auto", "--preserve=timestamps", "--", path, copy])
+    process.run(["chmod", "-R", "a+rX,u+w", "--", copy])
+    return copy
+
+
+def _readable(path: Path) -> bool:
+    status = path.lstat()
+    if not stat.S_ISDIR(status.st_mode):
+        return not stat.S_ISREG(status.st_mode) or bool(status.st_mode & stat.S_IROTH)
+    waiting = [os.fspath(path)]
+    if status.st_mode & 0o5 != 0o5:
+        return False
+    while waiting:
+        with os.scandir(waiting.pop()) as entries:
+            for entry in entries:
+                mode = entry.stat(follow_symlinks=False).st_mode
+                if stat.S_ISDIR(mode):
+                    if mode & 0o5 != 0o5:
+                        return False
+                    waiting.append(entry.path)
+                elif stat.S_ISREG(mode) and not mode & stat.S_IROTH:
+                    return False
+    return True
