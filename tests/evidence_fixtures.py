@@ -28,7 +28,7 @@ from toolchain.oci.layout import Layout
 from toolchain.oci.reference import LayoutRef
 from toolchain.oci.referrers import write_artifact
 from toolchain.publish.attestations import bill
-from toolchain.record import LOCAL_BUILDER, Record
+from toolchain.record import LOCAL_BUILDER, VERSION, Record
 from toolchain.request import DEFAULT_GLIBC, Request
 from toolchain.stages.base import BaseStage, recipe_digest, write_packages
 from toolchain.stages.llvm import LlvmStage
@@ -77,6 +77,8 @@ def record(**changes: Any) -> Record:
         "arch": "amd64",
         "manifest": f"sha256:{'a' * 64}",
         "layers": [],
+        "compressor": "gzip/zlib-1/9",
+        "version": VERSION,
         "request": {"stage": "llvm", "base": "debian13", "arch": ["amd64"]},
         "started": FINISHED - 60,
         "finished": FINISHED,

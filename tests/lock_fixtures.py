@@ -54,7 +54,6 @@ def lock(**changes: Any) -> Lock:
         "toolchain": "0.1.0",
         "epoch": 1,
         "format": 1,
-        "compressor": "gzip/zlib-1/9",
         "request": {"stage": "all", "source": {"llvm": ODD}, "arch": ["amd64"], "patch": {"llvm": [ODD, "second"]}},
         "bases": (base(),),
         "sources": (source(), wheel()),

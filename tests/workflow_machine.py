@@ -6,17 +6,13 @@ import contextlib
 import os
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
 import time
-import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-
-import pytest
 
 from toolchain.engine.buildah import Buildah
 from toolchain.sources.mirrors import apt_mirrors
@@ -88,16 +84,6 @@ class Way:
         (self.folder / "pip-cache").mkdir()
         self.mounts += ["--volume", f"{self.folder / 'pip-cache'}:/machine/pip-cache"]
         self.env["PIP_CACHE_DIR"] = "/machine/pip-cache"
-
-    def compressor(self) -> None:
-        """Give the containers this machine's zlib: the compressor is an input, and made what the cache here holds."""
-        said = Path(f"/proc/{os.getpid()}/maps").read_text()
-        found = re.search(r"(/\S+/libz\.so\.1\S*)", said)
-        if found is None:
-            pytest.skip(f"ZLIB {zlib.ZLIB_RUNTIME_VERSION} IS INSIDE THIS PYTHON, so NO WORKFLOW IS RUN in containers")
-        shutil.copy(found[1], self.folder / "libz.so.1")
-        self.mounts += ["--volume", f"{self.folder / 'libz.so.1'}:/machine/lib/libz.so.1:ro"]
-        self.env["LD_LIBRARY_PATH"] = "/machine/lib"
 
     def _file(self, name: str, content: str, inside: str) -> None:
         (self.folder / name).write_text(content)

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 CHUNK = 1 << 20
 EPOCH = 1767225600  # 2026-01-01T00:00:00Z: the one timestamp of all layers
-FORMAT = 1  # raised when the same inputs would make other bytes
+FORMAT = 2  # raised when the same inputs would make other bytes, or are written in another form
 
 
 def canonical(value: Any) -> bytes:

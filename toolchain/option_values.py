@@ -211,17 +211,6 @@ def shard(text: str) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-def compression(text: str) -> Literal["gzip", "zstd"]:
-    """How layers are packed.
-
-    Raises:
-        ConfigError: in no way that is known.
-    """
-    if text not in {"gzip", "zstd"}:
-        raise ConfigError(f"unknown compression {text!r}", fix="gzip or zstd")
-    return "zstd" if text == "zstd" else "gzip"
-
-
 def runner(text: str) -> Literal["buildah", "docker", "podman"]:
     """What runs contract checks and kernel workers.
 

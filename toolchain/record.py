@@ -1,7 +1,6 @@
 """The record of a finished stage: one type, with one reader and one writer of its JSON form.
 
-Records that name no version are version 0; all that later came may be missing there. Whoever adds a key raises VERSION:
-what only a newer version says, an older tool passes over, and a bundle with it is not refused.
+A record of another version is refused: nothing was released, so nothing reads the formats of before.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Self, TypeVar
 
-VERSION = 1
+VERSION = 2
 # A name of this project's own, not an address: what it means stands in docs/trust.md.
 LOCAL_BUILDER = "urn:toolchain:builder:local"
 _Kind = TypeVar("_Kind")
@@ -20,6 +19,10 @@ _NEEDED: Any = object()
 
 class RecordError(ValueError):
     """A text that is no record."""
+
+
+class OtherVersionError(RecordError):
+    """A record of another version of the format."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +39,10 @@ class RecordedSource:
 
     Args:
         digest: `sha256:<hex>` or `git:<40 hex>@<repository>`.
-        kind: what brought it; empty in records that say it only through the other fields.
+        kind: what brought it, as `sources.tree.Source` has it.
         license: SPDX expression, empty where none is known.
-        locked: whether the digest was promised before the bytes came; None in records that do not say.
-        patches: in order; None in records that have them among the inputs alone.
+        locked: whether the digest was promised before the bytes came.
+        patches: in order.
         tag: that it was asked for by, if it was.
     """
 
@@ -48,10 +51,10 @@ class RecordedSource:
     repository: str
     digest: str | None = None
     tag: str = ""
-    kind: str = ""
+    kind: str
     license: str = ""
-    locked: bool | None = None
-    patches: tuple[Patch, ...] | None = None
+    locked: bool
+    patches: tuple[Patch, ...] = ()
 
     @classmethod
     def parse(cls, value: Any) -> Self:
@@ -61,17 +64,16 @@ class RecordedSource:
             RecordError: it is none.
         """
         row = _object(value, "a source")
-        patches = _take(row, "patches", list, None)
         return cls(
             name=_take(row, "name", str),
             ref=_take(row, "ref", str),
             repository=_take(row, "repository", str),
             digest=_take(row, "digest", str, None),
             tag=_take(row, "tag", str, ""),
-            kind=_take(row, "kind", str, ""),
-            license=_take(row, "license", str, ""),
-            locked=_take(row, "locked", bool, None),
-            patches=None if patches is None else tuple(_patch(one) for one in patches),
+            kind=_take(row, "kind", str),
+            license=_take(row, "license", str),
+            locked=_take(row, "locked", bool),
+            patches=tuple(_patch(patch) for patch in _take(row, "patches", list)),
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -83,11 +85,8 @@ class RecordedSource:
             "digest": self.digest,
         }
         value |= {"tag": self.tag} if self.tag else {}
-        value |= {"kind": self.kind} if self.kind else {}
-        value["license"] = self.license
-        value |= {"locked": self.locked} if self.locked is not None else {}
-        if self.patches is not None:
-            value["patches"] = [{"name": one.name, "digest": one.digest} for one in self.patches]
+        value |= {"kind": self.kind, "license": self.license, "locked": self.locked}
+        value["patches"] = [{"name": patch.name, "digest": patch.digest} for patch in self.patches]
         return value
 
 
@@ -152,14 +151,14 @@ class Record:
         inputs: what `input_digest` is the digest of, JSON-able.
         manifest: digest of the image's manifest in the cache's layout.
         layers: descriptors of the layers, as in the manifest, lowest first.
+        compressor: what wrote the blob of the stage's own layer: `gzip/zlib-1.2.13/9`, or `none`. Not an input.
         facts: sizes, seconds, counts: what the report shows. Not an input.
         request: what was asked for.
-        started, finished: seconds since 1970; None in records that do not say.
+        started, finished: seconds since 1970; None of a local image, which nobody built here.
         tool: `version`, `builder`, and `run` where it was built by a workflow.
         isolation: what the engine's probe found when it was built; None where it left nothing.
         binaries: prebuilt things in it, by the names of `--allow-binary`.
         partial: what is left out, for people; empty for a whole.
-        version: of the form that it was read as.
     """
 
     stage: str
@@ -177,23 +176,21 @@ class Record:
     partial: str = ""
     arch: str = ""
     layers: tuple[Mapping[str, Any], ...] = ()
+    compressor: str = ""
     facts: Mapping[str, Any] = field(default_factory=dict)
     taken_from: TakenFrom | None = None
-    version: int = VERSION
 
     @classmethod
-    def parse(cls, value: Any, *, exact: bool = False) -> Self:
-        """Read a record. What only a newer version says is passed over.
-
-        Args:
-            exact: refuse what the version that the record names does not have.
+    def parse(cls, value: Any) -> Self:
+        """Read a record.
 
         Raises:
-            RecordError: it is none.
+            RecordError: it is none, or of another version.
         """
         given = _object(value, "a record")
-        version = _take(given, "version", int, 0)
-        if unknown := sorted(given.keys() - {one.name for one in fields(cls)}) if exact and version <= VERSION else []:
+        if (version := _take(given, "version", int, 0)) != VERSION:
+            raise OtherVersionError(f"it is a record of version {version}, and this tool reads {VERSION}")
+        if unknown := sorted(given.keys() - {"version", *(one.name for one in fields(cls))}):
             raise RecordError(f"{unknown[0][:80]}: records have no such key")
         taken = _take(given, "taken_from", dict, None)
         return cls(
@@ -201,20 +198,20 @@ class Record:
             image=_take(given, "image", str),
             input_digest=_take(given, "input_digest", str),
             manifest=_take(given, "manifest", str),
-            inputs=_take(given, "inputs", dict, {}),
-            sources=tuple(RecordedSource.parse(one) for one in _take(given, "sources", list, [])),
-            request=_take(given, "request", dict, {}),
+            inputs=_take(given, "inputs", dict),
+            sources=tuple(RecordedSource.parse(row) for row in _take(given, "sources", list)),
+            request=_take(given, "request", dict),
             started=_take(given, "started", float, None),
             finished=_take(given, "finished", float, None),
-            tool=_texts(_take(given, "tool", dict, {}), "tool"),
+            tool=_texts(_take(given, "tool", dict), "tool"),
             isolation=_take(given, "isolation", dict, None),
-            binaries=tuple(_text(one, "binaries") for one in _take(given, "binaries", list, [])),
-            partial=_take(given, "partial", str, ""),
-            arch=_take(given, "arch", str, ""),
+            binaries=tuple(_text(name, "binaries") for name in _take(given, "binaries", list)),
+            partial=_take(given, "partial", str),
+            arch=_take(given, "arch", str),
             layers=tuple(_layer(one) for one in _take(given, "layers", list)),
+            compressor=_take(given, "compressor", str),
             facts=_take(given, "facts", dict),
             taken_from=None if taken is None else TakenFrom(_take(taken, "ref", str), _take(taken, "key", str)),
-            version=min(max(version, 0), VERSION),
         )
 
     @classmethod
@@ -226,6 +223,8 @@ class Record:
         """
         try:
             return cls.parse(json.loads(content))
+        except RecordError:
+            raise
         except (ValueError, RecursionError) as error:
             raise RecordError(str(error)) from error
 
@@ -243,7 +242,7 @@ class Record:
 
     def as_json(self) -> dict[str, Any]:
         """As its file holds it; what is not known is left out."""
-        value: dict[str, Any] = {"version": self.version} if self.version else {}
+        value: dict[str, Any] = {"version": VERSION}
         value |= {"stage": self.stage, "image": self.image, "input_digest": self.input_digest}
         value |= {"inputs": dict(self.inputs), "sources": [one.as_json() for one in self.sources]}
         value |= {"request": dict(self.request)}
@@ -252,7 +251,8 @@ class Record:
         value |= {"tool": dict(self.tool)}
         value |= {"isolation": dict(self.isolation)} if self.isolation is not None else {}
         value |= {"binaries": list(self.binaries), "partial": self.partial, "arch": self.arch}
-        value |= {"manifest": self.manifest, "layers": [dict(one) for one in self.layers], "facts": dict(self.facts)}
+        value |= {"manifest": self.manifest, "layers": [dict(one) for one in self.layers]}
+        value |= {"compressor": self.compressor, "facts": dict(self.facts)}
         if self.taken_from is not None:
             value["taken_from"] = {"ref": self.taken_from.ref, "key": self.taken_from.key}
         return value

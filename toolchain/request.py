@@ -255,14 +255,6 @@ class Request:
         metadata=option("fresh", kind="flag", help="Use no compiler cache and no earlier tree."),
     )
     offline: bool = field(default=False, metadata=option("offline", kind="flag", help="Use no network."))
-    compression: Literal["gzip", "zstd"] = field(
-        default="gzip",
-        metadata=option(
-            "compression", help="gzip or zstd for published layers.", counts=True, lock="changed",
-            known=lambda: ("gzip", "zstd"),
-            read=reading.compression,
-        ),
-    )  # fmt: skip
     contract: bool = field(
         default=True,
         metadata=option(

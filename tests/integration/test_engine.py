@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
 import platform
 import shutil
@@ -20,8 +19,10 @@ from typing import Any
 import pytest
 
 from tests import tiny_image
+from tests.evidence_fixtures import record
 from tests.own_engine import destroy
 from toolchain.build.cache_usage import DAY, prune
+from toolchain.build.record import write_record
 from toolchain.cache import Cache
 from toolchain.engine import isolation
 from toolchain.engine.buildah import Buildah
@@ -310,9 +311,7 @@ def test_prune_takes_images_from_the_storage_that_no_finished_image_is(tmp_path:
     with buildah.container(kept) as container:
         buildah.call("config", "--label", "other=yes", container)
         buildah.call("commit", container, "localhost/toolchain/superseded:000000000000")
-    record = {"stage": "llvm", "image": "kept", "input_digest": f"sha256:{'1' * 64}", "manifest": digest}
-    cache.records.mkdir()
-    (cache.records / f"{'1' * 64}.json").write_text(json.dumps({**record, "layers": [], "facts": {}}))
+    write_record(cache, record(image="kept", manifest=digest))
     try:
         done = prune(cache, unused_for=30 * DAY)
         assert [(one.kind, one.name) for one in done.gone] == [

@@ -162,7 +162,6 @@ def ground(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     users.write_text(f"{ACTOR}:{_bcrypt(TOKEN)}\n")
     with running_registry(folder / "registry", users=users) as registry:
         way = Way(folder=folder / "way", registry=registry)
-        way.compressor()
         made = Ground(engine, image, cache, way, registry, folder)
         yield made
         if made.prepared:

@@ -302,7 +302,14 @@ def test_a_probe_from_later_is_told_as_such() -> None:
 
 
 def test_a_checkout_has_no_digest_of_a_file() -> None:
-    row = {"name": "llvm", "ref": "local:x", "repository": "local", "digest": f"sha256:{'4' * 64}", "kind": "local"}
+    row: dict[str, Any] = {
+        "name": "llvm",
+        "ref": "local:x",
+        "repository": "local",
+        "digest": f"sha256:{'4' * 64}",
+        "kind": "local",
+    }
+    row |= {"license": "", "locked": True, "patches": []}
     said = attest.provenance(image_facts(sources=[row]), SUBJECT)
     assert said["predicate"]["buildDefinition"]["resolvedDependencies"][0]["digest"] == {"toolchainTree": "4" * 64}
 

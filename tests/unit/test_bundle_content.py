@@ -17,7 +17,15 @@ from tests.bundle_fixtures import Place, entry, full_place, nothing_counts
 from toolchain.bundle.importer import import_bundle
 from toolchain.cache import Cache
 from toolchain.digest import canonical, sha256_json
-from toolchain.errors import ConfigError, DigestError, HostileInputError, LockedError, RegistryError, ToolchainError
+from toolchain.errors import (
+    ConfigError,
+    DigestError,
+    HostileInputError,
+    LockedError,
+    RegistryError,
+    ToolchainError,
+    UnsupportedError,
+)
 from toolchain.lock import file as lockfile
 from toolchain.lock.file import Lock
 from toolchain.oci.layout import Layout
@@ -336,13 +344,21 @@ def test_a_record_that_is_none(place: Place, harm: dict[str, Any]) -> None:
     nothing_counts(place)
 
 
-def test_a_newer_tool_s_record_comes_without_what_only_that_knows(place: Place) -> None:
-    """A key that was added makes no bundle unreadable; and what nothing here looks at does not come in."""
+@pytest.mark.parametrize("step", [-1, 1])
+def test_a_record_of_another_format_is_refused(place: Place, step: int) -> None:
     place.export()
     record = json.loads(place.content("record"))
-    newer = {**record, "version": record["version"] + 1, "weather": "fine"}
-    newer["facts"] = {**record["facts"], "weather": "fine"}
-    place.swap("record", canonical(newer))
+    place.swap("record", canonical({**record, "version": record["version"] + step}))
+    with pytest.raises(UnsupportedError) as error:
+        place.import_bundle()
+    assert "toolchain bundle export" in error.value.fix
+    assert not list((place.root / "other").glob("records/*.json"))
+
+
+def test_what_nothing_here_looks_at_does_not_come_in(place: Place) -> None:
+    place.export()
+    record = json.loads(place.content("record"))
+    place.swap("record", canonical({**record, "facts": {**record["facts"], "weather": "fine"}}))
     place.import_bundle()
     (path,) = (place.root / "other" / "records").glob("*.json")
     assert json.loads(path.read_bytes()) == record

@@ -12,7 +12,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from tests.evidence_fixtures import record
 from toolchain import doctor
+from toolchain.build.record import write_record
 from toolchain.cache import Cache
 from toolchain.catalog.components import needs_for
 from toolchain.cli.doctor_cmd import doctor as verb
@@ -141,10 +143,7 @@ def test_hip_names_the_base(bare: Cache) -> None:
     header.write_text("hipStreamGetDevice\n")
     (storage / "overlay-layers").mkdir()
     (storage / "overlay-layers/layers.json").write_text(json.dumps([{"id": "abc", "diff-digest": "sha256:1"}]))
-    bare.records.mkdir(parents=True)
-    record = {"stage": "base", "image": "toolchain-base-debian13", "facts": {"diff_id": "sha256:1"}}
-    record |= {"input_digest": "sha256:1", "manifest": "sha256:2", "layers": []}
-    (bare.records / "1.json").write_text(json.dumps(record))
+    write_record(bare, record(stage="base", image="toolchain-base-debian13", facts={"diff_id": "sha256:1"}))
     assert found(bare)["hip"].detail == "toolchain-base-debian13 has hipStreamGetDevice"
     (bare.records / "2.json").write_text("no JSON")
     assert found(bare)["hip"].status == "ok", "names are only for people"

@@ -21,7 +21,6 @@ OF_KERNELS: tuple[dict[str, Any], ...] = (
     {"select": "attn*"},
     {"limit": 3},
     {"keep_going": True},
-    {"compression": "zstd"},
 )
 CASES: list[tuple[Stage, dict[str, Any]]] = [
     *((stage, change) for stage in (KernelsStage(), AotritonStage()) for change in OF_KERNELS),

@@ -205,7 +205,6 @@ def test_what_else_is_refused(here: Here, checkout: Path, tmp_path: Path) -> Non
     for more, says in (
         (("--patch", f"llvm={patch}"), "the patches (none) are locked, a patch (sha256:"),
         (("--base", "debian12"), "base debian12 (amd64) is not in the lock"),
-        (("--compression", "zstd"), "compressor"),
     ):
         done = here.call("plan", *words, *more, "--locked")
         assert done.exit_code == 21, done.stderr

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import platform
 import tarfile
@@ -19,13 +18,14 @@ import pytest
 from filelock import FileLock
 from rich.console import Console
 
-from tests.evidence_fixtures import finished_base
+from tests.evidence_fixtures import finished_base, record
 from toolchain import process
 from toolchain.build import plan as planning
 from toolchain.build import prefetch
 from toolchain.build import run as pipeline
 from toolchain.build.plan import find, plan
 from toolchain.build.prefetch import Prefetch
+from toolchain.build.record import write_record
 from toolchain.build.workspace import BuildWorkspace
 from toolchain.cache import Cache
 from toolchain.catalog.base_ref import parse_base
@@ -301,14 +301,8 @@ def test_a_local_archive_is_looked_into_once_it_is_unpacked(tmp_path: Path) -> N
 def recorded(cache: Cache, one: Planned, **more: Any) -> None:
     """As if it had been built."""
     manifest = Layout(cache.images).ensure().put_json({"layers": []}, media.MANIFEST)
-    path = cache.record(str(one.input_digest))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(
-        json.dumps(
-            {"stage": one.name, "image": one.image, "input_digest": one.input_digest, "manifest": manifest.digest}
-            | {"layers": [], "facts": {}, **more}
-        )
-    )
+    about = {"stage": one.name, "image": one.image, "input_digest": one.input_digest, "manifest": manifest.digest}
+    write_record(cache, record(**{**about, "request": {}, **more}))
 
 
 def test_what_nobody_has_tried_is_built_again_where_a_contract_is_asked_for(tmp_path: Path) -> None:

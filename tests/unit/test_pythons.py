@@ -174,7 +174,7 @@ def test_another_machine_s_wheel_is_cross_compiled(request_: Request) -> None:
     ]  # fmt: skip
     inputs = rows[-1].planned.inputs
     assert inputs is not None
-    assert inputs["built_on"] == "amd64"
+    assert inputs["base"]  # its digest tells the machine that compiles
     assert "llvm-config/cross.cmake" in inputs["recipe"]
 
 

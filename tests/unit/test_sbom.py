@@ -277,22 +277,23 @@ def test_files_let_in_from_a_source_tree(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "purl", "location"),
     [
-        ({"name": "llvm", "ref": "distro:llvm-toolchain-22=22.1.8", "repository": "debian", "digest": "sha256:ab"},
+        ({"name": "llvm", "ref": "distro:llvm-toolchain-22=22.1.8", "kind": "distro"},
          "pkg:generic/llvm-toolchain-22@22.1.8?checksum=sha256:ab", "NOASSERTION"),
-        ({"name": "flash-attn", "ref": "pypi:flash_attn==2.8.3.post2", "repository": "pypi", "digest": "sha256:ab"},
+        ({"name": "flash-attn", "ref": "pypi:flash_attn==2.8.3.post2", "kind": "pypi"},
          "pkg:pypi/flash-attn@2.8.3.post2?checksum=sha256:ab", "NOASSERTION"),
-        ({"name": "x", "ref": "a" * 40, "repository": "https://git.example/x.git", "digest": f"git:{'a' * 40}@…"},
+        ({"name": "x", "ref": "a" * 40, "repository": "https://git.example/x.git", "kind": "git"},
          f"pkg:generic/x@{'a' * 40}?vcs_url=git%2Bhttps://git.example/x.git%40{'a' * 40}",
          f"git+https://git.example/x.git@{'a' * 40}"),
         ({"name": "x", "ref": "https://h.example/x.tar.gz#sha256=ab", "repository": "https://h.example/x.tar.gz",
-          "digest": "sha256:ab"},
+          "kind": "archive"},
          "pkg:generic/x@ab?checksum=sha256:ab&download_url=https://h.example/x.tar.gz", "https://h.example/x.tar.gz"),
-        ({"name": "x", "ref": "local:checkout", "repository": "local", "digest": "sha256:ab"},
+        ({"name": "x", "ref": "local:checkout", "kind": "local"},
          "pkg:generic/x@ab", "NOASSERTION"),
     ],
 )  # fmt: skip
 def test_how_sources_are_named(row: dict[str, Any], purl: str, location: str) -> None:
-    found = origin(RecordedSource.parse(row))
+    of_all = {"repository": "", "digest": "sha256:ab", "license": "", "locked": True, "patches": []}
+    found = origin(RecordedSource.parse(of_all | row))
     assert (found.purl, found.location) == (purl, location)
     assert PackageURL.from_string(purl).to_string() == purl
 

@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tests.evidence_fixtures import finished_base
+from tests.evidence_fixtures import finished_base, record
 from toolchain.build import cache_usage
 from toolchain.build.cache_usage import DAY, Item, prune, survey
 from toolchain.build.plan import find, plan
-from toolchain.build.record import used_mark
+from toolchain.build.record import used_mark, write_record
 from toolchain.build.workspace import image_tag
 from toolchain.cache import Cache
 from toolchain.cli.app import app
@@ -31,6 +31,7 @@ from toolchain.locks import alone, in_use
 from toolchain.oci.image import ImageSpec, add_layer, write_image
 from toolchain.oci.layer import HashedFile, compress, write_layer
 from toolchain.oci.layout import Layout
+from toolchain.record import VERSION
 from toolchain.request import Request
 from toolchain.sources.store import Store
 
@@ -60,8 +61,7 @@ def add_image(cache: Cache, name: str, digest: str, content: str) -> str:
     layer = add_layer(layout, blob)
     manifest = write_image(layout, ImageSpec(arch="amd64", layers=(layer,), epoch=EPOCH))
     layout.tag(manifest, image_tag(name, digest))
-    record = {"stage": "llvm", "image": name, "input_digest": digest, "manifest": manifest.digest}
-    cache.record(digest).write_text(json.dumps({**record, "layers": [], "facts": {}}))
+    write_record(cache, record(image=name, input_digest=digest, manifest=manifest.digest, inputs={}))
     for path in (cache.images / "blobs" / "sha256").iterdir():
         age(path, 90)
     return layer.descriptor.digest
@@ -193,7 +193,19 @@ def test_a_broken_record_or_image_does_not_stop_it(cache: Cache) -> None:
     (cache.records / ("8" * 64 + ".json")).write_text('{"image": "x", "input_digest": 5, "manifest": 5}')
     (cache.logs).mkdir(exist_ok=True)
     (cache.logs / "a link").symlink_to("nowhere")
-    assert [one.name.split()[0] for one in pruned(cache)] == ["llvm-triton-old-debian13"]
+    gone = pruned(cache)
+    assert {one.name.split()[0] for one in gone} == {"llvm-triton-old-debian13", "888888888888", "999999999999"}
+    assert not (cache.records / ("8" * 64 + ".json")).exists()
+
+
+def test_images_whose_records_are_of_another_format_go_at_once(cache: Cache) -> None:
+    (row,) = plan(Request(cache=cache), "base")
+    path = cache.record(str(row.planned.input_digest))
+    path.write_text(json.dumps({**json.loads(path.read_bytes()), "version": VERSION - 1}))
+    tag = image_tag(row.planned.image, str(row.planned.input_digest))
+    assert [one.tag for one in pruned(cache) if one.tag != image_tag("llvm-triton-old-debian13", OTHER)] == [tag]
+    assert not path.exists()
+    assert tag not in Layout(cache.images).refs()
 
 
 def test_a_damaged_image_keeps_no_other_from_going(cache: Cache) -> None:
@@ -230,10 +242,10 @@ def test_what_an_image_was_made_of_stays_with_it(cache: Cache) -> None:
     (store.partial / "x.whl").write_bytes(b"wheel")
     home = store.add_file(store.partial / "x.whl", sha256_bytes(b"wheel")).parent
     tree = store.tree(sha256_bytes(b"source"), lambda folder: (folder / "text").touch())
-    record = json.loads(cache.record(OTHER).read_text())
-    record["inputs"] = {"sources": [{"name": "llvm", "digest": sha256_bytes(b"source"), "patches": []}]}
-    record["facts"] = {"wheels": [{"file": "x.whl", "digest": sha256_bytes(b"wheel")}]}
-    cache.record(OTHER).write_text(json.dumps(record))
+    value = json.loads(cache.record(OTHER).read_text())
+    value["inputs"] = {"sources": [{"name": "llvm", "digest": sha256_bytes(b"source"), "patches": []}]}
+    value["facts"] = {"wheels": [{"file": "x.whl", "digest": sha256_bytes(b"wheel")}]}
+    cache.record(OTHER).write_text(json.dumps(value))
     for path in (home, tree.with_name(f"{tree.name}.json")):
         age(path, 90)
     assert pruned(cache) == []

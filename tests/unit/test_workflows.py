@@ -236,7 +236,6 @@ def test_a_cancelled_run_saves_nothing() -> None:
 
 
 def test_the_same_machine_builds_and_publishes() -> None:
-    """Python's zlib is the compressor, and the compressor is an input."""
     images = {name: job["container"]["image"] for name, job in jobs() if "container" in job}
     assert set(images) == {"test:test", "stage:build", "publish:publish"}
     assert len(set(images.values())) == 1

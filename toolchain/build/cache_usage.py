@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from toolchain.build.compiler_cache import compiler_caches
-from toolchain.build.record import finished, used_mark
+from toolchain.build.record import finished, unread_records, used_mark
 from toolchain.build.workspace import BROUGHT, image_tag
 from toolchain.cache import Cache
 from toolchain.engine.resources import disk_bytes
@@ -146,8 +146,11 @@ def _images(cache: Cache, records: list[_Finished]) -> Iterator[Item]:
     layout = Layout(cache.images)
     found = [(one.used, f"{one.image} {one.path.stem[:12]}", str(one.path), one.tag, one.manifest) for one in records]
     of_records = {one.tag for one in records}
+    unread = {path.stem[:12]: path for path in unread_records(cache)}
     for tag, manifest in layout.refs().items():
-        if tag not in of_records:
+        if path := unread.pop(tag.rpartition(".")[2], None):
+            yield _unread(path, tag)
+        elif tag not in of_records:
             there = layout.has(manifest.digest)
             used = layout.blob(manifest.digest).stat().st_ctime if there else 0.0
             found.append((used, f"{tag} (no record)", "", tag, manifest.digest))
@@ -161,6 +164,13 @@ def _images(cache: Cache, records: list[_Finished]) -> Iterator[Item]:
         # What a bundle brought nothing here can make again.
         stays = not key and tag.endswith(f".{BROUGHT}")
         yield Item(kind="image", name=name, key=key, tag=tag, bytes=size, used=used, stays=stays)
+    yield from (_unread(path, "") for path in unread.values())
+
+
+def _unread(path: Path, tag: str) -> Item:
+    """An image that no version of this format can use again. It goes with the next `cache prune`."""
+    name = f"{tag or path.stem[:12]} (record of another format, or damaged)"
+    return Item(kind="image", name=name, key=str(path), tag=tag, bytes=0, used=path.stat().st_mtime, left=True)
 
 
 def _sources(cache: Cache, records: list[_Finished]) -> Iterator[Item]:

@@ -20,7 +20,6 @@ from toolchain.digest import EPOCH, FORMAT, sha256_file, sha256_json
 from toolchain.errors import ConfigError, LockedError, SourceError, UnreachableError
 from toolchain.lock.diff import differences
 from toolchain.lock.file import Lock, LockedBase, LockedPackage, LockedPatch, LockedSource, State, read, write
-from toolchain.oci.layer import compressor_id
 from toolchain.options import declared, plain
 from toolchain.request import Request
 from toolchain.sources.archive import archive_name
@@ -52,7 +51,6 @@ def resolve(request: Request, planned: Sequence[Planned], target: str, *, open_b
         toolchain=__version__,
         epoch=EPOCH,
         format=FORMAT,
-        compressor="" if open_base else compressor_id(request.compression),
         request=_request(request, target, sources),
         bases=tuple(_bases(request, {one.name for one in planned}, open_base=open_base)),
         sources=tuple(locked_source(request, sources[name]) for name in sorted(sources)),

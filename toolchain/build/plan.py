@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from toolchain.build.fetching import fetch_for
 from toolchain.build.record import known_record, used_mark
-from toolchain.build.repack import is_twin, made_here, other_requests
 from toolchain.build.targets import by_arch, request_of, stages_of
 from toolchain.build.workspace import within_lock
 from toolchain.cache import Cache
 from toolchain.catalog.architectures import this_machine
-from toolchain.errors import EngineError
 from toolchain.oci.layout import Layout
 from toolchain.request import Request
 from toolchain.sources.patch import listed
@@ -28,21 +26,17 @@ from toolchain.stages.stage import Built, Planned
 class PlanRow:
     """A planned stage, whether its result is already here, and what its image is for where that is not this machine
     alone; and the patches on its sources, by source.
-
-    Args:
-        twin: where it is not here: the same in another compression, which is, so that it is packed again and not built.
     """
 
     planned: Planned
     built: Built | None
     arch: str = ""
     patches: Mapping[str, Sequence[Path]] = field(default_factory=dict)
-    twin: Built | None = None
 
     @property
     def to_build(self) -> bool:
         """Whether there is no result to take."""
-        return self.built is None and self.twin is None
+        return self.built is None
 
     def as_json(self) -> dict[str, Any]:
         """A row of `plan --json`; scripts depend on these names."""
@@ -54,7 +48,6 @@ class PlanRow:
             "sources": [self._source(source) for source in self.planned.sources],
             "binaries": sorted({*self.planned.binaries, *(self.built.binaries if self.built else ())}),
             **({"arch": self.arch} if self.arch else {}),
-            **({"packed_from": self.twin.input_digest} if self.twin else {}),
         }
         if self.planned.partial:
             row["partial"] = self.planned.partial
@@ -75,34 +68,8 @@ def plan(request: Request, target: str, *, proved: bool = False) -> list[PlanRow
         LockedError: with `request.lock`, something is not as it is locked.
     """
     rows = _rows(request, target, proved=proved)
-    if _may_have_twins(request.cache, rows):
-        for other in other_requests(request):
-            with contextlib.suppress(EngineError):  # this machine lacks that compressor
-                rows = _with_twins(request.cache, rows, _rows(other, target, proved=proved))
     within_lock(request, [row.planned for row in rows])
     return rows
-
-
-def _may_have_twins(cache: Cache, rows: Sequence[PlanRow]) -> bool:
-    """Whether an image of the name of one that is not here is: most plans need not be made twice."""
-    missing = {row.planned.image for row in rows if row.built is None and row.planned.input_digest}
-    if not missing or not cache.images.exists():
-        return False
-    return not missing.isdisjoint(name.rpartition(".")[0] for name in Layout(cache.images).refs())
-
-
-def _with_twins(cache: Cache, rows: Sequence[PlanRow], others: Sequence[PlanRow]) -> list[PlanRow]:
-    """The rows, those not here with what is here in another compression, if all below them has such a twin too."""
-    found: list[PlanRow] = []
-    below: dict[str, str] = {}
-    for row, other in zip(rows, others, strict=True):
-        one, digest, twin = row, row.planned.input_digest, other.planned.input_digest
-        if digest and twin and is_twin(row.planned, other.planned, below):
-            below[digest] = twin
-            if row.to_build and other.built is not None and made_here(cache, other.built):
-                one = replace(row, twin=other.built)
-        found.append(one)
-    return found
 
 
 def _rows(request: Request, target: str, *, proved: bool) -> list[PlanRow]:

@@ -23,7 +23,13 @@ from toolchain.stages.stage import Built, Planned
 
 
 def new_record(
-    request: Request, planned: Planned, built: Built, *, partial: str = "", runner: Mapping[str, Any] | None = None
+    request: Request,
+    planned: Planned,
+    built: Built,
+    *,
+    compressor: str = "",
+    partial: str = "",
+    runner: Mapping[str, Any] | None = None,
 ) -> Record:
     """The record of a stage that is finished now: which request made it, when, by whom, from which sources.
 
@@ -31,6 +37,7 @@ def new_record(
 
     Args:
         built: with `total_seconds` among its facts, unless it was not built here.
+        compressor: what wrote the blob of the stage's own layer (`oci.layer.compressor_id`).
         runner: what the probe found of the docker or podman that ran checks or kernels, where one did.
     """
     now = time.time()
@@ -51,6 +58,7 @@ def new_record(
         partial=partial or planned.partial,
         arch=request.arch[0],
         layers=built.layers,
+        compressor=compressor,
         facts=built.facts,
     )
 
@@ -123,6 +131,12 @@ def known_record(cache: Cache, digest: str | None) -> Record | None:
     with contextlib.suppress(OSError, RecordError):
         return read_record(cache, digest) if digest is not None else None
     return None
+
+
+def unread_records(cache: Cache) -> list[Path]:
+    """The files of records that this version does not read: those of another format, and damaged ones."""
+    read = {path for path, _ in finished(cache)}
+    return sorted(path for path in cache.records.glob("*.json") if path not in read)
 
 
 def used_mark(record: Path) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -78,10 +79,14 @@ def make_reuse(where: str, key: Path | None, *, only: bool = False, offline: boo
     return Reuse(place=place, key=load_public(key), only=only)
 
 
-def reference(place: Target, planned: Planned) -> Target:
+def input_tag(input_digest: str, compression: str = "gzip") -> str:
+    """The tag under which `publish` leaves the image that is made from these inputs: 12 digits, and `-zstd` behind."""
+    return input_digest.removeprefix("sha256:")[:12] + ("" if compression == "gzip" else f"-{compression}")
+
+
+def reference(place: Target, planned: Planned, compression: str = "gzip") -> Target:
     """The name under which `publish` leaves the image that is made from these inputs."""
-    short = str(planned.input_digest).removeprefix("sha256:")[:12]
-    return place.image(planned.image, short)
+    return place.image(planned.image, input_tag(str(planned.input_digest), compression))
 
 
 def take(request: Request, planned: Planned, reuse: Reuse) -> Built | None:
@@ -112,7 +117,14 @@ def take(request: Request, planned: Planned, reuse: Reuse) -> Built | None:
         return None
     ref = reference(reuse.place, planned)
     try:
-        return _take(request, planned, ref, reuse.key)
+        try:
+            return _take(request, planned, ref, reuse.key)
+        except RegistryError as error:
+            with contextlib.suppress(RegistryError):
+                ref = reference(reuse.place, planned, "zstd")
+                return _take(request, planned, ref, reuse.key)
+            ref = reference(reuse.place, planned)
+            raise error from None
     except (UntrustedError, DigestError) as error:
         told = f"{ref} does not verify"
         if reuse.only:
@@ -150,7 +162,8 @@ def _look(request: Request, planned: Planned, place: Place, key: PublicKey) -> B
         verdict = verify(place, scratch, found, key=key, demands=demands)
         if verdict.problems or verdict.provenance is None:
             raise UntrustedError(verdict.problems[0] if verdict.problems else "nothing says who made it")
-        told = _told(verdict.provenance, planned, request)
+        top = scratch.children(found)[-1]
+        told = _told(verdict.provenance, planned, request, top)
         layers = _bring(scratch, found, Layout(request.cache.images).ensure(), planned)
     by_digest = str(place.ref.at(digest=found.digest))
     built = Built(
@@ -179,6 +192,7 @@ class _Told:
     isolation: Mapping[str, Any] | None
     binaries: tuple[str, ...]
     partial: str
+    compressor: str
     facts: Mapping[str, Any]
 
     def record(self, record: Record, taken_from: TakenFrom) -> Record:
@@ -186,8 +200,11 @@ class _Told:
         return replace(record, **{one.name: getattr(self, one.name) for one in fields(self)}, taken_from=taken_from)
 
 
-def _told(statement: Mapping[str, Any], planned: Planned, request: Request) -> _Told:
+def _told(statement: Mapping[str, Any], planned: Planned, request: Request, layer: Descriptor) -> _Told:
     """Read a provenance.
+
+    Args:
+        layer: the stage's own, as it was published.
 
     Raises:
         UntrustedError: it is malformed, lacks what later stages need, or is not what was asked for.
@@ -207,6 +224,7 @@ def _told(statement: Mapping[str, Any], planned: Planned, request: Request) -> _
             # More than was planned, where a scan of the sources found them.
             binaries=tuple(sorted({*planned.binaries, *(str(name) for name in inner["binaries"])})),
             partial=str(inner["partial"]),
+            compressor=str(inner["compressors"].get(layer.digest, "")),
             facts=attest.byproduct(statement, attest.REPORT) or {},
         )
         named = (str(inner["stage"]), str(inner["image"]))

@@ -15,14 +15,12 @@ from toolchain.build.compiler_cache import key_of
 from toolchain.build.fetching import fetch_for
 from toolchain.build.plan import PlanRow, ask_tags, find, plan, tritons
 from toolchain.build.prefetch import Prefetch
-from toolchain.build.repack import repack
 from toolchain.build.targets import by_arch, request_of, stages_of
 from toolchain.build.workspace import BuildWorkspace, within_lock
 from toolchain.cache import Cache
 from toolchain.catalog.architectures import emulator, this_machine
 from toolchain.errors import BuildError, PolicyError, ToolchainError, UnreachableError
 from toolchain.locks import held, in_use
-from toolchain.oci.compressed import PLAIN
 from toolchain.process import CommandError
 from toolchain.request import Request
 from toolchain.stages.prebuilt import let_in_names
@@ -47,7 +45,7 @@ def build(request: Request, target: str, *, command: Sequence[str] = (), reuse: 
     # What is wrong with the request must show before the first long step, not behind it.
     rows = plan(request, target, proved=request.contract)
     for row in rows:
-        _allowed(request, row.planned, row.built or row.twin)
+        _allowed(request, row.planned, row.built)
     # With `reuse` all of it may come from elsewhere; then this waits for the first stage that does not.
     ready = functools.cache(
         lambda: _ready(request, rows if reuse is None else plan(request, target, proved=request.contract))
@@ -59,8 +57,7 @@ def build(request: Request, target: str, *, command: Sequence[str] = (), reuse: 
     wanted = [source for row in rows if row.to_build and reuse is None for source in row.planned.sources]
     fetching = Prefetch(request, wanted)
     first = {(row.arch or this_machine(), row.planned.name): row.planned for row in rows}
-    twins = {str(row.planned.input_digest): row.twin for row in rows if row.twin is not None}
-    run = _Run(first=first, twins=twins, prefetch=fetching, command=command, reuse=reuse, ready=ready)
+    run = _Run(first=first, prefetch=fetching, command=command, reuse=reuse, ready=ready)
     results: dict[str, Built] = {}
     for one in by_arch(request):
         for built in _build_stages(one, target, run):
@@ -91,11 +88,9 @@ class _Run:
 
     Args:
         first: how each stage was planned before anything was built, by architecture and name.
-        twins: what is here in another compression, by the input digest of what it can be packed again as.
     """
 
     first: Mapping[tuple[str, str], Planned]
-    twins: Mapping[str, Built]
     prefetch: Prefetch
     command: Sequence[str]
     reuse: Reuse | None
@@ -120,8 +115,6 @@ def _build_stages(request: Request, target: str, run: _Run) -> list[Built]:
                 if planned.input_digest is None or planned.online:
                     planned = stage.plan(own, planned_below)
                 built = find(request.cache, planned, proved=own.contract)
-                if built is None and (twin := run.twins.get(str(planned.input_digest))):
-                    built = _repacked(own, stage, planned, twin, built_below)
                 if built is None and run.reuse is not None:
                     from toolchain.build.reuse import take  # noqa: PLC0415 - the registry client and cryptography
 
@@ -136,17 +129,6 @@ def _build_stages(request: Request, target: str, run: _Run) -> list[Built]:
         planned_below[stage.name] = built.planned
         built_below[stage.name] = built
     return list(built_below.values())
-
-
-def _repacked(request: Request, stage: Stage, planned: Planned, twin: Built, below: Mapping[str, Built]) -> Built:
-    size = console.size(float(twin.facts.get("unpacked_bytes", 0)))
-    slow = ", some minutes for a gigabyte" if request.compression == "zstd" else ""
-    if any(layer["mediaType"] not in PLAIN for layer in twin.layers):  # a base is kept plain, so there is nothing to do
-        console.note(f"{stage.name}: packing the {size} of {planned.image} again with {request.compression}{slow}")
-    started = time.monotonic()
-    built = repack(request, planned, twin, list(below.values()))
-    console.note(f"{stage.name}: packed again in {console.duration(time.monotonic() - started)}, nothing was built")
-    return built
 
 
 def _known(stage: Stage, request: Request, dependencies: Mapping[str, Planned], prefetch: Prefetch) -> Planned:

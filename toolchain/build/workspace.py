@@ -21,7 +21,7 @@ from toolchain.digest import EPOCH
 from toolchain.engine.storage import CCACHE_MOUNT
 from toolchain.oci.image import ImageSpec, LayerBlob, add_layer, read_layers, standard_annotations, write_image
 from toolchain.oci.labels import INPUT_DIGEST
-from toolchain.oci.layer import Compression, normalise_tar, write_layer
+from toolchain.oci.layer import Compression, compressor_id, normalise_tar, write_layer
 from toolchain.oci.layer import compress as compress_layer
 from toolchain.oci.layout import Layout
 from toolchain.recipe import Mount, Recipe
@@ -221,7 +221,7 @@ class BuildWorkspace:
             finally:
                 self.runner.forget_image(image)
                 layout.forget(candidate, *([plain.descriptor.digest] if compress else []))
-        how: Compression = self.request.compression if compress else "none"
+        how: Compression = "gzip" if compress else "none"
         self.step("compress" if compress else "store")
         blob = compress_layer(layer, self.work() / "blob", how)
         top = add_layer(layout, blob, created_by=f"toolchain {planned.name}", move=True)
@@ -249,7 +249,8 @@ class BuildWorkspace:
         # The tag keeps the blobs from the garbage collector; the record is what makes the result count. So it is last.
         layout.tag(layout.resolve(manifest), image_tag(planned.image, digest))
         runner = self._runner.facts if self._runner is not None else None
-        write_record(self.cache, new_record(self.request, planned, built, runner=runner))
+        record = new_record(self.request, planned, built, compressor=compressor_id(how), runner=runner)
+        write_record(self.cache, record)
         self._tidy(planned)
         return built
 

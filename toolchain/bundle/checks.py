@@ -14,7 +14,7 @@ from toolchain.digest import sha256_json
 from toolchain.errors import HostileInputError, SourceError, UnsupportedError
 from toolchain.lock.diff import differences
 from toolchain.lock.file import Lock, LockedBase, LockedSource
-from toolchain.record import LayerFacts, Record, RecordError
+from toolchain.record import LayerFacts, OtherVersionError, Record, RecordError
 from toolchain.stages.sysroot import PARTIAL
 
 DO_NOT = "do not use this bundle; have it exported again"
@@ -63,17 +63,22 @@ def require_record(value: Any, base: LockedBase, layers: Sequence[Mapping[str, A
     """The record of a base or sysroot in the lock, which must say of it what such a record says.
 
     What else it could say none of them has, and provenances and SBOMs of all that is built on it would repeat it. So
-    what only a later version says does not come along, and neither do facts that are not of a layer.
+    facts that are not of a layer do not come along.
 
     Args:
         layers: of the image, as its manifest has them.
 
     Raises:
+        UnsupportedError: it is of another version.
         HostileInputError: it is another one, or none.
     """
     try:
-        record = Record.parse(value, exact=True)
+        record = Record.parse(value)
         known = LayerFacts.parse(record.facts).as_json()
+    except OtherVersionError as error:
+        raise UnsupportedError(
+            f"{title} is of another format", why=str(error), fix="export the bundle again: toolchain bundle export"
+        ) from error
     except RecordError as error:
         why = one_line(str(error))[:200]
         raise HostileInputError(f"{title} is not a record of a {base.stage}", why=why, fix=DO_NOT) from error

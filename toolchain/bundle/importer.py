@@ -155,7 +155,7 @@ class _Taker:
         locks = self._of("lock")
         if len(locks) != 1:
             raise HostileInputError(f"the bundle holds {len(locks)} locks", fix=DO_NOT)
-        return lockfile.parse(self._small(locks[0]), "the bundle's lock")
+        return lockfile.parse(self._small(locks[0]), "the bundle's lock", again="toolchain bundle export")
 
     def take(self, lock: Lock) -> list[ImportedEntry]:
         """Everything; whatever has a say in what is believed is looked at before the first thing is taken.

@@ -251,6 +251,5 @@ def _show(built: list[Built], as_json: bool) -> None:
         return
     for one in built:
         size = console.size(float(one.facts.get("blob_bytes", 0)))
-        made = "packed again" if "packed_from" in one.facts else "built"
-        how = f"taken from {one.taken_from}" if one.taken_from else "already here" if one.reused else made
+        how = f"taken from {one.taken_from}" if one.taken_from else "already here" if one.reused else "built"
         console.text(f"{one.planned.image}\t{one.manifest}\t{size}\t{how}")

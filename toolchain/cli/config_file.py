@@ -20,6 +20,10 @@ from toolchain.options import Kind, Option, into, moved, out_of, plain
 DEST = Option(
     name="dest", place="oci", example="oci:out", help="Where `publish` sends images: oci:DIR or REGISTRY/NS.",
 )  # fmt: skip
+COMPRESSION = Option(
+    name="compression", known=lambda: ("gzip", "zstd"), example="zstd",
+    help="How `publish` compresses layers: gzip, which every engine reads, or zstd, a third smaller.",
+)  # fmt: skip
 KEY = Option(
     name="key", kind="path", place="path", example="release-key",
     help="Private key in PEM, with which `publish` signs SBOM and provenance.",
@@ -45,7 +49,7 @@ STAGE = Option(
     help=f"The stage for verbs that are given none: {stages.choice()}",
 )  # fmt: skip
 # Beside the options of a request, those of single verbs.
-OF_VERBS = (STAGE, DEST, KEY, PUBLIC_KEY, KERNEL_KEY, SOURCE_REPO, REUSE_FROM)
+OF_VERBS = (STAGE, DEST, COMPRESSION, KEY, PUBLIC_KEY, KERNEL_KEY, SOURCE_REPO, REUSE_FROM)
 
 
 def file_options() -> tuple[Option, ...]:

@@ -13,7 +13,7 @@ import typer
 from toolchain import console
 from toolchain.catalog import stages
 from toolchain.cli import options as o
-from toolchain.cli.config_file import DEST, KEY, PUBLIC_KEY, SOURCE_REPO
+from toolchain.cli.config_file import COMPRESSION, DEST, KEY, PUBLIC_KEY, SOURCE_REPO
 from toolchain.cli.public_key import FormerKeyOpt, chosen
 from toolchain.cli.request import with_request
 from toolchain.errors import ConfigError, DigestError, UntrustedError
@@ -32,6 +32,7 @@ _WORDS = {"trusted": "trusted", "intact": "intact, not authenticated (no --publi
 _DO_NOT = "do not use it; fetch or build it again"
 DestArg = Annotated[str | None, typer.Argument(metavar="DEST", help="oci:DIR or REGISTRY/NS.", show_default=False)]
 StageOpt = Annotated[str, typer.Option("--stage", help=stages.choice(), autocompletion=o.stage())]
+CompressionOpt = Annotated[str, o.typed(COMPRESSION)]
 KeyOpt = Annotated[Path | None, o.typed(KEY)]
 PublicKeyOpt = Annotated[Path | None, o.typed(PUBLIC_KEY, "--key", help="Key in PEM whose signature counts.")]
 KeylessOpt = Annotated[
@@ -82,6 +83,7 @@ def publish(
     # Called as in toolchain.toml: the file gives the option its default, which everything else overrules.
     dest: Annotated[str | None, o.typed(DEST, help="Instead of the argument.")] = None,
     stage: StageOpt = "all",
+    compression: CompressionOpt = "gzip",
     key: KeyOpt = None,
     keyless: KeylessOpt = False,
     sigstore: SigstoreOpt = None,
@@ -92,6 +94,7 @@ def publish(
 ) -> None:
     """Push images, then the index, and verify each; then attach SBOM and provenance."""
     from toolchain.publish.images import deliver  # noqa: PLC0415 - brings the registry client in
+    from toolchain.publish.packing import packing  # noqa: PLC0415
     from toolchain.trust.keyless import Keyless  # noqa: PLC0415
     from toolchain.trust.keys import load_signer  # noqa: PLC0415
 
@@ -106,7 +109,7 @@ def publish(
             "--bundles needs --key", why="what --keyless signs lies in bundles anyway", fix="add --key FILE"
         )
     signer = replace(load_signer(key), bundles=bundles) if key is not None else Keyless(sigstore) if keyless else None
-    done = deliver(request, stage, target, signer=signer, files=files)
+    done = deliver(request, stage, target, compression=packing(compression), signer=signer, files=files)
     if signer is None:
         console.note("not signed: the SBOM is attached, a provenance is not (--key FILE or --keyless)")
     if request.json:

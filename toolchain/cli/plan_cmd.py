@@ -50,7 +50,7 @@ def _show(rows: Sequence[PlanRow]) -> None:
             for s in planned.sources
         )
         digest = (planned.input_digest or "not locked yet").removeprefix("sha256:")[:16]
-        state = "here" if row.built else "to pack" if row.twin else "to build"
+        state = "here" if row.built else "to build"
         binaries = ", ".join(planned.binaries)
         told.append((planned.name, row.arch, state, planned.image, planned.partial, digest, sources, binaries))
     columns = ("stage", "arch", "state", "image", "note", "input digest", "sources", "prebuilt")

@@ -26,8 +26,6 @@ def _tool(locked: Lock, now: Lock) -> Iterator[str]:
     for name in ("toolchain", "format", "epoch"):
         if (was := getattr(locked, name)) != (is_now := getattr(now, name)):
             yield f"{name}: {was} is locked, {is_now} is here"
-    if locked.compressor and locked.compressor != now.compressor:
-        yield f"compressor: {locked.compressor} is locked, {now.compressor or 'none'} is here"
 
 
 def _request(locked: Lock, now: Lock) -> Iterator[str]:

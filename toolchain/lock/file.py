@@ -23,7 +23,7 @@ from toolchain.errors import ConfigError
 from toolchain.options import Option, as_list
 from toolchain.sources.spec import PACKAGE, PROJECT, VERSION, SourceSpec, parse_source_spec
 
-SCHEMA = 1
+SCHEMA = 2
 DEFAULT = "toolchain.lock"
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}|git:[0-9a-f]{40}@\S+")
 _SHA256 = re.compile(r"sha256:[0-9a-f]{64}")
@@ -160,7 +160,6 @@ class Lock:
     Args:
         toolchain: version of the tool that resolved it.
         format: of the layers it writes (`digest.FORMAT`).
-        compressor: that the images' blobs count on; empty where the base is open, since no bytes are promised then.
         request: what was asked for, for people.
     """
 
@@ -168,7 +167,6 @@ class Lock:
     toolchain: str
     epoch: int
     format: int
-    compressor: str = ""
     request: Mapping[str, Any] = field(default_factory=dict)
     bases: tuple[LockedBase, ...] = ()
     sources: tuple[LockedSource, ...] = ()
@@ -202,7 +200,6 @@ def render(lock: Lock) -> bytes:
             "toolchain": lock.toolchain,
             "format": lock.format,
             "epoch": lock.epoch,
-            "compressor": lock.compressor,
         },
     )
     lines += _table("[request]", dict(sorted(lock.request.items())))
@@ -298,8 +295,11 @@ def read(path: Path) -> Lock:
         ) from error
 
 
-def parse(content: bytes, name: str) -> Lock:
+def parse(content: bytes, name: str, *, again: str = "toolchain lock, with the options in its second line") -> Lock:
     """Read the content of a lock file called `name`.
+
+    Args:
+        again: how one of another format is made again.
 
     Raises:
         ConfigError: see `read`.
@@ -311,7 +311,9 @@ def parse(content: bytes, name: str) -> Lock:
     schema = value.pop("schema", None)
     if schema != SCHEMA:
         raise ConfigError(
-            f"{name} is a lock of schema {schema!r}", why=f"this version reads {SCHEMA}", fix="make it again"
+            f"{name} is a lock of schema {schema!r}",
+            why=f"this version reads {SCHEMA}",
+            fix=f"make it again: {again}",
         )
     value.pop("complete", None)
     systems = [(stage, row) for stage in of_packages() for row in _rows(value.pop(stage, []))]

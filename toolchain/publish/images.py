@@ -2,38 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
 from toolchain.build.plan import PlanRow, plan
 from toolchain.build.record import read_record
+from toolchain.build.reuse import input_tag
 from toolchain.build.targets import by_arch
 from toolchain.catalog.stages import ALL, published
-from toolchain.digest import EPOCH, sha256_json, write_atomically
-from toolchain.errors import PolicyError, SourceError, ToolchainError
-from toolchain.locks import held
-from toolchain.oci import descriptor as media
-from toolchain.oci.descriptor import Descriptor
+from toolchain.digest import EPOCH, sha256_json
+from toolchain.errors import PolicyError, SourceError
 from toolchain.oci.files import tag_of
-from toolchain.oci.image import (
-    LayerBlob,
-    add_layer,
-    platform_of,
-    read_layers,
-    standard_annotations,
-    with_layers,
-    write_index,
-)
-from toolchain.oci.layer import Layer, compress, compressor_id
+from toolchain.oci.image import standard_annotations, write_index
 from toolchain.oci.layout import Layout
 from toolchain.oci.place import open_place
 from toolchain.oci.reference import Target
 from toolchain.publish.artifacts import DeliveredFiles, deliver_files, require_files
 from toolchain.publish.attestations import AttachedEvidence, attach_evidence, collect
 from toolchain.publish.consumer import Use, use_of
+from toolchain.publish.packing import Packing, packed_image
 from toolchain.request import Request
 from toolchain.stages.stage import Built, Planned
 from toolchain.trust.image_facts import ImageFacts
@@ -71,13 +59,20 @@ class Delivered:
 
 
 def deliver(
-    request: Request, target: str, dest: Target, *, signer: Signer | Keyless | None = None, files: bool = False
+    request: Request,
+    target: str,
+    dest: Target,
+    *,
+    compression: Packing = "gzip",
+    signer: Signer | Keyless | None = None,
+    files: bool = False,
 ) -> list[Delivered]:
     """Publish the finished images of `target` (its topmost stage, or all but the base for `all`), each as an index.
 
     Images of one name for several architectures go into one index, whose bytes do not tell which was built first.
 
     Args:
+        compression: how the layers are compressed where they are published.
         signer: signs SBOM and provenance; without it the SBOM alone is attached (see `evidence.attach_evidence`).
         files: whether archives, wheels and reports go beside the images.
 
@@ -85,6 +80,7 @@ def deliver(
         ConfigError: files are wanted, and none of the stages has any.
         SourceError: one of them is not built yet.
         RegistryError, UnreachableError: it could not be published.
+        DigestError, EngineError, ResourceError: a layer cannot be compressed again (`publish.packing`).
     """
     if files:
         require_files(target)
@@ -106,7 +102,10 @@ def deliver(
         if (built := [name for name in published(target) if name in here]) and target == ALL:
             fix += f"; or publish what is built: --stage {built[-1]}"
         raise SourceError(f"not built yet: {', '.join(missing)}", fix=fix)
-    return [_deliver(request, image, images, dest, signer=signer, files=files) for image, images in wanted.items()]
+    return [
+        _deliver(request, image, images, dest, compression=compression, signer=signer, files=files)
+        for image, images in wanted.items()
+    ]
 
 
 @dataclass(frozen=True)
@@ -122,23 +121,28 @@ class _One:
         return self.row.built
 
 
-def _tags(images: Sequence[_One]) -> tuple[str, ...]:
-    """What names the work: the input digest; of several architectures one over theirs, then each one's own.
+def _tags(images: Sequence[_One], compression: Packing) -> tuple[str, ...]:
+    """The tag that goes along to the newest, then those that name the work.
 
-    By its own whoever plans one architecture alone asks for it (`reuse.reference`).
+    The first is `latest`, which is empty here, or `zstd` beside it, since not every engine reads such layers. The work
+    is named by its input digest: of several architectures by a digest over theirs, then by each one's own. By its own
+    whoever plans one architecture alone asks for it (`reuse.references`).
     """
     digests = {one.row.arch: one.built.input_digest for one in images}
     joint = (sha256_json(digests),) if len(digests) > 1 else ()
-    return tuple(digest.removeprefix("sha256:")[:12] for digest in (*joint, *digests.values()))
-
-
-def _moving(request: Request) -> str:
-    """The tag that goes along to the newest: `latest`, and `zstd` beside it, which not every engine reads."""
-    return "" if request.compression == "gzip" else request.compression
+    moving = "" if compression == "gzip" else compression
+    return (moving, *(input_tag(digest, compression) for digest in (*joint, *digests.values())))
 
 
 def _deliver(
-    request: Request, image: str, images: Sequence[_One], dest: Target, *, signer: Signer | Keyless | None, files: bool
+    request: Request,
+    image: str,
+    images: Sequence[_One],
+    dest: Target,
+    *,
+    compression: Packing,
+    signer: Signer | Keyless | None,
+    files: bool,
 ) -> Delivered:
     planned, cache = images[0].row.planned, request.cache
     unlocked = [source.name for source in planned.sources if not source.locked and source.digest is None]
@@ -148,9 +152,9 @@ def _deliver(
             fix="fetch or lock them: toolchain fetch, or toolchain lock",
         )
     layout = Layout(cache.images).ensure()
-    manifests = [_compressed(request, layout, one.built) for one in images]
-    index = write_index(layout, manifests, standard_annotations(epoch=EPOCH, title=image))
-    names = (_moving(request), *_tags(images))
+    packed = [packed_image(cache, one.built.manifest, one.built.input_digest, compression) for one in images]
+    index = write_index(layout, [one.manifest for one in packed], standard_annotations(epoch=EPOCH, title=image))
+    names = _tags(images, compression)
     refs = tuple(dest.image(image, name) for name in names)
     with open_place(refs[0]) as place:
         done = place.put(layout, index, [str(ref.tag) for ref in refs])
@@ -158,19 +162,19 @@ def _deliver(
         made: list[tuple[Built, ImageFacts]] = []
         # Known-bad kernels, for one, show when the work is done and not in the plan.
         partial: set[str] = set()
-        for one, manifest in zip(images, manifests, strict=True):
+        for one, sent in zip(images, packed, strict=True):
             record = read_record(cache, one.built.input_digest)
             partial.add(record.partial or planned.partial)
-            image_facts = collect(cache, record, one.plan)
+            image_facts = replace(collect(cache, record, one.plan), compressors=sent.compressors)
             made.append((one.built, image_facts))
             attached.append(
-                attach_evidence(image_facts, layout, manifest, index, place, signer=signer, scratch=cache.work)
+                attach_evidence(image_facts, layout, sent.manifest, index, place, signer=signer, scratch=cache.work)
             )
         beside = [dest.image(image, tag_of(name)) for name in names]
         plain = deliver_files(request, made, index, place, beside, signer=signer) if files else None
-    sent = sum(part.pushed_bytes for part in attached)
+    pushed = sum(part.pushed_bytes for part in attached)
     about = tuple(sorted({tag for one in attached for tag in one.tags}))
-    evidence = replace(attached[0], pushed_bytes=sent, tags=about)
+    evidence = replace(attached[0], pushed_bytes=pushed, tags=about)
     use = use_of(layout, index, refs[0], name=image)
     told = tuple(str(ref) for ref in refs)
     return Delivered(
@@ -180,40 +184,3 @@ def _deliver(
 
 def _joined(told: Set[str]) -> str:
     return "; ".join(sorted(told - {""}))
-
-
-def _compressed(request: Request, layout: Layout, built: Built) -> Descriptor:
-    """The manifest to publish: layers that were kept plain for this machine's engine are packed first."""
-    manifest = layout.resolve(built.manifest)
-    config, *_ = layout.children(manifest)
-    platform = platform_of(layout.read_json(config))
-    layers = read_layers(layout, manifest)
-    if all(layer.descriptor.media_type != media.LAYER for layer in layers):
-        return replace(manifest, platform=platform)
-    packed: list[LayerBlob] = []
-    for layer in layers:
-        if layer.descriptor.media_type != media.LAYER:
-            packed.append(layer)
-            continue
-        packed.append(_packed(request, layout, layer))
-    return replace(with_layers(layout, manifest, packed), platform=platform)
-
-
-def _packed(request: Request, layout: Layout, layer: LayerBlob) -> LayerBlob:
-    """A plain layer as it is sent: minutes for gigabytes, so the blob of an earlier time is taken while it is here."""
-    name = f"{layer.diff_id} {compressor_id(request.compression)}"
-    note = layout.root / "packed" / f"{sha256_json(name).removeprefix('sha256:')}.json"
-    short = layer.diff_id.removeprefix("sha256:")[:12]
-    with held(request.cache.locks / f"pack-{short}.lock", what=f"packing the layer {short}"):
-        # A note that cannot be read is written again.
-        with contextlib.suppress(OSError, ValueError, KeyError, ToolchainError):
-            known = Descriptor.from_json(json.loads(note.read_bytes()))
-            if layout.holds(known.digest):
-                return LayerBlob(known, layer.diff_id, layer.created_by)
-        request.cache.work.mkdir(parents=True, exist_ok=True)
-        out = request.cache.work / f"pack-{short}"
-        plain = Layer(layer.diff_id, layer.descriptor.size, layout.blob(layer.descriptor.digest))
-        made = add_layer(layout, compress(plain, out, request.compression), move=True)
-        note.parent.mkdir(exist_ok=True)
-        write_atomically(note, json.dumps(made.descriptor.as_json()).encode())
-        return made

@@ -75,7 +75,6 @@ class CodegenLibraryStage:
                 "revision": revision_of(rule, request),
                 "glibc": request.glibc,
                 "binaries": choices("triton", request),
-                **({"built_on": this_machine()} if request.arch[0] != this_machine() else {}),
             }
         return Planned(
             name=self.name,

@@ -62,7 +62,7 @@ class CodegenLlvmStage:
                 "components": list(rule.components),
                 "libraries": sorted(rule.links),
                 "glibc": request.glibc,
-                **({"built_on": this_machine(), "native": list(_GENERATORS)} if cross else {}),
+                **({"native": list(_GENERATORS)} if cross else {}),
             }
         return Planned(
             name=self.name,

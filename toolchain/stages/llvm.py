@@ -96,7 +96,7 @@ class LlvmStage:
                 "goal": part.target,
                 **({"headers": list(part.headers)} if part.headers else {}),
                 **({"glibc": request.glibc} if request.glibc else {}),
-                **({"built_on": this_machine(), "native": list(part.native)} if cross else {}),
+                **({"native": list(part.native)} if cross else {}),
                 **({"instrumented": True} if self.instrumented else {}),
             }
         return Planned(

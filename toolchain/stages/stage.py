@@ -13,7 +13,6 @@ from toolchain.cache import Cache
 from toolchain.catalog.stages import row as stage_row
 from toolchain.digest import EPOCH, FORMAT, sha256_file, sha256_json
 from toolchain.oci import labels
-from toolchain.oci.layer import compressor_id
 from toolchain.recipe import Mount, Recipe, Runner
 from toolchain.request import Request
 from toolchain.sources.tree import FetchedSource, Source
@@ -187,13 +186,17 @@ class Stage(Protocol):
 
 
 def common_inputs(name: str, request: Request) -> dict[str, Any]:
-    """What counts for every stage: name, format of our layers, time stamp, architecture, compressor."""
+    """The inputs that every stage has: its name, the format of our layers, their time stamp, the architecture.
+
+    An input digest names an uncompressed tree, so only what decides its bytes is an input. The compressor is none, and
+    neither are the versions of this machine's Python, engine and programs: what compiles is in the base, whose digest
+    is an input of the stages above.
+    """
     return {
         "stage": name,
         "format": FORMAT,
         "epoch": EPOCH,
         "arch": request.arch[0],
-        "compressor": compressor_id(request.compression),
     }
 
 

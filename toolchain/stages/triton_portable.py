@@ -76,7 +76,6 @@ class TritonPortableStage:
             "pythons": list(versions),
             "glibc": request.glibc,
             **({"stable_abi": True} if bindings(request).stable else {}),
-            **({"built_on": this_machine()} if cross else {}),
         }
         found = plan_from_source(request, dependencies, recipe=digests(*files), more=more)
         if self.instrumented:

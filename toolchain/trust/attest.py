@@ -12,7 +12,7 @@ from toolchain import __version__
 from toolchain.digest import canonical, sha256_json
 from toolchain.record import LOCAL_BUILDER, Record, RecordedSource
 from toolchain.trust import sbom
-from toolchain.trust.image_facts import ImageFacts, is_library, is_tool, origin, patches_of, purl
+from toolchain.trust.image_facts import ImageFacts, is_library, is_tool, origin, purl
 
 STATEMENT = "https://in-toto.io/Statement/v1"
 PREDICATE = "https://slsa.dev/provenance/v1"
@@ -84,6 +84,8 @@ def provenance(image_facts: ImageFacts, subject: Sequence[Resource]) -> Statemen
                     "inputDigest": record.input_digest,
                     "recipeDigest": sha256_json(inputs.get("recipe") or {}),
                     "binaries": sorted(name for name, _ in image_facts.binaries()),
+                    # By the layers' digests: no input, since their trees are the same whatever compressed them.
+                    "compressors": dict(image_facts.compressors),
                 },
                 "resolvedDependencies": _dependencies(image_facts),
             },
@@ -125,10 +127,9 @@ def _source(record: Record, row: RecordedSource) -> Resource:
     }
     if row.license:
         about["license"] = row.license
-    if row.locked is not None:
-        about["locked"] = row.locked
-    if patches := patches_of(record, row):
-        about["patches"] = [{"name": name, "digest": value} for name, value in patches]
+    about["locked"] = row.locked
+    if row.patches:
+        about["patches"] = [{"name": patch.name, "digest": patch.digest} for patch in row.patches]
     return {"name": row.name, "uri": known.purl, "digest": digest, "annotations": about}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 from urllib.parse import quote, urlsplit
 
@@ -63,6 +63,7 @@ class ImageFacts:
         isolation: what the engine's probe found; empty if it left nothing.
         finished: seconds since 1970, for records that do not say.
         system: how the base calls itself (`debian12`), for one that no recipe names.
+        compressors: what wrote the layers' blobs where the image is published (`gzip/zlib-1.2.13/9`), by their digests.
     """
 
     record: Record
@@ -71,6 +72,7 @@ class ImageFacts:
     isolation: Mapping[str, Any] | None = None
     finished: float = float(EPOCH)
     system: str = ""
+    compressors: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def base(self) -> Record | None:
@@ -133,7 +135,7 @@ def origin(row: RecordedSource) -> Origin:
     """The origin of a source, from its row in a record."""
     name, ref, repository, digest = row.name, row.ref, row.repository, row.digest or ""
     plain = digest.removeprefix("sha256:") if digest.startswith("sha256:") else ""
-    match source_kind(row):
+    match row.kind:
         case "git":
             return _git(name, ref, repository)
         case "distro":
@@ -161,16 +163,6 @@ def _git(name: str, commit: str, repository: str) -> Origin:
     return Origin(purl("generic", name, version=commit, **extra), commit, where, commit=commit)
 
 
-def source_kind(row: RecordedSource) -> str:
-    """What brought a source; records of earlier versions say it only through the other fields."""
-    if row.kind:
-        return row.kind
-    for prefix in ("distro", "pypi", "local"):
-        if row.ref.startswith(f"{prefix}:"):
-            return prefix
-    return "git" if (row.digest or "").startswith("git:") else "archive"
-
-
 def is_tool(row: RecordedSource) -> bool:
     """Whether a source is a wheel that the build only imports."""
     return row.name.startswith("wheel-")
@@ -183,16 +175,7 @@ def is_library(row: RecordedSource) -> bool:
 
 def binary_row(name: str, record: Record) -> RecordedSource | None:
     """The source that is the prebuilt thing `name` itself (`triton-wheel`: the source `triton`), None without one."""
-    return next((row for row in record.sources if f"{row.name}-wheel" == name and source_kind(row) == "pypi"), None)
-
-
-def patches_of(record: Record, row: RecordedSource) -> list[tuple[str, str]]:
-    """(name, `sha256:<hex>`) of each patch that was put on a source, in order."""
-    if row.patches is not None:
-        return [(patch.name, patch.digest) for patch in row.patches]
-    inputs = record.inputs.get("sources") or ()
-    digests = next((one.get("patches") or () for one in inputs if one["name"] == row.name), ())
-    return [(f"{row.name}-{number}", str(digest)) for number, digest in enumerate(digests, 1)]
+    return next((row for row in record.sources if f"{row.name}-wheel" == name and row.kind == "pypi"), None)
 
 
 def purl(kind: str, *path: str, version: str, **qualifiers: str) -> str:

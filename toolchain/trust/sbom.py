@@ -24,7 +24,6 @@ from toolchain.trust.image_facts import (
     is_library,
     is_tool,
     origin,
-    patches_of,
     purl,
 )
 
@@ -165,11 +164,14 @@ def _sources(image_facts: ImageFacts) -> Iterator[_Related]:
                 yield package, [(IMAGE, "CONTAINS", spdx_id)]
             else:
                 yield package, [(IMAGE, "GENERATED_FROM" if record is image_facts.record else "DEPENDS_ON", spdx_id)]
-            for number, (name, digest) in enumerate(patches_of(record, row), 1):
+            for number, patch in enumerate(row.patches, 1):
                 patch_id = f"{spdx_id}-Patch-{number}"
-                url = purl("generic", name, version="", checksum=digest)
-                sums = [{"algorithm": "SHA256", "checksumValue": _hex(digest)}]
-                yield _package(patch_id, name, "", "SOURCE", url, checksums=sums), [(patch_id, "PATCH_FOR", spdx_id)]
+                url = purl("generic", patch.name, version="", checksum=patch.digest)
+                sums = [{"algorithm": "SHA256", "checksumValue": _hex(patch.digest)}]
+                yield (
+                    _package(patch_id, patch.name, "", "SOURCE", url, checksums=sums),
+                    [(patch_id, "PATCH_FOR", spdx_id)],
+                )
 
 
 def _binaries(image_facts: ImageFacts) -> Iterator[_Related]:

@@ -1,0 +1,208 @@
+"""One finished image, compressed as it is published: gzip or zstd, by whatever zlib is here, and nothing built."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.evidence_fixtures import finished_base, finished_llvm
+from tests.request_fixtures import specs
+from toolchain.build.record import read_record, write_record
+from toolchain.cache import Cache
+from toolchain.cli.app import app
+from toolchain.errors import ConfigError, DigestError, LockHeldError, ResourceError
+from toolchain.locks import held
+from toolchain.oci import descriptor as media
+from toolchain.oci.image import LayerBlob, read_layers
+from toolchain.oci.layer import Blob, compress
+from toolchain.oci.layout import Layout
+from toolchain.publish import packing
+from toolchain.publish.packing import packed_image
+from toolchain.record import Record
+from toolchain.request import Request
+from toolchain.stages.stage import Built
+from toolchain.trust import attest
+from toolchain.trust.attest import Statement
+from toolchain.trust.keys import new_key
+
+PREFIX = "usr/lib64/llvm-triton-22.1.8"
+FILES = {f"{PREFIX}/lib/libLLVMSupport.a": b"archive " * 9000, f"{PREFIX}/lib/cmake/mlir/MLIRConfig.cmake": b"x"}
+WORDS = ["--source", "llvm=distro:llvm-toolchain-22", "--base", "debian13"]
+needs_zstd = pytest.mark.skipif(
+    shutil.which("zstd") is None, reason="zstd is NOT INSTALLED: zstd layers are not tested (apt-get install zstd)"
+)
+
+
+@pytest.fixture
+def llvm(tmp_path: Path) -> tuple[Request, Built]:
+    """A cache in which base and LLVM are finished."""
+    request = Request(cache=Cache(tmp_path / "cache"), sources=specs({"llvm": "distro:llvm-toolchain-22"}))
+    finished_base(request.cache, tmp_path / "base")
+    return request, finished_llvm(request, tmp_path / "llvm", FILES, {"prefix": f"/{PREFIX}"})
+
+
+def call(request: Request, verb: str, *words: str) -> dict[str, Any]:
+    done = CliRunner().invoke(app, [verb, *words, *WORDS, "--cache", str(request.cache.root), "--json"])
+    assert done.exit_code == 0, done.output
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def own_layer(request: Request, built: Built) -> LayerBlob:
+    layout = Layout(request.cache.images)
+    return read_layers(layout, layout.resolve(built.manifest))[-1]
+
+
+def test_another_zlib_leaves_what_is_finished(
+    llvm: tuple[Request, Built], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request, built = llvm
+    monkeypatch.setattr(zlib, "ZLIB_RUNTIME_VERSION", "9.9.9")
+    rows = call(request, "plan", "llvm")["stages"]
+    assert [(row["reused"], row["input_digest"]) for row in rows][1:] == [(True, built.input_digest)]
+    assert rows[0]["reused"]
+    new_key(tmp_path / "key")
+    (sent,) = call(request, "publish", f"oci:{tmp_path / 'out'}", "--stage", "llvm", "--key", str(tmp_path / "key"))[
+        "published"
+    ]
+    # The blob is the one that the earlier zlib wrote, and the record says so.
+    assert Layout(tmp_path / "out").has(own_layer(request, built).descriptor.digest)
+    assert not read_record(request.cache, built.input_digest).compressor.startswith("gzip/zlib-9.9.9")
+    assert sent["refs"][1].endswith(built.input_digest[7:19])
+
+
+@needs_zstd
+def test_published_beside_with_zstd(llvm: tuple[Request, Built], tmp_path: Path) -> None:
+    request, built = llvm
+    out, name = tmp_path / "out", built.planned.image
+    for how in ("gzip", "zstd", "zstd"):
+        call(request, "publish", f"oci:{out}", "--stage", "llvm", "--compression", how)
+    short = built.input_digest[7:19]
+    layout = Layout(out)
+    assert {name, f"{name}.{short}", f"{name}.zstd", f"{name}.{short}-zstd"} <= set(layout.refs())
+    plain, small = (packed_image(request.cache, built.manifest, built.input_digest, how) for how in packing.PACKINGS)
+    assert plain.manifest.digest == built.manifest
+    assert [one.layer.diff_id for one in small.layers] == [one.layer.diff_id for one in plain.layers]
+    assert small.layers[0].layer.descriptor.media_type == media.LAYER_ZSTD
+    assert list(small.compressors) == [small.layers[0].layer.descriptor.digest]
+    assert small.layers[0].compressor.startswith("zstd/zstd-")
+    assert plain.layers[0].compressor.startswith("gzip/zlib-")
+    assert call(request, "plan", "llvm")["stages"][1]["reused"]
+
+
+@needs_zstd
+def test_the_provenance_says_which_compressor_wrote_a_blob(
+    llvm: tuple[Request, Built], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request, _ = llvm
+    said: list[dict[str, str]] = []
+    whole = attest.provenance
+
+    def listening(*given: Any) -> Statement:
+        statement = whole(*given)
+        said.append(statement["predicate"]["buildDefinition"]["internalParameters"]["compressors"])
+        return statement
+
+    monkeypatch.setattr(attest, "provenance", listening)
+    for how in packing.PACKINGS:
+        call(request, "publish", f"oci:{tmp_path / 'out'}", "--stage", "llvm", "--compression", how)
+    assert [text.partition("/")[0] for one in said for text in one.values()] == ["gzip", "zstd"]
+
+
+def test_a_compression_has_a_name() -> None:
+    assert [packing.packing(name) for name in packing.PACKINGS] == list(packing.PACKINGS)
+    with pytest.raises(ConfigError, match="rar"):
+        packing.packing("rar")
+
+
+@needs_zstd
+@pytest.mark.parametrize("bad", ["cut", "other"])
+def test_a_damaged_layer(llvm: tuple[Request, Built], bad: str) -> None:
+    request, built = llvm
+    blob = Layout(request.cache.images).blob(own_layer(request, built).descriptor.digest)
+    content = blob.read_bytes()
+    blob.chmod(0o644)
+    blob.write_bytes(content[:-20] if bad == "cut" else gzip.compress(b"something else"))
+    with pytest.raises(DigestError) as error:
+        packed_image(request.cache, built.manifest, built.input_digest, "zstd")
+    assert str(blob) in error.value.fix
+    assert not list(request.cache.work.glob("pack-*"))
+
+
+@needs_zstd
+def test_too_little_disk(llvm: tuple[Request, Built], monkeypatch: pytest.MonkeyPatch) -> None:
+    request, built = llvm
+    monkeypatch.setattr("toolchain.engine.resources.disk_free", lambda _: built.facts["unpacked_bytes"])
+    with pytest.raises(ResourceError):
+        packed_image(request.cache, built.manifest, built.input_digest, "zstd")
+
+
+def a_plain_layer(folder: Path, content: bytes) -> tuple[Cache, Layout, LayerBlob]:
+    cache = Cache(folder / "cache")
+    layout = Layout(cache.images).ensure()
+    stored = layout.put_bytes(content, media.LAYER)
+    return cache, layout, LayerBlob(stored, stored.digest)
+
+
+def test_a_note_of_a_packing_that_cannot_be_read_is_written_again(tmp_path: Path) -> None:
+    cache, layout, layer = a_plain_layer(tmp_path, b"a tar")
+    first = packing._packed(cache, layer, "gzip", None)
+    (note,) = (layout.root / "packed").iterdir()
+    written = note.read_bytes()
+    note.write_text("{}")
+    assert packing._packed(cache, layer, "gzip", None) == first
+    assert note.read_bytes() == written
+
+
+def test_one_packs_a_layer_while_the_other_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache, _, layer = a_plain_layer(tmp_path, b"a tar")
+    monkeypatch.setenv("TOOLCHAIN_LOCK_TIMEOUT", "0")
+    lock = cache.locks / f"pack-{layer.diff_id.removeprefix('sha256:')[:12]}.lock"
+    with held(lock, what="packing it"), pytest.raises(LockHeldError):
+        packing._packed(cache, layer, "gzip", None)
+
+
+def test_a_plain_layer_is_packed_for_the_first_publication_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = b"a tar of a gigabyte" * 1000
+    cache, layout, layer = a_plain_layer(tmp_path, content)
+    counted: list[str] = []
+
+    def counting(*words: Any) -> Blob:
+        counted.append(words[2])
+        return compress(*words)
+
+    monkeypatch.setattr(packing, "compress", counting)
+    first = packing._packed(cache, layer, "gzip", None)
+    blob = first.layer.descriptor.digest
+    assert gzip.decompress(layout.blob(blob).read_bytes()) == content
+    # A later zlib changes neither the blob nor what is said of it.
+    monkeypatch.setattr(zlib, "ZLIB_RUNTIME_VERSION", "9.9.9")
+    assert packing._packed(cache, layer, "gzip", None) == first
+    assert counted == ["gzip"]
+    layout.blob(blob).write_bytes(b"decayed")
+    assert packing._packed(cache, layer, "gzip", None).layer == first.layer
+    layout.forget(blob)
+    assert packing._packed(cache, layer, "gzip", None).layer == first.layer
+    assert counted == ["gzip", "gzip", "gzip"]
+
+
+def test_what_a_base_of_the_users_holds_stays_as_it_is(tmp_path: Path) -> None:
+    cache = Cache(tmp_path / "cache")
+    layout = Layout(cache.images).ensure()
+    stored = layout.put_bytes(gzip.compress(b"a tar"), media.LAYER_GZIP)
+    layer = LayerBlob(stored, f"sha256:{'1' * 64}")
+    assert packing._packed(cache, layer, "zstd", None) == packing.PackedLayer(layer, "")
+    # The stage's own layer is another matter: here it is damaged, which shows once it is unpacked.
+    record = Record(stage="llvm", image="x", input_digest="sha256:1", manifest="sha256:2", facts={"unpacked_bytes": 5})
+    write_record(cache, record)
+    with pytest.raises(DigestError):
+        packing._packed(cache, layer, "zstd", record)

@@ -1,0 +1,154 @@
+"""An image's layers as they are sent: compressed as the publisher wants them, by the compressor of this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from toolchain.build.record import known_record
+from toolchain.cache import Cache
+from toolchain.digest import CHUNK, sha256_json, write_atomically
+from toolchain.engine.resources import require_disk
+from toolchain.errors import ConfigError, DigestError, ToolchainError
+from toolchain.locks import held
+from toolchain.oci.compressed import DAMAGED, PLAIN, unpacked
+from toolchain.oci.descriptor import Descriptor
+from toolchain.oci.image import LayerBlob, add_layer, platform_of, read_layers, with_layers
+from toolchain.oci.layer import MEDIA_TYPES, HashedFile, Layer, compress, compressor_id
+from toolchain.oci.layout import Layout
+from toolchain.record import Record
+
+Packing = Literal["gzip", "zstd"]
+PACKINGS: tuple[Packing, ...] = ("gzip", "zstd")
+
+
+def packing(text: str) -> Packing:
+    """A compression by its name.
+
+    Raises:
+        ConfigError: an unknown name.
+    """
+    for name in PACKINGS:
+        if text == name:
+            return name
+    raise ConfigError(f"unknown compression {text!r}", fix=f"one of {', '.join(PACKINGS)}")
+
+
+@dataclass(frozen=True)
+class PackedLayer:
+    """A layer to publish, and the compressor that wrote its blob (`gzip/zlib-1.2.13/9`); empty where it is unknown."""
+
+    layer: LayerBlob
+    compressor: str
+
+
+@dataclass(frozen=True)
+class PackedImage:
+    """An image to publish: its manifest, with its platform, and its layers, lowest first."""
+
+    manifest: Descriptor
+    layers: tuple[PackedLayer, ...]
+
+    @property
+    def compressors(self) -> dict[str, str]:
+        """By blob digest, which compressor wrote it."""
+        return {one.layer.descriptor.digest: one.compressor for one in self.layers if one.compressor}
+
+
+def packed_image(cache: Cache, manifest: str, input_digest: str, how: Packing) -> PackedImage:
+    """A finished image with its layers compressed as `how` says.
+
+    Two kinds of layers are compressed here: those that the cache keeps uncompressed, and the stage's own. What lies
+    compressed in a user's own base stays as it is.
+
+    Args:
+        manifest: digest of the image's manifest in the cache.
+        input_digest: of the stage.
+
+    Raises:
+        DigestError: a layer is not what its image says.
+        EngineError: the zstd program is missing.
+        ResourceError: too little disk.
+    """
+    layout = Layout(cache.images).ensure()
+    top = layout.resolve(manifest)
+    config, *_ = layout.children(top)
+    layers = read_layers(layout, top)
+    record = known_record(cache, input_digest)
+    packed = tuple(_packed(cache, layer, how, record if layer is layers[-1] else None) for layer in layers)
+    if [one.layer.descriptor for one in packed] != [layer.descriptor for layer in layers]:
+        top = with_layers(layout, top, [one.layer for one in packed])
+    return PackedImage(replace(top, platform=platform_of(layout.read_json(config))), packed)
+
+
+def _packed(cache: Cache, layer: LayerBlob, how: Packing, record: Record | None) -> PackedLayer:
+    """A layer as it is sent: minutes for gigabytes, so the blob of an earlier time is taken while it is here.
+
+    Args:
+        record: of the stage whose own layer it is; None for a layer below.
+    """
+    kind = layer.descriptor.media_type
+    if kind not in PLAIN and (record is None or kind == MEDIA_TYPES[how]):
+        return PackedLayer(layer, record.compressor if record is not None else "")
+    layout = Layout(cache.images)
+    note = layout.root / "packed" / f"{sha256_json([layer.diff_id, how]).removeprefix('sha256:')}.json"
+    short = layer.diff_id.removeprefix("sha256:")[:12]
+    with held(cache.locks / f"pack-{short}.lock", what=f"packing the layer {short}"):
+        # A note that cannot be read is written again.
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, ToolchainError):
+            known = json.loads(note.read_bytes())
+            blob = Descriptor.from_json(known["blob"])
+            if layout.holds(blob.digest):
+                return PackedLayer(LayerBlob(blob, layer.diff_id, layer.created_by), str(known["compressor"]))
+        cache.work.mkdir(parents=True, exist_ok=True)
+        size = int(record.facts.get("unpacked_bytes", 0)) if record is not None else 0
+        with _tar(cache, layout, layer, size) as plain:
+            made = add_layer(layout, compress(plain, cache.work / f"pack-{short}", how), move=True)
+        written_by = compressor_id(how)
+        note.parent.mkdir(exist_ok=True)
+        write_atomically(note, json.dumps({"blob": made.descriptor.as_json(), "compressor": written_by}).encode())
+        return PackedLayer(made, written_by)
+
+
+@contextlib.contextmanager
+def _tar(cache: Cache, layout: Layout, layer: LayerBlob, size: int) -> Iterator[Layer]:
+    """The layer's tar: the blob itself where that is not compressed, else a file of `size` bytes that goes afterwards.
+
+    Raises:
+        DigestError, ResourceError: see `packed_image`.
+    """
+    blob = layout.blob(layer.descriptor.digest)
+    if layer.descriptor.media_type in PLAIN:
+        yield Layer(layer.diff_id, layer.descriptor.size, blob)
+        return
+    tar = cache.work / f"pack-{layer.diff_id.removeprefix('sha256:')[:12]}.tar"
+    require_disk(cache.root, 2 * size)  # the tar, and what it is compressed to
+    try:
+        yield Layer(layer.diff_id, _unpack(blob, layer, tar), tar)
+    finally:
+        tar.unlink(missing_ok=True)
+
+
+def _unpack(blob: Path, layer: LayerBlob, tar: Path) -> int:
+    """Write a layer's tar, which must be the one that its image names; its bytes."""
+    try:
+        with unpacked(blob, layer.descriptor.media_type) as stream, HashedFile(tar) as sink:
+            while piece := stream.read(CHUNK):
+                sink.write(piece)
+    except DAMAGED as error:
+        raise _damaged(blob, layer, str(error)) from error
+    if sink.digest != layer.diff_id:
+        raise _damaged(blob, layer, f"it unpacks to {sink.digest}, not to {layer.diff_id}")
+    return sink.size
+
+
+def _damaged(blob: Path, layer: LayerBlob, why: str) -> DigestError:
+    return DigestError(
+        f"the layer {layer.descriptor.digest} in the cache is damaged",
+        why=why,
+        fix=f"delete {blob} and build the stage again",
+    )
