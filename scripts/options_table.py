@@ -34,6 +34,9 @@ one. Its keys are the options without the dashes. Relative paths in it are relat
 `--kernel-timeout` is `TOOLCHAIN_KERNEL_TIMEOUT`. `verify` takes no key and no `allow-binary` from the file:
 no folder decides whom it trusts. `pins` takes nothing from it.
 
+Of a `toolchain.toml` that was found, and not named, only keys that cannot harm are used until you approve the file with
+`toolchain trust`: [who decides](trust.md#whose-toolchaintoml).
+
 `--key` is an older name of `--public-key` where a verb has both; only `publish` has a `--key` of its own, the private
 key. `--kernel-key` is that of a kernel store: a private one signs what is added.
 

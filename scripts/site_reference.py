@@ -93,7 +93,7 @@ def configuration() -> str:
             ["`REGISTRY_AUTH_FILE`, `DOCKER_CONFIG`", "where logins lie, before `~/.docker/config.json`"],
         ]),
         ("`TOOLCHAIN_KEY` is the private key of `publish`. `TOOLCHAIN_PUBLIC_KEY` is the key that `verify` and"
-        " `build --reuse-from` accept. Where only `TOOLCHAIN_KEY` is set, these two still take it, with a note.\n"),
+        " `build --reuse-from` accept.\n"),
     ])  # fmt: skip
 
 

@@ -24,8 +24,8 @@ from toolchain.build import locking
 from toolchain.build import record as records
 from toolchain.cache import Cache
 from toolchain.cli.app import app
-from toolchain.cli.config_file import file_options, read_file, render
-from toolchain.cli.defaults import defaults
+from toolchain.cli.config_file import file_options, read_content, read_values, render
+from toolchain.cli.defaults import defaults, read_settings
 from toolchain.cli.request import make_request, with_request
 from toolchain.errors import ConfigError
 from toolchain.lock import file as lockfile
@@ -63,6 +63,10 @@ def wider(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> typer.Typer:
         typer.echo(json.dumps(request.flavour))
 
     return program
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    return read_values(path, read_content(path))
 
 
 def shown(program: typer.Typer, *words: str, values: Mapping[str, Any] | None = None, **env: str) -> Any:
@@ -244,7 +248,7 @@ def test_every_line_of_it_can_be_put_in_force(here: Path) -> None:
 )
 def test_a_worker_has_the_stage_of_the_file_where_that_has_kernels(here: Path, stage: str, worked: str | None) -> None:
     (here / "toolchain.toml").write_text(f'stage = "{stage}"\njobs = 3\n')
-    found = defaults(None)
+    found = defaults(read_settings(None))
     assert found is not None
     assert found["plan"] == found["kernels"]["run"] == {"stage": stage, "jobs": 3}
     assert found["kernels"]["worker"] == ({"jobs": 3} if worked is None else {"stage": worked, "jobs": 3})

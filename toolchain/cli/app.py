@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from toolchain import __version__, console
-from toolchain.cli.defaults import defaults
+from toolchain.cli.defaults import defaults, read_settings
 from toolchain.cli.streams import ReaderGoneError, die_of_pipe, guard, sane_width
 from toolchain.cli.verbs import Group, register
 from toolchain.errors import ConfigError, ToolchainError
@@ -54,8 +54,11 @@ def _main(
         if config == "":
             fix = "name a file, or leave --config out for ./toolchain.toml"
             raise ConfigError("--config '' names no file", fix=fix)
-        if ctx.invoked_subcommand != "init":  # that writes the file
-            ctx.default_map = defaults(Path(config) if config else None)
+        if ctx.invoked_subcommand not in {"init", "trust"}:  # these are about the file itself
+            file = read_settings(Path(config) if config else None)
+            if file is not None and file.ignored:
+                console.warn(file.ignored_line)
+            ctx.obj, ctx.default_map = file, defaults(file)
     except ToolchainError as error:
         # The verb's own options are not read yet.
         console.failure(error, as_json="--json" in sys.argv)

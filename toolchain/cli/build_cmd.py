@@ -15,7 +15,6 @@ from toolchain.build.run import build as build_stages
 from toolchain.catalog import stages
 from toolchain.cli import options as o
 from toolchain.cli.config_file import KERNEL_KEY, PUBLIC_KEY, REUSE_FROM
-from toolchain.cli.public_key import FormerKeyOpt, chosen
 from toolchain.cli.request import with_request
 from toolchain.errors import ConfigError, KernelError
 from toolchain.option_values import kernel_store
@@ -41,10 +40,6 @@ PublicKeyOpt = Annotated[
     ),
 ]
 KernelKeyOpt = Annotated[Path | None, o.typed(KERNEL_KEY)]
-# Not for people: what was once the key of the kernel store too, for a verb that takes no image from elsewhere.
-FormerStoreKeyOpt = Annotated[
-    Path | None, typer.Option("--public-key", "--key", envvar=PUBLIC_KEY.variable, hidden=True)
-]
 ArchiveOpt = Annotated[
     Path | None, typer.Option("--archive", help="Also write plain files into this folder: archives and wheels.")
 ]
@@ -65,17 +60,16 @@ def build(
     reuse_only: ReuseOnlyOpt = False,
     public_key: PublicKeyOpt = None,
     kernel_key: KernelKeyOpt = None,
-    former_key: FormerKeyOpt = None,
     *,
     request: Request,
 ) -> None:
     """Build a stage and all below it. What is already here is not built again."""
-    reuse = _reuse(reuse_from, reuse_only, (public_key, former_key), request.offline)
+    reuse = _reuse(reuse_from, reuse_only, public_key, request.offline)
     if archive is not None:
         from toolchain.publish.files import check_folder  # noqa: PLC0415
 
         check_folder(stage, archive, request.sources)
-    request = replace(request, kernel_key=_store_key(request, kernel_key, (public_key, former_key), reuse_from))
+    request = replace(request, kernel_key=_store_key(request, kernel_key))
     _require_scheduler_store(request)
     built = build_stages(request, stage, command=_command(), reuse=reuse)
     if archive is not None:
@@ -87,13 +81,11 @@ def build(
 @with_request("contract")
 def kernels_run(
     kernel_key: KernelKeyOpt = None,
-    public_key: FormerStoreKeyOpt = None,
-    former_key: FormerKeyOpt = None,
     *,
     request: Request,
 ) -> None:
     """Compile the FlashAttention kernels inside the Triton image."""
-    request = replace(request, kernel_key=_store_key(request, kernel_key, (public_key, former_key), None))
+    request = replace(request, kernel_key=_store_key(request, kernel_key))
     _require_scheduler_store(request)
     built = build_stages(request, "kernels", command=_command())
     _show(built, request.json)
@@ -108,7 +100,6 @@ def kernels_merge(
     reuse_only: ReuseOnlyOpt = False,
     public_key: PublicKeyOpt = None,
     kernel_key: KernelKeyOpt = None,
-    former_key: FormerKeyOpt = None,
     *,
     request: Request,
 ) -> None:
@@ -118,10 +109,10 @@ def kernels_merge(
     named.
     """
     _require_kernels(stage)
-    reuse = _reuse(reuse_from, reuse_only, (public_key, former_key), request.offline)
+    reuse = _reuse(reuse_from, reuse_only, public_key, request.offline)
     places = tuple(dict.fromkeys(kernel_store(place) for place in shards))
     request = replace(request, shards=places)
-    request = replace(request, kernel_key=_store_key(request, kernel_key, (public_key, former_key), reuse_from))
+    request = replace(request, kernel_key=_store_key(request, kernel_key))
     built = build_stages(request, stage, command=_command(), reuse=reuse)
     _show(built, request.json)
     _tell_known_bad(built)
@@ -136,7 +127,6 @@ def kernels_worker(
     reuse_only: ReuseOnlyOpt = False,
     public_key: PublicKeyOpt = None,
     kernel_key: KernelKeyOpt = None,
-    former_key: FormerKeyOpt = None,
     *,
     request: Request,
 ) -> None:
@@ -145,29 +135,22 @@ def kernels_worker(
     Give the options of the campaign. A campaign refuses a worker with another Triton, other sources or other limits.
     """
     _require_kernels(stage)
-    reuse = _reuse(reuse_from, reuse_only, (public_key, former_key), request.offline)
-    request = replace(request, kernel_key=_store_key(request, kernel_key, (public_key, former_key), reuse_from))
+    reuse = _reuse(reuse_from, reuse_only, public_key, request.offline)
+    request = replace(request, kernel_key=_store_key(request, kernel_key))
     from toolchain.build.kernel_worker import serve_kernels  # noqa: PLC0415 - only a worker needs it
 
     serve_kernels(request, stage, address, name=name, command=_command(), reuse=reuse)
 
 
-def _store_key(
-    request: Request, given: Path | None, others: tuple[Path | None, Path | None], reuse_from: str | None
-) -> Path | None:
-    """The key of the kernel store: without one of its own still the other, where no image is taken from elsewhere."""
+def _store_key(request: Request, given: Path | None) -> Path | None:
+    """The key of the kernel store, checked before anything long begins, even where no kernel is missing."""
     if given is not None:
         from toolchain.build.kernel_store import result_key  # noqa: PLC0415 - cryptography
 
-        result_key(given)  # one that cannot be used is told before anything long, and also where all is here
-    if given is not None or (request.kernel_store is None and not request.shards):
-        return given
-    if reuse_from is None:
-        if (former := chosen(*others)) is not None:
-            console.note(f"--public-key {former} counts for --kernel-store, as it did before: say --kernel-key instead")
-        return former
-    console.note("results in --kernel-store are not signed, and no signature of them is asked for: see --kernel-key")
-    return None
+        result_key(given)
+    elif request.kernel_store is not None or request.shards:
+        console.note("results in --kernel-store are not signed and not verified: see --kernel-key")
+    return given
 
 
 def _require_kernels(stage: str) -> None:
@@ -190,7 +173,7 @@ def _require_scheduler_store(request: Request) -> None:
     library()
 
 
-def _reuse(where: str | None, only: bool, keys: tuple[Path | None, Path | None], offline: bool) -> Reuse | None:
+def _reuse(where: str | None, only: bool, key: Path | None, offline: bool) -> Reuse | None:
     if where is None:
         if only:
             raise ConfigError(
@@ -199,7 +182,7 @@ def _reuse(where: str | None, only: bool, keys: tuple[Path | None, Path | None],
         return None
     from toolchain.build.reuse import make_reuse  # noqa: PLC0415 - the registry client and cryptography
 
-    return make_reuse(where, chosen(*keys), only=only, offline=offline)
+    return make_reuse(where, key, only=only, offline=offline)
 
 
 def _command() -> list[str]:

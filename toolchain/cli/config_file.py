@@ -57,19 +57,33 @@ def file_options() -> tuple[Option, ...]:
     return (*(declared.option for declared in request_module.options() if declared.option.file), *OF_VERBS)
 
 
-def read_file(path: Path) -> dict[str, Any]:
-    """Option values from a TOML file, by parameter name. Relative paths in it are relative to its folder.
+def read_content(path: Path) -> bytes:
+    """The bytes of a file of option values.
 
     Raises:
-        ConfigError: not there, not TOML, an unknown key or a value of the wrong type.
+        ConfigError: it cannot be read.
     """
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        return path.read_bytes()
     except OSError as error:
         why = error.strerror or str(error)
         raise ConfigError(
             f"cannot read {path}", why=why, fix="mend that file, or name another with --config"
         ) from error
+
+
+def read_values(path: Path, written: bytes) -> dict[str, Any]:
+    """Option values from a TOML file, by parameter name. Relative paths in it are relative to its folder.
+
+    Args:
+        path: for the messages, and for its folder.
+        written: the file's bytes.
+
+    Raises:
+        ConfigError: not TOML, an unknown key or a value of the wrong type.
+    """
+    try:
+        content = tomllib.loads(written.decode("utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(
             f"{path} is not TOML", why=str(error), fix="`toolchain init` writes one to begin with"
@@ -155,6 +169,7 @@ _HEAD = """\
 # default, or an example where there is none. Relative paths are relative to the folder of this file.
 # The command line wins over the environment (TOOLCHAIN_GPU for gpu), that over this file, this over the default.
 # `verify` reads no key (`key`, `public-key`) and no `allow-binary` from here, and `pins` reads nothing.
+# After a change, `toolchain trust` approves what else decides about trust; a file named by `--config` needs none.
 """
 
 

@@ -8,38 +8,35 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from toolchain.cli.approval import Settings, settings
 from toolchain.cli.verbs import tree
 
 DEFAULT = "toolchain.toml"
 
 
-def defaults(config: Path | None) -> dict[str, Any] | None:
-    """The values by verb and parameter, as Typer takes them.
-
-    Args:
-        config: the file that was named; otherwise `toolchain.toml` in the current folder, if there is one.
+def read_settings(config: Path | None) -> Settings | None:
+    """The file of option values: the one that was named, otherwise `toolchain.toml` in the current folder, if any.
 
     Raises:
         ConfigError: the file cannot be used.
     """
     # Whatever is there is read, and refused where it cannot be: a dangling link is no reason to build the default.
     chosen = config or (Path(DEFAULT) if os.path.lexists(DEFAULT) else None)
-    values: dict[str, Any] = {}
-    if chosen is not None:
-        from toolchain.cli.config_file import read_file  # noqa: PLC0415 - most calls have no file
+    return settings(chosen, named=config is not None) if chosen is not None else None
 
-        values = read_file(chosen)
+
+def defaults(file: Settings | None) -> dict[str, Any] | None:
+    """The values by verb and parameter, as Typer takes them."""
+    values = dict(file.values) if file is not None else {}
     for name, pairs in pairs_from_environment().items():
         values[name] = [*pairs, *beside(pairs, values.get(name, ()))]
     if not values:
         return None
     from toolchain.catalog.stages import WITH_KERNELS  # noqa: PLC0415 - most calls have no file
 
-    # `pins` answers one question at a time. Whom `verify` trusts, and what it lets pass, no folder may decide that
-    # it happens to run in.
+    # `pins` answers one question at a time. Whom `verify` trusts, and what it accepts, no file of a folder decides.
     judged = {name: value for name, value in values.items() if name not in {"key", "public_key", "allow_binary"}}
-    # `key` was once whose signature counts for a build, too.
-    found = tree(values) | {"pins": {}, "verify": judged, "build": values | {"former_key": values.get("key")}}
+    found = tree(values) | {"pins": {}, "verify": judged}
     if values.get("stage") not in WITH_KERNELS:
         # A worker works at kernels, whatever the verbs for all stages are to make.
         found["kernels"]["worker"] = {name: value for name, value in values.items() if name != "stage"}

@@ -14,7 +14,6 @@ from toolchain import console
 from toolchain.catalog import stages
 from toolchain.cli import options as o
 from toolchain.cli.config_file import COMPRESSION, DEST, KEY, PUBLIC_KEY, SOURCE_REPO
-from toolchain.cli.public_key import FormerKeyOpt, chosen
 from toolchain.cli.request import with_request
 from toolchain.errors import ConfigError, DigestError, UntrustedError
 from toolchain.oci import descriptor as media
@@ -145,13 +144,17 @@ def keygen(
 def verify(
     ref: RefArg,
     public_key: PublicKeyOpt = None,
-    former_key: FormerKeyOpt = None,
     identity: IdentityOpt = None,
     issuer: IssuerOpt = None,
     sigstore: SigstoreOpt = None,
     source_repo: RepoOpt = None,
     policy: Annotated[
-        str | None, typer.Option("--policy", help="`source-only`: nothing prebuilt but what --allow-binary names.")
+        str | None,
+        typer.Option(
+            "--policy",
+            envvar="TOOLCHAIN_POLICY",
+            help="`source-only`: nothing prebuilt but what --allow-binary names.",
+        ),
     ] = None,
     allow_binary: o.AllowBinaryOpt = None,
     max_age: Annotated[
@@ -170,23 +173,22 @@ def verify(
     from toolchain.trust.keys import PublicKey, load_public  # noqa: PLC0415
     from toolchain.trust.policy import make_policy, named  # noqa: PLC0415
 
-    key = chosen(public_key, former_key) if identity is None and issuer is None else public_key
     demands = make_policy(
         policy, allow=allow_binary or (), source_repos=source_repo or (), max_age=max_age, image=image
     )
-    if (identity is None) != (issuer is None) or (identity is not None and key is not None):
+    if (identity is None) != (issuer is None) or (identity is not None and public_key is not None):
         raise ConfigError(
             "--identity and --issuer belong together, and --public-key is instead of them",
             why="a name means something only by who vouches for it",
             fix="e.g. --issuer https://token.actions.githubusercontent.com",
         )
-    if key is None and identity is None and not demands.empty:
+    if public_key is None and identity is None and not demands.empty:
         raise ConfigError(
             "without --public-key nothing can be said about sources, age, policy or name",
             why="they stand in statements that count only when signed",
             fix="give the publisher's public key: --public-key FILE, or --identity and --issuer",
         )
-    public: PublicKey | Identity | None = load_public(key) if key is not None else None
+    public: PublicKey | Identity | None = load_public(public_key) if public_key is not None else None
     if identity is not None and issuer is not None:
         require()
         public = Identity(identity, issuer, sigstore)

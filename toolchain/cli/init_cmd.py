@@ -1,4 +1,4 @@
-"""`init`: write toolchain.toml, so that options need not be typed again."""
+"""`init` writes toolchain.toml, so that options need not be typed again; `trust` approves one."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ import re
 import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
-from toolchain import console
+from toolchain import console, toml_text
 from toolchain.catalog.bases import base_recipe
-from toolchain.cli.config_file import file_options, render, write_new
+from toolchain.cli.approval import approve, by_option, harmless, revoke
+from toolchain.cli.config_file import file_options, read_content, read_values, render, write_new
 from toolchain.cli.defaults import DEFAULT
 from toolchain.cli.options import parameter
 from toolchain.cli.request import make_request
+from toolchain.errors import ConfigError
 from toolchain.locks import in_use
 from toolchain.oci.reference import parse
 from toolchain.options import Declared
@@ -53,14 +55,51 @@ def _typed(ctx: typer.Context, name: str) -> bool:
 def init(ctx: typer.Context, given: dict[str, Any]) -> None:
     """Write toolchain.toml with the options that are given, and all others as comments. After it `plan`, `build`,
     `publish` and `lock` need no options; with `--stage` here `build` needs no stage either. A file that is there is
-    left as it is. `--config FILE` names another file."""
+    left as it is. `--config FILE` names another file. What you write so is approved: see `toolchain trust`."""
     config = ctx.parent.params.get("config") if ctx.parent is not None else None
     path = Path(config or DEFAULT)
     _check(given)
-    write_new(path, render(given, path.parent))
+    written = render(given, path.parent)
+    write_new(path, written)
+    _approve_own(path, written.encode())
     words = ["toolchain", *(["--config", str(path)] if config else []), "plan"]
     console.text(f"{path}\twritten\t{len(given)} options set")
     console.note(f"now: {' '.join(map(_quoted, words))}")
+
+
+def _approve_own(path: Path, content: bytes) -> None:
+    """Approve what the user typed, where there is something to approve."""
+    values = by_option(read_values(path, content))
+    if any(not harmless(name, value) for name, value in values.items()):
+        try:
+            approve(path, content, values)
+        except ConfigError as error:
+            console.warn(f"{error.what}: {error.why}")
+
+
+def trust(
+    ctx: typer.Context,
+    file: Annotated[Path | None, typer.Argument(help="The file to approve.", show_default=DEFAULT)] = None,
+    take_back: Annotated[bool, typer.Option("--revoke", help="Take the approval back.")] = False,
+) -> None:
+    """Approve a toolchain.toml, so that all of its values are used.
+
+    Without it the keys that say whom a build trusts, what it may take in and where it writes are ignored in a file that
+    was merely found. Read the file first. The approval is for this path and this content, keys in files that it names
+    included: after a change it is asked for again. It is kept in `$XDG_STATE_HOME/toolchain`.
+    """
+    config = ctx.parent.params.get("config") if ctx.parent is not None else None
+    path = file or Path(config or DEFAULT)
+    if take_back:
+        console.text(f"{path}\t{'approval revoked' if revoke(path) else 'was not approved'}")
+        return
+    content = read_content(path)
+    values = by_option(read_values(path, content))
+    approve(path, content, values)
+    for name, value in values.items():
+        if not harmless(name, value):
+            console.text(f"{name} = {toml_text.value(value)}")
+    console.note(f"{path} is approved as it is")
 
 
 def _check(given: Mapping[str, Any]) -> None:

@@ -25,11 +25,12 @@ StageArg = Annotated[str, typer.Argument(help=stages.choice(), autocompletion=o.
 
 
 @with_request("jobs", "contract")
-def plan(stage: StageArg = "all", *, request: Request) -> None:
+def plan(stage: StageArg = "all", *, request: Request, trusting: Sequence[dict[str, Any]] = ()) -> None:
     """Show what would be built and what is already here. No network, no engine."""
     rows = plan_stages(request, stage, proved=True)
     if request.json:
-        console.data({"stages": [row.as_json() | _cost(row, request, cores()) for row in rows]})
+        stages_told = [row.as_json() | _cost(row, request, cores()) for row in rows]
+        console.data({"stages": stages_told, "trusting": list(trusting)})
     else:
         _show(rows)
         for line in _takes(rows, request, cores()):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -17,11 +18,13 @@ from toolchain import console
 from toolchain import request as request_module
 from toolchain.build.triton_choice import COMMAND_LINE, ENVIRONMENT, FILE, NOWHERE, Asked, doubts, settle, wheel_hint
 from toolchain.cache import Cache, default_cache
+from toolchain.cli.approval import Settings
 from toolchain.cli.defaults import DEFAULT as DEFAULT_FILE
 from toolchain.cli.defaults import beside, pairs_from_environment
 from toolchain.cli.options import parameter
 from toolchain.errors import ConfigError, ToolchainError
 from toolchain.locks import in_use
+from toolchain.options import as_list
 from toolchain.request import DEFAULT_GLIBC, Request
 
 if TYPE_CHECKING:
@@ -30,6 +33,8 @@ if TYPE_CHECKING:
 
 def with_request(*without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a verb the options that make a `Request`, instead of its parameter `request`.
+
+    A verb with a parameter `trusting` gets the rows of `_trusting` in it.
 
     So each verb that is about a build takes what `build` takes: a command line, a configuration file or a lock serves
     one as it serves the other.
@@ -52,10 +57,15 @@ def with_request(*without: str) -> Callable[[Callable[..., None]], Callable[...,
                 ranks=ranks,
                 origins=origins,
             )
+            rows = _trusting(ctx)
+            if rows:
+                console.note(f"from {rows[0]['from']}: {', '.join(_said(row) for row in rows)}")
+            if "trusting" in _parameters(verb):
+                given["trusting"] = rows
             with in_use(request.cache), _told_where(origins):
                 verb(request=request, **given)
 
-        own = [own for name, own in _parameters(verb).items() if name != "request"]
+        own = [own for name, own in _parameters(verb).items() if name not in {"request", "trusting"}]
         keyword = inspect.Parameter.KEYWORD_ONLY
         context = inspect.Parameter("ctx", keyword, annotation=typer.Context)
         everything = [context, *(option.replace(kind=keyword) for option in (*own, *offered))]
@@ -148,6 +158,28 @@ def place_of(context: typer.Context, name: str) -> str:
 
 def _file(context: typer.Context) -> str:
     return str(context.find_root().params.get("config") or DEFAULT_FILE)
+
+
+def _trusting(context: typer.Context) -> list[dict[str, Any]]:
+    """The values of the file that matter to trust and that neither command line nor environment replaces.
+
+    A verb that does not take an option tells it as well: `plan` says what `build` would use.
+    """
+    file = context.find_root().obj
+    if not isinstance(file, Settings):
+        return []
+    rows = []
+    for name, value in file.trusting.items():
+        found = context.get_parameter_source(name.replace("-", "_"))
+        variable = f"TOOLCHAIN_{name.replace('-', '_').upper()}"
+        from_file = found.name == "DEFAULT_MAP" if found is not None else not os.environ.get(variable)
+        if from_file:
+            rows.append({"option": name, "value": value, "from": os.path.realpath(file.path)})
+    return rows
+
+
+def _said(row: Mapping[str, Any]) -> str:
+    return f"{row['option']} = {' '.join(map(str, as_list(row['value'])))}"
 
 
 @contextlib.contextmanager

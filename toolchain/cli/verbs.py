@@ -17,7 +17,13 @@ from typer.core import TyperCommand, TyperGroup
 
 from toolchain import console
 from toolchain.cli.values import take_as_given
+from toolchain.errors import ConfigError
 
+# Variables that decide whose signatures are accepted or made. Typer takes an empty one for none at all.
+NEVER_EMPTY = frozenset(
+    f"TOOLCHAIN_{name}"
+    for name in ("IDENTITY", "ISSUER", "KERNEL_KEY", "KEY", "POLICY", "PUBLIC_KEY", "SIGSTORE", "SOURCE_REPO")
+)
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -46,6 +52,7 @@ GROUPS = {
 }
 VERBS = (
     Verb("init", "toolchain.cli.init_cmd:init", "Write toolchain.toml, so that options need not be typed again."),
+    Verb("trust", "toolchain.cli.init_cmd:trust", "Approve the toolchain.toml of a folder."),
     Verb("doctor", "toolchain.cli.doctor_cmd:doctor", "Look for what is missing on this machine, and how to mend it."),
     Verb("pins", "toolchain.cli.pins_cmd:pins", "Show which LLVM a Triton, AOTriton or PyTorch version is pinned to."),
     Verb("plan", "toolchain.cli.plan_cmd:plan", "Show what would be built and what is already here."),
@@ -90,7 +97,26 @@ class _Command(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """As Typer does, with the readers of `values`."""
         take_as_given(self.get_params(ctx))
-        return super().parse_args(ctx, args)
+        rest = super().parse_args(ctx, args)
+        for parameter in self.get_params(ctx):
+            _check_variable(ctx, parameter)
+        return rest
+
+
+def _check_variable(ctx: Any, parameter: Any) -> None:
+    """Refuse a variable about keys and signatures that is set and empty: a missing secret must not skip a check."""
+    variable = parameter.envvar
+    if variable not in NEVER_EMPTY or os.environ.get(variable, "-").strip():
+        return
+    source = ctx.get_parameter_source(parameter.name)
+    if source is None or source.name != "COMMANDLINE":
+        error = ConfigError(
+            f"{variable} is set and empty",
+            why="it says whose signature is accepted or made, and empty it would say nobody's",
+            fix=f"give it a value (in CI: is the secret there?), or unset {variable}",
+        )
+        console.failure(error, as_json=any(ctx.params.get(name) for name in ("json", "json_")))
+        raise typer.Exit(error.code)
 
 
 class LazyCommand(TyperCommand):

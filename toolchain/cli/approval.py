@@ -1,0 +1,160 @@
+"""Which values of a toolchain.toml are used: the harmless ones, and all of them once the user approved the file.
+
+A file that was merely found in the current folder may be a stranger's, as after `git clone`. A file that the user
+names with `--config` or TOOLCHAIN_CONFIG needs no approval.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from toolchain.digest import write_atomically
+from toolchain.errors import ConfigError
+
+# Options that say what is built and how much of the machine it takes; all of it shows in `plan`. Every other option is
+# ignored in a file without approval: those that say whose code, keys and signatures are accepted, where images and
+# results come from and go to, what runs containers, and which folders are written to.
+HARMLESS = frozenset({
+    "aotriton", "arch", "base", "compression", "drop-binary", "fresh", "glibc", "gpu", "jobs", "keep-going", "kernel-memory",
+    "kernel-timeout", "limit", "lock-file", "locked", "offline", "only", "patch", "python", "select", "source",
+    "source-repo", "stage", "triton",
+})  # fmt: skip
+# Keys whose content decides whom a build trusts. They lie beside the file as often as not, and are approved with it.
+_KEYS = ("key", "public-key", "kernel-key")
+_MOST = 1 << 16  # bytes of a key's file
+
+
+def harmless(name: str, value: Any) -> bool:
+    """Whether an option with this value may come from a file that nobody approved.
+
+    A base is harmless by the name of a recipe; a local image is code that nothing has verified.
+    """
+    return name in HARMLESS and not (name == "base" and str(value).startswith("oci:"))
+
+
+def by_option(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by the options' names instead of by parameter."""
+    return {parameter.replace("_", "-"): value for parameter, value in values.items()}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A toolchain.toml that was read.
+
+    Args:
+        path: as it was named or found.
+        values: those that are used, by parameter.
+        trusting: the names of those among them that are not harmless, with their values.
+        ignored: names of options that are not used because the file was not approved.
+    """
+
+    path: Path
+    values: Mapping[str, Any]
+    trusting: Mapping[str, Any] = field(default_factory=dict)
+    ignored: tuple[str, ...] = ()
+
+    @property
+    def ignored_line(self) -> str:
+        """What to tell of the ignored options; empty where there are none."""
+        if not self.ignored:
+            return ""
+        return f"ignored in {self.path}, which is not approved (`toolchain trust`): {', '.join(self.ignored)}"
+
+
+def settings(path: Path, *, named: bool) -> Settings:
+    """The values of a toolchain.toml that are used.
+
+    Args:
+        named: whether the user named the file, rather than it being found.
+
+    Raises:
+        ConfigError: as `config_file.read_values`.
+    """
+    from toolchain.cli.config_file import read_content, read_values  # noqa: PLC0415 - most calls have no file
+
+    content = read_content(path)
+    values = read_values(path, content)
+    by_name = by_option(values)
+    trusting = {name: value for name, value in by_name.items() if not harmless(name, value)}
+    if not trusting or named or is_approved(path, content, by_name):
+        return Settings(path, values, trusting)
+    used = {name: value for name, value in values.items() if name.replace("_", "-") not in trusting}
+    return Settings(path, used, ignored=tuple(trusting))
+
+
+# The user's approvals: one small file for each, outside of the folders that they are about.
+
+
+def _folder() -> Path:
+    home = os.environ.get("XDG_STATE_HOME", "")
+    # A relative path is to be ignored, as the XDG base directory specification has it.
+    state = Path(home) if home.startswith("/") else Path("~/.local/state").expanduser()
+    return state / "toolchain" / "trusted"
+
+
+def _real(path: Path) -> bytes:
+    """The file's path, for a name of its own also where it is a link: relative paths in it begin in its folder."""
+    return os.fsencode(Path(os.path.realpath(path.parent)) / path.name)
+
+
+def _name(path: Path, content: bytes, by_name: Mapping[str, Any]) -> str:
+    """The name under which an approval is remembered: the file's path, then its bytes and those of its keys."""
+    hasher = hashlib.sha256()
+    for part in (content, *(_key_bytes(by_name[name]) for name in _KEYS if name in by_name)):
+        hasher.update(hashlib.sha256(part).digest())
+    return f"{hashlib.sha256(_real(path)).hexdigest()}-{hasher.hexdigest()}"
+
+
+def _key_bytes(path: Any) -> bytes:
+    try:
+        at = Path(path).expanduser()
+        return at.read_bytes() if at.is_file() and at.stat().st_size <= _MOST else b""
+    except (OSError, RuntimeError, ValueError):
+        return b""
+
+
+def is_approved(path: Path, content: bytes, by_name: Mapping[str, Any]) -> bool:
+    """Whether the user approved this very file.
+
+    Args:
+        content: of the file.
+        by_name: its values by option.
+    """
+    try:
+        return (_folder() / _name(path, content, by_name)).is_file()
+    except (OSError, RuntimeError):  # no HOME, or one that cannot be read
+        return False
+
+
+def approve(path: Path, content: bytes, by_name: Mapping[str, Any]) -> None:
+    """Remember that the user approves this file as it is.
+
+    Raises:
+        ConfigError: it cannot be remembered.
+    """
+    try:
+        write_atomically(_folder() / _name(path, content, by_name), _real(path) + b"\n", mode=0o600)
+    except (OSError, RuntimeError) as error:
+        raise ConfigError(
+            f"the approval of {path} cannot be remembered",
+            why=str(error),
+            fix=f"set XDG_STATE_HOME to a folder of your own, or name the file: toolchain --config {path} VERB",
+        ) from error
+
+
+def revoke(path: Path) -> int:
+    """Forget every approval of a file, whatever it held.
+
+    Returns:
+        How many there were.
+    """
+    prefix = _name(path, b"", {}).partition("-")[0]
+    approvals = list(_folder().glob(f"{prefix}-*"))
+    for approval in approvals:
+        approval.unlink(missing_ok=True)
+    return len(approvals)
