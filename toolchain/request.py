@@ -11,14 +11,13 @@ from toolchain import option_values as reading
 from toolchain.cache import Cache
 from toolchain.catalog.base_ref import BaseRef
 from toolchain.options import Declared, declared, option
-from toolchain.sources.part import Part
 
 if TYPE_CHECKING:
     from toolchain.sources.spec import SourceSpec
 
 
 class HeldSource(Protocol):
-    """A source of a lock, as far as a request looks at it: the commit that a tag was, and what is taken of the tree."""
+    """A source of a lock, as far as a request looks at it: the commit that a tag was."""
 
     @property
     def ref(self) -> str:
@@ -31,10 +30,6 @@ class HeldSource(Protocol):
     @property
     def repository(self) -> str:
         """Where it was fetched from."""
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        """What is taken of its tree; empty for all."""
 
 
 class HeldLock(Protocol):
@@ -295,11 +290,8 @@ class Request:
     shards: tuple[str, ...] = ()
 
     def takes_tests(self, name: str) -> bool:
-        """Whether a source's own tests come along: a patch may change them, and older locks name them too."""
-        if self.patches.get(name):
-            return True
-        held = self.lock.source(name) if self.lock is not None else None
-        return held is not None and bool(held.parts) and not Part(held.parts).without
+        """Whether a source's own tests come along: a patch may change them."""
+        return bool(self.patches.get(name))
 
 
 def options() -> tuple[Declared, ...]:

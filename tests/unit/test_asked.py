@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ from tests.request_fixtures import specs
 from tests.small_llvm import small_llvm
 from toolchain.catalog.releases import aotriton_release, triton_release
 from toolchain.cli.app import app
-from toolchain.lock import file as lockfile
 
 TOP = Path(__file__).resolve().parents[2]
 V36, V37, V38 = (triton_release(version) for version in ("3.6.0", "3.7.1", "3.8.0"))
@@ -218,18 +217,6 @@ def test_a_lock_names_the_versions_before_the_folder_does(here: Here, tmp_path: 
     code, _, said = here.call("plan", "llvm", "--triton", "3.6.0", "--locked")
     assert code == 21
     assert V36.llvm in said
-
-
-def test_a_lock_from_before_the_wheel_had_a_name_still_means_the_wheel(here: Here) -> None:
-    """As the repository's own was made, and as those in bundles are."""
-    now = lockfile.read(TOP / lockfile.DEFAULT)
-    request = {**now.request, "source": {"llvm": "distro:llvm-toolchain-22"}}
-    old = here.folder / "old.lock"
-    lockfile.write(replace(now, request=request), old)
-    for also in (("--source", "llvm=distro:llvm-toolchain-22"), ()):
-        words = (*also, "--only", "tablegen", "--lock-file", str(old))
-        assert here.triton(*words, target="all") == "pypi:triton==3.7.1"
-    assert here.call("plan", "kernels", "--triton", "3.6.0", "--lock-file", str(old))[0] == 21
 
 
 def test_a_folder_names_versions_and_nothing_else(here: Here) -> None:

@@ -10,17 +10,14 @@ from pathlib import Path
 import pytest
 
 from toolchain.build.fetching import fetch_for
-from toolchain.build.locking import check_file, locked_source, make
+from toolchain.build.locking import locked_source
 from toolchain.cache import Cache
 from toolchain.digest import sha256_file
-from toolchain.errors import LockedError
-from toolchain.lock.file import read, write
 from toolchain.request import Request
 from toolchain.sources.part import Part
 from toolchain.sources.resolve import fetch_source, locate, part_of
 from toolchain.sources.spec import SourceSpec, parse_source_spec
 from toolchain.sources.tree import Source, tree_digest
-from toolchain.stages.stage import Planned
 
 LEAN = {"llvm/CMakeLists.txt", "llvm/lib/test/a.cpp", "mlir/CMakeLists.txt", "LICENSE.TXT"}
 TESTS = {"llvm/test/a.ll", "mlir/test/b/c.mlir"}
@@ -101,35 +98,12 @@ def test_every_way_leaves_the_tests_out(way: str, checkout: Path, request_: Requ
     assert files(fetch_for(request_, source).path) == LEAN
 
 
-@pytest.mark.parametrize("way", ["file", "git"])
-def test_an_older_lock_gets_the_tree_that_it_names(way: str, checkout: Path, request_: Request, tmp_path: Path) -> None:
-    source = located(way, checkout, request_)
-    planned = [Planned(name="llvm", image="llvm", inputs=None, sources=(source,))]
-    path = tmp_path / "toolchain.lock"
-    lock = make(request_, planned, "llvm", path)
-    assert lock.sources[0].parts[-1] == "!test"
-    assert check_file(request_, planned, "llvm", path).sources == lock.sources
-    # As it was written before the tests were left out.
-    parts = lock.sources[0].parts[:-1]
-    tree = fetch_for(
-        replace(request_, lock=replace(lock, sources=(replace(lock.sources[0], parts=parts),))), source
-    ).path
-    assert files(tree) == LEAN | TESTS
-    old = replace(lock, sources=(replace(lock.sources[0], parts=parts, tree=tree_digest(tree)),))
-    write(old, path)
-    assert check_file(request_, planned, "llvm", path).sources == old.sources
-    assert read(path).sources == old.sources
-    write(replace(old, sources=(replace(old.sources[0], tree=f"sha256:{'1' * 64}"),)), path)
-    with pytest.raises(LockedError):
-        check_file(request_, planned, "llvm", path)
-
-
 def test_a_file_is_named_by_its_own_digest(checkout: Path, request_: Request) -> None:
     source = located("file", checkout, request_)
     assert source.digest == sha256_file(checkout.with_suffix(".tar.gz"))
 
 
-def test_what_an_older_bundle_brought_is_taken_as_it_is(checkout: Path, request_: Request) -> None:
+def test_what_a_bundle_brought_for_a_patch_is_taken_as_it_is(checkout: Path, request_: Request) -> None:
     source = located("git", checkout, request_)
     whole = fetch_source(source, cache=request_.cache, offline=False, tests=True).path
     spec = SourceSpec(kind="stored", where="llvm", version=str(source.digest))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from toolchain.build.record import (
     find_image,
@@ -19,6 +20,7 @@ from toolchain.build.record import (
     write_record,
 )
 from toolchain.cache import Cache
+from toolchain.cli.app import app
 from toolchain.record import VERSION, LayerFacts, OtherVersionError, Patch, Record, RecordError, TakenFrom
 
 WHOLE: dict[str, Any] = {
@@ -103,6 +105,9 @@ def test_another_version_is_refused(version: int | None, tmp_path: Path) -> None
     path.write_text(json.dumps(changed(version=version)))
     assert known_record(cache, "sha256:" + "1" * 64) is None
     assert (records(cache), unread_records(cache)) == ([], [path])
+    done = CliRunner().invoke(app, ["plan", "base", "--cache", str(tmp_path)])
+    assert done.exit_code == 0
+    assert "toolchain cache prune" in done.stderr
 
 
 def test_the_keys_of_this_version() -> None:

@@ -240,16 +240,6 @@ def test_what_is_no_bundle(stand: Stand, content: bytes) -> None:
     assert look(stand, None).verdict == "intact"
 
 
-def test_the_older_name_of_the_predicate(stand: Stand) -> None:
-    """As published by earlier versions."""
-    older = {**attest.sbom_statement(stand.sbom(), stand.subjects()), "predicateType": "https://spdx.dev/Document/v2.3"}
-    assert attest.sbom_statement({}, [])["predicateType"] == "https://spdx.dev/Document"
-    stand.say(older)
-    stand.say(stand.provenance())
-    assert look(stand).verdict == "trusted"
-    assert "sbom" in look(stand, None).checks
-
-
 @pytest.mark.parametrize(
     "change",
     [

@@ -107,9 +107,7 @@ def check_file(request: Request, planned: Sequence[Planned], target: str, path: 
         LockedError: with every difference.
     """
     locked = read(path)
-    # Held to it, so that what an older lock takes of a tree is asked for here too.
-    held = replace(request, lock=locked)
-    found = differences(locked, resolve(held, planned, target), whole=True)
+    found = differences(locked, resolve(request, planned, target), whole=True)
     if found:
         raise refused(found, f"{path} is not what is here now")
     return locked

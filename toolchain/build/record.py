@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from toolchain import __version__
+from toolchain import __version__, console
 from toolchain.cache import Cache
 from toolchain.catalog.stages import source_license
 from toolchain.digest import write_atomically
@@ -137,6 +137,13 @@ def unread_records(cache: Cache) -> list[Path]:
     """The files of records that this version does not read: those of another format, and damaged ones."""
     read = {path for path, _ in finished(cache)}
     return sorted(path for path in cache.records.glob("*.json") if path not in read)
+
+
+def tell_unread(cache: Cache) -> None:
+    """Say that images are here whose records are not read: they are built again, and nothing else would tell why."""
+    if unread := unread_records(cache):
+        count = f"{len(unread)} image{'s' if len(unread) > 1 else ''}"
+        console.note(f"records of another format in {cache.records}: {count} not used; remove: toolchain cache prune")
 
 
 def used_mark(record: Path) -> Path:

@@ -15,6 +15,7 @@ from toolchain.build.compiler_cache import key_of
 from toolchain.build.fetching import fetch_for
 from toolchain.build.plan import PlanRow, ask_tags, find, plan, tritons
 from toolchain.build.prefetch import Prefetch
+from toolchain.build.record import tell_unread
 from toolchain.build.targets import by_arch, request_of, stages_of
 from toolchain.build.workspace import BuildWorkspace, within_lock
 from toolchain.cache import Cache
@@ -44,6 +45,8 @@ def build(request: Request, target: str, *, command: Sequence[str] = (), reuse: 
     """
     # What is wrong with the request must show before the first long step, not behind it.
     rows = plan(request, target, proved=request.contract)
+    if any(row.to_build for row in rows):
+        tell_unread(request.cache)
     for row in rows:
         _allowed(request, row.planned, row.built)
     # With `reuse` all of it may come from elsewhere; then this waits for the first stage that does not.

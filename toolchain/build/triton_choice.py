@@ -152,10 +152,7 @@ def _as_locked(asked: Asked, lock: Lock) -> Asked:
         asked = asked.noting(f"the lock overrules --triton {asked.triton}", triton=None)
     if asked.triton or asked.aotriton or "triton" in asked.sources:
         return asked
-    version, release, wheel = held.get("triton"), held.get("aotriton"), lock.source("triton")
-    if wheel is not None and wheel.kind == "pypi":
-        # A lock from when the wheel came without being named.
-        specs.setdefault("triton", wheel.spec)
+    version, release = held.get("triton"), held.get("aotriton")
     if version is not None and not (is_version(str(version)) or is_commit(str(version))):
         raise ConfigError(
             f"the lock was made for --triton {version!r}",

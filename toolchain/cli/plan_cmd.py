@@ -10,6 +10,7 @@ import typer
 from toolchain import console
 from toolchain.build.plan import PlanRow, settled
 from toolchain.build.plan import plan as plan_stages
+from toolchain.build.record import tell_unread
 from toolchain.catalog import stages
 from toolchain.catalog.costs import Cost, cost_of
 from toolchain.catalog.stages import row as stage_row
@@ -28,6 +29,8 @@ StageArg = Annotated[str, typer.Argument(help=stages.choice(), autocompletion=o.
 def plan(stage: StageArg = "all", *, request: Request, trusting: Sequence[dict[str, Any]] = ()) -> None:
     """Show what would be built and what is already here. No network, no engine."""
     rows = plan_stages(request, stage, proved=True)
+    if any(row.to_build for row in rows):
+        tell_unread(request.cache)
     if request.json:
         stages_told = [row.as_json() | _cost(row, request, cores()) for row in rows]
         console.data({"stages": stages_told, "trusting": list(trusting)})

@@ -264,7 +264,7 @@ def _fetch_local(source: Source, store: Store, cache: Cache, how: _How) -> Path:
         return _tree_of(_keep(top, digest, store, cache), digest, store, how)
 
     stored = top.resolve().is_relative_to(store.root.resolve())  # by `stored:`, which means what a bundle brought
-    if stored and store.stored_tree(digest, part=how.part.name) is None:  # an older one brought the tests too
+    if stored and store.stored_tree(digest, part=how.part.name) is None:  # it came for a patch, so with the tests
         how = replace(how, part=part_of(source.name, tests=True))
 
     def unpack(dest: Path) -> None:

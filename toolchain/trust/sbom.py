@@ -28,9 +28,8 @@ from toolchain.trust.image_facts import (
 )
 
 MEDIA_TYPE = "application/spdx+json"
-# in-toto names both; cosign and those who read as it does ask for the first. Earlier versions wrote the other.
+# in-toto also names one with SPDX's version; cosign and those who read as it does ask for this one.
 PREDICATE = "https://spdx.dev/Document"
-PREDICATES = frozenset({PREDICATE, "https://spdx.dev/Document/v2.3"})
 IMAGE = "SPDXRef-Image"
 _BINARY = "SPDXRef-Binary-"
 _LAYER = "files are those of the layer with diff_id "

@@ -185,7 +185,7 @@ class _Image:
                     documents.append(parse_object(one.content, "the SBOM"))
                     continue
                 said = opened(one.envelope())
-                if said["predicateType"] in sbom.PREDICATES:
+                if said["predicateType"] == sbom.PREDICATE:
                     documents.append(said["predicate"])
             except (UntrustedError, RegistryError) as error:
                 LOG.warning("%s: %s", one.artifact, error.what)
@@ -203,7 +203,7 @@ class _Image:
             self._checks["source-repo"] = f"every source comes from {' or '.join(demands.source_repos)}"
         if demands.max_age is not None:
             self._checks["age"] = f"built within {demands.max_age:g} days"
-        listed = about(statements, self._needed, sbom.PREDICATES, "sbom")
+        listed = about(statements, self._needed, {sbom.PREDICATE}, "sbom")
         document = one_of([one["predicate"] for one in listed], self._compare)
         self._checks["sbom"] = f"{len(document['files'])} files are as the signed SBOM lists them"
         policy.first("policy", policy.check_binaries(chosen, document, demands))
