@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import shutil
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
-from toolchain import console, process
+from toolchain import console, process, strict_json
 from toolchain.build.compiler_cache import LIMIT, compiler_caches
 from toolchain.build.record import records
 from toolchain.cache import Cache
@@ -331,7 +330,7 @@ def _base_layers(cache: Cache) -> dict[str, str]:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             named |= {
                 layer["id"]: bases[layer["diff-digest"]]
-                for layer in json.loads(file.read_bytes())
+                for layer in strict_json.read(file.read_bytes())
                 if layer.get("diff-digest") in bases
             }
     return named

@@ -224,3 +224,14 @@ class LockedError(ToolchainError):
     remedy = (
         "Compare with `toolchain lock STAGE --check`. What changed on purpose is locked anew: `toolchain lock STAGE`."
     )
+
+
+class DocumentError(ToolchainError, ValueError):
+    """A JSON document that programs could read differently, or that is too large or nested too deep to be read."""
+
+    code = 22
+    title = "Document"
+    advice = "do not use it; ask whoever wrote it"
+    remedy = (
+        "Do not use what the document describes. Ask whoever wrote it: programs that write JSON make no such thing."
+    )

@@ -10,6 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Self, TypeVar
 
+from toolchain import strict_json
+from toolchain.strict_json import Keys
+
 VERSION = 2
 # A name of this project's own, not an address: what it means stands in docs/trust.md.
 LOCAL_BUILDER = "urn:toolchain:builder:local"
@@ -222,7 +225,7 @@ class Record:
             RecordError: it is none.
         """
         try:
-            return cls.parse(json.loads(content))
+            return cls.parse(strict_json.read(content, "the record", keys=KEYS))
         except RecordError:
             raise
         except (ValueError, RecursionError) as error:
@@ -280,6 +283,16 @@ class Record:
         """The objects of a list among the facts, such as `wheels`; none where there is no such list."""
         found = self.facts.get(name)
         return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+
+
+KEYS: Keys = {
+    **dict.fromkeys(one.name for one in fields(Record)),
+    "sources": {
+        **dict.fromkeys(one.name for one in fields(RecordedSource)),
+        "patches": dict.fromkeys(("name", "digest")),
+    },
+    "taken_from": dict.fromkeys(("ref", "key")),
+}
 
 
 def _object(value: Any, what: str) -> dict[str, Any]:

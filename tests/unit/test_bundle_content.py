@@ -20,6 +20,7 @@ from toolchain.digest import canonical, sha256_json
 from toolchain.errors import (
     ConfigError,
     DigestError,
+    DocumentError,
     HostileInputError,
     LockedError,
     RegistryError,
@@ -334,12 +335,19 @@ def test_a_file_under_another_name(place: Place) -> None:
     nothing_counts(place)
 
 
-@pytest.mark.parametrize("harm", [{"layers": [1]}, {"inputs": {"a": "\ud800"}}])
-def test_a_record_that_is_none(place: Place, harm: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("harm", "error"),
+    [
+        ({"layers": [1]}, HostileInputError),
+        ({"inputs": {"a": "\ud800"}}, DocumentError),
+        ({"Manifest": "sha256:" + "0" * 64}, DocumentError),
+    ],
+)
+def test_a_record_that_is_none(place: Place, harm: dict[str, Any], error: type[ToolchainError]) -> None:
     place.export()
     record = {**json.loads(place.content("record")), **harm}
     place.swap("record", json.dumps(record).encode())
-    with pytest.raises(HostileInputError):
+    with pytest.raises(error):
         place.import_bundle()
     nothing_counts(place)
 

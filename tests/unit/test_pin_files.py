@@ -16,7 +16,7 @@ import pytest
 from toolchain.catalog import codegen as rows
 from toolchain.catalog.pin_files import pin_files, read_codegen_pins, read_pin
 from toolchain.data import FOLDER
-from toolchain.errors import ConfigError, PinError, UnsupportedError
+from toolchain.errors import ConfigError, DocumentError, PinError, UnsupportedError
 
 HASH = "10dc3a8e916d73291269e5e2b82dd22681489aa1"
 FORK = "1f126a6dea50d185c0781743a667390037ae88bd"
@@ -160,7 +160,6 @@ def test_other_compilers_pins_are_never_read(name: str, tmp_path: Path) -> None:
         (b'{"llvm_hash": "10dc3a8e"}', "8 characters"),
         (b'{"llvm_hash": ', "not JSON"),
         (b'["llvm_hash"]', "no JSON object"),
-        (b"[" * 60000, "not JSON"),
         (b"\xff\xfe1\x000\x00", "not a pin file"),
         (HASH.encode() + b" " * 70000, "not a pin file"),
     ],
@@ -173,6 +172,22 @@ def test_malformed(content: bytes, match: str, tmp_path: Path) -> None:
             read_pin(path)
         assert str(file) in caught.value.what
         assert caught.value.fix
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f'{{"llvm_hash": "{HASH}", "llvm_hash": "{OTHER}"}}',
+        f'{{"llvm_hash": "{HASH}", "LLVM_hash": "{OTHER}"}}',
+        f'{{"llvm_hash": "{HASH}", "x": {"[" * 100}{"]" * 100}}}',
+        "[" * 60000,
+    ],
+    ids=lambda text: text[-12:],
+)
+def test_a_pin_that_programs_read_differently(text: str, tmp_path: Path) -> None:
+    (tmp_path / "llvm-info.json").write_text(text)
+    with pytest.raises(DocumentError, match=r"llvm-info\.json"):
+        read_pin(tmp_path)
 
 
 def test_a_huge_file_is_not_read(tmp_path: Path) -> None:

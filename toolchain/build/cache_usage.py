@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
 import time
 from collections.abc import Iterator, Mapping
@@ -11,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from toolchain import strict_json
 from toolchain.build.compiler_cache import compiler_caches
 from toolchain.build.record import finished, unread_records, used_mark
 from toolchain.build.workspace import BROUGHT, image_tag
@@ -192,7 +192,7 @@ def _sources(cache: Cache, records: list[_Finished]) -> Iterator[Item]:
         name, used = tree.name[:24], tree.stat().st_ctime
         with contextlib.suppress(*_MALFORMED):
             used = said.stat().st_mtime
-            digest = json.loads(said.read_bytes())["digest"]
+            digest = strict_json.read(said.read_bytes())["digest"]
             used = max(used, used_by.get(digest, 0.0))
             name = f"{names[digest]} {name}"
         yield _kept("source", name, tree, used)
@@ -286,7 +286,7 @@ def _tidy_engine(cache: Cache) -> list[Item]:
     storage.cleanup()
     kept = {record.manifest.removeprefix("sha256:")[:12] for record in _records(cache)}
     removed = []
-    for image in json.loads(storage.call("images", "--json").stdout or "null") or []:
+    for image in strict_json.read(storage.call("images", "--json").stdout or "null") or []:
         names = image.get("names") or []
         if not any(name.rpartition(":")[2] in kept for name in names):
             storage.call("rmi", "--force", image["id"], check=False)

@@ -7,13 +7,12 @@ below. Builds of one tree share it: a part and the whole, another prefix, anothe
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from toolchain import console
+from toolchain import console, strict_json
 from toolchain.cache import Cache
 from toolchain.catalog.stages import row
 from toolchain.digest import canonical, sha256_json, write_atomically
@@ -101,7 +100,7 @@ def compiler_caches(cache: Cache) -> Iterator[CompilerCache]:
     """The compiler caches that builds here have used."""
     for path in sorted(cache.compiler_caches.glob("*.json")) if cache.compiler_caches.is_dir() else []:
         try:
-            sources = str(json.loads(path.read_bytes())["sources"])
+            sources = str(strict_json.read(path.read_bytes())["sources"])
             used = path.stat().st_mtime
         except (OSError, ValueError, KeyError, TypeError):
             sources, used = "", time.time()

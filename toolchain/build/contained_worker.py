@@ -22,7 +22,7 @@ from pathlib import Path
 from subprocess import Popen
 from typing import Any
 
-from toolchain import process
+from toolchain import process, strict_json
 from toolchain.engine.own_network import proved, without_network
 from toolchain.engine.resources import jobs_for, memory_available
 from toolchain.errors import ConfigError, ResourceError, ToolchainError
@@ -78,7 +78,7 @@ class Kernels:
             ConfigError: it is none.
         """
         try:
-            said: dict[str, Any] = json.loads(path.read_bytes())
+            said: dict[str, Any] = strict_json.read(path.read_bytes())
             if said.pop("format") != FORMAT:
                 raise ValueError("another format")
             for name, kind in _KINDS.items():

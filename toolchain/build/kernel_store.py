@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from toolchain import console
+from toolchain import console, strict_json
 from toolchain.cache import Cache
 from toolchain.digest import canonical, write_atomically
 from toolchain.errors import ConfigError, UntrustedError
@@ -158,7 +157,7 @@ def distrusted(cache: Cache) -> dict[str, dict[str, str]]:
         ConfigError: the list cannot be read: then none of them may be used.
     """
     try:
-        found = json.loads(_file(cache).read_bytes())
+        found = strict_json.read(_file(cache).read_bytes())
         return {str(ref): {"when": str(row["when"]), "why": str(row["why"])} for ref, row in found.items()}
     except FileNotFoundError:
         return {}

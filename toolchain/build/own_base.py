@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache as memoize
 
-from toolchain import console
+from toolchain import console, strict_json
 from toolchain.catalog.architectures import this_machine
 from toolchain.catalog.codegen import codegens
 from toolchain.data import FOLDER, load
@@ -174,7 +174,7 @@ def _found(request: Request) -> dict[str, str]:
     key = sha256_bytes("\n".join([text, *words]).encode()).removeprefix("sha256:")[:8]
     kept = request.cache.probed(image["digest"], key)
     try:
-        return {str(name): str(version) for name, version in json.loads(kept.read_bytes()).items()}
+        return {str(name): str(version) for name, version in strict_json.read(kept.read_bytes()).items()}
     except (OSError, ValueError, AttributeError):
         pass
     console.note(f"base {request.base}: looking for what the builds need in it")

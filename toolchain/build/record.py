@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from toolchain import __version__, console
+from toolchain import __version__, console, strict_json
 from toolchain.cache import Cache
 from toolchain.catalog.stages import source_license
 from toolchain.digest import write_atomically
@@ -103,7 +102,7 @@ def asked_for(request: Request, planned: Planned) -> dict[str, Any]:
 def isolation_facts(cache: Cache) -> dict[str, Any] | None:
     """What the engine's probe found on this machine; None where it left nothing."""
     try:
-        value = json.loads((cache.engine / "isolation.json").read_bytes())
+        value = strict_json.read((cache.engine / "isolation.json").read_bytes())
     except (OSError, ValueError):
         return None
     return value if isinstance(value, dict) else None

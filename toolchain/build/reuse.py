@@ -16,6 +16,7 @@ from toolchain.build.workspace import image_tag
 from toolchain.errors import (
     ConfigError,
     DigestError,
+    DocumentError,
     EngineError,
     RegistryError,
     SourceError,
@@ -125,7 +126,7 @@ def take(request: Request, planned: Planned, reuse: Reuse) -> Built | None:
                 return _take(request, planned, ref, reuse.key)
             ref = reference(reuse.place, planned)
             raise error from None
-    except (UntrustedError, DigestError) as error:
+    except (UntrustedError, DigestError, DocumentError) as error:
         told = f"{ref} does not verify"
         if reuse.only:
             raise UntrustedError(f"{told}: {error.what}", why=error.why, fix="ask who published it") from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -12,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
-from toolchain import console
+from toolchain import console, strict_json
 from toolchain.build.fetching import fetch_for
 from toolchain.build.locking import lock_of, locked_source, resolve, safe_name
 from toolchain.build.plan import PlanRow, plan, settled
@@ -240,7 +239,7 @@ class _Packer:
             )
         self.content("record", base.owner, "record.json", canonical(record.as_json()))
         packages = cache.package_list(base.stage, base.name, base.arch)
-        self.content("base", base.owner, packages.name, canonical(json.loads(packages.read_bytes())))
+        self.content("base", base.owner, packages.name, canonical(strict_json.read(packages.read_bytes())))
 
     def image(self, layout: Layout, manifest: Descriptor, name: str) -> None:
         """An image's manifest, config and layers."""

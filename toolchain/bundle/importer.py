@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from toolchain import strict_json
 from toolchain.build.locking import refused
 from toolchain.build.record import known_record, write_record
 from toolchain.build.workspace import image_tag
@@ -25,7 +26,7 @@ from toolchain.bundle.checks import (
 from toolchain.bundle.export import TYPE, Entry
 from toolchain.cache import Cache, default_cache
 from toolchain.console import one_line
-from toolchain.digest import canonical, write_atomically
+from toolchain.digest import write_atomically
 from toolchain.errors import DigestError, HostileInputError, RegistryError, UnreachableError
 from toolchain.lock import file as lockfile
 from toolchain.lock.file import Lock, LockedBase, LockedSource
@@ -34,10 +35,10 @@ from toolchain.oci import descriptor as media
 from toolchain.oci.blobs import MANIFEST_LIMIT
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.layout import Layout
-from toolchain.oci.manifest import children_of, parse_object
+from toolchain.oci.manifest import CONFIG_KEYS, children_of, parse_object
 from toolchain.oci.place import Place, open_place
 from toolchain.oci.reference import Target
-from toolchain.record import Record
+from toolchain.record import KEYS, Record
 from toolchain.sources.distro import Package, known_package, note
 from toolchain.sources.store import Store
 from toolchain.sources.tree import tree_digest
@@ -197,7 +198,7 @@ class _Taker:
                 if digest in parts:
                     raise HostileInputError(f"the bundle holds what no image in its lock names: {digest}", fix=DO_NOT)
                 raise HostileInputError(f"the bundle lacks a part of the image of {base}", why=digest, fix=DO_NOT)
-            config = parse_object(self._small(parts[named[0].digest]), named[0].digest)
+            config = parse_object(self._small(parts[named[0].digest]), named[0].digest, keys=CONFIG_KEYS)
             if config.get("architecture") != base.arch:
                 raise HostileInputError(
                     f"the image of {base} is for another machine", why=str(config.get("architecture"))[:80], fix=DO_NOT
@@ -213,11 +214,7 @@ class _Taker:
     def _records(self, lock: Lock) -> dict[Entry, Record]:
         found = {}
         for entry in self._of("record"):
-            value = parse_object(self._small(entry), entry.title)
-            try:
-                canonical(value)
-            except (ValueError, RecursionError) as error:
-                raise HostileInputError(f"{entry.title} cannot be kept as a record", why=str(error)) from error
+            value = parse_object(self._small(entry), entry.title, keys=KEYS)
             base = _owner(entry, lock)
             record = require_record(value, base, self._layers[base.image], entry.title)
             known = known_record(self._cache, record.input_digest)
@@ -230,7 +227,7 @@ class _Taker:
     def _bases(self, lock: Lock) -> dict[Entry, tuple[Path, dict[str, Any]]]:
         found = {}
         for entry in self._of("base"):
-            value = parse_object(self._small(entry), entry.title)
+            value = parse_object(self._small(entry), entry.title, keys=None)
             base = _owner(entry, lock)
             require_packages(value, base)
             path = self._cache.package_list(base.stage, base.name, base.arch)
@@ -315,7 +312,7 @@ def _owner(entry: Entry, lock: Lock) -> LockedBase:
 def _read(path: Path) -> dict[str, Any] | None:
     """A JSON object that is here, None where there is none or it is damaged."""
     with contextlib.suppress(OSError, ValueError):
-        value = json.loads(path.read_bytes())
+        value = strict_json.read(path.read_bytes())
         return value if isinstance(value, dict) else None
     return None
 

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import re
 import stat
 from pathlib import Path
 from typing import Any
 
+from toolchain import strict_json
 from toolchain.catalog.codegen import Codegen, codegen_named, codegens
 from toolchain.catalog.release_data import REPOSITORY, CodegenPin, LlvmPin, is_commit
 from toolchain.catalog.releases import repository_of
-from toolchain.errors import PinError, UnsupportedError
+from toolchain.errors import DocumentError, PinError, UnsupportedError
 
 UPSTREAM = "llvm/llvm-project"
 _PUT = "name a pin file, a folder with one, or a checkout; or put the file there again"
 MAX_PIN_BYTES = 64 << 10  # an llvm-info.json has about 700 bytes
 
+_KEYS = dict.fromkeys(("llvm_hash", "repository", "build_number"))
 _NAMES = tuple(f"{stem}{end}" for stem in ("llvm-hash", "llvm-info") for end in (".txt", ".json", ""))
 # Pins of other compilers, and of builds that run ahead of the pin.
 _OTHER = re.compile(r"(amd|nvidia)-.*|.*build-info.*")
@@ -170,7 +171,9 @@ def _text_of(file: Path) -> str:
 
 def _object_in(file: Path, text: str) -> dict[str, Any]:
     try:
-        value = json.loads(text)
+        value = strict_json.read(text, str(file), keys=_KEYS)
+    except DocumentError:
+        raise
     except (ValueError, RecursionError) as error:
         raise PinError(f"{file} is not JSON", why=str(error), fix="take the file from Triton again") from error
     if not isinstance(value, dict):

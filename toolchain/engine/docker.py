@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import os
 import subprocess
 import tempfile
@@ -17,7 +16,7 @@ from typing import Any
 from python_on_whales import DockerClient
 from python_on_whales.exceptions import DockerException, NoSuchImage
 
-from toolchain import process
+from toolchain import process, strict_json
 from toolchain.engine.attended import attended
 from toolchain.engine.single import layers_of, single_layout
 from toolchain.engine.storage import process_identity
@@ -80,7 +79,7 @@ class DockerRunner:
         words = [*self._words(), "version", "--format", "{{json .}}"]
         answer = process.run(words, env=_settings(), capture=True, check=False, timeout=_PATIENCE)
         try:
-            said = json.loads(answer.stdout)
+            said = strict_json.read(answer.stdout)
             side = said.get("Server") or (said.get("Client") if self.program == "podman" else None) or {}
         except (ValueError, AttributeError):
             side = {}

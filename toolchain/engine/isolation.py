@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import platform
@@ -13,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from toolchain import process
+from toolchain import process, strict_json
 from toolchain.digest import canonical, write_atomically
 from toolchain.engine import relay, view
 from toolchain.engine.storage import Storage, remove_tree
@@ -156,7 +155,7 @@ def probe(storage: Storage, *, again: bool = False) -> Isolation:
     version, kernel = storage.version(), platform.release()
     if not again and remembered.is_file():
         try:
-            known = Isolation(**json.loads(remembered.read_text(encoding="utf-8")))
+            known = Isolation(**strict_json.read(remembered.read_text(encoding="utf-8")))
         except (ValueError, TypeError):
             LOG.debug("%s is not readable", remembered)
         else:

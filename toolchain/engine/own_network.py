@@ -6,11 +6,10 @@ that. Each process proves its own before it becomes what it was started for.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 
-from toolchain import process
+from toolchain import process, strict_json
 from toolchain.errors import EngineError
 
 # Standard library alone, and it is the process that compiles: what it sees is what that sees.
@@ -49,7 +48,7 @@ def proved(ways: Sequence[Sequence[str]] = WAYS) -> tuple[str, ...]:
         tried = process.run(without_network((), way), capture=True, check=False, timeout=_SECONDS)
         if tried.returncode != 0:
             refused.append(f"{' '.join(way[:-1])}: {' '.join(tried.tail[-2:]) or f'exited with {tried.returncode}'}")
-        elif (seen := json.loads(tried.stdout)) != ["lo"]:
+        elif (seen := strict_json.read(tried.stdout)) != ["lo"]:
             refused.append(f"{' '.join(way[:-1])}: it sees {', '.join(seen)}")
         else:
             return tuple(way)

@@ -12,6 +12,7 @@ from toolchain.errors import EngineError
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import check_digest
 from toolchain.oci.image import diff_ids_of
+from toolchain.oci.manifest import CONFIG_KEYS, parse_object
 
 
 def single_layout(layout: Path, digest: str, into: Path) -> Path:
@@ -28,7 +29,7 @@ def single_layout(layout: Path, digest: str, into: Path) -> Path:
     content = _content(layout, digest)
     single = into / f"layout-{into.name}"
     single.mkdir()
-    manifest = json.loads(content)
+    manifest = parse_object(content, digest)
     if manifest.get("mediaType") == media.DOCKER_MANIFEST:
         content = canonical(_as_oci(manifest))
         digest = sha256_bytes(content)
@@ -52,8 +53,8 @@ def layers_of(layout: Path, digest: str) -> list[str]:
     Raises:
         EngineError: the layout has no such image.
     """
-    config = str(json.loads(_content(layout, digest))["config"]["digest"])
-    return diff_ids_of(json.loads(_content(layout, check_digest(config))))
+    config = str(parse_object(_content(layout, digest), digest)["config"]["digest"])
+    return diff_ids_of(parse_object(_content(layout, check_digest(config)), config, keys=CONFIG_KEYS))
 
 
 def _content(layout: Path, digest: str) -> bytes:

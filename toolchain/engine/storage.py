@@ -11,7 +11,6 @@ import fcntl
 import glob
 import hashlib
 import itertools
-import json
 import logging
 import os
 import re
@@ -25,7 +24,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from toolchain import console, process
+from toolchain import console, process, strict_json
 from toolchain.cache import Cache
 from toolchain.digest import write_atomically
 from toolchain.engine import namespace, relay, view
@@ -324,7 +323,7 @@ class Storage:
         return dead, building
 
     def _sweep(self, dead: Sequence[Path]) -> list[str]:
-        listed = json.loads(self.call("containers", "--json").stdout or "null") or []
+        listed = strict_json.read(self.call("containers", "--json").stdout or "null") or []
         names = {str(entry["containername"]) for entry in listed}
         done: list[str] = []
 

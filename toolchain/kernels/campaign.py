@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from toolchain import strict_json
 from toolchain.digest import canonical, sha256_file, write_atomically
 from toolchain.errors import KernelError, ResourceError
 from toolchain.kernels.bounds import MemoryBounds
@@ -358,7 +359,9 @@ def _finished(entry: Entry | None, rule: Rule, out: Path) -> bool:
         return False
     path, beside = _objects(out, rule)
     try:
-        return sha256_file(path) == f"sha256:{entry.sha256}" and not of_metadata(rule, json.loads(beside.read_bytes()))
+        return sha256_file(path) == f"sha256:{entry.sha256}" and not of_metadata(
+            rule, strict_json.read(beside.read_bytes())
+        )
     except (OSError, ValueError):
         return False
 
@@ -392,7 +395,7 @@ def _entry(rule: Rule, outcome: Outcome, out: Path) -> Entry:
         try:
             check_object(path, rule.target, rule.kernel)
             digest, size = sha256_file(path).removeprefix("sha256:"), path.stat().st_size
-            metadata = json.loads(beside.read_text(encoding="utf-8"))
+            metadata = strict_json.read(beside.read_text(encoding="utf-8"))
             reason = of_metadata(rule, metadata)
             if digest != outcome.get("sha256"):
                 reason = f"the object's SHA-256 is {digest}, the worker said {outcome.get('sha256')}"

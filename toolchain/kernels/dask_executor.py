@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from toolchain import strict_json
 from toolchain.errors import ConfigError, KernelError, UnreachableError
 from toolchain.kernels.dask_link import FORMAT, KEY, connect, rule_as_text, workers_of
 from toolchain.kernels.dask_worker import PATIENCE, compile_kernel
@@ -273,7 +274,7 @@ class DaskExecutor:
 
     def _settled(self, order: _Order) -> Outcome | None:
         try:
-            answer = json.loads(self._answer(order))
+            answer = strict_json.read(self._answer(order))
         except Exception as error:  # noqa: BLE001 - Dask raises what the worker raised
             # The worker is gone with its answer, say. What it compiled is in the store.
             order.tries += 1

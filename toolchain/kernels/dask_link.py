@@ -18,6 +18,7 @@ from importlib import import_module
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+from toolchain import strict_json
 from toolchain.errors import ConfigError, UnreachableError
 from toolchain.kernels.rules import Rule
 
@@ -146,7 +147,7 @@ def workers_of(info: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 def _read(text: Any) -> dict[str, Any]:
     # Text, since what is more does not come through Dask as it was: lists become tuples.
     with contextlib.suppress(TypeError, ValueError):
-        value = json.loads(text)
+        value = strict_json.read(text)
         if isinstance(value, dict):
             return value
     return {}

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from typing import Any
 
+from toolchain import strict_json
 from toolchain.errors import UnreachableError
 from toolchain.kernels.dask_link import KEY, connect, workers_of
 from toolchain.kernels.status import FORMAT, told_elsewhere
@@ -35,7 +35,7 @@ def ask(address: str) -> dict[str, Any]:
     campaigns: list[dict[str, Any]] = []
     refused: dict[str, dict[str, str]] = {}
     for name, text in sorted((told if isinstance(told, dict) else {}).items()):
-        one = json.loads(text)
+        one = strict_json.read(text)
         if one["status"].get("format") == FORMAT:
             campaigns.append(told_elsewhere(name, one["status"]))
             for worker, why in one["refused"].items():

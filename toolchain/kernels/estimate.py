@@ -5,7 +5,6 @@ Without a plan the kernels are counted by data/kernel_times.toml; without a ledg
 
 from __future__ import annotations
 
-import json
 import math
 import random
 import sqlite3
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from toolchain import strict_json
 from toolchain.data import load
 from toolchain.errors import ConfigError, UnsupportedError
 from toolchain.kernels.aotriton_plan import CLUSTER, COMPILE, FIELDS, lines
@@ -132,7 +132,7 @@ def times_of(ledgers: Iterable[Path]) -> Times:
     for path in ledgers:
         try:
             with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)) as db:
-                rows = [json.loads(content) for (content,) in db.execute("SELECT content FROM entry").fetchall()]
+                rows = [strict_json.read(content) for (content,) in db.execute("SELECT content FROM entry").fetchall()]
         except (sqlite3.Error, ValueError) as error:
             raise ConfigError(f"the ledger {path} cannot be read", why=str(error), fix="name another one") from error
         for row in rows:

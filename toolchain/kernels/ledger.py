@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 from urllib.parse import quote
 
+from toolchain import strict_json
 from toolchain.digest import canonical
 from toolchain.errors import ConfigError, ResourceError
 from toolchain.kernels.rules import Rule
+from toolchain.strict_json import Keys
 
 DONE = "done"
 FAILED = "failed"
@@ -69,6 +70,9 @@ class Entry:
             status=status,
             **more,
         )
+
+
+_KEYS: Keys = dict.fromkeys(one.name for one in fields(Entry))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,7 +265,7 @@ def reproducible(entries: Iterable[Entry]) -> list[dict[str, Any]]:
 
 
 def _entry(content: str) -> Entry:
-    entry = Entry(**json.loads(content))
+    entry = Entry(**strict_json.read(content, "the ledger", keys=_KEYS))
     return replace(entry, bitcode=tuple(entry.bitcode))
 
 

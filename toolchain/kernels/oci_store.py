@@ -15,9 +15,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from toolchain.errors import DigestError, RegistryError
+from toolchain import strict_json
+from toolchain.errors import DigestError, DocumentError, RegistryError
 from toolchain.kernels.store import Addition, check_note
-from toolchain.kernels.untrusted import parsed, seconds
+from toolchain.kernels.untrusted import seconds
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.layout import Layout
@@ -86,12 +87,12 @@ class OciStore:
             path = self._place.blob(listed, self._scratch)
             rows = {
                 str(name): _Row(int(offset), int(size), str(rule), seconds(took))
-                for name, (offset, size, rule, took) in parsed(path.read_bytes())["results"].items()
+                for name, (offset, size, rule, took) in strict_json.read(path.read_bytes())["results"].items()
             }
             self._scratch.forget(listed.digest)
             if any(row.offset < 0 or row.size < 0 or row.offset + row.size > blob.size for row in rows.values()):
                 raise ValueError("its list leads out of it")
-        except (RegistryError, DigestError) as error:
+        except (RegistryError, DigestError, DocumentError) as error:
             LOG.warning("%s: the pack %s is passed over: %s", self.ref, tag, error.what)
             return None
         except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:

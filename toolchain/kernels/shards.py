@@ -12,13 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from toolchain import strict_json
 from toolchain.digest import canonical, sha256_json
 from toolchain.errors import ConfigError, KernelError
 from toolchain.kernels.ledger import DONE, FAILED, TIMEOUT, Entry
 from toolchain.kernels.rules import Rule, RuleSet
 from toolchain.kernels.shared import SharedResults
 from toolchain.kernels.store import DamagedError, KernelStore, UnsignedError, opened, sealed
-from toolchain.kernels.untrusted import parsed
 
 _WORDS = {
     "rules": "other kernels, or other options that select them",
@@ -174,7 +174,7 @@ def _agreed(rules: RuleSet, count: int, store: KernelStore, identity: Mapping[st
         content = store.note(note, canonical([own[name] for name in sorted(own)]), first=True)
     names = sorted({rule.cluster for rule in rules.rules})
     try:
-        numbers = [int(number) for number in parsed(content)]
+        numbers = [int(number) for number in strict_json.read(content)]
     except (ValueError, TypeError):
         numbers = []
     if len(numbers) != len(names) or not set(numbers) <= set(range(1, count + 1)):
@@ -219,7 +219,7 @@ def _marks(store: KernelStore, shared: SharedResults) -> list[Mapping[str, Any]]
     marks = []
     for name, content in store.notes("shard-").items():
         try:
-            mark = parsed(opened(content, shared.key))
+            mark = strict_json.read(opened(content, shared.key))
             if not (isinstance(mark["shard"], int) and isinstance(mark["of"], int)):
                 raise DamagedError("it names no shard")
             if not 1 <= mark["shard"] <= mark["of"] <= _MOST_SHARDS:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from toolchain import strict_json
 from toolchain.errors import KernelError, ResourceError, ToolchainError
 from toolchain.kernels.bounds import OVER_MEMORY
 from toolchain.kernels.codeobject import check_object
@@ -28,7 +29,6 @@ from toolchain.kernels.store import (
     UnsignedError,
     read_record,
 )
-from toolchain.kernels.untrusted import parsed
 
 LOG = logging.getLogger(__name__)
 # Where results are compiled again, below the folder of the objects.
@@ -216,7 +216,7 @@ class SharedResults:
         result = read_record(record, self._inputs_of(rule), self.key)
         path = out / rule.out
         try:
-            metadata = parsed(result.metadata)
+            metadata = strict_json.read(result.metadata)
         except ValueError as error:
             raise LiedError(f"the JSON beside the object is none: {error}") from error
         if why := of_metadata(rule, metadata):

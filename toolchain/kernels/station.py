@@ -20,6 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from toolchain import strict_json
 from toolchain.digest import sha256_file
 from toolchain.errors import ToolchainError
 from toolchain.kernels.bounds import EVERY, MemoryBounds, Watch
@@ -321,4 +322,4 @@ class ClosedError(ToolchainError):
 
 def answer_as_text(station: Callable[[], Station], order: str) -> str:
     """An order and its answer, as they travel."""
-    return json.dumps(station().obey(json.loads(order)))
+    return json.dumps(station().obey(strict_json.read(order)))

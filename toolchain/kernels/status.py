@@ -5,7 +5,6 @@ from __future__ import annotations
 import calendar
 import contextlib
 import heapq
-import json
 import os
 import resource
 import threading
@@ -17,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from toolchain import strict_json
 from toolchain.digest import canonical, write_atomically
 from toolchain.errors import KernelError
 from toolchain.kernels.bounds import MemoryBounds
@@ -305,7 +305,7 @@ def _nothing(standing: Standing) -> dict[str, Any]:
 
 def _told(path: Path) -> dict[str, Any] | None:
     try:
-        value = json.loads(path.read_bytes())
+        value = strict_json.read(path.read_bytes())
     except (OSError, ValueError):
         return None
     return value if isinstance(value, dict) and value.get("format") == FORMAT else None

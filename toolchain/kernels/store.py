@@ -18,13 +18,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from toolchain import strict_json
 from toolchain.digest import canonical
 from toolchain.errors import ConfigError, ResourceError
 from toolchain.kernels.result_name import FORMAT
-from toolchain.kernels.untrusted import parsed, seconds
+from toolchain.kernels.untrusted import seconds
+from toolchain.strict_json import Keys
 
 _LARGEST_LINE = 1 << 20  # bytes of a record's line
 _NAME = re.compile(r"[0-9a-f]{64}")
+_LINE: Keys = dict.fromkeys(("statement", "keyid", "sig", "check"))
+_STATEMENT: Keys = dict.fromkeys(("format", "inputs", "sha256", "size", "json", "bitcode", "seconds", "about"))
 _NOTE = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
 
 
@@ -109,7 +113,7 @@ def opened(line: bytes, key: Key | None) -> bytes:
         UnsignedError: there is a key, and no signature by it.
     """
     try:
-        wrapped = parsed(line)
+        wrapped = strict_json.read(line, "the line", keys=_LINE)
         statement = str(wrapped["statement"]).encode()
         signature = base64.b64decode(str(wrapped.get("sig", "")), validate=True)
         whole = hashlib.sha256(statement).hexdigest() == wrapped["check"]
@@ -137,7 +141,7 @@ def read_record(record: bytes, inputs: Mapping[str, Any], key: Key | None = None
     line, _, code = record.partition(b"\n")
     statement = opened(line[:_LARGEST_LINE], key)
     try:
-        said = parsed(statement)
+        said = strict_json.read(statement, "the statement", keys=_STATEMENT)
         result = Result(
             inputs=dict(said["inputs"]),
             code=code,
@@ -247,7 +251,7 @@ class FolderStore:
         self._root = root
         marker = root / self._MARKER
         try:
-            if marker.exists() and parsed(marker.read_bytes()) != {"format": FORMAT}:
+            if marker.exists() and strict_json.read(marker.read_bytes()) != {"format": FORMAT}:
                 raise ConfigError(f"{root} is a kernel store of another format", fix="name another folder")
             # Others may be at their first result: its partial name begins with a dot, and the marker comes first.
             named = root.exists() and any(not path.name.startswith(".") for path in root.iterdir())
@@ -302,7 +306,7 @@ class FolderStore:
         with contextlib.suppress(FileNotFoundError), (self._root / "seconds.jsonl").open("rb") as stream:
             for line in stream:
                 with contextlib.suppress(ValueError, KeyError, TypeError):
-                    row = parsed(line)
+                    row = strict_json.read(line)
                     found[str(row["rule"])] = seconds(row["seconds"])
         return found
 

@@ -1,24 +1,10 @@
-"""JSON that another machine wrote: a kernel store may be damaged, or lie, and then it is passed over."""
+"""Numbers that another machine wrote: a kernel store may be damaged, or lie, and then it is passed over."""
 
 from __future__ import annotations
 
-import json
-import math
-from typing import Any, NoReturn
+from typing import Any
 
 _LONGEST = 1e9  # seconds; more than any kernel takes
-
-
-def parsed(content: bytes | str) -> Any:
-    """What it says.
-
-    Raises:
-        ValueError: it is no JSON, it is nested too deep, or a number in it is not finite.
-    """
-    try:
-        return json.loads(content, parse_constant=_refuse, parse_float=_finite)
-    except RecursionError as error:
-        raise ValueError("it is nested too deep") from error
 
 
 def seconds(value: Any) -> float:
@@ -33,15 +19,4 @@ def seconds(value: Any) -> float:
         raise ValueError("no kernel takes so long") from error
     if not 0 <= found <= _LONGEST:
         raise ValueError(f"{found} is no number of seconds")
-    return found
-
-
-def _refuse(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number")
-
-
-def _finite(text: str) -> float:
-    found = float(text)
-    if not math.isfinite(found):
-        raise ValueError(f"{text[:20]} is too large")
     return found

@@ -13,11 +13,12 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+from toolchain import strict_json
 from toolchain.digest import canonical
 from toolchain.errors import ConfigError, RegistryError, ToolchainError
 from toolchain.kernels.result_name import FORMAT
 from toolchain.kernels.store import Addition, check_note
-from toolchain.kernels.untrusted import parsed, seconds
+from toolchain.kernels.untrusted import seconds
 
 MARKER = "kernel-store.json"
 _TOGETHER = 64  # objects that are asked for at once
@@ -145,7 +146,7 @@ class UrlStore:
             for target in targets:
                 for path in self._list(f"seconds/{target}"):
                     with contextlib.suppress(ValueError, TypeError, AttributeError):
-                        rows = parsed(self._read(path) or b"{}")
+                        rows = strict_json.read(self._read(path) or b"{}")
                         found |= {str(rule): seconds(value) for rule, value in rows.items()}
         return found
 

@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
+from toolchain import strict_json
+
 LOG = logging.getLogger(__name__)
 
 Task = dict[str, Any]
@@ -108,8 +110,8 @@ class Worker:
                 raise DiedError(self._epitaph())
             if isinstance(line, StoppedError):
                 raise line
-            with contextlib.suppress(json.JSONDecodeError):
-                value = json.loads(line)
+            with contextlib.suppress(ValueError):
+                value = strict_json.read(line)
                 if isinstance(value, dict):
                     return value
             self._note(line)

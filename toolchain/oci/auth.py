@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import json
 import os
 import re
 import time
@@ -16,10 +15,12 @@ from urllib.parse import urljoin, urlsplit
 
 import requests
 
+from toolchain import strict_json
 from toolchain.digest import CHUNK
-from toolchain.errors import RegistryError, UnreachableError
+from toolchain.errors import DocumentError, RegistryError, UnreachableError
 from toolchain.oci.credential_helper import ask_helper
 from toolchain.oci.manifest import parse_object
+from toolchain.strict_json import Keys
 
 HUB = "docker.io"
 IDENTITY = "<token>"
@@ -29,6 +30,8 @@ _LONG = 10 * 365 * 86400
 _HUB_KEYS = ("https://index.docker.io/v1/", "index.docker.io", "registry-1.docker.io")
 _NAMED = re.compile(r"(?:https?://)?([^/]+)(?:/(?:v[12]/?)?)?", re.IGNORECASE)
 _ANSWER = 1 << 20  # bytes of a token service's answer
+_LOGINS: Keys = dict.fromkeys(("auths", "credHelpers", "credsStore"))
+_TOKEN: Keys = dict.fromkeys(("token", "access_token", "expires_in", "issued_at", "refresh_token"))
 _SENDABLE = re.compile(r"[\x21-\x7e]+")  # what a header can hold
 _PARAMETER = re.compile(r'(\w+)=(?:"([^"]*)"|([^\s,"]+))')
 
@@ -98,7 +101,7 @@ def _login_files() -> dict[str, Any]:
         files.append(Path.home() / ".docker" / "config.json")
     for path in files:
         if path.is_file():
-            value = json.loads(path.read_bytes())
+            value = strict_json.read(path.read_bytes(), path.name, keys=_LOGINS)
             for part in ("auths", "credHelpers"):
                 said[part] = {**(value.get(part) or {}), **said[part]}
             said["credsStore"] = said["credsStore"] or value.get("credsStore")
@@ -232,8 +235,8 @@ class Authorizer:
         if status != 200:
             raise self.refused(f"the token service answers {status} and no token")
         try:
-            return parse_object(content, "the answer")
-        except RegistryError:
+            return parse_object(content, "the answer", keys=_TOKEN)
+        except (RegistryError, DocumentError):
             raise self.refused("the token service answers something else than JSON") from None
 
     def _content(self, got: requests.Response) -> bytes:

@@ -12,7 +12,7 @@ from toolchain.digest import CHUNK, canonical, sha256_bytes, sha256_file, write_
 from toolchain.errors import DigestError, RegistryError
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor, check_digest
-from toolchain.oci.manifest import parse_object
+from toolchain.oci.manifest import keys_of, parse_object
 
 LOG = logging.getLogger(__name__)
 MANIFEST_LIMIT = 16 << 20  # bytes of JSON that are read at once; registries allow 4 MiB
@@ -166,9 +166,10 @@ class Blobs:
 
         Raises:
             RegistryError: missing, or not a JSON object.
+            DocumentError: JSON that programs read differently.
             DigestError: not the bytes it must be.
         """
-        return parse_object(self.read(descriptor), descriptor.digest)
+        return parse_object(self.read(descriptor), descriptor.digest, keys=keys_of(descriptor.media_type))
 
     def verify(self, digest: str) -> None:
         """Hash a blob.

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import base64
-import json
 import logging
 import os
 import shutil
 
+from toolchain import strict_json
 from toolchain.errors import RegistryError
 from toolchain.process import run
 
 LOG = logging.getLogger(__name__)
+_ANSWER = dict.fromkeys(("Username", "Secret", "ServerURL"))
 _NONE = "credentials not found"  # as docker's own helpers say it, on standard output
 _SECONDS = 120.0  # somebody may have to type a passphrase
 
@@ -36,7 +37,7 @@ def ask_helper(name: str, key: str) -> str | None:
             LOG.warning("%s fails for %s (exit code %d): going on without its login", program, key, done.returncode)
         return None
     try:
-        answer = json.loads(done.stdout)
+        answer = strict_json.read(done.stdout, program, keys=_ANSWER)
         user, secret = answer["Username"], answer["Secret"]
         if not isinstance(user, str) or not isinstance(secret, str):
             raise TypeError

@@ -63,6 +63,13 @@ def check_digest(text: str) -> str:
     return text
 
 
+def _text(value: Any, key: str, *, needed: bool = False) -> str:
+    text = value[key] if needed else value.get(key)
+    if not isinstance(text, str | None):
+        raise TypeError(f"{key} is not text")
+    return text or ""
+
+
 @dataclass(frozen=True, order=True)
 class Platform:
     """What an image runs on, in OCI's names; ordered by os, architecture, variant."""
@@ -80,6 +87,11 @@ class Platform:
 
     def __str__(self) -> str:
         return "/".join(part for part in (self.os, self.arch, self.variant) if part)
+
+
+def _platform(value: Any) -> Platform:
+    os, arch = (_text(value, key, needed=True) for key in ("os", "architecture"))
+    return Platform(os, arch, _text(value, "variant"))
 
 
 @dataclass(frozen=True)
@@ -126,17 +138,16 @@ class Descriptor:
         try:
             platform = value.get("platform")
             size = value["size"]
-            if not isinstance(size, int) or size < 0:
+            if type(size) is not int or size < 0:
                 raise ValueError("size")
+            annotations = value.get("annotations") or {}
             return cls(
-                str(value.get("mediaType") or MANIFEST),
-                check_digest(str(value["digest"])),
+                _text(value, "mediaType") or MANIFEST,
+                check_digest(_text(value, "digest", needed=True)),
                 size,
-                Platform(str(platform["os"]), str(platform["architecture"]), str(platform.get("variant") or ""))
-                if platform
-                else None,
-                {str(key): str(text) for key, text in (value.get("annotations") or {}).items()},
-                str(value.get("artifactType") or ""),
+                _platform(platform) if platform else None,
+                {key: _text(annotations, key) for key in annotations},
+                _text(value, "artifactType"),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise RegistryError(

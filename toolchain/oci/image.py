@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -92,7 +91,7 @@ def with_layers(
     layout: Layout, manifest: Descriptor, layers: Sequence[LayerBlob], *, config: Descriptor | None = None
 ) -> Descriptor:
     """The image again with the same layers packed in another way, and with another config if one is given."""
-    value = json.loads(layout.read(manifest))
+    value = layout.read_json(manifest)
     value["layers"] = [layer.descriptor.plain.as_json() for layer in layers]
     if config is not None:
         value["config"] = config.as_json()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import re
 import time
@@ -11,8 +10,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from toolchain import strict_json
 from toolchain.digest import canonical, write_atomically
-from toolchain.errors import DigestError, RegistryError
+from toolchain.errors import DigestError, DocumentError, RegistryError
 from toolchain.oci import descriptor as media
 from toolchain.oci.blobs import Blobs
 from toolchain.oci.descriptor import Descriptor, check_digest
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from filelock import FileLock
 
 LOG = logging.getLogger(__name__)
+_MARKER = {"imageLayoutVersion": None}
 _STALE = 24 * 3600
 _NAME = re.compile(r"[A-Za-z0-9]+(?:[-._:@/+]+[A-Za-z0-9]+)*")
 
@@ -44,7 +45,7 @@ class Layout(Blobs):
             self._blobs.mkdir(parents=True, exist_ok=True)
             if not marker.exists():
                 write_atomically(marker, b'{"imageLayoutVersion":"1.0.0"}')
-            version = json.loads(marker.read_bytes())["imageLayoutVersion"]
+            version = strict_json.read(marker.read_bytes(), str(marker), keys=_MARKER)["imageLayoutVersion"]
             with self._lock():
                 if not self._index.exists():
                     write_atomically(self._index, canonical(_empty_index()))
@@ -265,7 +266,7 @@ class Layout(Blobs):
                 try:
                     if self.has(digest):
                         used.update(found.digest for found in self.walk(self.resolve(digest)))
-                except (RegistryError, DigestError) as error:
+                except (RegistryError, DigestError, DocumentError) as error:
                     used.add(digest)
                     LOG.warning("%s: %s", self.root, error)
             for path in self._blobs.iterdir() if self._blobs.is_dir() else []:

@@ -1,26 +1,58 @@
-"""What the JSON of manifests and indexes says."""
+"""The JSON of manifests, indexes and configs."""
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-from toolchain.errors import RegistryError
+from toolchain import strict_json
+from toolchain.errors import DocumentError, RegistryError
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
+from toolchain.strict_json import Keys
 
+_PLATFORM: Keys = dict.fromkeys(("architecture", "os", "os.version", "os.features", "variant", "features"))
+_DESCRIPTOR: Keys = {
+    **dict.fromkeys(("mediaType", "digest", "size", "urls", "annotations", "data", "artifactType")),
+    "platform": _PLATFORM,
+}
+# An index.json is an index too, and so is an answer about referrers.
+MANIFEST_KEYS: Keys = {
+    **dict.fromkeys(("schemaVersion", "mediaType", "artifactType", "annotations")),
+    **dict.fromkeys(("config", "layers", "manifests", "subject"), _DESCRIPTOR),
+}
+CONFIG_KEYS: Keys = {
+    **_PLATFORM,
+    **dict.fromkeys(("created", "author")),
+    "config": dict.fromkeys(
+        ("User", "ExposedPorts", "Env", "Entrypoint", "Cmd", "Volumes", "WorkingDir", "Labels", "StopSignal")
+    ),
+    "rootfs": dict.fromkeys(("type", "diff_ids")),
+    "history": dict.fromkeys(("created", "created_by", "author", "comment", "empty_layer")),
+}
+_CONFIGS = frozenset({media.CONFIG, media.DOCKER_CONFIG})
 _OTHER = "check the name; if it is right, publish it again, or ask who did"
 
 
-def parse_object(content: bytes, name: str) -> dict[str, Any]:
+def keys_of(media_type: str) -> Keys:
+    """The keys that a JSON blob of this type may have."""
+    return CONFIG_KEYS if media_type in _CONFIGS else MANIFEST_KEYS
+
+
+def parse_object(content: bytes, name: str, *, keys: Keys | None = MANIFEST_KEYS) -> dict[str, Any]:
     """JSON bytes that must hold an object.
 
+    Args:
+        keys: see `strict_json.read`.
+
     Raises:
-        RegistryError: they do not.
+        DocumentError: programs read them differently.
+        RegistryError: they hold no object.
     """
     try:
-        value = json.loads(content)
-    except (ValueError, RecursionError) as error:
+        value = strict_json.read(content, name, keys=keys)
+    except DocumentError:
+        raise
+    except ValueError as error:
         raise RegistryError(f"{name} is not JSON", why=str(error), fix=_OTHER) from error
     if not isinstance(value, dict):
         raise RegistryError(f"{name} is not a JSON object", fix=_OTHER)
@@ -40,8 +72,21 @@ def children_of(value: dict[str, Any], descriptor: Descriptor) -> tuple[Descript
     """What the JSON of a manifest or index names directly.
 
     Raises:
-        RegistryError: malformed.
+        RegistryError: malformed, or of another type than its descriptor says.
     """
+    said = value.get("mediaType")
+    if said is not None and said != descriptor.media_type:
+        raise RegistryError(
+            f"{descriptor.digest} calls itself {str(said)[:100]!r}",
+            why=f"it is listed as {descriptor.media_type!r}; some programs go by the one, some by the other",
+            fix=_OTHER,
+        )
+    if "manifests" in value and value.keys() & {"config", "layers"}:
+        raise RegistryError(
+            f"{descriptor.digest} is an image and an index",
+            why="some programs would take it for the one, some for the other",
+            fix=_OTHER,
+        )
     try:
         if descriptor.media_type in media.INDEXES:
             return tuple(Descriptor.from_json(entry) for entry in value["manifests"])

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from toolchain.errors import DigestError, RegistryError
+from toolchain.errors import DigestError, DocumentError, RegistryError
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor, check_digest
 from toolchain.oci.layout import Layout
@@ -120,7 +120,7 @@ def referrers_in_layout(layout: Layout, subject: str) -> tuple[Descriptor, ...]:
         if entry.media_type in media.IMAGES and layout.has(entry.digest):
             try:
                 value = layout.read_json(entry)
-            except (RegistryError, DigestError) as error:
+            except (RegistryError, DigestError, DocumentError) as error:
                 LOG.warning("%s in %s is left out: %s", entry.digest, layout.root, error.what)
                 continue
             if subject_of(value) == subject:

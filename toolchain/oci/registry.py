@@ -18,9 +18,11 @@ from toolchain.oci.layout import Layout
 from toolchain.oci.manifest import media_type_of, parse_object
 from toolchain.oci.transport import Transport
 from toolchain.oci.upload import Upload
+from toolchain.strict_json import Keys
 from toolchain.web import TryAgainError, header_number
 
 _ACCEPT = ", ".join([media.INDEX, media.MANIFEST, media.DOCKER_INDEX, media.DOCKER_MANIFEST])
+_TAGS: Keys = {"name": None, "tags": None}
 _TAGS_A_PAGE, _PAGES = 1000, 1000
 
 
@@ -112,7 +114,7 @@ class Registry(Transport):
                     return ()
                 if got.status_code != 200:
                     raise self.failed(got, f"{self.host} does not list the tags of {repository}")
-                value = parse_object(self.content(got, "the list of tags"), "the list of tags").get("tags")
+                value = parse_object(self.content(got, "the list of tags"), "the list of tags", keys=_TAGS).get("tags")
                 further = re.search(r'<([^<>]+)>;\s*rel="?next', got.headers.get("Link", ""))
             if not isinstance(value, list | None) or not all(isinstance(one, str) for one in value or ()):
                 raise RegistryError(

@@ -230,7 +230,7 @@ class Transport:
         except requests.RequestException:
             said = ""
         with contextlib.suppress(ToolchainError, KeyError, IndexError, TypeError, AttributeError):
-            first = parse_object(said.encode(), "answer")["errors"][0]
+            first = parse_object(said.encode(), "answer", keys=None)["errors"][0]
             code, said = str(first["code"]), f"{first['code']}: {first.get('message', '')}"
         return code, " ".join(self._auth.redact(said).split())[:300]
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from toolchain import strict_json
 from toolchain.build.record import isolation_facts, known_record
 from toolchain.cache import Cache
 from toolchain.catalog.bases import base_recipe
@@ -129,7 +129,7 @@ def _resolved(cache: Cache, stage: str, record: Record) -> tuple[Package, ...]:
         name, arch = str(inputs.get("base", "")), str(inputs.get("arch", ""))
         if stage == "base":
             name = base_recipe(name, arch).name
-        lock = json.loads(cache.package_list(stage, name, arch).read_bytes())
+        lock = strict_json.read(cache.package_list(stage, name, arch).read_bytes())
         return parse_lock(lock["packages"]) if sha256_json(lock) == inputs.get("packages") else ()
     except (OSError, ValueError, KeyError, UnsupportedError):
         return ()

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from toolchain import __version__, console
+from toolchain import __version__, console, strict_json
 from toolchain.cache import Cache
 from toolchain.catalog.architectures import machine_of
 from toolchain.catalog.gpus import pack as pack_of
@@ -111,7 +111,7 @@ def packed_once(write: _Write) -> _Write:
         note = request.cache.root / "archives" / f"{sha256_json(made_of).removeprefix('sha256:')[:16]}.json"
         known: dict[str, str] = {}
         with contextlib.suppress(OSError, ValueError):
-            known = json.loads(note.read_bytes())
+            known = strict_json.read(note.read_bytes())
         paths = [folder / name for name in known]
         if known and all(path.is_file() and sha256_file(path) == known[path.name] for path in paths):
             return paths

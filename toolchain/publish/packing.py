@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from toolchain import strict_json
 from toolchain.build.record import known_record
 from toolchain.cache import Cache
 from toolchain.digest import CHUNK, sha256_json, write_atomically
@@ -100,7 +101,7 @@ def _packed(cache: Cache, layer: LayerBlob, how: Packing, record: Record | None)
     with held(cache.locks / f"pack-{short}.lock", what=f"packing the layer {short}"):
         # A note that cannot be read is written again.
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, ToolchainError):
-            known = json.loads(note.read_bytes())
+            known = strict_json.read(note.read_bytes())
             blob = Descriptor.from_json(known["blob"])
             if layout.holds(blob.digest):
                 return PackedLayer(LayerBlob(blob, layer.diff_id, layer.created_by), str(known["compressor"]))

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
-from toolchain import console
+from toolchain import console, strict_json
 from toolchain.cache import Cache
 from toolchain.digest import write_atomically
 from toolchain.errors import SourceError, UnreachableError
@@ -22,7 +22,7 @@ def holder_of(commit: str, repositories: Sequence[str], cache: Cache, *, parts: 
         parts: what the store may call the part of the tree that is taken.
     """
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        value = json.loads(_note(commit, cache).read_bytes())
+        value = strict_json.read(_note(commit, cache).read_bytes())
         if value["commit"] == commit and value["repository"] in repositories:
             return str(value["repository"])
     store = Store(cache.store)

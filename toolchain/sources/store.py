@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from toolchain import console
+from toolchain import console, strict_json
 from toolchain.digest import sha256_file, write_atomically
 from toolchain.errors import DigestError, SourceError
 from toolchain.locks import held
@@ -183,14 +183,14 @@ class Store:
 
     def _read_sidecar(self, key: str) -> TreeInfo | None:
         try:
-            record = json.loads((self.root / "trees" / f"{key}.json").read_bytes())
+            record = strict_json.read((self.root / "trees" / f"{key}.json").read_bytes())
             return TreeInfo(str(record["tree"]), int(record["files"]), int(record["bytes"]))
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
     def _brought(self, key: str) -> bool:
         try:
-            return bool(json.loads((self.root / "trees" / f"{key}.json").read_bytes()).get("brought"))
+            return bool(strict_json.read((self.root / "trees" / f"{key}.json").read_bytes()).get("brought"))
         except (OSError, ValueError, AttributeError):
             return False
 

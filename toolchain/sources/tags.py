@@ -8,7 +8,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from toolchain import console
+from toolchain import console, strict_json
 from toolchain.cache import Cache
 from toolchain.digest import write_atomically
 from toolchain.errors import LockedError, UnreachableError
@@ -21,7 +21,7 @@ from toolchain.sources.tree import Source
 def remembered(repository: str, tag: str, cache: Cache) -> str:
     """The commit that a tag was at when it was last asked for; empty where nobody asked yet."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        value = json.loads(_note(repository, tag, cache).read_bytes())
+        value = strict_json.read(_note(repository, tag, cache).read_bytes())
         if (value["repository"], value["tag"]) == (repository, tag):
             return str(value["commit"])
     return ""

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from toolchain import digest
+from toolchain import digest, strict_json
 from toolchain.digest import CHUNK, write_atomically
 from toolchain.errors import HostileInputError, SourceError
 from toolchain.sources.spec import Kind, ref_of
@@ -231,7 +231,7 @@ def _hash_file(path: str) -> str:
 def _load_cache(path: Path) -> dict[str, str]:
     # A cache that cannot be read costs time, nothing else.
     with contextlib.suppress(OSError, ValueError):
-        content = json.loads(path.read_bytes())
+        content = strict_json.read(path.read_bytes())
         if isinstance(content, dict) and content.get("format") == _CACHE_FORMAT and isinstance(content["files"], dict):
             return content["files"]
     return {}

@@ -15,7 +15,7 @@ from pathlib import Path
 from subprocess import Popen
 from typing import Any
 
-from toolchain import console, recipe
+from toolchain import console, recipe, strict_json
 from toolchain.digest import sha256_bytes, write_atomically
 from toolchain.errors import ContractError, UnsupportedError
 from toolchain.kernels.aks2 import read_archive
@@ -129,7 +129,7 @@ class KernelImages:
 
     def _shared(self) -> AbstractContextManager[SharedResults | None]:
         about = self.build.with_name("about.json")
-        told = json.loads(about.read_bytes()) if about.is_file() else None
+        told = strict_json.read(about.read_bytes()) if about.is_file() else None
         return self.workspace.shared_results(self.naming(), about=told)
 
     def compile(self, rules: RuleSet, shared: SharedResults | None = None) -> CampaignResult:
@@ -168,7 +168,7 @@ class KernelImages:
                 tell=workers.tell,
             )
         # The same whether something was left to compile or not.
-        return replace(result, about=json.loads(about.read_bytes())) if about.is_file() else result
+        return replace(result, about=strict_json.read(about.read_bytes())) if about.is_file() else result
 
     def bench(self) -> Bench:
         """Where the kernels compile: `build` holds the objects."""
@@ -268,7 +268,7 @@ class KernelImages:
             log=self.workspace.log,
             capture=True,
         )
-        answers = {row["id"]: row for row in map(json.loads, done.stdout.strip().splitlines())}
+        answers = {row["id"]: row for row in map(strict_json.read, done.stdout.strip().splitlines())}
         return compare(chosen, bad, answers)
 
 
@@ -422,5 +422,5 @@ def check_images(
 
 def _launch(path: Path) -> tuple[int, int]:
     """Shared memory in bytes and threads of a block, from the JSON beside an object."""
-    told = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+    told = strict_json.read(path.with_suffix(".json").read_text(encoding="utf-8"))
     return int(told["shared"]), int(told["num_warps"]) * int(told["warp_size"])

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from toolchain import strict_json
 from toolchain.catalog.gpus import short_list
 from toolchain.catalog.releases import aotriton_release
 from toolchain.digest import sha256_json
@@ -95,7 +95,7 @@ def library_facts(built: Path) -> dict[str, Any]:
     """
     return {
         "hip": (built / "hip-version").read_text(encoding="utf-8").strip(),
-        "redirected": json.loads((built / "redirected.json").read_bytes()),
+        "redirected": strict_json.read((built / "redirected.json").read_bytes()),
     }
 
 

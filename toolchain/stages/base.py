@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from toolchain import process
+from toolchain import process, strict_json
 from toolchain.catalog.bases import BaseRecipe, base_recipe
 from toolchain.deb822 import stanzas
 from toolchain.digest import EPOCH, sha256_bytes, sha256_json, write_atomically
@@ -106,7 +106,7 @@ def read_packages(path: Path, recipe: str) -> dict[str, Any] | None:
         recipe: its digest.
     """
     try:
-        lock: dict[str, Any] = json.loads(path.read_bytes())
+        lock: dict[str, Any] = strict_json.read(path.read_bytes(), path.name)
     except (OSError, ValueError):
         return None
     return lock if lock.get("recipe") == recipe else None
@@ -277,8 +277,8 @@ def local_manifest(request: Request) -> tuple[Layout, Mapping[str, Any]]:
     found = resolve(request.base.image)
     for descriptor in layout.walk(found):
         if descriptor.media_type in media.IMAGES:
-            manifest = json.loads(layout.blob(descriptor.digest).read_bytes())
-            config = json.loads(layout.blob(manifest["config"]["digest"]).read_bytes())
+            manifest = layout.read_json(descriptor)
+            config = layout.read_json(layout.children(descriptor)[0])
             if config.get("architecture") == request.arch[0]:
                 return layout, {"digest": descriptor.digest, "manifest": manifest, "type": descriptor.media_type}
     raise UnsupportedError(

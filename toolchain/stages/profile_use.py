@@ -6,11 +6,11 @@ code runs often. It was made by running code, so it enters by `--allow-binary pr
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from toolchain import strict_json
 from toolchain.digest import sha256_file
 from toolchain.errors import PinError, SourceError, UnsupportedError
 from toolchain.request import Request
@@ -73,7 +73,7 @@ def check_profile(tree: Path, llvm: Source, patches: Mapping[str, Sequence[Path]
     """
     require(tree, DATA, ABOUT, CLANG)
     try:
-        said: dict[str, Any] = json.loads((tree / ABOUT).read_bytes())
+        said: dict[str, Any] = strict_json.read((tree / ABOUT).read_bytes())
         known, of = said["format"], said["llvm"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise SourceError("this profile does not say what it is of", why=f"{ABOUT}: {error}", fix=_AGAIN) from error

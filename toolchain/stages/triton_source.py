@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from toolchain import recipe
+from toolchain import recipe, strict_json
 from toolchain.catalog.bases import base_recipe
 from toolchain.catalog.codegen import Codegen, codegens
 from toolchain.catalog.components import check_files
@@ -357,7 +356,7 @@ def run_contract(
         check=False,
     )
     try:
-        found: dict[str, Any] = json.loads((done.stdout.strip().splitlines() or [""])[-1])
+        found: dict[str, Any] = strict_json.read((done.stdout.strip().splitlines() or [""])[-1])
     except ValueError:
         why = "\n".join(done.tail[-40:])
         missing = re.search(r"undefined symbol: (\S+)", why)

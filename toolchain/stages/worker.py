@@ -6,7 +6,6 @@ campaign names them by, so both share a store.
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import toolchain
-from toolchain import recipe
+from toolchain import recipe, strict_json
 from toolchain.digest import canonical, sha256_file
 from toolchain.errors import ContractError, PolicyError, UnsupportedError
 from toolchain.recipe import digests
@@ -45,7 +44,7 @@ MODULES = (
     "data/__init__", "digest", "engine/__init__", "engine/own_network", "engine/resources", "errors",
     "kernels/__init__", "kernels/bounds", "kernels/dask_link", "kernels/dask_worker", "kernels/executors",
     "kernels/faults", "kernels/ledger", "kernels/reached", "kernels/result_name", "kernels/rules", "kernels/station",
-    "kernels/store", "kernels/untrusted", "kernels/worker_process", "process",
+    "kernels/store", "kernels/untrusted", "kernels/worker_process", "process", "strict_json",
 )  # fmt: skip
 _FILES = (*(f"{name}.py" for name in MODULES), "data/gpus.toml")
 _START = f"""#!/bin/sh
@@ -196,7 +195,7 @@ def _check(workspace: Workspace) -> Callable[[str], Mapping[str, Any]]:
         workspace.step("contract")
         done = workspace.runner.run(image, [PROGRAM, "--check"], log=workspace.log, capture=True, check=False)
         try:
-            return {"contract": json.loads(done.stdout)}
+            return {"contract": strict_json.read(done.stdout)}
         except ValueError:
             raise ContractError(
                 "the worker does not start in its image",

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, TypedDict
 
-from toolchain import __version__
+from toolchain import __version__, strict_json
 from toolchain.digest import canonical, sha256_json
 from toolchain.record import LOCAL_BUILDER, Record, RecordedSource
+from toolchain.strict_json import Keys
 from toolchain.trust import sbom
 from toolchain.trust.image_facts import ImageFacts, is_library, is_tool, origin, purl
 
@@ -18,6 +18,27 @@ STATEMENT = "https://in-toto.io/Statement/v1"
 PREDICATE = "https://slsa.dev/provenance/v1"
 # Names of this project's own, not addresses: what they mean stands in docs/trust.md.
 BUILD_TYPE = "urn:toolchain:build:v1"
+_RESOURCE: Keys = dict.fromkeys(("name", "uri", "digest", "content", "downloadLocation", "mediaType", "annotations"))
+KEYS: Keys = {
+    **dict.fromkeys(("_type", "predicateType")),
+    "subject": _RESOURCE,
+    # Of a provenance, and of an SBOM.
+    "predicate": {
+        **sbom.KEYS,
+        "buildDefinition": {
+            **dict.fromkeys(("buildType", "externalParameters")),
+            "internalParameters": dict.fromkeys(
+                ("image", "stage", "partial", "inputs", "inputDigest", "recipeDigest", "binaries")
+            ),
+            "resolvedDependencies": _RESOURCE,
+        },
+        "runDetails": {
+            "builder": dict.fromkeys(("id", "version", "builderDependencies")),
+            "metadata": dict.fromkeys(("invocationId", "startedOn", "finishedOn")),
+            "byproducts": _RESOURCE,
+        },
+    },
+}
 WITH_THE_BUILD = "with the build"
 REPORT = "build-report"
 
@@ -160,7 +181,7 @@ def byproduct(statement: Mapping[str, Any], name: str, *, recorded: str | None =
     """
     for one in statement["predicate"]["runDetails"].get("byproducts") or ():
         if one["name"] == name and recorded in {None, (one.get("annotations") or {}).get("recorded")}:
-            value = json.loads(base64.b64decode(one["content"], validate=True))
+            value = strict_json.read(base64.b64decode(one["content"], validate=True), name)
             return dict(value)
     return None
 

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import base64
-import binascii
-import json
 from dataclasses import dataclass, replace
 from typing import Any
 
+from toolchain import strict_json
 from toolchain.digest import canonical
-from toolchain.errors import UntrustedError
+from toolchain.errors import DocumentError, UntrustedError
 from toolchain.oci import descriptor as media
+from toolchain.strict_json import Keys
 from toolchain.trust.keys import PublicKey, Signer
 
 MEDIA_TYPE = media.DSSE
 MOST_SIGNATURES = 16
 IN_TOTO = "application/vnd.in-toto+json"
+_ENVELOPE: Keys = {"payload": None, "payloadType": None, "signatures": dict.fromkeys(("keyid", "sig", "cert"))}
+BUNDLE: Keys = {
+    **dict.fromkeys(("mediaType", "verificationMaterial", "messageSignature")),
+    "dsseEnvelope": _ENVELOPE,
+}
 
 
 @dataclass(frozen=True)
@@ -68,9 +73,10 @@ def from_bundle(content: bytes) -> Envelope:
         UntrustedError: there is none, or nobody signed it.
     """
     try:
-        return read(canonical(json.loads(content)["dsseEnvelope"]))
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UntrustedError("what is attached is not a bundle with an envelope", why=type(error).__name__) from error
+        value = strict_json.read(content, "the bundle", keys=BUNDLE)["dsseEnvelope"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UntrustedError("what is attached is not a bundle with an envelope", why=_reason(error)) from error
+    return _envelope(value)
 
 
 def read(content: bytes) -> Envelope:
@@ -80,18 +86,27 @@ def read(content: bytes) -> Envelope:
         UntrustedError: it is none, or nobody signed it.
     """
     try:
-        value = json.loads(content)
-        kind = str(value["payloadType"])
-        kind.encode()  # half a surrogate pair cannot be signed
+        value = strict_json.read(content, "the envelope", keys=_ENVELOPE)
+    except ValueError as error:
+        raise UntrustedError("what is attached is not a signed envelope", why=_reason(error)) from error
+    return _envelope(value)
+
+
+def _reason(error: Exception) -> str:
+    return error.what if isinstance(error, DocumentError) else type(error).__name__
+
+
+def _envelope(value: Any) -> Envelope:
+    try:
         found = Envelope(
-            kind,
+            str(value["payloadType"]),
             base64.b64decode(value["payload"], validate=True),
             tuple(
                 (str(one.get("keyid", "")), base64.b64decode(one["sig"], validate=True)) for one in value["signatures"]
             ),
         )
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, binascii.Error) as error:
-        raise UntrustedError("what is attached is not a signed envelope", why=f"{type(error).__name__}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UntrustedError("what is attached is not a signed envelope", why=type(error).__name__) from error
     if len(found.signatures) > MOST_SIGNATURES:
         # Each costs a look at the whole payload, and anybody may attach an envelope.
         raise UntrustedError(f"an attached envelope has more than {MOST_SIGNATURES} signatures")

@@ -15,9 +15,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from toolchain import strict_json
 from toolchain.digest import canonical
-from toolchain.errors import ConfigError, ToolchainError, UnreachableError, UntrustedError
-from toolchain.trust.dsse import Envelope
+from toolchain.errors import ConfigError, DocumentError, ToolchainError, UnreachableError, UntrustedError
+from toolchain.trust.dsse import BUNDLE, Envelope
 
 if TYPE_CHECKING:
     from sigstore.models import ClientTrustConfig
@@ -73,11 +74,14 @@ class Identity:
 
         verifier = self._verifier
         try:
+            strict_json.read(content, "the bundle", keys=BUNDLE)
             kind, payload = verifier.verify_dsse(
                 Bundle.from_json(content), Demand(identity=self.name, issuer=self.issuer)
             )
         except Error as error:
             raise UntrustedError("a bundle is not signed by this identity", why=_short(error)) from error
+        except DocumentError as error:
+            raise UntrustedError("what is attached is not a bundle", why=error.what) from error
         except Exception as error:
             # Certificates and JSON of strangers reach deep into libraries, which raise what they like.
             raise UntrustedError("what is attached is not a bundle", why=type(error).__name__) from error

@@ -16,6 +16,7 @@ from toolchain.digest import EPOCH, sha256_bytes
 from toolchain.errors import UntrustedError
 from toolchain.oci.image import timestamp
 from toolchain.oci.layer_files import LayerFile
+from toolchain.strict_json import Keys
 from toolchain.trust.image_facts import (
     ImageFacts,
     Origin,
@@ -30,6 +31,13 @@ from toolchain.trust.image_facts import (
 MEDIA_TYPE = "application/spdx+json"
 # in-toto also names one with SPDX's version; cosign and those who read as it does ask for this one.
 PREDICATE = "https://spdx.dev/Document"
+_CHECKSUM: Keys = dict.fromkeys(("algorithm", "checksumValue"))
+# Those that decide something here.
+KEYS: Keys = {
+    **dict.fromkeys(("spdxVersion", "SPDXID", "name", "relationships")),
+    "packages": {**dict.fromkeys(("SPDXID", "name", "sourceInfo")), "checksums": _CHECKSUM},
+    "files": {**dict.fromkeys(("SPDXID", "fileName")), "checksums": _CHECKSUM},
+}
 IMAGE = "SPDXRef-Image"
 _BINARY = "SPDXRef-Binary-"
 _LAYER = "files are those of the layer with diff_id "

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from toolchain.errors import DigestError, RegistryError, UntrustedError
+from toolchain import strict_json
+from toolchain.errors import DigestError, DocumentError, RegistryError, UntrustedError
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.layout import Layout
@@ -62,7 +62,7 @@ def gather(place: Place, subjects: Sequence[str], scratch: Layout) -> list[Evide
                 for one in _contents(place, artifact, subject, scratch, room=room):
                     room -= len(one.content)
                     found.setdefault(one.media_type + one.artifact, one)
-            except (RegistryError, DigestError) as error:
+            except (RegistryError, DigestError, DocumentError) as error:
                 LOG.warning("%s, which is attached, cannot be read: %s", artifact.digest, error.what)
     return list(found.values())
 
@@ -176,7 +176,7 @@ def opened(envelope: dsse.Envelope) -> dict[str, Any]:
         UntrustedError: there is none.
     """
     try:
-        value = json.loads(envelope.payload)
+        value = strict_json.read(envelope.payload, "the statement", keys=attest.KEYS)
         if value["_type"] != attest.STATEMENT or not isinstance(value["predicate"], dict):
             raise ValueError(value["_type"])
         return {**value, "predicateType": str(value["predicateType"]), "subject": list(value["subject"])}

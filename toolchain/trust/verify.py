@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from toolchain.errors import RegistryError, UntrustedError
+from toolchain.errors import DocumentError, RegistryError, UntrustedError
 from toolchain.oci import descriptor as media
 from toolchain.oci.check import verify_layout
 from toolchain.oci.descriptor import Descriptor
@@ -182,12 +182,12 @@ class _Image:
         for one in self._found:
             try:
                 if one.media_type == sbom.MEDIA_TYPE:
-                    documents.append(parse_object(one.content, "the SBOM"))
+                    documents.append(parse_object(one.content, "the SBOM", keys=sbom.KEYS))
                     continue
                 said = opened(one.envelope())
                 if said["predicateType"] == sbom.PREDICATE:
                     documents.append(said["predicate"])
-            except (UntrustedError, RegistryError) as error:
+            except (UntrustedError, RegistryError, DocumentError) as error:
                 LOG.warning("%s: %s", one.artifact, error.what)
             except (ValueError, RecursionError) as error:  # what JSON can say and nobody can write again
                 LOG.warning("%s: it holds no envelope (%s)", one.artifact, type(error).__name__)

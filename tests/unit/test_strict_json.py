@@ -1,0 +1,104 @@
+"""JSON that two programs could read differently is refused, by the only reader that there is."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from toolchain import strict_json
+from toolchain.errors import DocumentError
+from toolchain.oci.manifest import CONFIG_KEYS, MANIFEST_KEYS
+from toolchain.strict_json import DEEPEST, Keys
+from toolchain.trust import attest
+
+DIGEST = "sha256:" + "0" * 64
+
+
+@pytest.mark.parametrize("value", [{}, [], "x", 1, 1.5, None, True, {"a": [{"b": "\u00e9\U0001f600"}]}])
+def test_plain_json_is_read(value: Any) -> None:
+    for ascii_only in (True, False):
+        text = json.dumps(value, ensure_ascii=ascii_only)
+        assert strict_json.read(text) == strict_json.read(text.encode()) == value
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"a": 1, "a": 1}',
+        '[{"x": {"a": 1, "b": 2, "a": 3}}]',
+        '{"a": 1, "\\u0061": 2}',
+        "NaN",
+        "[Infinity]",
+        "-Infinity",
+        "1e999",
+        '"\\ud800"',
+        '{"\\udc00": 1}',
+        "[" * (DEEPEST + 1) + "]" * (DEEPEST + 1),
+        '{"a":' * (DEEPEST + 1) + "1" + "}" * (DEEPEST + 1),
+        "[" * 100_000,
+    ],
+    ids=lambda text: text[:20],
+)
+def test_what_programs_read_differently_is_refused(text: str) -> None:
+    with pytest.raises(DocumentError, match="the file: "):
+        strict_json.read(text, "the file")
+
+
+def test_what_is_deep_but_not_too_deep_is_read() -> None:
+    assert strict_json.read("[" * DEEPEST + "]" * DEEPEST) is not None
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"{} {}", b"\xef\xbb\xbf{}", '{"a": 1}'.encode("utf-16"), b'"\xff"', b"9" * 5000]
+)
+def test_what_is_no_json_in_utf_8_is_no_document_at_all(content: bytes) -> None:
+    with pytest.raises(ValueError) as error:  # noqa: PT011 - whoever asks catches all of them alike
+        strict_json.read(content)
+    assert not isinstance(error.value, DocumentError)
+
+
+def test_a_document_that_is_too_large_is_not_read() -> None:
+    assert strict_json.read("[1, 2]", limit=6) == [1, 2]
+    with pytest.raises(DocumentError, match="6 bytes"):
+        strict_json.read(b"[1, 2]", limit=5)
+
+
+@pytest.mark.parametrize(
+    ("keys", "value"),
+    [
+        (MANIFEST_KEYS, {"manifests": [], "Manifests": []}),
+        (MANIFEST_KEYS, {"Manifests": []}),
+        (MANIFEST_KEYS, {"manife\u017fts": []}),  # Go folds the long s too
+        (MANIFEST_KEYS, {"mani": 1, "MANI": 1}),
+        (MANIFEST_KEYS, {"manifests": [{"digest": DIGEST, "Digest": DIGEST}]}),
+        (MANIFEST_KEYS, {"layers": [{"SIZE": 1}]}),
+        (MANIFEST_KEYS, {"manifests": [{"platform": {"OS": "linux"}}]}),
+        (MANIFEST_KEYS, {"config": {"mediatype": "x"}}),
+        (CONFIG_KEYS, {"rootfs": {"Diff_IDs": []}}),
+        (CONFIG_KEYS, {"config": {"labels": {}}}),
+        (attest.KEYS, {"Subject": []}),
+        (attest.KEYS, {"predicate": {"runDetails": {"metadata": {"finishedon": ""}}}}),
+        (attest.KEYS, {"predicate": {"files": [{"checksums": [{"Algorithm": ""}]}]}}),
+    ],
+    ids=str,
+)
+def test_a_key_in_another_case_is_refused(keys: Keys, value: Any) -> None:
+    assert strict_json.read(json.dumps(value)) == value
+    with pytest.raises(DocumentError, match="in case alone"):
+        strict_json.read(json.dumps(value), keys=keys)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"annotations": {"a": "1", "A": "2", "Digest": "3"}},  # these are free to choose
+        {"manifests": [{"annotations": {"Size": "1"}, "platform": {"os": "linux", "os.version": "1"}}]},
+        {"x-of-others": {"Size": 1, "size": 2}},
+        {"manifests": {"digest": [[{"Digest": 1}]]}},
+    ],
+    ids=str,
+)
+def test_a_key_that_no_program_folds_is_read(value: Any) -> None:
+    assert strict_json.read(json.dumps(value), keys=MANIFEST_KEYS) == value
