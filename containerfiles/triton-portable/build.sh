@@ -47,32 +47,15 @@ if [ "${ARCH:-amd64}" != "$machine" ]; then
   export EMULATOR=/emulator/emulator
 fi
 
+setup= # the folder of setup.py, which prepare_setup finds
+# shellcheck disable=SC1091  # where the container has it
+. /recipe/containerfiles/triton/setup.sh
 echo "@step configure"
-# Triton's build writes links and generated files beside its sources, so it works on a copy; times are kept, and with
-# them ninja's idea of what is done.
 # Without a digest nobody knows whether the tree is of these inputs.
 if [ -z "${INPUT_DIGEST:-}" ] || [ "$(cat /build/toolchain-stamp 2>/dev/null)" != "$INPUT_DIGEST" ]; then
   rm -f /build/toolchain-stamp
   rm -rf /build/src /build/cmake /build/python
-  cp -a /src/triton /build/src
-  (
-    IFS=';'
-    for file in ${DROP:-}; do rm -f "/build/src/$file"; done
-    for pair in ${REPLACE:-}; do
-      file=${pair%%=*}
-      found=
-      unset IFS
-      # shellcheck disable=SC2086  # a glob
-      for candidate in ${pair#*=}; do [ -f "$candidate" ] && found=$candidate; done
-      IFS=';'
-      if [ -z "$found" ]; then
-        echo "toolchain: the base has nothing to put in place of $file (looked for ${pair#*=})" >&2
-        exit 43
-      fi
-      cp --remove-destination "$found" "/build/src/$file"
-      echo "replaced $file by the base's $found"
-    done
-  )
+  lay_source
   if [ -d /codegen/tree ]; then cp -a /codegen/tree/. /build/src/; fi
   printf '%s' "${INPUT_DIGEST:-}" >/build/toolchain-stamp
 fi
@@ -92,11 +75,12 @@ mkdir -p /build/empty
 rm -f /build/empty/libz.a
 ar rcs /build/empty/libz.a
 
-export LLVM_SYSPATH="$PREFIX" TRITON_OFFLINE_BUILD=1 TRITON_BUILD_PROTON=OFF TRITON_HOME=/build/home
+export LLVM_SYSPATH="$PREFIX"
 export TRITON_BUILD_WITH_CCACHE=ON TRITON_PARALLEL_LINK_JOBS="${LINK_JOBS:-1}" MAX_JOBS="${JOBS:-$(nproc)}"
 export TRITON_BUILD_WITH_CLANG_LLD=1 TRITON_BUILD_DIR=/build/cmake
 # Mirrors of what upstream would download, and caches of it, have no say.
-unset OAIARTIFACTS_BASE_URL TRITON_CACHE_DEPENDENCY_DOWNLOADS TRITON_LLVM_SYSTEM_SUFFIX TRITON_STABLE_ABI JSON_SYSPATH
+unset OAIARTIFACTS_BASE_URL TRITON_CACHE_DEPENDENCY_DOWNLOADS TRITON_LLVM_SYSTEM_SUFFIX TRITON_STABLE_ABI
+prepare_setup /build/venv/bin/python
 # Triton takes the libraries that are named so, and neither builds nor fetches any.
 if [ -f /codegen/variables ]; then
   while IFS='=' read -r name file; do
@@ -120,8 +104,10 @@ flags="-ffile-prefix-map=/build/src=. -ffile-prefix-map=/build=. -ffile-prefix-m
   -Wno-error=deprecated-declarations"
 link="-fuse-ld=lld -L/build/empty -Wl,-s -Wl,--gc-sections -Wl,--build-id=sha1"
 # Triton's own build type has assertions and debug information, and other layouts than the layer; the last -D wins.
-# The interpreter is the wheel's own, so that what CMake asks it is not answered by the base's.
-export TRITON_APPEND_CMAKE_ARGS="-DCMAKE_BUILD_TYPE=Release '-DCMAKE_CXX_FLAGS=$flags' \
+# The interpreter is the wheel's own, so that what CMake asks it is not answered by the base's. Old trees take their flags
+# of C++ from those of C, and Python's headers from PYTHON_INCLUDE_DIRS.
+export TRITON_APPEND_CMAKE_ARGS="-DCMAKE_BUILD_TYPE=Release '-DCMAKE_CXX_FLAGS=$flags' '-DCMAKE_C_FLAGS=$flags' \
+  -DTRITON_BUILD_UT=OFF -DPYTHON_INCLUDE_DIRS=/build/python/include \
   -DCMAKE_TOOLCHAIN_FILE=/recipe/containerfiles/triton-portable/toolchain.cmake ${cross:+-DTOOLCHAIN_ARCH=$cross} \
   -DPython3_EXECUTABLE=/build/python/bin/python3 -DPython3_INCLUDE_DIR=/build/python/include \
   -DMLIR_DIR=$PREFIX/lib/cmake/mlir -DLLVM_DIR=$PREFIX/lib/cmake/llvm -DLLD_DIR=$PREFIX/lib/cmake/lld ${CMAKE_EXTRA:-} \
@@ -165,9 +151,9 @@ for version in $PYTHONS; do
   echo "@step compile"
   cp "$TRITON_BUILD_DIR/.ninja_log" /build/ninja-before 2>/dev/null || : >/build/ninja-before
   (
-    cd /build/src &&
-      PATH="/build/venv/bin:$PATH" /build/venv/bin/python setup.py bdist_wheel --dist-dir "/build/dist-$version" \
-        --plat-name "linux_${triple%%-*}"
+    cd "$setup" &&
+      PATH="/build/tools:/build/venv/bin:$PATH" /build/venv/bin/python setup.py bdist_wheel \
+        --dist-dir "/build/dist-$version" --plat-name "linux_${triple%%-*}"
   ) || {
     status=$?
     refuse_reaching

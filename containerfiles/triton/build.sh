@@ -18,32 +18,15 @@ export NINJA_STATUS='@ninja %f/%t %r %e@ '
 export CCACHE_DIR=/ccache CCACHE_CONFIGPATH=/recipe/containerfiles/ccache.conf
 mkdir -p "$HOME"
 
+setup= # the folder of setup.py, which prepare_setup finds
+# shellcheck disable=SC1091  # where the container has it
+. /recipe/containerfiles/triton/setup.sh
 echo "@step configure"
-# Triton's build writes links and generated files beside its sources, so it works on a copy; times are kept, and with
-# them ninja's idea of what is done.
 # Without a digest nobody knows whether the tree is of these inputs.
 if [ -z "${INPUT_DIGEST:-}" ] || [ "$(cat /build/toolchain-stamp 2>/dev/null)" != "$INPUT_DIGEST" ]; then
   rm -f /build/toolchain-stamp
   rm -rf /build/src /build/cmake-*
-  cp -a /src/triton /build/src
-  (
-    IFS=';'
-    for file in ${DROP:-}; do rm -f "/build/src/$file"; done
-    for pair in ${REPLACE:-}; do
-      file=${pair%%=*}
-      found=
-      unset IFS
-      # shellcheck disable=SC2086  # a glob
-      for candidate in ${pair#*=}; do [ -f "$candidate" ] && found=$candidate; done
-      IFS=';'
-      if [ -z "$found" ]; then
-        echo "toolchain: the base has nothing to put in place of $file (looked for ${pair#*=})" >&2
-        exit 43
-      fi
-      cp --remove-destination "$found" "/build/src/$file"
-      echo "replaced $file by the base's $found"
-    done
-  )
+  lay_source
   printf '%s' "${INPUT_DIGEST:-}" >/build/toolchain-stamp
 fi
 if command -v clang >/dev/null && command -v ld.lld >/dev/null; then
@@ -53,7 +36,7 @@ else
   linker=
 fi
 
-export LLVM_SYSPATH="$PREFIX" TRITON_OFFLINE_BUILD=1 TRITON_BUILD_PROTON=OFF TRITON_HOME=/build/home
+export LLVM_SYSPATH="$PREFIX"
 export TRITON_BUILD_WITH_CCACHE=ON TRITON_PARALLEL_LINK_JOBS="${LINK_JOBS:-1}" MAX_JOBS="${JOBS:-$(nproc)}"
 # Deprecations come from LLVM's headers where LLVM is not exactly the pin; -Werror stays for everything else.
 flags="-ffile-prefix-map=/build/src=. -ffile-prefix-map=/build=. -Wno-error=deprecated-declarations ${CXXFLAGS:-}"
@@ -81,15 +64,18 @@ for version in ${PYTHONS:-$own}; do
   "python$version" -m venv --clear "$venv"
   "$venv/bin/python" -m pip install --quiet setuptools wheel pybind11 auditwheel lit
   export TRITON_BUILD_DIR="/build/cmake-$version"
-  # Triton's own build type has assertions and debug information; the last -D wins.
-  export TRITON_APPEND_CMAKE_ARGS="-DCMAKE_BUILD_TYPE=Release '-DCMAKE_CXX_FLAGS=$flags' \
+  prepare_setup "$venv/bin/python"
+  # Triton's own build type has assertions and debug information; the last -D wins. Old trees take their flags of C++ from
+  # those of C.
+  export TRITON_APPEND_CMAKE_ARGS="-DCMAKE_BUILD_TYPE=Release '-DCMAKE_CXX_FLAGS=$flags' '-DCMAKE_C_FLAGS=$flags' \
+    -DTRITON_BUILD_UT=OFF \
     -DMLIR_DIR=$PREFIX/lib/cmake/mlir -DLLVM_DIR=$PREFIX/lib/cmake/llvm -DLLD_DIR=$PREFIX/lib/cmake/lld \
     '-DCMAKE_SHARED_LINKER_FLAGS=$link' '-DCMAKE_EXE_LINKER_FLAGS=$link' '-DCMAKE_MODULE_LINKER_FLAGS=$link'"
   rm -rf "/build/dist-$version"
   echo "@step compile"
   (
-    cd /build/src
-    PATH="$venv/bin:$PATH" "$venv/bin/python" setup.py bdist_wheel --dist-dir "/build/dist-$version"
+    cd "$setup"
+    PATH="/build/tools:$venv/bin:$PATH" "$venv/bin/python" setup.py bdist_wheel --dist-dir "/build/dist-$version"
   )
   # An LLVM that the base has for itself must not have been found in place of the layer's.
   for package in LLVM MLIR LLD; do

@@ -44,8 +44,8 @@ def test_every_resolvable_aotriton_has_its_needs() -> None:
 @pytest.mark.parametrize(
     ("version", "filecheck", "lld", "clang"),
     [
-        ("2.1", False, False, False),
-        ("3.3.1", False, False, False),
+        ("2.1", True, False, False),
+        ("3.3.1", True, False, False),
         ("3.4", True, False, False),
         ("3.5", True, True, False),
         ("3.6.0", True, True, False),

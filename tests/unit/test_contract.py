@@ -97,7 +97,7 @@ def test_report_holds_every_check_in_order() -> None:
 @pytest.mark.parametrize(
     ("version", "lld", "filecheck", "clang"),
     [
-        ("3.1.0", "OFF", "OFF", "OFF"),
+        ("3.1.0", "OFF", "ON", "OFF"),
         ("3.4.0", "OFF", "ON", "OFF"),
         ("3.7.1", "ON", "ON", "OFF"),
         ("3.8.0", "ON", "ON", "ON"),

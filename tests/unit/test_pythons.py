@@ -56,7 +56,7 @@ def checkout(folder: Path, requires: str = "") -> Path:
     """As much of Triton as a plan looks at."""
     tree = small_triton(folder)
     for part in ("amd", "nvidia"):
-        (tree / "third_party" / part).mkdir(parents=True)
+        (tree / "third_party" / part / "backend").mkdir(parents=True)
     if requires:
         (tree / "setup.py").write_text(requires)
     return tree

@@ -21,6 +21,7 @@ from toolchain.stages.llvm import llvm_needs, llvm_pin, llvm_source
 from toolchain.stages.triton_origin import from_source, triton_source
 from toolchain.stages.triton_report import lit, lit_totals, ninja_seconds
 from toolchain.stages.triton_source import for_python
+from toolchain.stages.triton_tree import python_requires
 
 PIN = "0729a74e66aeeb7a9839d80bfd64fc49b2e69f52"
 COMMIT = "d8da7c998c75c88691e0ec157fcfd92b49d7060a"
@@ -144,6 +145,49 @@ def test_plan_shows_sources_wheels_and_what_is_let_in(tmp_path: Path, request_: 
     (checkout / "setup.py").unlink()
     with pytest.raises(SourceError, match=r"setup\.py"):
         plan(asked, "triton")
+
+
+def old_tree(folder: Path) -> Path:
+    """As much as a plan looks at of a Triton from before 2025-04-23, whose setup.py lies in `python/`."""
+    for part in ("python", "third_party/amd/backend", "third_party/nvidia/backend"):
+        (folder / part).mkdir(parents=True)
+    (folder / "CMakeLists.txt").write_text("#\n")
+    (folder / "python/setup.py").write_text('P("PYBIND11_SYSPATH")\nsetup(python_requires=">=3.8")\n')
+    (folder / "llvm-hash.txt").write_text(PIN)
+    return folder
+
+
+def test_setup_py_lies_at_the_top_or_in_its_old_place(tmp_path: Path, request_: Request) -> None:
+    tree = old_tree(tmp_path / "triton")
+    assert python_requires(tree) == ">=3.8"
+    asked = replace(request_, sources=specs({"triton": str(tree)}))
+    assert plan(asked, "triton")[-1].planned.name == "triton"
+    (tree / "setup.py").write_text('setup(python_requires=">=3.10")\n')
+    assert python_requires(tree) == ">=3.10"
+    (tree / "setup.py").unlink()
+    (tree / "python/setup.py").unlink()
+    with pytest.raises(SourceError, match=r"no setup\.py") as caught:
+        plan(asked, "triton")
+    assert caught.value.code == 5
+
+
+def test_a_backend_that_is_a_submodule_must_be_checked_out(tmp_path: Path, request_: Request) -> None:
+    tree = old_tree(tmp_path / "triton")
+    (tree / "third_party/amd/backend").rmdir()
+    with pytest.raises(SourceError, match="third_party/amd") as caught:
+        plan(replace(request_, sources=specs({"triton": str(tree)})), "triton")
+    assert "git submodule update --init" in caught.value.fix
+    (tree / "third_party/amd").rmdir()
+    with pytest.raises(SourceError, match="third_party/amd"):
+        plan(replace(request_, sources=specs({"triton": str(tree)})), "triton")
+
+
+def test_a_package_that_would_be_downloaded_is_refused_by_its_name(tmp_path: Path, request_: Request) -> None:
+    tree = old_tree(tmp_path / "triton")
+    setup = tree / "python/setup.py"
+    setup.write_text('Package("json", "JSON_SYSPATH")\nPackage("boost", "BOOST_SYSPATH")\n')
+    with pytest.raises(SourceError, match="download boost"):
+        plan(replace(request_, sources=specs({"triton": str(tree)})), "triton")
 
 
 @pytest.mark.parametrize("text", ["cp313", "3.013", "3", "3.13,2.7", "\uff13.13"])

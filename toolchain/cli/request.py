@@ -292,7 +292,12 @@ def make_request(
     )
     with _told_where(origins):
         asked = _settled(asked, lock, request)
-    return replace(request, triton=asked.triton, aotriton=asked.aotriton, sources=dict(asked.sources), lock=lock)
+    request = replace(request, triton=asked.triton, aotriton=asked.aotriton, sources=dict(asked.sources), lock=lock)
+    if "llvm" not in request.sources:
+        return request
+    from toolchain.stages.triton_edits import with_edits  # noqa: PLC0415 - only where an LLVM is named
+
+    return replace(request, patches=with_edits(request, target))
 
 
 def _note_used(cache: Cache, request: Request) -> None:

@@ -11,6 +11,8 @@ from toolchain import process
 from toolchain.digest import sha256_file
 from toolchain.errors import HostileInputError, PatchError, SourceError
 from toolchain.process import CommandError
+from toolchain.sources.edits import SUFFIX as EDITS
+from toolchain.sources.edits import apply_edits, read_edits
 from toolchain.sources.tree import check_links
 
 _LIMIT = 64 << 20
@@ -38,7 +40,7 @@ def copy_tree(source: Path, dest: Path) -> None:
 def apply_patches(tree: Path, patches: Sequence[Path], dest: Path) -> None:
     """Fill `dest`, new or empty, with a copy of `tree` to which the patches are applied, in their order.
 
-    Each patch is read and tried before it is applied. Nobody reads its text as commands: `git apply` does the work,
+    Each patch is read and tried before it is applied: an edit file (`sources.edits`) here, any other by `git apply`,
     outside any repository.
 
     Raises:
@@ -55,6 +57,9 @@ def apply_patches(tree: Path, patches: Sequence[Path], dest: Path) -> None:
         "GIT_CEILING_DIRECTORIES": os.fspath(dest.absolute().parent),
     }
     for patch in patches:
+        if patch.suffix == EDITS:
+            apply_edits(read_edits(patch), dest)
+            continue
         # The user's own attributes could change the ends of lines.
         argv: list[str | os.PathLike[str]] = ["git", "-c", "core.attributesFile=/dev/null"]
         argv += ["apply", "-p1", "--whitespace=nowarn"]
@@ -94,6 +99,9 @@ def check_patch(patch: Path) -> str:
         raise PatchError(
             f"{patch.name} is larger than {_LIMIT} bytes", fix="split it, or give a source that has the change"
         )
+    if patch.suffix == EDITS:
+        read_edits(patch)
+        return sha256_file(patch)
     names = list(_names(content))
     if not names:
         raise PatchError(f"{patch.name} is empty", why="it changes no file", fix="check --patch NAME=FILE")

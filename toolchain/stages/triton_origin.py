@@ -28,11 +28,15 @@ def triton_source(request: Request) -> Source:
         PinError: nobody knows where the version that was asked for lies.
         UnsupportedError: nobody knows that version.
     """
-    return locate("triton", _spec(request), cache=request.cache, offline=request.offline)
+    return locate("triton", triton_spec(request), cache=request.cache, offline=request.offline)
 
 
-def _spec(request: Request) -> SourceSpec:
-    """The source that is named, AOTriton's Triton, or upstream's at the commit or tag of a version."""
+def triton_spec(request: Request) -> SourceSpec:
+    """The source that is named, AOTriton's Triton, or upstream's at the commit or tag of a version.
+
+    Raises:
+        PinError, UnsupportedError: see `triton_source`.
+    """
     if (spec := request.sources.get("triton")) is not None:
         return spec
     if request.aotriton:

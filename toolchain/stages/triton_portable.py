@@ -68,6 +68,7 @@ class TritonPortableStage:
         files = [
             COMPILER_CACHE,
             f"containerfiles/{RECIPE}",
+            "containerfiles/triton/setup.sh",
             "llvm-config/cross.cmake" if cross else "llvm-config/portable.cmake",
         ]
         if self.instrumented or PROFILE in request.sources:

@@ -14,7 +14,7 @@ from toolchain.catalog.bases import base_recipe
 from toolchain.catalog.codegen import Codegen, codegens
 from toolchain.catalog.components import check_files
 from toolchain.digest import sha256_file
-from toolchain.errors import BuildError, ContractError, PinError, SourceError, UnsupportedError
+from toolchain.errors import BuildError, ContractError, PinError, UnsupportedError
 from toolchain.oci.image import read_layers
 from toolchain.oci.layer_files import layer_files
 from toolchain.oci.layout import Layout
@@ -22,7 +22,7 @@ from toolchain.recipe import COMPILER_CACHE, Mount, Recipe, digests
 from toolchain.request import Request
 from toolchain.sources.scan import Finding
 from toolchain.sources.store import Store
-from toolchain.sources.tree import FetchedSource, Source, require
+from toolchain.sources.tree import FetchedSource
 from toolchain.stages.base import base_label
 from toolchain.stages.codegen_choice import bindings, compare_pins, rules_of, triton_here
 from toolchain.stages.llvm import llvm_needs
@@ -31,7 +31,7 @@ from toolchain.stages.python import own_python, versions_of
 from toolchain.stages.stage import Built, Planned, Workspace, common_inputs, image_labels, locked, source_inputs
 from toolchain.stages.triton_origin import triton_source
 from toolchain.stages.triton_report import lit, ninja_seconds
-from toolchain.stages.triton_tree import bindings_of, check_no_download, check_tree
+from toolchain.stages.triton_tree import bindings_of, check_no_download, check_setup, check_tree, require_tree
 from toolchain.stages.triton_wheel import SITE, unzip
 from toolchain.stages.wheels import TRITON, wheel_folder, wheel_sources
 
@@ -111,10 +111,11 @@ def plan_from_source(
     """
     source = triton_source(request)
     if source.path is not None:
-        _require(source.path, source)
+        require_tree(source.path, source.ref)
     # What is here already is looked at now, before hours of LLVM.
     if (tree := triton_here(request)) is not None and dependencies["llvm"].sources:
-        _require(tree, source)
+        require_tree(tree, source.ref)
+        check_setup(tree)
         check_tree(tree, request, dependencies["llvm"].sources[0])
         check_no_download(tree, rules_of(request))
     if dependencies["llvm"].partial:
@@ -175,7 +176,8 @@ def take_source(planned: Planned, dependencies: Mapping[str, Built], workspace: 
     workspace.require_disk(_DISK)
     workspace.step("source")
     source = workspace.fetch(planned.sources[0])
-    _require(source.path, source)
+    require_tree(source.path, source.ref)
+    check_setup(source.path)
     check_tree(source.path, workspace.request, dependencies["llvm"].planned.sources[0])
     _check_codegen(source.path, planned, dependencies, workspace.request)
     check_llvm(workspace, dependencies["llvm"])
@@ -401,14 +403,6 @@ def check_llvm(workspace: Workspace, llvm: Built) -> None:
     top = read_layers(layout, layout.resolve(llvm.manifest))[-1].descriptor
     files = {one.path.removeprefix(prefix) for one in layer_files(layout.blob(top.digest), top.media_type)}
     check_files(files, llvm_needs(workspace.request), where=llvm.planned.image, consumer="this Triton")
-
-
-def _require(tree: Path, source: Source) -> None:
-    if tree.is_file():
-        raise SourceError(
-            f"{source.ref} is not a source tree of Triton", fix="give a folder, a .tar archive or a commit"
-        )
-    require(tree, "setup.py", "CMakeLists.txt", "third_party/amd", "third_party/nvidia")
 
 
 def _keep(wheel: Path, workspace: Workspace) -> dict[str, Any]:

@@ -18,9 +18,15 @@ from toolchain.errors import PinError, SourceError
 from toolchain.process import CommandError
 from toolchain.request import Request
 from toolchain.sources.spec import of_github
-from toolchain.sources.tree import Source
+from toolchain.sources.tree import Source, require
 
 _INIT = "python/triton/__init__.py"
+# At the top since 2025-04-23.
+_SETUPS = ("setup.py", "python/setup.py")
+_HELPERS = "python/build_helpers.py"
+_BACKENDS = ("third_party/amd", "third_party/nvidia")
+# Packages that setup.py downloads unless such a variable names a folder; the recipes set these.
+_SERVED = frozenset({"JSON_SYSPATH", "LLVM_SYSPATH", "PYBIND11_SYSPATH"})
 _SAYS = re.compile(r"""^__version__\s*=\s*["'](\d+\.\d+(?:\.\d+)?)""", re.MULTILINE)
 
 
@@ -33,11 +39,58 @@ def version_in(tree: Path) -> str:
     return found[1] if found else ""
 
 
+def setup_text(tree: Path) -> str:
+    """The text of a tree's setup.py, at the top or in `python/`; empty where there is none."""
+    return next((text for name in _SETUPS if (text := _text(tree, name))), "")
+
+
+def require_tree(tree: Path, name: str) -> None:
+    """Insist on a source tree of Triton that can be built: its setup.py, and both of its backends.
+
+    Args:
+        name: of the source, for messages.
+
+    Raises:
+        SourceError: a file is given, or a part is missing.
+    """
+    if tree.is_file():
+        raise SourceError(f"{name} is not a source tree of Triton", fix="give a folder, a .tar archive or a commit")
+    if not any((tree / setup).is_file() for setup in _SETUPS):
+        raise SourceError(
+            f"the source tree of Triton has no setup.py: {name}",
+            why=f"looked for {' and '.join(_SETUPS)}",
+            fix="give the top folder of a complete checkout or archive",
+        )
+    require(tree, "CMakeLists.txt", *_BACKENDS)
+    if empty := [backend for backend in _BACKENDS if not any((tree / backend).iterdir())]:
+        raise SourceError(
+            f"the source tree of Triton lacks what belongs into {', '.join(empty)}",
+            why="the folder is empty: a submodule that is not checked out",
+            fix="check it out: git submodule update --init; or give a Triton that has its backends in its own tree",
+        )
+
+
+def check_setup(tree: Path) -> None:
+    """Insist that the recipes can keep a tree's setup.py from downloading packages.
+
+    Raises:
+        SourceError: it takes one by a variable that they do not know.
+    """
+    named = set(re.findall(r"""["']([A-Z0-9_]+_SYSPATH)["']""", setup_text(tree) + _text(tree, _HELPERS)))
+    if unknown := sorted(named - _SERVED):
+        packages = ", ".join(name.removesuffix("_SYSPATH").lower() for name in unknown)
+        raise SourceError(
+            f"building this Triton would download {packages}",
+            why=f"its setup.py takes that from {', '.join(unknown)}, which no recipe here sets",
+            fix="take a Triton from before that; containerfiles/triton/setup.sh holds what is set",
+        )
+
+
 def python_requires(tree: Path) -> str:
     """What a tree's setup.py gives as `python_requires`, of which nothing is run; empty where nothing can be read."""
     try:
-        module = ast.parse((tree / "setup.py").read_text(encoding="utf-8", errors="replace"))
-    except (OSError, SyntaxError, ValueError, RecursionError):
+        module = ast.parse(setup_text(tree))
+    except (SyntaxError, ValueError, RecursionError):
         return ""
     values: dict[str, Any] = {}
     for statement in module.body:
@@ -92,9 +145,7 @@ def bindings_of(tree: Path) -> Bindings:
     """What a tree's build files say; nothing of them is run."""
     asked = "\n".join(_text(tree, name) for name in ("pyproject.toml", "python/pyproject.toml"))
     nanobind = re.search(r"""["']nanobind\b""", asked) is not None
-    return Bindings(
-        project="nanobind" if nanobind else "pybind11", stable="TRITON_STABLE_ABI" in _text(tree, "setup.py")
-    )
+    return Bindings(project="nanobind" if nanobind else "pybind11", stable="TRITON_STABLE_ABI" in setup_text(tree))
 
 
 def check_no_download(tree: Path, rules: Sequence[Codegen]) -> None:
@@ -103,7 +154,7 @@ def check_no_download(tree: Path, rules: Sequence[Codegen]) -> None:
     Raises:
         SourceError: its build files know no such setting: they would download.
     """
-    files = ("setup.py", "python/build_helpers.py", "CMakeLists.txt")
+    files = (*_SETUPS, _HELPERS, "CMakeLists.txt")
     said = "\n".join(_text(tree, name) for name in files)
     for rule in rules:
         lacking = [name for name in (rule.variable, "TRITON_OFFLINE_BUILD") if name not in said]

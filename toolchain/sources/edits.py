@@ -1,0 +1,168 @@
+"""Edits: changes to a source tree that name lines by number and hold the new text alone.
+
+An edit file is TOML: `source`, `commit` and `llvm` say what it is for, each `[[edit]]` which lines of a file give way
+to which text. Unlike a patch it holds no line of the tree that it changes; in all else it is treated like one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache as memoize
+from itertools import pairwise
+from pathlib import Path
+
+from toolchain.data import FOLDER, read_toml, typed_row
+from toolchain.digest import sha256_file
+from toolchain.errors import PatchError
+
+SUFFIX = ".toml"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Edit:
+    """Lines of one file that give way to a text.
+
+    Args:
+        file: path below the tree.
+        sha256: 64 hexadecimal digits of the whole file before any edit.
+        first, last: numbers of lines, from 1; `last` is `first - 1` where the text is put before `first`.
+        text: whole lines, or nothing.
+        why: for people.
+    """
+
+    file: str
+    sha256: str
+    first: int
+    last: int
+    text: str
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class EditFile:
+    """An edit file.
+
+    Args:
+        path: where it lies.
+        source: the name of the source, e.g. `triton`.
+        commit: the commit of the source that the edits are for.
+        llvm: releases of LLVM that need them: `22.1` for all of 22.1.
+        edits: in the order of the file.
+    """
+
+    path: Path
+    source: str
+    commit: str
+    llvm: str
+    edits: tuple[Edit, ...]
+
+    def is_for(self, llvm: str) -> bool:
+        """Whether a release of LLVM, e.g. `22.1.8`, needs them."""
+        return f"{llvm}.".startswith(f"{self.llvm}.")
+
+    def fits(self, tree: Path) -> bool:
+        """Whether every file in a tree is the one that its edits are for."""
+        return not self._others(tree)
+
+    def check(self, tree: Path) -> None:
+        """Insist that it fits.
+
+        Raises:
+            PatchError: a file is missing, or has another digest.
+        """
+        for file, expected, found in self._others(tree):
+            raise PatchError(
+                f"{self.path.name} does not fit this tree: {file} has another digest",
+                why=f"expected sha256:{expected}, found {found or 'no such file'}",
+                fix=f"undo the change to {file}; or commit it: the edits are for commit {self.commit[:12]} alone",
+            )
+
+    def _others(self, tree: Path) -> list[tuple[str, str, str]]:
+        """Files that are not what the edits are for: path, expected digest, digest found or nothing."""
+        wanted = {edit.file: edit.sha256 for edit in self.edits}
+        here = {file: _digest(tree / file) for file in wanted}
+        return [(file, digest, here[file]) for file, digest in wanted.items() if here[file] != f"sha256:{digest}"]
+
+
+def _digest(path: Path) -> str:
+    """A file's digest; nothing where it is none, or a link: what is written to it would land elsewhere."""
+    return sha256_file(path) if path.is_file() and not path.is_symlink() else ""
+
+
+@memoize
+def shipped() -> tuple[EditFile, ...]:
+    """The edit files that come with the tool, in the order of their names."""
+    return tuple(read_edits(path) for path in sorted((FOLDER / "edits").glob(f"*{SUFFIX}")))
+
+
+def read_edits(path: Path) -> EditFile:
+    """Read an edit file.
+
+    Raises:
+        PatchError: it is no edit file, names a path outside the tree, or two of its edits overlap.
+        ConfigError: an edit has an unknown, a missing or a mistyped key.
+    """
+    content = read_toml(path, error=PatchError)
+    rows = content.get("edit")
+    heads = {name: content.get(name) for name in ("source", "commit", "llvm")}
+    if not isinstance(rows, list) or not rows or not all(isinstance(value, str) for value in heads.values()):
+        raise PatchError(
+            f"{path.name} is no edit file",
+            why="it needs source, commit and llvm as texts, and at least one [[edit]]",
+            fix="compare it with those in toolchain/data/edits",
+        )
+    edits = tuple(typed_row(Edit, row, f"edit.{number}", path) for number, row in enumerate(rows))
+    for edit in edits:
+        _check(edit, path)
+    for file, own in _by_file(edits).items():
+        for before, after in pairwise(own):
+            if after.first <= before.last or after.first == before.first:
+                raise PatchError(f"{path.name} edits the same lines of {file} twice", fix="make one edit of the two")
+    return EditFile(path=path, edits=edits, **{name: str(value) for name, value in heads.items()})
+
+
+def apply_edits(edit_file: EditFile, tree: Path) -> None:
+    """Change a tree.
+
+    Args:
+        tree: a copy of the source; its files are written to.
+
+    Raises:
+        PatchError: see `EditFile.check`; or a file has fewer lines. Nothing was changed then.
+    """
+    edit_file.check(tree)
+    changed = {file: _edited(tree / file, own, edit_file.path.name) for file, own in _by_file(edit_file.edits).items()}
+    for file, content in changed.items():
+        (tree / file).write_bytes(content)
+
+
+def _edited(path: Path, edits: Sequence[Edit], name: str) -> bytes:
+    lines = path.read_bytes().splitlines(keepends=True)
+    for edit in reversed(edits):
+        if max(edit.last, edit.first - 1) > len(lines):
+            raise PatchError(
+                f"{name} names line {edit.last} of {edit.file}, which has {len(lines)}", fix="correct the edit file"
+            )
+        lines[edit.first - 1 : edit.last] = [edit.text.encode()]
+    return b"".join(lines)
+
+
+def _by_file(edits: Sequence[Edit]) -> Mapping[str, list[Edit]]:
+    """The edits of each file, by line."""
+    found: dict[str, list[Edit]] = {}
+    for edit in sorted(edits, key=lambda edit: (edit.file, edit.first)):
+        found.setdefault(edit.file, []).append(edit)
+    return found
+
+
+def _check(edit: Edit, path: Path) -> None:
+    parts = edit.file.split("/")
+    if edit.file.startswith("/") or {"..", ".git", ""} & set(parts) or "\0" in edit.file:
+        raise PatchError(f"{path.name} leaves its tree", why=f"it names {edit.file!r}", fix="do not use this file")
+    if edit.first < 1 or edit.last < edit.first - 1 or (edit.text and not edit.text.endswith("\n")):
+        raise PatchError(
+            f"{path.name}: lines {edit.first} to {edit.last} of {edit.file} are no lines to replace",
+            why="lines are numbered from 1, `last` is at least `first - 1`, and the text ends with a newline",
+            fix="correct the edit file",
+        )
