@@ -18,7 +18,8 @@ from toolchain.build.compiler_cache import LIMIT, compiler_caches
 from toolchain.build.record import records
 from toolchain.cache import Cache
 from toolchain.catalog.architectures import MACHINES, emulator_name, this_machine
-from toolchain.engine import isolation, namespace, resources, view
+from toolchain.engine import namespace, resources, view
+from toolchain.engine.probe import probe
 from toolchain.engine.storage import Storage
 from toolchain.errors import EngineError, ResourceError, ToolchainError
 from toolchain.stages.llvm_subset import FULL_DISK
@@ -150,8 +151,7 @@ def _buildah(_: Cache) -> Check:
 def _namespaces(cache: Cache) -> Check:
     tried = process.run(view.command(["/bin/sh", "-c", ":"], cache.engine / "settings"), check=False, timeout=20)
     if tried.returncode == 0:
-        first, count = view.ids()
-        return Check("namespaces", "ok", f"containers run in namespaces of their own, with {count} ids from {first} on")
+        return Check("namespaces", "ok", "a process gets user, mount, PID and network namespaces of its own")
     sysctl = Path("/proc/sys/kernel/apparmor_restrict_unprivileged_userns")
     restricted = sysctl.is_file() and sysctl.read_text(encoding="ascii").strip() == "1"
     fix = "sysctl kernel.apparmor_restrict_unprivileged_userns=0" if restricted else "run as root"
@@ -171,9 +171,11 @@ def _storage(cache: Cache) -> Check:
 
 
 def _isolation(cache: Cache) -> Check:
-    found = isolation.probe(Storage(cache), again=True)
+    found = probe(Storage(cache), again=True)
+    first, count = view.ids()
+    held = f"{len(found.held)} ways out were tried, and none leads out: {', '.join(found.held)}"
     seen = f"interfaces besides loopback that a container without network sees: {found.interfaces}"
-    return Check("isolation", "ok", f"{found.mode}; {seen}")
+    return Check("isolation", "ok", f"{found.mode} in a user namespace ({count} ids from {first} on); {held}; {seen}")
 
 
 def _keyring(_: Cache) -> Check:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import platform
 import shutil
 import signal
 import subprocess
@@ -112,14 +111,6 @@ def test_an_image_comes_out_of_a_layout_once(here: Here, tmp_path: Path) -> None
     here.buildah.forget_image(reference)
     with pytest.raises(EngineError, match="has no image"):
         here.buildah.ensure_image("other", layout, digest)
-
-
-def test_isolation_is_found_by_trying_and_remembered(here: Here) -> None:
-    found = isolation.probe(here.buildah, again=True)
-    assert (found.mode, found.interfaces, found.kernel) == ("chroot", 0, platform.release())
-    with pytest.MonkeyPatch.context() as without:  # it is remembered, and nothing is run again
-        without.delattr(isolation, "_interfaces")
-        assert isolation.probe(here.buildah) == found
 
 
 def test_the_probe_sees_a_network(here: Here) -> None:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from toolchain.cache import Cache
-from toolchain.engine import isolation
+from toolchain.engine import attack, isolation, view
 from toolchain.engine import storage as engine_storage
+from toolchain.engine.probe import judge, measures
 from toolchain.engine.storage import Storage, remove_tree
 from toolchain.errors import EngineError
 from toolchain.process import CommandError, Result
@@ -80,29 +79,41 @@ def test_a_failure_is_told(storage: Storage, tmp_path: Path) -> None:
     assert "Error: broken" in caught.value.why
 
 
-@pytest.mark.parametrize(("seen", "works"), [(0, True), (3, False), (-1, False), (None, False)])
-def test_what_the_probe_saw_decides(
-    storage: Storage, monkeypatch: pytest.MonkeyPatch, seen: int | None, works: bool
-) -> None:
-    @contextlib.contextmanager
-    def nothing(*_: object) -> Iterator[Path]:
-        yield storage.cache.root
+def told(*lines: str, interfaces: int | str = 0, out: str = "", without: str = "") -> Result:
+    """What the probe's program says, with one attempt that worked or is missing."""
+    names = [name for name in attack.ATTEMPTS if name not in {out, without}]
+    more = [f"@out {out}: there"] if out else []
+    return Result(0, "\n".join([f"@interfaces {interfaces}", *(f"@held {name}" for name in names), *more, *lines]), ())
 
-    for name in ("container", "invocation"):
-        monkeypatch.setattr(storage, name, nothing)
-    monkeypatch.setattr(storage, "version", lambda: "1")
-    monkeypatch.setattr(storage, "call", lambda *_, **__: None)
-    monkeypatch.setattr(isolation, "tiny_root", lambda folder: folder)
-    monkeypatch.setattr(isolation, "remove_tree", lambda folder: None)
-    monkeypatch.setattr(isolation, "_interfaces", lambda *_: (seen, "why not"))
-    if not works:
-        with pytest.raises(EngineError):
-            isolation.probe(storage)
+
+@pytest.mark.parametrize(
+    ("result", "named"),
+    [
+        (told(), ""),
+        (told(interfaces=3), "3 network interfaces"),
+        (told(interfaces="unknown"), "the network"),
+        (told(out="ptrace"), "a build: ptrace: there"),
+        (told(without="mount"), "no answer: mount"),
+        (Result(125, "", ("no such program",)), "no such program"),
+    ],
+)
+def test_what_the_program_says_decides(result: Result, named: str) -> None:
+    if not named:
+        judge("a build", result)
         return
-    found = isolation.probe(storage)
-    assert (found.mode, found.interfaces) == ("chroot", 0)
-    monkeypatch.delattr(isolation, "_interfaces")
-    assert isolation.probe(storage) == found, "remembered"
+    with pytest.raises(EngineError) as caught:
+        judge("a build", result)
+    assert named in caught.value.why
+
+
+def test_each_measure_is_part_of_what_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = {measures("chroot"), measures("oci")}
+    assert len(before) == 2
+    monkeypatch.setattr(isolation, "DROPPED", isolation.DROPPED[1:])
+    assert measures("chroot") not in before
+    monkeypatch.undo()
+    monkeypatch.setattr(view, "seccomp", dict)
+    assert measures("chroot") not in before
 
 
 HOLD = """

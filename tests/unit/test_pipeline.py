@@ -30,7 +30,8 @@ from toolchain.build.workspace import BuildWorkspace
 from toolchain.cache import Cache
 from toolchain.catalog.base_ref import parse_base
 from toolchain.cli.request import make_request
-from toolchain.engine import isolation, resources
+from toolchain.engine import probe as engine_probe
+from toolchain.engine import resources
 from toolchain.engine.progress import Progress
 from toolchain.errors import (
     BuildError,
@@ -116,7 +117,7 @@ def test_no_engine_is_told_before_a_base_that_needs_none(
     def probe(_: object) -> None:
         raise EngineError("buildah is not installed")
 
-    monkeypatch.setattr(isolation, "probe", probe)
+    monkeypatch.setattr(engine_probe, "probe", probe)
     dependencies = Fake("base", lambda: planned("base"))
     with pytest.raises(EngineError):
         run(dependencies, Fake("llvm", lambda: planned("llvm", engine=True)))

@@ -26,7 +26,8 @@ from toolchain.build.workspace import BuildWorkspace
 from toolchain.cache import Cache
 from toolchain.cli.app import app as whole
 from toolchain.cli.doctor_cmd import doctor as verb
-from toolchain.engine import docker_probe, isolation
+from toolchain.engine import docker_probe
+from toolchain.engine import probe as engine_probe
 from toolchain.engine.docker import DockerRunner
 from toolchain.engine.progress import Progress
 from toolchain.errors import ConfigError, EngineError
@@ -67,7 +68,7 @@ def test_a_runner_that_is_refused_is_told_before_the_first_stage(
 ) -> None:
     """After hours of LLVM it would be too late; and buildah does not stand in for it."""
     install(programs, "docker", "echo 'Cannot connect to the daemon' >&2; exit 1")
-    monkeypatch.setattr(isolation, "probe", lambda _: None)
+    monkeypatch.setattr(engine_probe, "probe", lambda _: None)
     stages = (Fake("base", lambda: planned("base")), Fake("llvm", lambda: planned("llvm", engine=True)))
     for module in (planning, pipeline):
         monkeypatch.setattr(module, "stages_of", lambda target, request: stages)
@@ -81,7 +82,7 @@ def test_a_runner_that_is_refused_is_told_before_the_first_stage(
 def test_a_build_says_what_runs_its_checks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(isolation, "probe", lambda _: None)
+    monkeypatch.setattr(engine_probe, "probe", lambda _: None)
     made = SimpleNamespace(program="docker", facts=FACTS, address="ssh://somewhere", user="")
     monkeypatch.setattr(docker_probe, "proved", lambda *_: made)
     stage = Fake("llvm", lambda: planned("llvm", engine=True))

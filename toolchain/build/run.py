@@ -180,7 +180,7 @@ def _ready(request: Request, rows: Sequence[PlanRow]) -> None:
     request.cache.check()
     require_disk(request.cache.root, max(planned.disk for planned in to_build))
     if any(planned.engine for planned in to_build):
-        from toolchain.engine.isolation import probe  # noqa: PLC0415 - a no-op build starts no engine
+        from toolchain.engine.probe import probe  # noqa: PLC0415 - a no-op build starts no engine
         from toolchain.engine.storage import Storage  # noqa: PLC0415
 
         probe(Storage(request.cache))

@@ -17,6 +17,7 @@ from toolchain.digest import write_atomically
 from toolchain.engine import isolation as isolating
 from toolchain.engine import relay, view
 from toolchain.engine.attended import attended
+from toolchain.engine.probe import probe
 from toolchain.engine.resources import ulimits
 from toolchain.engine.single import single_layout
 from toolchain.engine.storage import CCACHE_MOUNT, Storage, build_tag, cache_mounts, discard, remove_tree
@@ -61,7 +62,7 @@ class Buildah(Storage):
 
     Args:
         cache: the tool's folder.
-        mode: isolation; found out by trying when None (see `engine.isolation.probe`).
+        mode: isolation; found out by trying when None (see `engine.probe.probe`).
     """
 
     def __init__(self, cache: Cache, *, mode: str | None = None) -> None:
@@ -80,7 +81,7 @@ class Buildah(Storage):
         # Workers start from several threads at once; the first one tries, the others wait for its answer.
         with self._probing:
             if self._mode is None:
-                self._mode = isolating.probe(self).mode
+                self._mode = probe(self).mode
             return self._mode
 
     def ensure_image(self, key: str, layout: Path, digest: str) -> str:

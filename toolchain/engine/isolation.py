@@ -1,26 +1,22 @@
-"""Which isolation works on this machine, proved by running something; and proof that a build has no network."""
+"""What a container may do, as options of buildah; and proof that a build has no network."""
 
 from __future__ import annotations
 
-import logging
 import os
-import platform
 import re
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
-from toolchain import process, strict_json
-from toolchain.digest import canonical, write_atomically
+from toolchain import process
 from toolchain.engine import relay, view
-from toolchain.engine.storage import Storage, remove_tree
+from toolchain.engine.storage import Storage
 from toolchain.errors import ConfigError, EngineError
 from toolchain.recipe import Mount
 
-LOG = logging.getLogger(__name__)
-
+Verb = Literal["build", "from", "run"]
+VERBS: tuple[Verb, ...] = get_args(Verb)
 _WORD = "@interfaces"
 # Shell alone, since a base need not have cat or grep. It reads /proc/net/dev because under chroot isolation /sys is the
 # host's. A header line holds `|`; without one the file was not readable and nothing is proved.
@@ -37,23 +33,6 @@ PROOF = f"RUN {SCRIPT}"
 _ANSWER = re.compile(rf"^{_WORD} (\d+|unknown)$")
 _RUN = re.compile(r"^\s*RUN\s", re.IGNORECASE)
 _FROM = re.compile(r"^\s*FROM\s", re.IGNORECASE)
-
-
-@dataclass(frozen=True)
-class Isolation:
-    """What works here.
-
-    Args:
-        mode: `chroot`, or `oci` (a runtime such as crun) where the user asked for it.
-        interfaces: network interfaces besides loopback that a process saw in a container without network; must be 0.
-        buildah: version it was tried with.
-        kernel: release it was tried on.
-    """
-
-    mode: str
-    interfaces: int
-    buildah: str
-    kernel: str
 
 
 def answer(line: str) -> int | None:
@@ -76,7 +55,7 @@ def mode_of_user() -> str:
     return mode
 
 
-def arguments(verb: Literal["build", "from", "run"], mode: str, *, network: bool = False) -> list[str]:
+def arguments(verb: Verb, mode: str, *, network: bool = False) -> list[str]:
     """Options of a buildah verb for an isolation mode: what a container may do.
 
     The network namespace is the launcher's (see `engine.view`), so that no mode needs a bridge; chroot isolation
@@ -141,44 +120,6 @@ def _libraries(program: Path) -> list[Path]:
     return [Path(found) for found in re.findall(r"(?:^|\s)(/\S+)(?= \()", result.stdout)]
 
 
-def probe(storage: Storage, *, again: bool = False) -> Isolation:
-    """The isolation of builds, tried once for each buildah and kernel.
-
-    Args:
-        storage: the engine's storage.
-        again: try even if the answer is known.
-
-    Raises:
-        EngineError: it does not work, or a container without network sees a network.
-    """
-    remembered = storage.cache.engine / "isolation.json"
-    version, kernel = storage.version(), platform.release()
-    if not again and remembered.is_file():
-        try:
-            known = Isolation(**strict_json.read(remembered.read_text(encoding="utf-8")))
-        except (ValueError, TypeError):
-            LOG.debug("%s is not readable", remembered)
-        else:
-            if known == Isolation(mode_of_user(), 0, version, kernel):
-                return known
-    mode = mode_of_user()
-    with storage.container("scratch", *arguments("from", mode)) as name:
-        with storage.invocation("run") as folder:
-            root = tiny_root(folder / "root")
-            storage.call("copy", name, "/root", "/", show=[Mount(root, "/root")])
-            remove_tree(root)
-        number, why = _interfaces(storage, name, mode)
-    if number == 0:
-        found = Isolation(mode, 0, version, kernel)
-        write_atomically(remembered, canonical(asdict(found)))
-        return found
-    raise EngineError(
-        f"builds cannot be isolated here ({mode})",
-        why=why if number is None else f"{number} network interfaces are visible",
-        fix="see `toolchain doctor`, or try a newer buildah",
-    )
-
-
 def require_none(number: int) -> int:
     """`number` if it is 0.
 
@@ -193,14 +134,6 @@ def require_none(number: int) -> int:
             fix="no build goes on like that; try another buildah or kernel, or run it as root",
         )
     return number
-
-
-def _interfaces(storage: Storage, container: str, mode: str) -> tuple[int | None, str]:
-    with storage.invocation("run") as folder:
-        argv = run_command(storage, folder, mode, container, ["/bin/sh", "-c", SCRIPT])
-        result = process.run(argv, capture=True, check=False, timeout=60)
-    numbers = [number for line in result.stdout.splitlines() if (number := answer(line)) is not None]
-    return (numbers[0] if numbers else None), " ".join(result.tail[-3:])
 
 
 def run_command(

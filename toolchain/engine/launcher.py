@@ -50,7 +50,8 @@ class Spec(TypedDict):
         binds: folders and files to show: where they lie, where inside, and whether inside they may be written to.
         environment: all of it.
         network: whether it keeps the caller's network.
-        system: whether it sees the machine's /sys, which only OCI runtimes need.
+        oci: whether it starts an OCI runtime. That needs the machine's /sys, and mounts what it is shown once more with
+            fewer flags than `nosuid` and `nodev`, which the kernel would refuse.
         privileges: whether programs may give more rights than the one that starts them has.
     """
 
@@ -58,7 +59,7 @@ class Spec(TypedDict):
     binds: list[tuple[str, str, bool]]
     environment: dict[str, str]
     network: bool
-    system: bool
+    oci: bool
     privileges: bool
 
 
@@ -152,11 +153,11 @@ def _build_root(spec: Spec) -> None:
         if link:
             os.symlink(link, f"/{name}")
         else:
-            _bind(f"/{name}", f"/{name}", writable=False)
+            _bind(f"/{name}", f"/{name}", writable=False, plain=spec["oci"])
     if os.path.isdir(_SETTINGS):
         _mount("tmpfs", _SETTINGS, "tmpfs", _MS_NOSUID | _MS_NODEV | _MS_RDONLY, "size=4k,mode=755")
     for source, target, writable in binds:
-        _bind(source, target, writable=writable)
+        _bind(source, target, writable=writable, plain=spec["oci"])
     for path in (*_SCRATCH, "/dev/pts", "/proc", "/sys"):
         os.makedirs(path, exist_ok=True)
     for name in _DEVICES:
@@ -167,15 +168,15 @@ def _build_root(spec: Spec) -> None:
         os.symlink(link, f"/dev/{name}")
     # Beside the machine's own, which must be seen where it is mounted by a namespace's root.
     _mount("proc", "/proc", "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
-    for path in ["/sys"] if spec["system"] else ["/sys/devices/system/cpu"]:
+    for path in ["/sys"] if spec["oci"] else ["/sys/devices/system/cpu"]:
         if os.path.isdir(_OLD + path):
-            _bind(path, path, writable=False)
+            _bind(path, path, writable=False, plain=spec["oci"])
     _check(_LIBC.umount2(os.fsencode(_OLD), _MNT_DETACH), "the machine's root stays")
     os.rmdir(_OLD)
     _mount(None, "/", None, _MS_REMOUNT | _MS_BIND | _MS_RDONLY | _kept("/"))
 
 
-def _bind(source: str, target: str, *, writable: bool) -> None:
+def _bind(source: str, target: str, *, writable: bool, plain: bool) -> None:
     """Show a folder or file of the old root, with what is mounted below it."""
     old = _OLD + source
     if os.path.isdir(old):
@@ -184,7 +185,8 @@ def _bind(source: str, target: str, *, writable: bool) -> None:
         os.makedirs(os.path.dirname(target), exist_ok=True)
         _touch(target)
     _mount(old, target, None, _MS_BIND | _MS_REC)
-    more = _MS_NOSUID | _MS_NODEV | (0 if writable else _MS_RDONLY)
+    # Flags of what may be written to would stay with every mount that buildah makes of it, and it drops them.
+    more = 0 if writable else _MS_RDONLY | (0 if plain else _MS_NOSUID | _MS_NODEV)
     for place in _mounted_below(target):
         _mount(None, place, None, _MS_REMOUNT | _MS_BIND | more | _kept(place))
 

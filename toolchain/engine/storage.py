@@ -245,6 +245,7 @@ class Storage:
         Args:
             kind: `build` for calls whose containers buildah names itself, else `run`.
         """
+        namespace.enter()
         if not self._swept:
             self._swept = True
             self.cleanup()

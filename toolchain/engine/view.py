@@ -28,7 +28,7 @@ FIRST_ID = 1879048192
 COUNT = 65536
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _ENVIRONMENT = {"HOME": "/", "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8", "PATH": _PATH, "TMPDIR": WORK, "TZ": "UTC"}
-_PROGRAM = Path(launcher.__file__)
+PROGRAM = Path(launcher.__file__)
 # Of /etc, for the programs themselves; and for builds that reach out.
 _ETC = ("ld.so.cache", "alternatives")
 _NETWORK = ("resolv.conf", "hosts", "nsswitch.conf", "ssl", "pki", "ca-certificates")
@@ -104,10 +104,10 @@ def command(
         "binds": [(os.fspath(mount.source.absolute()), mount.target, not mount.read_only) for mount in shown],
         "environment": _ENVIRONMENT,
         "network": network,
-        "system": oci,
+        "oci": oci,
         "privileges": False,
     }
-    return [sys.executable, "-I", "-S", os.fspath(_PROGRAM), json.dumps(spec), *argv]
+    return [sys.executable, "-I", "-S", os.fspath(PROGRAM), json.dumps(spec), *argv]
 
 
 def _written(folder: Path, files: Mapping[str, str]) -> dict[str, Path]:

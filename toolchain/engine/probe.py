@@ -1,0 +1,214 @@
+"""Whether builds are isolated on this machine: proved by a program that tries to get out (see `engine.attack`).
+
+It runs in a `buildah build` and in a `buildah run`, with the options of every other one, and outside of a
+container, where it must find nothing of the caller's either.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shlex
+import shutil
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from toolchain import process
+from toolchain.digest import canonical, sha256_file, sha256_json, write_atomically
+from toolchain.engine import attack, isolation, launcher, relay, view
+from toolchain.engine.resources import ulimits
+from toolchain.engine.storage import Storage, build_tag
+from toolchain.errors import EngineError
+from toolchain.recipe import Mount
+
+# Where things are in the container; outside of it they have the same names below another folder.
+_PROBE = "/probe"
+_NAMESPACES = ("mnt", "pid", "ipc", "uts", "net", "user")
+_SECONDS = 120.0
+# Outside a container mounts are made and namespaces begun, so there these prove nothing.
+_INSIDE_ALONE = frozenset({"a second chroot", "mount", "ptrace", "a user namespace", "keyctl",
+                           "a socket to the host of a virtual machine"})  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Isolation:
+    """What holds here.
+
+    Args:
+        mode: `chroot`, or `oci` (a runtime such as crun) where the user asked for it.
+        interfaces: network interfaces besides loopback that a process saw in a container without network; must be 0.
+        buildah: version it was tried with.
+        kernel: release it was tried on.
+        measures: digest of everything that isolates, so that none of it changes unproved.
+        held: what was tried in vain, by its names in `engine.attack`.
+    """
+
+    mode: str
+    interfaces: int
+    buildah: str
+    kernel: str
+    measures: str = ""
+    held: tuple[str, ...] = ()
+
+
+def probe(storage: Storage, *, again: bool = False) -> Isolation:
+    """The isolation of builds, tried once for each buildah, kernel and set of measures.
+
+    Args:
+        storage: the engine's storage.
+        again: try even if the answer is known.
+
+    Raises:
+        EngineError: a container does not start, sees a network, or gets out; the message names how.
+    """
+    mode = isolation.mode_of_user()
+    remembered = storage.cache.engine / "isolation.json"
+    known = (mode, 0, storage.version(), platform.release(), measures(mode))
+    proved = Isolation(*known, held=tuple(attack.ATTEMPTS))
+    if not again and remembered.is_file() and remembered.read_bytes() == canonical(asdict(proved)):
+        return proved
+    remembered.unlink(missing_ok=True)
+    with storage.invocation("build") as folder:
+        _Trial(storage, mode, folder).run()
+    write_atomically(remembered, canonical(asdict(proved)))
+    return proved
+
+
+def measures(mode: str) -> str:
+    """Digest of what isolates: options of buildah, the profile of system calls, and the programs that use them."""
+    options = [isolation.arguments(verb, mode) for verb in isolation.VERBS]
+    programs = [sha256_file(Path(str(module.__file__))) for module in (attack, launcher, relay, view)]
+    return sha256_json({"options": options, "profile": view.seccomp(), "programs": programs})
+
+
+class _Trial:
+    """The program's three runs.
+
+    Args:
+        folder: of the invocation.
+    """
+
+    def __init__(self, storage: Storage, mode: str, folder: Path) -> None:
+        self._storage, self._mode, self._folder = storage, mode, folder
+        self._show = self._shown()
+        self._program = [os.fspath(Path(sys.executable).resolve()), "-I", "-S", "-B", f"{_PROBE}/attack.py"]
+
+    def run(self) -> None:
+        """Raise unless the program stays where it is.
+
+        Raises:
+            EngineError: see `judge`.
+        """
+        tag = build_tag(self._folder)
+        try:
+            judge("a build", self._in_build(tag))
+            with self._storage.container(tag, *isolation.arguments("from", self._mode)) as name:
+                judge("a container", self._in_container(name))
+        finally:
+            self._storage.call("rmi", "--force", tag, check=False)
+        judge("outside a container", self._outside(), inside=False)
+
+    def _shown(self) -> list[Mount]:
+        """What the program needs: this machine's Python, and what to look for."""
+        folder = self._folder
+        write_atomically(folder / "secret", b"of the caller\n", mode=0o600)
+        write_atomically(folder / "seen", b"of the machine\n")
+        (folder / "locked").mkdir()
+        (folder / "locked").chmod(0o777)
+        number = folder.stat().st_dev
+        given: attack.Given = {
+            "secrets": [f"{_PROBE}/secret", os.fspath(folder.absolute() / "secret")],
+            "unseen": [os.fspath(folder.absolute() / "seen"), "/etc/shadow", "/home", "/root/.ssh", "/boot"],
+            "locked": f"{_PROBE}/locked",
+            "disk": (os.major(number), os.minor(number)),
+            "namespaces": {name: os.fspath(Path(f"/proc/self/ns/{name}").readlink()) for name in _NAMESPACES},
+            "attempts": list(attack.ATTEMPTS),
+        }
+        write_atomically(folder / "given.json", json.dumps(given).encode())
+        outside = [name for name in attack.ATTEMPTS if name not in _INSIDE_ALONE]
+        write_atomically(folder / "outside.json", json.dumps({**given, "attempts": outside}).encode())
+        names = ("secret", "locked", "given.json", "outside.json")
+        show = [Mount(folder / name, f"{_PROBE}/{name}") for name in names]
+        show.append(Mount(view.visible(Path(attack.__file__), folder / "copies"), f"{_PROBE}/attack.py"))
+        prefix = Path(sys.base_prefix).resolve()
+        if prefix.parts[1] not in launcher.SYSTEM:
+            show.append(Mount(view.visible(prefix, folder / "copies"), os.fspath(prefix)))
+        return show
+
+    def _volumes(self) -> list[str]:
+        """Options that show in a container what the engine is shown, and the machine's programs."""
+        system = [Mount(path, os.fspath(path)) for name in launcher.SYSTEM if (path := Path("/", name)).is_dir()]
+        mounts = [mount for mount in system if not mount.source.is_symlink()]
+        mounts += [Mount(Path(mount.target), mount.target) for mount in self._show]
+        return [word for mount in mounts for word in mount.arguments()]
+
+    def _in_build(self, tag: str) -> process.Result:
+        context = self._folder / "context"
+        tree = context / "tree"
+        tree.mkdir(parents=True)
+        for name in launcher.SYSTEM:
+            if (place := Path("/", name)).is_symlink():
+                (tree / name).symlink_to(place.readlink())
+        for name in ("dev", "proc", "run", "sys", "tmp", "var"):
+            (tree / name).mkdir()
+        pipes = relay.make(self._folder) if self._mode == "chroot" else None
+        shell = [relay.SHELL] if pipes is not None else []
+        steps = ["FROM scratch", "COPY tree /", *shell, isolation.PROOF]
+        steps.append(f"RUN {shlex.join([*self._program, f'{_PROBE}/given.json'])}")
+        write_atomically(context / "Containerfile", "\n".join(steps).encode())
+        words = ["build", "--no-cache", "--layers=false", "--force-rm", *isolation.arguments("build", self._mode)]
+        words += [*ulimits(), *self._volumes(), "--tag", tag, "--format", "docker"]
+        words += relay.options() if pipes is not None else []
+        argv = self._storage.command(
+            *words, "/context", show=[Mount(context, "/context"), *self._show], pipes=pipes, oci=self._mode != "chroot"
+        )  # fmt: skip
+        result = self._storage.attempt(argv, check=False, capture=True, timeout=_SECONDS)
+        if pipes is not None:
+            shutil.rmtree(pipes)
+        return result
+
+    def _in_container(self, name: str) -> process.Result:
+        script = f"{isolation.SCRIPT}; exec {shlex.join([*self._program, f'{_PROBE}/given.json'])}"
+        argv = isolation.run_command(
+            self._storage, self._folder, self._mode, name, ["/bin/sh", "-c", script],
+            options=self._volumes(), show=self._show,
+        )  # fmt: skip
+        return self._storage.attempt(argv, check=False, capture=True, timeout=_SECONDS)
+
+    def _outside(self) -> process.Result:
+        """What a process with the containers' ids finds that left a container, with more rights than it would have."""
+        words = [*self._program, f"{_PROBE}/outside.json"]
+        argv = view.command(words, self._storage.cache.engine / "settings", show=self._show)
+        return self._storage.attempt(argv, check=False, capture=True, timeout=_SECONDS)
+
+
+def judge(where: str, result: process.Result, *, inside: bool = True) -> None:
+    """Refuse an isolation that the program got out of.
+
+    Args:
+        where: it ran.
+        result: what it said; inside a container the network's interfaces are told before.
+
+    Raises:
+        EngineError: it got out, saw a network, or did not answer.
+    """
+    lines = [line.strip() for line in result.stdout.splitlines()]
+    out = [line.removeprefix("@out ") for line in lines if line.startswith("@out ")]
+    answered = {line.partition(":")[0] for line in out} | {
+        line.removeprefix("@held ") for line in lines if line.startswith("@held ")
+    }
+    missing = sorted({*attack.ATTEMPTS} - answered - (set() if inside else _INSIDE_ALONE))
+    numbers = [number for line in lines if (number := isolation.answer(line)) is not None]
+    if inside and numbers and numbers[0] > 0:
+        out.append(f"{numbers[0]} network interfaces are visible")
+    elif missing or (inside and numbers != [0]):
+        last = " ".join(result.tail[-3:])
+        out.append(f"no answer: {', '.join(missing) or 'the network'} (exit code {result.returncode}): {last}")
+    if out:
+        raise EngineError(
+            "builds are not isolated here",
+            why="\n".join(f"{where}: {reason}" for reason in out),
+            fix="nothing is built like that; `toolchain doctor` tries it again, and a newer buildah or kernel may hold",
+        )
