@@ -12,14 +12,29 @@
 # has a cycle. So what a table generator links stays on `support`.
 #
 # A PCH fits one set of flags, so there is one owner target for each tier and set, made when first asked for.
+#
+# From version 23 on LLVM has precompiled headers of its own, for fewer libraries. They are switched off: a target has one.
 
 if(NOT TOOLCHAIN_PCH OR NOT CMAKE_CXX_COMPILER_ID STREQUAL "Clang" OR CMAKE_VERSION VERSION_LESS 3.20)
   return()
 endif()
 # Instantiating templates while the PCH is made changes the order in which functions are emitted.
 set(CMAKE_PCH_INSTANTIATE_TEMPLATES OFF)
+# No target of LLVM makes one. Those that get one from here are switched on again, and so are the owners.
+set(CMAKE_DISABLE_PRECOMPILE_HEADERS ON)
 
 include("${CMAKE_CURRENT_LIST_DIR}/pch-headers.cmake")
+# Another version of LLVM may lack a header.
+foreach(tier IN ITEMS support ir codegen mlir)
+  set(there "")
+  foreach(header IN LISTS TOOLCHAIN_PCH_HEADERS_${tier})
+    string(REGEX MATCH "^<((llvm|mlir)/.*)>$" ours "${header}")
+    if(NOT ours OR EXISTS "${CMAKE_CURRENT_SOURCE_DIR}/../${CMAKE_MATCH_2}/include/${CMAKE_MATCH_1}")
+      list(APPEND there "${header}")
+    endif()
+  endforeach()
+  set(TOOLCHAIN_PCH_HEADERS_${tier} "${there}")
+endforeach()
 
 # Every target below `dir`, in `out`.
 function(_tpch_targets dir out)
@@ -92,6 +107,7 @@ function(_tpch_owner tier target out)
       target_include_directories("${owner}" PRIVATE
         "${LLVM_MAIN_SRC_DIR}/../mlir/include" "${CMAKE_BINARY_DIR}/tools/mlir/include")
     endif()
+    set_property(TARGET "${owner}" PROPERTY DISABLE_PRECOMPILE_HEADERS OFF)
     target_precompile_headers("${owner}" PRIVATE ${TOOLCHAIN_PCH_HEADERS_${tier}})
     # -fno-pch-timestamp: the same headers make the same PCH on another day, so ccache still hits.
     target_compile_options("${owner}" PRIVATE "SHELL:-Xclang -fno-pch-timestamp")
@@ -161,6 +177,8 @@ function(_tpch_apply)
       continue()
     endif()
     _tpch_owner(${tier} "${target}" owner)
+    set_property(TARGET "${target}" PROPERTY PRECOMPILE_HEADERS)
+    set_property(TARGET "${target}" PROPERTY DISABLE_PRECOMPILE_HEADERS OFF)
     target_precompile_headers("${target}" REUSE_FROM "${owner}")
     # The PCH is C++; the few C files (regex, hashing, unwinding) go without.
     foreach(source IN LISTS sources)

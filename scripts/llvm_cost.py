@@ -337,7 +337,7 @@ def outside(asked: argparse.Namespace) -> None:
     from toolchain.oci.layout import Layout  # noqa: PLC0415
     from toolchain.recipe import Mount  # noqa: PLC0415
 
-    cache, needs = Cache(default_cache()), needs_for(None)
+    cache, needs = Cache(default_cache()), needs_for("3.7")
     engine = Buildah(cache)
     image = engine.ensure_image("cost-base", cache.images, Layout(cache.images).resolve(asked.base).digest)
     job = {

@@ -286,7 +286,8 @@ def _build(pin: LlvmPin | None, version: str, files: Mapping[str, str]) -> dict[
     if pin is None or any(_CODEGEN.fullmatch(name) for name in files):
         return None
     try:
-        needs_for(version or None)
+        if version:
+            needs_for(version)
     except ToolchainError:
         return None
     return {"source": f"llvm=https://github.com/{pin.repository}@{pin.commit}", "triton": version}

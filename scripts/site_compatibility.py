@@ -288,7 +288,7 @@ def what_it_takes() -> str:
         "allocator": ALLOCATOR_DISK,
         "aotriton": AOTRITON_DISK,
     }
-    needs = needs_for(None)
+    needs = needs_for("3.7")
     parts = {"distribution": "", "wheel": " (the index's wheel)"}
     names = {"llvm-codegen": "llvm-amdgpu", "codegen": "codegen-amdgpu"}  # the only GPU so far
     counts = (2, 4, 8, 32)

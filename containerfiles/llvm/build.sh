@@ -10,6 +10,7 @@
 #   GOAL        `distribution`, or the programs of a partial layer
 #   HEADERS     folders and files below include/ to install besides what the components bring
 #   NATIVE      programs that a build for another machine runs; they are built for this one first
+#   CONTRACT    OFF: what the contract check will ask is not tried after configuring
 #   JOBS, LINK_JOBS
 # Reads /src/llvm and /recipe, keeps its tree in /build and the compiler cache in /ccache, writes /out.
 set -eu
@@ -36,6 +37,8 @@ x86_64) machine=amd64 ;;
 aarch64) machine=arm64 ;;
 *) machine=$(uname -m) ;;
 esac
+# No file of the layer may name these.
+folders='/build /src/llvm /sysroot'
 tree=/build
 if [ "$ARCH" != "$machine" ]; then
   tree=/build/$ARCH
@@ -101,6 +104,14 @@ if [ ! -f "$tree/build.ninja" ] || [ "$(cat "$tree/toolchain-stamp" 2>/dev/null)
     )
     others=$(echo "$COMPONENTS" | tr ';' '\n' | grep -v -e '-libraries$' | tr '\n' ';')
     cmake -DLLVM_DISTRIBUTION_COMPONENTS="$others$reached" "$tree"
+    case ";$PROJECTS;${CONTRACT:-ON}" in
+    *';mlir;'*ON)
+      lld=OFF
+      case ";$ROOTS;" in *';lldELF;'*) lld=ON ;; esac
+      if [ "$tree" = /build ]; then cross=; else cross=$ARCH; fi
+      LIBRARIES="$ROOTS" LLD=$lld CROSS=$cross FORBIDDEN="$folders" sh /recipe/llvm-config/contract/rehearse.sh "$tree" "$PREFIX"
+      ;;
+    esac
   fi
   printf '%s\n' "$stamp" >"$tree/toolchain-stamp"
 fi
@@ -122,6 +133,8 @@ if [ "$GOAL" = distribution ]; then
       llvm-objcopy --enable-deterministic-archives --strip-unneeded --remove-section=.llvm_addrsig --remove-section=.comment {} ';'
   fi
   python3 /recipe/llvm-config/archive_index.py "/out$PREFIX/lib"
+  # shellcheck disable=SC2086  # FOLDERS is a list
+  if [ -d "/out$PREFIX/lib/cmake" ]; then python3 /recipe/llvm-config/packages.py "/out$PREFIX/lib/cmake" $folders; fi
   # Generated definitions are what the libraries were compiled from; whoever includes them again defines it all twice.
   # The headers for LLVM's own unit tests are of no use without the libraries for them, which are not here.
   if [ -d "/out$PREFIX/include" ]; then # a part of LLVM has none

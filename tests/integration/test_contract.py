@@ -159,7 +159,7 @@ def own_layer() -> tuple[Path, str, LlvmRequirements]:
         pytest.skip("NO LLVM LAYER: name the root of an unpacked one by TOOLCHAIN_TEST_LLVM_LAYER")
     (prefix,) = Path(named).glob("usr/lib64/llvm-triton-*")
     # TOOLCHAIN_TEST_TRITON: which Triton it was built for.
-    return prefix, f"/usr/lib64/{prefix.name}", needs_for(os.environ.get("TOOLCHAIN_TEST_TRITON"))
+    return prefix, f"/usr/lib64/{prefix.name}", needs_for(os.environ.get("TOOLCHAIN_TEST_TRITON", "3.7"))
 
 
 @pytest.mark.full

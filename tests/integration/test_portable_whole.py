@@ -57,7 +57,7 @@ def test_the_contract_holds_in_it(whole: tuple[Path, str, Path], engine: Buildah
     assert pairs == [("g++", "bfd"), ("g++", "lld"), ("clang++", "bfd"), ("clang++", "lld")], said[-2000:]
     engine.forget_image("localhost/consumer")
 
-    needs = needs_for(None)
+    needs = needs_for("3.7")
     settings = {
         "LIBRARIES": ";".join(dict.fromkeys([*needs.libtriton, *needs.bin_tools])),
         "LLD": "ON" if needs.lld else "OFF",

@@ -18,7 +18,6 @@ from toolchain.catalog.releases import (
     is_commit,
     is_version,
     near_version,
-    newest_on_one_llvm,
     newest_patch,
     triton_release,
     triton_releases,
@@ -195,13 +194,17 @@ def _is_checkout(folder: Path) -> bool:
 
 
 def _by_pin(asked: Asked, pin: LlvmPin) -> Asked:
-    """The LLVM of a pin file, with what the Triton that pins it needs; of one that nobody knows, the newest's needs."""
+    """The LLVM of a pin file, and the Triton that pins it; None where none on record does."""
     plain = [row for row in triton_releases() if row.version and "+" not in row.version]
     versions = [row.version for row in plain if row.llvm == pin.commit]
     commits = [row.commit for row in triton_releases() if row.llvm == pin.commit and not row.version]
     carried = [row.triton for row in aotriton_releases() if row.llvm == pin.commit and row.triton]
-    like = [*carried[:1], *commits[:1], *versions][-1:] or [newest_on_one_llvm()]
-    return replace(asked, triton=like[0], sources={**asked.sources, "llvm": of_github(pin.repository, pin.commit)})
+    like = [*carried[:1], *commits[:1], *versions]
+    return replace(
+        asked,
+        triton=like[-1] if like else None,
+        sources={**asked.sources, "llvm": of_github(pin.repository, pin.commit)},
+    )
 
 
 # --- what --triton says ---

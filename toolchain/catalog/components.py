@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,9 @@ class LlvmRequirements:
         bin_tools: libraries that Triton names for the programs it always builds, alike.
         clang, lld, filecheck: whether those are among the above.
         keep, drop: globs; libraries of the tree that match `keep` and not `drop` are kept beside those named here.
+        serves: the Triton whose needs these are, as it was asked for.
+        llvm: the version that this Triton's own LLVM calls itself, `22` of 22.0.0git.
+        since: the first LLVM that has all these components.
     """
 
     projects: tuple[str, ...]
@@ -51,6 +54,9 @@ class LlvmRequirements:
     filecheck: bool
     keep: tuple[str, ...] = ()
     drop: tuple[str, ...] = ()
+    serves: str = ""
+    llvm: int = 0
+    since: int = 0
 
     @property
     def roots(self) -> tuple[str, ...]:
@@ -58,10 +64,8 @@ class LlvmRequirements:
         return tuple(sorted({*self.libtriton, *self.bin_tools}))
 
 
-def needs_for(version: str | None, arch: str = "amd64", *, features: Collection[str] = ()) -> LlvmRequirements:
-    """The needs of a Triton version (`3.7.1`, `v3.7`), of a full Triton commit, or of no Triton in particular (None).
-
-    None is for a release of LLVM: mlir, lld and FileCheck, no clang.
+def needs_for(version: str, arch: str = "amd64", *, features: Collection[str] = ()) -> LlvmRequirements:
+    """The needs of a Triton version (`3.7.1`, `v3.7`) or of a full Triton commit.
 
     Args:
         arch: OCI architecture that Triton will run on; decides which host code generator it links by name.
@@ -77,7 +81,7 @@ def needs_for(version: str | None, arch: str = "amd64", *, features: Collection[
             f"unknown architecture {arch!r}", why=f"known: {', '.join(data['host'])}", fix="give one of these"
         )
     extra: dict[str, Any] = {}
-    wanted = data["unnamed"] if version is None else version.strip()
+    wanted = version.strip()
     if _COMMIT.fullmatch(wanted.lower()):
         extra = next((row for row in data["commit"] if row["commit"] == wanted.lower()), {})
         if not extra:
@@ -93,7 +97,60 @@ def needs_for(version: str | None, arch: str = "amd64", *, features: Collection[
         known = f"known: {data['triton'][0]['from']} to {data['last']}"
         fix = f"use Triton {data['last']} or older" if rows else "use a newer Triton"
         raise UnsupportedError(f"what Triton {version} needs from LLVM is not on record", why=known, fix=fix)
-    return _assemble(data, [*rows, extra, {"features": sorted(features)}], arch)
+    return replace(_assemble(data, [*rows, extra, {"features": sorted(features)}], arch), serves=version.strip())
+
+
+def newest_triton_on(llvm: int) -> str:
+    """The newest Triton line (`3.5`) that a release of LLVM of this major version serves.
+
+    Raises:
+        UnsupportedError: no Triton on record is near it.
+    """
+    rows = _data()["llvm"]
+    for row in rows:
+        if row["version"] == llvm:
+            return str(row["triton"])
+    older = llvm < rows[0]["version"]
+    edge = rows[0] if older else rows[-1]
+    raise UnsupportedError(
+        f"LLVM {llvm} is too {'old' if older else 'new'} for every Triton on record",
+        why=f"the {'oldest' if older else 'newest'} that one is built with is LLVM {edge['version']}, "
+        f"for Triton {edge['triton']}",
+        fix=f"use an LLVM from {rows[0]['version']} to {rows[-1]['version']}",
+    )
+
+
+def check_generation(needs: LlvmRequirements, llvm: int, *, where: str) -> None:
+    """Refuse an LLVM that is too old or too new for a Triton, before any work.
+
+    Args:
+        llvm: its major version.
+        where: what people call that LLVM.
+
+    Raises:
+        UnsupportedError: with both versions.
+    """
+    own = needs.llvm
+    if llvm not in (own - 1, own):
+        old = llvm < own
+        raise UnsupportedError(
+            f"{where} is too {'old' if old else 'new'} for Triton {needs.serves}: LLVM {llvm}, not {own - 1} or {own}",
+            why=f"Triton {needs.serves} is written for an LLVM between the releases {own - 1} and {own}",
+            fix=f"use LLVM {own - 1} or {own}, or {_tritons_for(llvm)}",
+        )
+    if llvm < needs.since:
+        raise UnsupportedError(
+            f"{where} is too old for Triton {needs.serves}: LLVM {llvm}, not {needs.since} or newer",
+            why="this Triton links lld's libraries, which an older LLVM cannot install by themselves",
+            fix=f"use LLVM {needs.since} or newer",
+        )
+
+
+def _tritons_for(llvm: int) -> str:
+    try:
+        return f"for this LLVM Triton {newest_triton_on(llvm)}"
+    except UnsupportedError:
+        return "another Triton; none on record is for this LLVM"
 
 
 def features_of(checkout: Path) -> frozenset[str]:
@@ -166,7 +223,9 @@ def _assemble(data: dict[str, Any], rows: list[dict[str, Any]], arch: str) -> Ll
     bin_tools: set[str] = set()
     features: set[str] = set()
     hosts: set[str] = set()
+    llvm = 0
     for row in rows:
+        llvm = row.get("llvm", llvm)
         libtriton = (libtriton | set(row.get("libtriton", ()))) - set(row.get("without", ()))
         bin_tools |= set(row.get("bin-tools", ()))
         features |= set(row.get("features", ()))
@@ -189,6 +248,8 @@ def _assemble(data: dict[str, Any], rows: list[dict[str, Any]], arch: str) -> Ll
         filecheck="filecheck" in features,
         keep=tuple(data["libraries"]["keep"]),
         drop=tuple(data["libraries"]["drop"]),
+        llvm=llvm,
+        since=max((part.get("since", 0) for part in parts), default=0),
     )
 
 

@@ -9,7 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from toolchain.catalog.architectures import emulator, this_machine
-from toolchain.catalog.components import LlvmRequirements, features_of, needs_for
+from toolchain.catalog.components import (
+    LlvmRequirements,
+    check_generation,
+    features_of,
+    needs_for,
+    newest_triton_on,
+)
 from toolchain.catalog.costs import step_costs
 from toolchain.catalog.floors import floor_of
 from toolchain.catalog.pin_files import read_pin
@@ -31,7 +37,8 @@ from toolchain.sources.resolve import locate, part_of
 from toolchain.sources.spec import of_github
 from toolchain.sources.tree import Source, require
 from toolchain.stages.base import base_label
-from toolchain.stages.llvm_subset import MLIR_TBLGEN, TABLEGEN, LlvmSubset, subset_of
+from toolchain.stages.llvm_subset import MLIR_TBLGEN, SUPPORT, TABLEGEN, LlvmSubset, subset_of
+from toolchain.stages.llvm_version import major, major_of, version_of_tree
 from toolchain.stages.prebuilt import take_in
 from toolchain.stages.profile_use import LLVM_RECIPE as PROFILE_RECIPE
 from toolchain.stages.profile_use import SOURCE as PROFILE
@@ -48,11 +55,13 @@ _RECIPE = (
     "llvm-config/archive_index.py",
     "llvm-config/closure.py",
     "llvm-config/common.cmake",
+    "llvm-config/packages.py",
     "llvm-config/pch.cmake",
     "llvm-config/pch-headers.cmake",
     "llvm-config/pch-launcher.sh",
     "llvm-config/pch-scan.py",
 )
+COMPONENTS = "llvm-config/components.toml"
 _CROSS_RECIPE = ("llvm-config/cross.cmake",)
 PORTABLE_RECIPE = ("containerfiles/llvm-portable", "llvm-config/pch-instantiated.cmake", "llvm-config/portable.cmake")
 # Seconds of each step relative to each other on the first build.
@@ -73,8 +82,11 @@ class LlvmStage:
     instrumented: bool = False
 
     def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned:
-        arch, source, needs = request.arch[0], llvm_source(request), llvm_needs(request)
+        arch, source = request.arch[0], llvm_source(request)
+        known = major_of(source)
+        needs = llvm_needs(request, known)
         part, cross = subset_of(request.only, needs), arch != this_machine()
+        _check_generation(part, needs, known, source)
         if source.path is not None and source.path.is_dir():  # a checkout: look before the base is made
             _require(source.path, needs)
         profile = self._profile(request)
@@ -93,6 +105,8 @@ class LlvmStage:
                 "projects": list(part.projects),
                 "components": list(part.components) if part.target == "distribution" else [],
                 "libraries": {"roots": needs.roots, "keep": needs.keep, "drop": needs.drop} if part.whole else {},
+                # Whose needs count is then decided by the tree, once it is here.
+                **({"by_version": digests(COMPONENTS)} if known is None and _by_version_of_llvm(request) else {}),
                 "goal": part.target,
                 **({"headers": list(part.headers)} if part.headers else {}),
                 **({"glibc": request.glibc} if request.glibc else {}),
@@ -112,8 +126,8 @@ class LlvmStage:
         )
 
     def build(self, planned: Planned, dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
-        request, needs = workspace.request, llvm_needs(workspace.request)
-        arch, part = request.arch[0], subset_of(request.only, needs)
+        request, source = workspace.request, planned.sources[0]
+        arch, part = request.arch[0], subset_of(request.only, llvm_needs(request, major_of(source)))
         cross = arch != this_machine()
         # What links an instrumented library needs the compiler's own for it.
         proved = request.contract and _proves(part, cross) and not self.instrumented
@@ -123,9 +137,13 @@ class LlvmStage:
         contexts = {}
         if len(planned.sources) > 1:  # the small one first: it may not fit
             contexts[PROFILE] = workspace.fetch(planned.sources[1]).path
-            check_profile(contexts[PROFILE], planned.sources[0], request.patches)
-        source = workspace.fetch(planned.sources[0])
+            check_profile(contexts[PROFILE], source, request.patches)
+        source = workspace.fetch(source)
         contexts["llvm"] = source.path
+        version = version_of_tree(source.path)
+        needs = llvm_needs(request, major(version))
+        part = subset_of(request.only, needs)
+        _check_generation(part, needs, major(version), source)
         _require(source.path, needs)
         planned, found = take_in_llvm(source.path, request, planned)
         prefix = prefix_of(source)
@@ -141,6 +159,7 @@ class LlvmStage:
                     "PROJECTS": ";".join(part.projects),
                     "COMPONENTS": ";".join(part.components),
                     **(_libraries(needs) if part.whole else {}),
+                    **({"CONTRACT": "OFF"} if part.whole and not proved else {}),
                     **({"HEADERS": " ".join(part.headers)} if part.headers else {}),
                     **({"NATIVE": " ".join(part.native)} if cross else {}),
                     **({"GLIBC": request.glibc} if request.glibc else {}),
@@ -172,7 +191,7 @@ class LlvmStage:
         return workspace.finish(
             planned,
             tree=tree,
-            facts={"prefix": prefix, **found},
+            facts={"prefix": prefix, "version": version, "serves": needs.serves, **found},
             labels=image_labels(
                 planned,
                 revision=source.ref,
@@ -268,6 +287,12 @@ def _libraries(needs: LlvmRequirements) -> dict[str, str]:
     }
 
 
+def _check_generation(part: LlvmSubset, needs: LlvmRequirements, llvm: int | None, source: Source) -> None:
+    """Refuse an LLVM that is too old or too new for the Triton; a part without any of MLIR serves every one."""
+    if llvm is not None and part.name != SUPPORT:
+        check_generation(needs, llvm, where=source.ref)
+
+
 def _require(tree: Path, needs: LlvmRequirements) -> None:
     require(tree, "llvm/CMakeLists.txt", *(f"{project}/CMakeLists.txt" for project in needs.projects))
 
@@ -323,18 +348,34 @@ def llvm_pin(request: Request) -> LlvmPin:
     )
 
 
-def llvm_needs(request: Request) -> LlvmRequirements:
-    """Projects and components: by version, and what a checkout of Triton asks for beyond it."""
+def llvm_needs(request: Request, llvm: int | None = None) -> LlvmRequirements:
+    """Projects and components: of the Triton that is named, else of the newest that this LLVM serves.
+
+    A checkout of Triton adds what its own build files ask for.
+
+    Args:
+        llvm: the LLVM's major version; None where it is not known yet.
+    """
     checkout = local_triton(request)
     features = features_of(checkout) if checkout is not None else ()
     triton = triton_of(request)
+    if triton is None or _by_version_of_llvm(request):
+        triton = newest_on_one_llvm() if llvm is None else newest_triton_on(llvm)
+    return needs_for(triton, request.arch[0], features=features)
+
+
+def _by_version_of_llvm(request: Request) -> bool:
+    """Whether the LLVM's own version decides: no Triton is named, or a commit that is not on record."""
+    triton = triton_of(request)
+    if triton is None:
+        return True
+    if not is_commit(triton.lower()) or "llvm" not in request.sources:
+        return False
     try:
-        return needs_for(triton, request.arch[0], features=features)
+        needs_for(triton, request.arch[0])
     except UnsupportedError:
-        # Whoever names the LLVM beside a commit that nobody has heard of gets what a pin file of such a one gives.
-        if triton is None or not is_commit(triton.lower()) or "llvm" not in request.sources:
-            raise
-        return needs_for(newest_on_one_llvm(), request.arch[0], features=features)
+        return True
+    return False
 
 
 def local_triton(request: Request) -> Path | None:

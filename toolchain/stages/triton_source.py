@@ -26,6 +26,7 @@ from toolchain.sources.tree import FetchedSource
 from toolchain.stages.base import base_label
 from toolchain.stages.codegen_choice import bindings, compare_pins, rules_of, triton_here
 from toolchain.stages.llvm import llvm_needs
+from toolchain.stages.llvm_version import major
 from toolchain.stages.prebuilt import Intake, choices, names_allowed, take_in
 from toolchain.stages.python import own_python, versions_of
 from toolchain.stages.stage import Built, Planned, Workspace, common_inputs, image_labels, locked, source_inputs
@@ -402,7 +403,8 @@ def check_llvm(workspace: Workspace, llvm: Built) -> None:
     layout, prefix = Layout(workspace.cache.images), str(llvm.facts["prefix"]).strip("/") + "/"
     top = read_layers(layout, layout.resolve(llvm.manifest))[-1].descriptor
     files = {one.path.removeprefix(prefix) for one in layer_files(layout.blob(top.digest), top.media_type)}
-    check_files(files, llvm_needs(workspace.request), where=llvm.planned.image, consumer="this Triton")
+    needs = llvm_needs(workspace.request, major(str(llvm.facts["version"])))
+    check_files(files, needs, where=llvm.planned.image, consumer="this Triton")
 
 
 def _keep(wheel: Path, workspace: Workspace) -> dict[str, Any]:

@@ -1,0 +1,46 @@
+#!/bin/sh
+# Asks of a configured LLVM, in a minute and before anything is compiled, what the contract check will ask of its CMake
+# packages in the end: whether they name folders of the build, whether every library that the check and its consumer link is
+# there, and whether the check's own link lines name no other. Run by containerfiles/llvm/build.sh:
+#
+#   LIBRARIES="MLIRIR;..." LLD=ON FORBIDDEN="/build /src/llvm" [CROSS=arm64] rehearse.sh TREE PREFIX
+#
+# Installs the packages of the build tree TREE into a folder of it, with empty files for what they name.
+set -eu
+tree=$1 prefix=$2
+here=$(cd "$(dirname "$0")" && pwd)
+work=$tree/toolchain-rehearsal
+rm -rf "$work"
+for part in cmake-exports mlir-cmake-exports lld-cmake-exports clang-cmake-exports; do
+  DESTDIR="$work/root" cmake -DCMAKE_INSTALL_COMPONENT="$part" -P "$tree/cmake_install.cmake" >"$work.log"
+done
+# shellcheck disable=SC2086  # FORBIDDEN is a list
+python3 "$here/../packages.py" "$work/root$prefix" $FORBIDDEN
+# shellcheck disable=SC2016  # CMake's variable
+find "$work/root$prefix/lib/cmake" -name '*.cmake' -exec sed -n 's/.*"${_IMPORT_PREFIX}\/\([^";]*\)".*/\1/p' {} + |
+  sort -u | while read -r file; do
+    case $file in
+    include*) mkdir -p "$work/root$prefix/$file" ;;
+    *)
+      mkdir -p "$work/root$prefix/${file%/*}"
+      : >"$work/root$prefix/$file"
+      ;;
+    esac
+  done
+set --
+if [ -n "${CROSS:-}" ]; then set -- -DCMAKE_TOOLCHAIN_FILE="$here/../cross.cmake" -DTOOLCHAIN_ARCH="$CROSS"; fi
+cxx=
+if command -v clang >/dev/null && command -v clang++ >/dev/null; then cxx=clang++; fi
+cmake -G Ninja -S "$here" -B "$work/tree" -DCONTRACT_PREFIX="$work/root$prefix" -DCONTRACT_LIBRARIES="$LIBRARIES" \
+  -DCONTRACT_LLD="${LLD:-OFF}" ${cxx:+-DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++} "$@" >"$work.log" 2>&1 || {
+  tail -n 30 "$work.log" >&2
+  echo "toolchain: the contract check would not configure against this LLVM; the reason is above" >&2
+  exit 1
+}
+# An imported library is linked as a file; a name alone is one that the packages know but do not hold.
+loose=$(grep -o -e ' -l\(LLVM\|MLIR\|lld\)[A-Za-z0-9]*' "$work/tree/build.ninja" | sort -u | tr -d '\n' || :)
+if [ -n "$loose" ]; then
+  echo "toolchain: the contract check would link what this layer does not hold:$loose" >&2
+  exit 1
+fi
+rm -rf "$work"

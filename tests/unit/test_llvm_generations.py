@@ -1,0 +1,176 @@
+"""LLVM 17 to 24 and the Tritons near them: whose needs an LLVM is built for, and what is refused before any work."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.request_fixtures import specs
+from tests.small_llvm import small_llvm
+from toolchain.cache import Cache
+from toolchain.catalog.components import check_generation, needs_for, newest_triton_on
+from toolchain.catalog.releases import triton_releases
+from toolchain.errors import SourceError, UnsupportedError
+from toolchain.request import Request
+from toolchain.sources.tree import Source
+from toolchain.stages.llvm import LlvmStage, llvm_needs
+from toolchain.stages.llvm_version import major_of, version_of_tree
+from toolchain.stages.stage import Planned
+
+PACKAGES = Path(__file__).resolve().parents[2] / "llvm-config" / "packages.py"
+UNDER = {name: Planned(name=name, image=name, inputs={}) for name in ("base", "sysroot")}
+
+
+@pytest.fixture
+def request_(tmp_path: Path) -> Request:
+    return Request(cache=Cache(tmp_path / "cache"))
+
+
+def plan(request: Request, llvm: str | Path, **more: object) -> Planned:
+    sources = {**request.sources, **specs({"llvm": str(llvm)})}
+    return LlvmStage().plan(replace(request, sources=sources, **more), UNDER)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("llvm", "triton", "projects"),
+    [
+        (17, "2.1", ("mlir",)),
+        (18, "2.3", ("mlir",)),
+        (19, "3.1", ("mlir",)),
+        (20, "3.3", ("mlir",)),
+        (21, "3.5", ("mlir", "lld")),
+        (22, "3.7", ("mlir", "lld")),
+        (23, "3.9", ("mlir", "lld", "clang")),
+    ],
+)
+def test_without_a_triton_an_llvm_has_the_parts_for_the_newest_that_it_serves(
+    llvm: int, triton: str, projects: tuple[str, ...], request_: Request, tmp_path: Path
+) -> None:
+    tree = small_llvm(tmp_path / "llvm", version=f"{llvm}.1.0")
+    asked = replace(request_, sources=specs({"llvm": str(tree)}))
+    needs = llvm_needs(asked, llvm)
+    assert (needs.serves, needs.projects) == (triton, projects)
+    assert needs == replace(needs_for(triton), serves=triton)
+    check_generation(needs, llvm, where="it")
+    plan(request_, tree)
+
+
+@pytest.mark.parametrize("row", [row.version for row in triton_releases() if row.version])
+def test_every_release_has_two_llvms_at_most_and_is_refused_on_the_others(row: str) -> None:
+    needs = needs_for(row)
+    near = {needs.llvm - 1, needs.llvm} - set(range(needs.since))
+    for llvm in range(15, 27):
+        if llvm in near:
+            check_generation(needs, llvm, where="it")
+        else:
+            with pytest.raises(UnsupportedError, match=rf"it is too (old|new) .*: LLVM {llvm}, not "):
+                check_generation(needs, llvm, where="it")
+    assert needs.llvm in near
+
+
+@pytest.mark.parametrize(
+    ("triton", "version", "word"),
+    [("3.1.0", "22.1.8", "new"), ("3.7.1", "19.1.7", "old"), ("3.8.0", "24.0.0", "new"), ("2.1.0", "19.1.7", "new")],
+)
+def test_an_llvm_of_another_generation_is_refused_with_both_versions(
+    triton: str, version: str, word: str, request_: Request, tmp_path: Path
+) -> None:
+    with pytest.raises(UnsupportedError) as refused:
+        plan(request_, small_llvm(tmp_path / "llvm", version=version), triton=triton)
+    assert f"too {word} for Triton {triton}" in refused.value.what
+    assert f"LLVM {version.partition('.')[0]}," in refused.value.what
+
+
+@pytest.mark.parametrize("llvm", [16, 25])
+def test_an_llvm_that_no_triton_is_near_is_refused(llvm: int, request_: Request, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match=f"LLVM {llvm} is too"):
+        newest_triton_on(llvm)
+    with pytest.raises(UnsupportedError, match=f"LLVM {llvm} is too"):
+        plan(request_, small_llvm(tmp_path / "llvm", version=f"{llvm}.0.0"))
+    plan(replace(request_, only="support"), small_llvm(tmp_path / "other", version="22.1.8"), triton="3.1.0")
+
+
+def test_lld_is_refused_where_the_llvm_cannot_install_it_by_itself() -> None:
+    needs = needs_for("3.4", features=("lld",))
+    with pytest.raises(UnsupportedError, match="LLVM 20, not 21 or newer"):
+        check_generation(needs, 20, where="it")
+    check_generation(needs, 21, where="it")
+
+
+def test_a_checkout_of_triton_adds_to_what_its_llvm_serves(request_: Request, tmp_path: Path) -> None:
+    triton = tmp_path / "triton"
+    triton.mkdir()
+    (triton / "CMakeLists.txt").write_text("find_package(LLD REQUIRED)\n")
+    asked = replace(request_, sources=specs({"triton": str(triton), "llvm": "distro:llvm-toolchain-19"}))
+    assert llvm_needs(asked, 19).lld
+    with pytest.raises(UnsupportedError, match="links lld's libraries"):
+        plan(asked, "distro:llvm-toolchain-19")
+    plan(asked, "distro:llvm-toolchain-22")
+
+
+@pytest.mark.parametrize(
+    ("kind", "where", "version", "major"),
+    [
+        ("distro", "llvm-toolchain-19", "19.1.7", 19),
+        ("distro", "llvm-toolchain-99", "", 99),
+        ("distro", "llvm-toolchain-snapshot", "24~++20261025103442+7e3c57157096", 24),
+        ("distro", "llvm-toolchain-snapshot", "", None),
+        ("git", "https://example.org/llvm", "0" * 40, None),
+    ],
+)
+def test_the_version_before_a_fetch(kind: str, where: str, version: str, major: int | None) -> None:
+    source = Source(name="llvm", kind=kind, where=where, version=version, digest=None, path=None, locked=True)  # type: ignore[arg-type]
+    assert major_of(source) == major
+
+
+def test_the_version_of_a_tree(tmp_path: Path) -> None:
+    tree = small_llvm(tmp_path / "llvm", version="19.1.7")
+    assert version_of_tree(tree) == "19.1.7"
+    # Before 19 it stands in llvm/CMakeLists.txt.
+    old = (tree / "cmake/Modules/LLVMVersion.cmake").read_text()
+    (tree / "cmake/Modules/LLVMVersion.cmake").unlink()
+    with pytest.raises(SourceError, match="does not say which version"):
+        version_of_tree(tree)
+    (tree / "llvm/CMakeLists.txt").write_text("if(NOT DEFINED LLVM_VERSION_MAJOR)\n  " + old.replace("19", "18"))
+    assert version_of_tree(tree) == "18.1.7"
+
+
+def test_a_commit_s_digest_knows_the_rows_that_its_version_will_choose_from(request_: Request) -> None:
+    url = f"https://example.org/llvm@{'a' * 40}"
+    ready = {name: replace(planned, inputs={"a": name}) for name, planned in UNDER.items()}
+    sources = specs({"llvm": url})
+    unnamed = LlvmStage().plan(replace(request_, sources=sources), ready)
+    named = LlvmStage().plan(replace(request_, sources=sources, triton="3.8.0"), ready)
+    assert unnamed.inputs is not None
+    assert named.inputs is not None
+    assert "by_version" in unnamed.inputs
+    assert "by_version" not in named.inputs
+
+
+def cleaned(folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(PACKAGES), str(folder), "/build", "/src/llvm"]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_packages_lose_the_folders_of_the_build(tmp_path: Path) -> None:
+    file = tmp_path / "mlir" / "MLIRConfig.cmake"
+    file.parent.mkdir()
+    kept = 'set(MLIR_INCLUDE_DIRS "${MLIR_INSTALL_PREFIX}/include")\nset(A "/builder/x")\nset(B "utils/build/y")\n'
+    file.write_text(
+        kept + 'set(MLIR_INCLUDE_DIR "/build/tools/mlir/include")\nset(MLIR_MAIN_SRC_DIR "/src/llvm/mlir")\n'
+    )
+    assert cleaned(tmp_path).returncode == 0
+    assert file.read_text() == kept + 'set(MLIR_INCLUDE_DIR "${MLIR_INCLUDE_DIRS}")\n'
+    assert cleaned(tmp_path).stdout == ""
+
+
+def test_a_package_that_names_them_in_another_way_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "a.cmake").write_text("include(/build/x.cmake)\n")
+    said = cleaned(tmp_path)
+    assert said.returncode == 3
+    assert re.search(r"a\.cmake .*include\(/build/x\.cmake\)", said.stderr)

@@ -1,0 +1,54 @@
+"""Which LLVM a source is: what its tree says of itself, else what its name says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from toolchain.errors import SourceError
+from toolchain.sources.tree import Source
+
+# The second holds the version before LLVM 19.
+_FILES = ("cmake/Modules/LLVMVersion.cmake", "llvm/CMakeLists.txt")
+_NUMBER = re.compile(r"^\s*set\(LLVM_VERSION_(MAJOR|MINOR|PATCH)\s+([0-9]{1,6})\)", re.MULTILINE)
+_PACKAGE = re.compile(r"llvm-toolchain-([0-9]{1,3})")
+_VERSION = re.compile(r"([0-9]{1,3})[.~]")
+
+
+def version_of_tree(tree: Path) -> str:
+    """The version, `19.1.7`, that an LLVM source tree gives itself.
+
+    Raises:
+        SourceError: it gives none.
+    """
+    for name in _FILES:
+        try:
+            numbers = dict(_NUMBER.findall((tree / name).read_text(encoding="utf-8", errors="replace")))
+        except OSError:
+            continue
+        if len(numbers) == 3:
+            return f"{numbers['MAJOR']}.{numbers['MINOR']}.{numbers['PATCH']}"
+    raise SourceError(
+        "this LLVM source does not say which version it is",
+        why=f"neither {' nor '.join(_FILES)} sets LLVM_VERSION_MAJOR, _MINOR and _PATCH",
+        fix="give the top folder of a whole llvm-project, cmake/ included",
+    )
+
+
+def major_of(source: Source) -> int | None:
+    """The major version of an LLVM source as far as it is known before it is fetched; None where only its tree tells.
+
+    Raises:
+        SourceError: it is a folder whose files give no version.
+    """
+    if source.path is not None and source.path.is_dir():
+        return major(version_of_tree(source.path))
+    if source.kind == "distro":
+        match = _VERSION.match(source.version) or _PACKAGE.fullmatch(source.where)
+        return int(match[1]) if match else None
+    return None
+
+
+def major(version: str) -> int:
+    """`19` of `19.1.7`."""
+    return int(version.partition(".")[0])
