@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import urljoin, urlsplit
 
 from toolchain.errors import ToolchainError
 
@@ -22,6 +22,8 @@ LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})  # statuses that may pass
 LONGEST_BACKOFF = 30.0
+_REDIRECT_BODY = 64 << 10
+PROGRESS = 64 << 10  # bytes after which earlier failures are forgotten
 LONGEST_ASKED = 120.0  # seconds that a server may have us wait by Retry-After
 # As many digits as any size or time has. Python refuses to read thousands of them, and takes digits of other scripts.
 _NUMBER = re.compile(r"[0-9]{1,15}")
@@ -46,7 +48,8 @@ def header_number(said: str | None) -> int | None:
 def session(attempts: int, backoff: float, *, netrc: bool = True) -> requests.Session:
     """A session that asks (GET, HEAD) again when a server is busy or a connection fails.
 
-    What breaks off after an answer has begun is not asked again: see `Retries`.
+    What breaks off after an answer has begun is not asked again: see `Retries`. An answer that comes too slowly ends
+    with `pace.TooSlowError`. No redirect leads from https to http.
 
     Args:
         attempts: how often a question is asked again.
@@ -54,9 +57,10 @@ def session(attempts: int, backoff: float, *, netrc: bool = True) -> requests.Se
         netrc: whether a host is sent the login that ~/.netrc has for it, also the host that a redirect leads to.
     """
     import requests  # noqa: PLC0415 - plans connect to nothing and must be quick
-    from requests.adapters import HTTPAdapter  # noqa: PLC0415
     from urllib3.exceptions import HTTPError  # noqa: PLC0415
     from urllib3.util import Retry  # noqa: PLC0415
+
+    from toolchain.pace import Adapter  # noqa: PLC0415
 
     class Bounded(Retry):
         """Waits as long as a server asks, but not for ever."""
@@ -89,19 +93,30 @@ def session(attempts: int, backoff: float, *, netrc: bool = True) -> requests.Se
     )
     made = requests.Session() if netrc else WithoutNetrc()
 
-    def leads_somewhere(answer: requests.Response, **_: object) -> None:
+    def check_redirect(answer: requests.Response, **_: object) -> None:
         # requests raises what urllib.parse does, which is no error of its own, and leaves the connection open.
         try:
-            urlsplit(made.get_redirect_target(answer) or "")
+            there = made.get_redirect_target(answer)
+            plain = urlsplit(urljoin(answer.url, there or "")).scheme == "http"
         except ValueError as error:
             answer.close()
             raise requests.exceptions.InvalidURL(f"a redirect: {error}") from None
+        if there is None:
+            return
+        if plain and urlsplit(answer.url).scheme == "https":
+            answer.close()
+            raise requests.exceptions.InvalidURL("a redirect leads from https to http")
+        # requests would read the whole body, however long.
+        with contextlib.suppress(HTTPError):
+            if len(answer.raw.read(_REDIRECT_BODY)) < _REDIRECT_BODY:
+                return
+        answer.raw.close()
 
-    made.hooks["response"] = [leads_somewhere]
+    made.hooks["response"] = [check_redirect]
     if not netrc:
         made.auth = lambda request: request  # else requests looks there before it sends
     for scheme in ("http://", "https://"):
-        made.mount(scheme, HTTPAdapter(max_retries=retry))
+        made.mount(scheme, Adapter(max_retries=retry))
     return made
 
 
@@ -168,6 +183,9 @@ class Retries:
         self.pause(seconds)
 
     def reached(self, position: int) -> None:
-        """Progress: earlier failures count no more. The same way gone once again, after a new start, is none."""
-        if position > self.furthest:
+        """Progress: failures are counted anew, once at least `PROGRESS` bytes more than ever before are over.
+
+        A server that gives a byte and breaks off makes none, nor does the same way gone again after a new start.
+        """
+        if position >= self.furthest + PROGRESS:
             self.failures, self.furthest = 0, position

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from toolchain.errors import RegistryError
-from toolchain.web import LONGEST_ASKED, LONGEST_BACKOFF, Retries, TryAgainError, is_loopback
+from toolchain.web import LONGEST_ASKED, LONGEST_BACKOFF, PROGRESS, Retries, TryAgainError, is_loopback
 
 PROBLEM = RegistryError("it fails")
 
@@ -38,7 +38,9 @@ def test_it_ends_with_the_last_problem() -> None:
 
 def test_only_what_was_never_reached_is_progress() -> None:
     waits: list[float] = []
-    positions = iter([1, 2, 3, 3, 2, 3])
+    positions = iter(
+        PROGRESS * place + more for place, more in ((1, 0), (2, 0), (3, 0), (3, PROGRESS - 1), (2, 0), (3, 0))
+    )
     retries = Retries(2, 1.0, pause=waits.append)
 
     def once() -> None:
@@ -48,7 +50,7 @@ def test_only_what_was_never_reached_is_progress() -> None:
     with pytest.raises(RegistryError):
         retries.run(once)
     assert waits == [1.0, 1.0, 1.0, 2.0]
-    assert list(positions) == [3], "three failures in a row at the same place"
+    assert list(positions) == [3 * PROGRESS], "three failures in a row at the same place"
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from urllib3.exceptions import HTTPError
 from toolchain.digest import CHUNK
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.transport import Transport
+from toolchain.pace import TooSlowError
 from toolchain.web import TryAgainError, header_number
 
 _PART = re.compile(r"bytes ([0-9]+)-[0-9]+/([0-9]+|\*)")
@@ -64,6 +65,8 @@ class Download:
             raise self._registry.unreachable(error) from None  # asked often enough by `request`
         except HTTPError as error:
             raise TryAgainError(self._registry.unreachable(error)) from None
+        except TooSlowError as error:
+            raise TryAgainError(error) from None
         if self._done < self._blob.size:
             broken = HTTPError(f"the answer ended after {self._done} of {self._blob.size} bytes")
             raise TryAgainError(self._registry.unreachable(broken))

@@ -22,6 +22,7 @@ from toolchain.oci.blobs import MANIFEST_LIMIT
 from toolchain.oci.manifest import parse_object
 from toolchain.oci.rules import for_host
 from toolchain.oci.ways import Habits
+from toolchain.pace import Pace
 
 LOG = logging.getLogger(__name__)
 _WORDS = 16 << 10  # bytes of an answer that nobody expected
@@ -54,10 +55,16 @@ class Traffic:
 
 
 class Body:
-    """A part of a file as the body of a request, read while it is sent."""
+    """A part of a file as the body of a request, read while it is sent.
 
-    def __init__(self, stream: IO[bytes], start: int, end: int, traffic: Traffic) -> None:
+    Args:
+        host: that it is sent to.
+    """
+
+    def __init__(self, stream: IO[bytes], start: int, end: int, traffic: Traffic, host: str) -> None:
         self._stream = stream
+        self._pace = Pace(host)
+        self._given, self._last = 0.0, 0  # when the last piece went out, on the monotonic clock, and its bytes
         self._left = end - start
         self._size = end - start
         self._traffic = traffic
@@ -71,10 +78,18 @@ class Body:
             yield piece
 
     def read(self, count: int = -1) -> bytes:
-        """The next bytes of the part."""
+        """The next bytes of the part.
+
+        Raises:
+            TooSlowError: the host takes what it was given too slowly.
+        """
+        now = time.monotonic()
+        if self._given:
+            self._pace.add(now - self._given, self._last)
         piece = self._stream.read(self._left if count < 0 else min(count, self._left))
         self._left -= len(piece)
         self._traffic.sent += len(piece)
+        self._given, self._last = time.monotonic(), len(piece)
         return piece
 
 

@@ -147,7 +147,7 @@ class Upload:
                 self._repository,
                 actions=_ACTIONS,
                 headers=_part(start, end),
-                body=lambda start=start, end=end: Body(stream, start, end, self._registry.traffic),  # type: ignore[misc]
+                body=lambda start=start, end=end: Body(stream, start, end, self._registry.traffic, self._registry.host),  # type: ignore[misc]
             ) as got:
                 if got.status_code not in _TAKEN:
                     refusals = frozenset() if self._accepted else NO_CHUNKS
@@ -183,7 +183,9 @@ class Upload:
             self._repository,
             actions=_ACTIONS,
             headers=headers,
-            body=lambda: Body(stream, start, size, self._registry.traffic) if start < size else b"",
+            body=lambda: (
+                Body(stream, start, size, self._registry.traffic, self._registry.host) if start < size else b""
+            ),
         ) as got:
             if got.status_code not in _TAKEN:
                 self._learn_from_the_end(got.status_code, empty=start == size)
