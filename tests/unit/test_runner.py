@@ -35,7 +35,7 @@ from toolchain.recipe import Mount
 from toolchain.request import Request, options
 from toolchain.stages.stage import Workspace
 
-FACTS = {"program": "docker", "version": "99.1", "interfaces": 0}
+FACTS = {"program": "docker", "version": "99.1", "interfaces": 0, "lacks": []}
 
 
 @pytest.fixture

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import shutil
 import subprocess
 import tempfile
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +19,9 @@ from python_on_whales import DockerClient
 from python_on_whales.exceptions import DockerException, NoSuchImage
 
 from toolchain import process, strict_json
+from toolchain.engine import view
 from toolchain.engine.attended import attended
+from toolchain.engine.isolation import DROPPED
 from toolchain.engine.single import layers_of, single_layout
 from toolchain.engine.storage import process_identity
 from toolchain.errors import EngineError
@@ -49,17 +53,26 @@ class DockerRunner:
         host: the daemon's address, e.g. `unix:///run/docker.sock`; where the program itself looks otherwise.
         program: `docker` or `podman`.
         scratch: folder for an image on its way into the daemon; the system's for temporary files otherwise.
+        settings: folder for the profile of system calls; one for temporary files otherwise.
 
     Attributes:
         user: `UID:GID` that containers run as; empty for the image's own, which is root.
         facts: what the probe found, for a record; see `docker_probe`.
     """
 
-    def __init__(self, host: str | None = None, program: str = "docker", *, scratch: Path | None = None) -> None:
+    def __init__(
+        self,
+        host: str | None = None,
+        program: str = "docker",
+        *,
+        scratch: Path | None = None,
+        settings: Path | None = None,
+    ) -> None:
         self.program = program
         self.user = ""
         self.facts: Mapping[str, Any] = {}
         self._scratch = scratch
+        self._settings = settings
         self._host = host
         self._client: Any = DockerClient(host=host, client_call=[program])
 
@@ -243,11 +256,18 @@ class DockerRunner:
             "labels": {_LABEL: f"{_machine()}/{process_identity(os.getpid())}"},
             "mounts": [_mount(mount) for mount in mounts],
             "networks": ["host" if network else "none"],
+            "cap_drop": list(DROPPED),
             # Where SELinux rules, a container reads no folder of a user's otherwise; nothing is relabelled for it.
-            "security_options": ["label=disable"],
+            "security_options": ["label=disable", "no-new-privileges", f"seccomp={self._profile()}"],
             **({"user": self.user} if self.user else {}),
             **({"workdir": workdir} if workdir is not None else {}),
         }
+
+    def _profile(self) -> Path:
+        if self._settings is None:
+            self._settings = Path(tempfile.mkdtemp(prefix="toolchain-"))
+            weakref.finalize(self, shutil.rmtree, self._settings, ignore_errors=True)
+        return view.profile(self._settings)
 
     def _stream(
         self, image: str, argv: Sequence[str], options: Mapping[str, Any], lines: _Lines, timeout: float | None

@@ -18,7 +18,7 @@ from toolchain import process, recipe
 from toolchain.cache import Cache
 from toolchain.engine import namespace
 from toolchain.engine.docker import DockerRunner
-from toolchain.engine.isolation import SCRIPT, answer, tiny_root
+from toolchain.engine.isolation import DROPPED, SCRIPT, answer, tiny_root
 from toolchain.engine.storage import remove_tree
 from toolchain.errors import EngineError
 from toolchain.recipe import Mount
@@ -26,7 +26,16 @@ from toolchain.recipe import Mount
 _TIMEOUT = 120.0
 _INSTEAD = "leave --runner away, and buildah runs them"
 _OF_THIS_MACHINE = "name a daemon of this machine (DOCKER_HOST, `docker context`)"
-# Shell alone, see `isolation.SCRIPT`. $1 is a folder with a word in it, the others are files.
+# Shell alone, see `isolation.SCRIPT`.
+_RIGHTS = (
+    'while IFS= read -r line; do case "$line" in CapBnd:*|NoNewPrivs:*|Seccomp:*) echo "@right $line" ;; esac; '
+    'done </proc/self/status; while read -r line; do echo "@ids $line"; done </proc/self/uid_map'
+)
+_CAPABILITIES = {
+    "CAP_SETPCAP": 8, "CAP_NET_BIND_SERVICE": 10, "CAP_NET_RAW": 13, "CAP_SYS_CHROOT": 18, "CAP_MKNOD": 27,
+    "CAP_AUDIT_WRITE": 29, "CAP_SETFCAP": 31,
+}  # fmt: skip
+# $1 is a folder with a word in it, the others are files.
 _SHOW = (
     'IFS= read -r word <"$1/asked"; echo "@asked $word"; echo "$word" >"$1/answer"; shift; for file in "$@"; do '
     'while IFS= read -r line; do printf \'@line %s\\n\' "$line"; done <"$file"; done'
@@ -49,7 +58,7 @@ def proved(
             not see this machine's folders, or leave files in them that are not the user's.
     """
     cache.work.mkdir(parents=True, exist_ok=True)
-    runner = DockerRunner(host, program, scratch=cache.work)
+    runner = DockerRunner(host, program, scratch=cache.work, settings=cache.engine / "settings")
     version = runner.version()
     process.which("skopeo", fix=f"apt-get install skopeo: it loads images into {program}")
     runner.cleanup()
@@ -58,14 +67,15 @@ def proved(
         scripts = [top / "llvm-config" / "contract" / "check.sh", top / "aotriton" / "worker.py"]
     with _scratch(cache.work) as folder, _tiny_image(runner, folder) as image:
         refused: EngineError | None = None
+        lines: list[str] = []
         for user in _users():
             runner.user = user
-            refused = _wrong(runner, image, folder / f"seen-by-{user.partition(':')[0]}", scripts)
+            refused, lines = _wrong(runner, image, folder / f"seen-by-{user.partition(':')[0]}", scripts)
             if refused is None:
                 break
     if refused is not None:
         raise refused
-    runner.facts = {"program": program, "version": version, "interfaces": 0}
+    runner.facts = {"program": program, "version": version, "interfaces": 0, "lacks": lacks(lines)}
     return runner
 
 
@@ -73,10 +83,28 @@ def told(runner: DockerRunner) -> str:
     """What was proved, in one line."""
     where = f" at {runner.address}" if runner.address else ""
     who = f"; they run as {runner.user}" if runner.user else ""
+    lacking = "".join(f"; they lack {what}" for what in runner.facts["lacks"])
     return (
         f"{runner.program} {runner.facts['version']}{where}: its containers see no network interface but lo, and the "
-        f"folders of this machine{who}"
+        f"folders of this machine{who}{lacking}"
     )
+
+
+def lacks(lines: Sequence[str]) -> list[str]:
+    """What isolates buildah's containers and not these.
+
+    Args:
+        lines: what a container said of its rights.
+    """
+    rights = dict(line.removeprefix("@right ").split(":", 1) for line in lines if line.startswith("@right "))
+    maps = [line.split()[1:3] for line in lines if line.startswith("@ids ")]
+    kept = [name for name in DROPPED if int(rights.get("CapBnd", "0").strip() or "0", 16) >> _CAPABILITIES[name] & 1]
+    missing = [f"the drop of {name}" for name in kept]
+    missing += ["no_new_privs"] if rights.get("NoNewPrivs", "").strip() != "1" else []
+    missing += ["a profile of system calls"] if rights.get("Seccomp", "").strip() != "2" else []
+    if any(inside == outside for inside, outside in maps) or not maps:
+        missing.append("ids of their own, so whoever gets out of one is who runs it here")
+    return missing
 
 
 @contextlib.contextmanager
@@ -117,8 +145,10 @@ def outside(table: str, number: int) -> int:
     return number
 
 
-def _wrong(runner: DockerRunner, image: str, shown: Path, scripts: Sequence[Path]) -> EngineError | None:
-    """What is wrong where another user may help.
+def _wrong(
+    runner: DockerRunner, image: str, shown: Path, scripts: Sequence[Path]
+) -> tuple[EngineError | None, list[str]]:
+    """What is wrong where another user may help, and what the container said.
 
     Raises:
         EngineError: what no other user mends.
@@ -130,7 +160,7 @@ def _wrong(runner: DockerRunner, image: str, shown: Path, scripts: Sequence[Path
     try:
         done = runner.run(
             image,
-            ["/bin/sh", "-c", f"{SCRIPT}; {_SHOW}", "sh", "/probe", *inside],
+            ["/bin/sh", "-c", f"{SCRIPT}; {_RIGHTS}; {_SHOW}", "sh", "/probe", *inside],
             mounts=[Mount(shown, "/probe", read_only=False), *map(Mount, scripts, inside)],
             capture=True,
             check=False,
@@ -165,17 +195,17 @@ def _wrong(runner: DockerRunner, image: str, shown: Path, scripts: Sequence[Path
         raise _unseen(runner, f"{' or '.join(map(str, scripts))} is another file there")
     if not asked:
         # Another user of the container may have the right to.
-        return _unseen(runner, f"a word written to {shown} was not read in a container: {last}")
+        return _unseen(runner, f"a word written to {shown} was not read in a container: {last}"), lines
     back = shown / "answer"
     if not back.is_file() or back.read_text(encoding="ascii") != f"{word}\n":
-        return _unseen(runner, f"what a container wrote to {shown} did not arrive: {last}")
+        return _unseen(runner, f"what a container wrote to {shown} did not arrive: {last}"), lines
     if back.stat().st_uid != os.geteuid():
         return EngineError(
             f"{name} is refused: what its containers write here would not be {namespace.user_name()}'s",
             why=f"a file that a container wrote belongs to user {back.stat().st_uid}",
             fix=f"switch the daemon's remapping of users off, or run a rootless one; {_INSTEAD}",
-        )
-    return None
+        ), lines
+    return None, lines
 
 
 def _unseen(runner: DockerRunner, why: str) -> EngineError:

@@ -110,6 +110,11 @@ def command(
     return [sys.executable, "-I", "-S", os.fspath(PROGRAM), json.dumps(spec), *argv]
 
 
+def profile(settings: Path) -> Path:
+    """The file with the profile of system calls, for engines that are not started here; it is made if need be."""
+    return _written(settings, {SECCOMP: json.dumps(seccomp())})[SECCOMP]
+
+
 def _written(folder: Path, files: Mapping[str, str]) -> dict[str, Path]:
     """Where each of these files lies, by its path inside; one that is there is what it was made as."""
     there = {}
