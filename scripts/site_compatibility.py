@@ -19,7 +19,6 @@ from toolchain.catalog.stages import STAGES
 from toolchain.data import load
 from toolchain.engine.resources import MEMORY
 from toolchain.errors import ToolchainError
-from toolchain.stages.allocator import _DISK as ALLOCATOR_DISK
 from toolchain.stages.aotriton import _DISK as AOTRITON_DISK
 from toolchain.stages.base import _DISK as BASE_DISK
 from toolchain.stages.codegen_library import _DISK as CODEGEN_DISK
@@ -285,7 +284,6 @@ def what_it_takes() -> str:
         "llvm-instrumented": FULL_DISK,
         "triton-instrumented": TRITON_DISK,
         "profile": PROFILE_DISK,
-        "allocator": ALLOCATOR_DISK,
         "aotriton": AOTRITON_DISK,
     }
     needs = needs_for("3.7")

@@ -100,7 +100,7 @@ def _directly(name: str) -> list[str]:
 
 def _made(name: str) -> str:
     words = {"base": "an operating system", "sysroot": "old glibc to link", "python": "CPythons", "llvm": "the layer",
-             "triton": "wheels, an image", "allocator": "for compile processes", "kernels": "FlashAttention", "aotriton": "library, kernels"}  # fmt: skip
+             "triton": "wheels, an image", "kernels": "FlashAttention", "aotriton": "library, kernels"}  # fmt: skip
     return words.get(name, "")
 
 

@@ -175,7 +175,6 @@ def names() -> str:
             ["`triton-wheel-VERSION-BASE`", "Triton as the index's wheel, in an image with the base's Python"],
             ["`llvm-amdgpu-HASH8`, `triton-codegen-amdgpu-HASH8`", "for Triton 3.9 and later: the LLVM for AMD's GPUs, and the library on it"],
             ["`…-instrumented`, `…-profile`, `…-pgo`", "LLVM and Triton that count what runs; the profile; both built by it"],
-            ["`mimalloc-VERSION-BASE`", "the allocator of the processes that compile kernels"],
             ["`kernel-worker-NAME-VERSION-BASE`", "a worker of a scheduler: of `aotriton` or `flash-attn`"],
             ["`flash-attn-kernels-VERSION-BASE`", "FlashAttention code objects; `-partial-` where not all"],
             ["`aotriton-HASH8-GPUS-BASE`", "AOTriton's library and kernels"],

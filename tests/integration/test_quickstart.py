@@ -19,6 +19,8 @@ import pytest
 
 from tests.integration.conftest import Quickstart, toolchain
 from toolchain.cache import Cache, default_cache
+from toolchain.catalog.bases import base_recipe
+from toolchain.engine.buildah import Buildah
 from toolchain.kernels.codeobject import check_object
 from toolchain.kernels.rules import load_rules
 from toolchain.oci import descriptor as media
@@ -284,16 +286,13 @@ def _processes_below(work: Path) -> list[str]:
 
 
 def test_four_kernels_come_out_the_same_with_everything_flipped(quickstart: Quickstart, tmp_path: Path) -> None:
-    """Another folder, cold caches, other jobs, umask, home, time zone, language, host name, a clock that is off, and an
-    allocator in the workers."""
+    """Another folder, cold caches, other jobs, umask, home, time zone, language, host name, and a clock that is
+    off."""
     words = ("--stage", "kernels", *quickstart.options, "--gpu", "gfx942", "--limit", "4", *quickstart.allow)
     first = toolchain("build", "kernels", *words[2:], "--json")
     assert first.code == 0, first.err
     if shutil.which("faketime") is None:
         pytest.skip("NO FAKETIME: the clock cannot be flipped (apt-get install faketime)")
-    allocator = ("--source", "mimalloc=distro:mimalloc")
-    built = toolchain("build", "allocator", *allocator)
-    assert built.code == 0, built.err
     home = tmp_path / "another home"
     home.mkdir()
     cache = os.environ.get("TOOLCHAIN_CACHE") or str(Path.home() / ".cache" / "toolchain")
@@ -301,7 +300,7 @@ def test_four_kernels_come_out_the_same_with_everything_flipped(quickstart: Quic
     done = subprocess.run(
         [
             *("unshare", "--uts", "sh", "-c", named, "sh", "faketime", "+400 days"),
-            *(sys.executable, "-m", "toolchain", "reproduce", *words, *allocator, "--jobs", "1", "--json"),
+            *(sys.executable, "-m", "toolchain", "reproduce", *words, "--jobs", "1", "--json"),
         ],
         capture_output=True,
         text=True,
@@ -330,3 +329,11 @@ def test_reproduce_with_other_options_is_refused(quickstart: Quickstart) -> None
     )  # fmt: skip
     assert said.code == 7
     assert "other inputs" in said.err
+
+
+def test_a_process_takes_its_memory_from_the_base_s_allocator(base: tuple[Buildah, str]) -> None:
+    engine, image = base
+    library = base_recipe("debian13").allocator
+    ask = ["python3", "-c", "print(open('/proc/self/maps').read())"]
+    assert library not in engine.run(image, ask, capture=True).stdout
+    assert library in engine.run(image, ask, env={"LD_PRELOAD": library}, capture=True).stdout

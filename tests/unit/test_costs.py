@@ -71,12 +71,11 @@ def test_the_page_of_costs_names_the_disk_that_a_stage_refuses_to_begin_without(
         rows = json.loads(planned.invoke(app, ["plan", "llvm", "--only", only, "--json"]).stdout)["stages"]
         assert rows[-1]["takes"]["disk"] == int(room.split()[0]) * 1_000_000_000
         assert re.search(rf"`llvm`, `--only {only}` .*\| {room} \|", page)
-    mimalloc = ["--source", "mimalloc=distro:mimalloc"]
     told: dict[str, int | None] = {}
     for words in (
         ["triton", "--triton", "3.9.0"],
         ["profile"],
-        ["aotriton", "--aotriton", "0.11b", *mimalloc],
+        ["aotriton", "--aotriton", "0.11b"],
         ["worker"],
     ):
         said = planned.invoke(app, ["plan", *words, "--allow-binary", "libdevice", "--allow-binary", "dask", "--json"])

@@ -397,7 +397,6 @@ def test_goals_are_all_planned_for_amd64(request_: Request) -> None:
         "base": ["base"],
         "llvm": ["base", "llvm"],
         "triton": ["base", "llvm", "triton"],
-        "allocator": ["base", "allocator"],
         "kernels": ["base", "llvm", "triton", "kernels"],
         "aotriton": ["base", "llvm", "triton", "aotriton"],
         "worker": ["base", "llvm", "triton", "worker"],

@@ -7,7 +7,10 @@ from pathlib import Path
 
 from toolchain.build.plan import plan
 from toolchain.cache import Cache
+from toolchain.catalog.base_ref import parse_base
+from toolchain.catalog.bases import load_bases
 from toolchain.request import Request
+from toolchain.stages.kernel_workers import allocator
 from toolchain.stages.kernels import KernelsStage
 from toolchain.stages.stage import Planned
 
@@ -25,3 +28,13 @@ def test_patience_counts_where_it_decides_which_kernels_are_known_bad(tmp_path: 
     assert digest() == digest(kernel_timeout=60.0), "what takes too long fails the build then, and leaves nothing"
     assert digest(keep_going=True) != digest(keep_going=True, kernel_timeout=60.0)
     assert digest(keep_going=True, kernel_timeout=60.0) != digest(keep_going=True, kernel_timeout=90.0)
+
+
+def test_compile_processes_have_the_allocator_of_a_base_that_installs_one(tmp_path: Path) -> None:
+    def given(base: str) -> dict[str, str]:
+        return allocator(Request(cache=Cache(tmp_path), base=parse_base(base)))
+
+    for name, base in load_bases().items():
+        assert bool(base.allocator) == ("libjemalloc2" in base.packages), name
+    assert given("debian12") == given("debian13") == {"LD_PRELOAD": "libjemalloc.so.2"}
+    assert given("almalinux8") == given(f"oci:{tmp_path}:mine") == {}

@@ -83,7 +83,7 @@ ASKED = ("--base", "debian13", "--source", "notes=../notes")
 def test_a_stage_that_nobody_knew(tool: Tool) -> None:
     for verb, said in tool.helps("plan", "fetch", "build", "lock", "publish", "bundle export", "reproduce").items():
         assert "report or all." in said or (verb == "reproduce" and "worker or report." in said), verb
-    assert "one of aotriton, flash-attn, llvm, llvm-amdgpu, mimalloc, notes, profile, triton" in tool.call(
+    assert "one of aotriton, flash-attn, llvm, llvm-amdgpu, notes, profile, triton" in tool.call(
         "plan", "--source", "x=y", code=3
     )
     base, report = tool.data("plan", "report", *ASKED)["stages"]
@@ -139,17 +139,16 @@ def test_the_table_is_whole() -> None:
         "llvm-instrumented",
         "triton-instrumented",
         "profile",
-        "allocator",
         "kernels",
         "aotriton",
         "worker",
         "all",
     )
     assert choice(*of_packages(), "all") == (
-        "llvm, llvm-amdgpu, codegen-amdgpu, triton, llvm-instrumented, triton-instrumented, profile, allocator, "
+        "llvm, llvm-amdgpu, codegen-amdgpu, triton, llvm-instrumented, triton-instrumented, profile, "
         "kernels, aotriton or worker."
     )
-    assert SOURCES == ("aotriton", "flash-attn", "llvm", "llvm-amdgpu", "mimalloc", "profile", "triton")
+    assert SOURCES == ("aotriton", "flash-attn", "llvm", "llvm-amdgpu", "profile", "triton")
     assert (source_license("flash-attn"), source_license("x")) == ("BSD-3-Clause", "")
 
 

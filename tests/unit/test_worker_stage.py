@@ -14,12 +14,14 @@ from toolchain.build.contained_worker import Kernels
 from toolchain.build.plan import plan
 from toolchain.build.run import build
 from toolchain.cache import Cache
+from toolchain.catalog.bases import base_recipe
 from toolchain.digest import sha256_bytes
 from toolchain.errors import PolicyError, UnsupportedError
 from toolchain.oci.descriptor import LAYER, LAYER_GZIP
 from toolchain.oci.image import ImageSpec, LayerBlob, write_image
 from toolchain.oci.labels import BINARIES
 from toolchain.oci.layout import Layout
+from toolchain.request import Request
 from toolchain.stages import aotriton_images, kernels
 from toolchain.stages.kernel_workers import layer_digests
 from toolchain.stages.stage import Built, Planned, image_labels
@@ -84,7 +86,8 @@ def test_results_have_the_names_of_a_local_campaign(tmp_path: Path, of: str, gro
     (source / "pack" / "kernels.py").write_text("import helper\n")
     (source / "pack" / "link.py").symlink_to("kernels.py")
     one = Planned(name="worker", image="kernel-worker-x", inputs={})
-    WorkerStage(of)._lay(tree, one, source, TRITON)
+    request = Request(cache=Cache(tmp_path / "cache"))
+    WorkerStage(of)._lay(tree, one, request, source, TRITON)
 
     inside = tree / FOLDER.lstrip("/")
     found = Kernels.read(inside / "kernels.json")
@@ -94,7 +97,8 @@ def test_results_have_the_names_of_a_local_campaign(tmp_path: Path, of: str, gro
     laid = tree / ground.source.lstrip("/")
     assert (laid / "pack" / "link.py").readlink() == Path("kernels.py")
     assert sorted(path.name for path in laid.rglob("*")) == ["kernels.py", "link.py", "pack"]
-    assert dict(found.variables) == ground.variables
+    assert dict(found.variables) == {**ground.variables, "LD_PRELOAD": base_recipe("debian13").allocator}
+    assert found.environment == ground.environment, "an allocator is in no result's name"
     assert (tree / found.command[1].lstrip("/")).is_file()
     assert (inside / "toolchain" / "kernels" / "station.py").is_file()
     assert os.access(tree / PROGRAM.lstrip("/"), os.X_OK)

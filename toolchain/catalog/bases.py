@@ -40,6 +40,8 @@ class BaseRecipe:
         seen: when that was, `YYYY-MM-DD`.
         os_release: `id` and `version_id` of the finished base.
         tools: versions by tool; of an untested base only what the recipe itself decides.
+        allocator: library of its packages that processes which compile kernels take their memory from, as LD_PRELOAD
+            takes it; empty for the C library's own.
         hip: whether its HIP serves AOTriton.
         tested: whether the base was really made and used.
         note: for people.
@@ -59,6 +61,7 @@ class BaseRecipe:
     seen: str
     os_release: Mapping[str, str]
     tools: Mapping[str, str]
+    allocator: str
     hip: bool
     tested: bool
     note: str
@@ -95,6 +98,7 @@ class _Row:
     images: dict[str, str] = field(default_factory=dict)
     tag: str = ""
     seen: str = ""
+    allocator: str = ""
 
     def check(self) -> None:
         """Whether the values fit the kind and each other; a ValueError says which do not."""
@@ -165,6 +169,7 @@ def _recipe(name: str, content: Any, arch: str, source: Path) -> BaseRecipe:
         seen=row.seen,
         os_release=row.os_release,
         tools=row.tools,
+        allocator=row.allocator,
         hip=row.hip,
         tested=row.tested,
         note=row.note,

@@ -84,7 +84,6 @@ def collect(cache: Cache, record: Record, plan: Sequence[Planned]) -> ImageFacts
             found = _record(cache, planned, digest)
             dependencies.insert(0, found)
             wanted |= _digests_in(found)
-    dependencies += _beside(cache, record)
     base = next((one for one in (record, *dependencies) if one.stage == "base"), None)
     installed = parse_dpkg_status(_in_base(cache, base, "var/lib/dpkg/status"))
     # The resolved list if that is still the one of this base: it has digests, and rpms too.
@@ -101,14 +100,6 @@ def collect(cache: Cache, record: Record, plan: Sequence[Planned]) -> ImageFacts
         isolation=isolation_facts(cache),
         finished=cache.record(record.input_digest).stat().st_mtime,
     )
-
-
-def _beside(cache: Cache, record: Record) -> list[Record]:
-    """The record of the allocator that the compile processes had: it is no input of what they made."""
-    told = record.facts.get("allocator")
-    digest = told.get("input_digest") if isinstance(told, dict) else None
-    found = known_record(cache, digest) if isinstance(digest, str) else None
-    return [found] if found is not None else []
 
 
 def _record(cache: Cache, planned: Planned, digest: str) -> Record:

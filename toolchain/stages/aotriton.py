@@ -22,7 +22,6 @@ from toolchain.locks import held
 from toolchain.oci import labels
 from toolchain.recipe import COMPILER_CACHE, Mount, Runner, digests
 from toolchain.request import Request
-from toolchain.stages import allocator
 from toolchain.stages.aotriton_images import ENVIRONMENT, KernelImages, MadeImages
 from toolchain.stages.aotriton_library import (
     DEFAULT_GPUS,
@@ -35,7 +34,7 @@ from toolchain.stages.aotriton_library import (
     require_aotriton,
 )
 from toolchain.stages.base import base_label
-from toolchain.stages.kernel_workers import WORKER_FILES, layer_digests, limits
+from toolchain.stages.kernel_workers import WORKER_FILES, allocator, layer_digests, limits
 from toolchain.stages.prebuilt import choices, names_allowed, take_in
 from toolchain.stages.stage import Built, Planned, Stage, Workspace, common_inputs, image_labels, source_inputs
 from toolchain.stages.wheels import AOTRITON, wheel_sources
@@ -108,8 +107,7 @@ class AotritonStage:
         with campaign_folder(workspace.cache, sha256_json(_objects(dependencies, request, library))) as folder:
             triton = dependencies["triton"]
             image, layers = workspace.image_to_run(triton), layer_digests(triton, workspace.cache)
-            given = allocator.preload(dependencies, workspace)
-            images = KernelImages(folder / "plan", source.path, image, workspace, layers, given)
+            images = KernelImages(folder / "plan", source.path, image, workspace, layers)
             made = images.make(built, gpus=gpus, sha1=library.sha1)
             result = made.result
             tree = workspace.work() / "tree"
@@ -134,7 +132,7 @@ class AotritonStage:
                     "skipped": result.skipped,
                     **({"kernel_store": result.shared} if result.shared else {}),
                     "about": result.about,
-                    **allocator.facts(dependencies),
+                    "allocator": allocator(request).get("LD_PRELOAD", ""),
                     "by_kernel": result.rows(),
                     "bitcode": _bitcode(result),
                     "found_binaries": intake.rows(findings),

@@ -29,8 +29,15 @@ from toolchain.kernels.shards import shard_of
 from toolchain.kernels.shared import SharedResults
 from toolchain.kernels.station import Bench
 from toolchain.recipe import Mount
-from toolchain.stages.allocator import NOTHING, Preload
-from toolchain.stages.kernel_workers import COMMAND, WORKER_FILES, Ground, compiling, layer_digests, tell
+from toolchain.stages.kernel_workers import (
+    COMMAND,
+    WORKER_FILES,
+    Ground,
+    allocator,
+    compiling,
+    layer_digests,
+    tell,
+)
 from toolchain.stages.stage import Built, Workspace
 from toolchain.stages.triton_wheel import SITE
 
@@ -75,7 +82,6 @@ class KernelImages:
         source: the AOTriton tree.
         image: the Triton image, as the runner knows it.
         layers: see `layer_digests`.
-        preload: where the compile processes take their memory from.
     """
 
     build: Path
@@ -83,7 +89,6 @@ class KernelImages:
     image: str
     workspace: Workspace
     layers: Sequence[str] = ()
-    preload: Preload = NOTHING
 
     def make(self, built: Path, *, gpus: Sequence[str], sha1: str) -> MadeImages:
         """Compile what the request asks for, compare a sample, pack and read back.
@@ -176,9 +181,8 @@ class KernelImages:
             Mount(self.source, SOURCE, read_only=True),
             Mount(recipe.root() / "aotriton", "/recipe/aotriton", read_only=True),
             Mount(self.build, PLAN, read_only=False),
-            *self.preload.mounts,
         ]
-        env = {**GROUND.variables, **self.preload.variables}
+        env = {**GROUND.variables, **allocator(self.workspace.request)}
 
         def start() -> AbstractContextManager[Popen[str]]:
             return self.workspace.worker(self.image, COMMAND, mounts=mounts, env=env)

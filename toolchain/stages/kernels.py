@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,13 +19,13 @@ from toolchain.sources.resolve import locate
 from toolchain.sources.scan import Finding
 from toolchain.sources.spec import SourceSpec
 from toolchain.sources.tree import Source, require
-from toolchain.stages import allocator
 from toolchain.stages.base import base_label
 from toolchain.stages.kernel_workers import (
     COMMAND,
     RECIPE,
     WORKER_FILES,
     Ground,
+    allocator,
     compiling,
     layer_digests,
     limits,
@@ -107,8 +107,7 @@ class KernelsStage:
         tree = work / "tree"
         out = tree / PREFIX.lstrip("/")
         out.mkdir(parents=True, exist_ok=True)
-        given = allocator.preload(dependencies, workspace)
-        at = bench(source.path, dependencies["triton"], out, workspace, campaign=work.name, preload=given)
+        at = bench(source.path, dependencies["triton"], out, workspace, campaign=work.name)
         workspace.step("compile")
         with Ledger(work / "ledger.sqlite") as ledger, workspace.shared_results(at.naming) as shared:
             shard = shard_of(rules, request.shard, shared)
@@ -146,7 +145,7 @@ class KernelsStage:
                 "skipped": result.skipped,
                 **({"kernel_store": result.shared} if result.shared else {}),
                 "about": result.about,
-                **allocator.facts(dependencies),
+                "allocator": allocator(request).get("LD_PRELOAD", ""),
                 "by_kernel": result.rows(),
                 "found_binaries": intake.rows(findings),
                 "gpus": list(gpus),
@@ -167,25 +166,26 @@ def bench(
     workspace: Workspace,
     *,
     campaign: str = "",
-    preload: allocator.Preload = allocator.NOTHING,
+    mounts: Sequence[Mount] = (),
+    variables: Mapping[str, str] | None = None,
 ) -> Bench:
     """Where the kernels compile.
 
     Args:
         source: the sdist's tree.
         out: folder of the objects.
-        preload: where the compile processes take their memory from.
+        mounts, variables: what compile processes get besides the usual.
     """
     from toolchain.kernels.station import Bench  # noqa: PLC0415 - a plan compiles nothing
 
     image = workspace.image_to_run(triton)
     mounts = [
+        *mounts,
         Mount(source, GROUND.source, read_only=True),
         Mount(recipe.root() / "aotriton", f"{RECIPE}/aotriton", read_only=True),
         Mount(out, "/out", read_only=False),
-        *preload.mounts,
     ]
-    env = {**GROUND.variables, **preload.variables}
+    env = {**GROUND.variables, **allocator(workspace.request), **(variables or {})}
 
     def start() -> AbstractContextManager[Popen[str]]:
         return workspace.worker(image, COMMAND, mounts=mounts, env=env)

@@ -19,7 +19,6 @@ from toolchain.errors import BuildError
 from toolchain.recipe import Mount, digests
 from toolchain.request import Request
 from toolchain.stages import kernels
-from toolchain.stages.allocator import Preload
 from toolchain.stages.profile_use import ABOUT, CLANG, DATA, about, require_portable
 from toolchain.stages.stage import Built, Planned, Stage, Workspace, common_inputs, image_labels, source_inputs
 from toolchain.stages.triton_source import CONTRACT_GPUS
@@ -95,8 +94,14 @@ class ProfileStage:
         # Counts of a run that was killed are of kernels that are counted again.
         for path in counts.iterdir():
             path.unlink()
-        given = Preload((Mount(counts, _COUNTS, read_only=False),), _VARIABLES)
-        at = kernels.bench(source.path, dependencies[TRITON], objects, workspace, preload=given)
+        at = kernels.bench(
+            source.path,
+            dependencies[TRITON],
+            objects,
+            workspace,
+            mounts=[Mount(counts, _COUNTS, read_only=False)],
+            variables=_VARIABLES,
+        )
         workspace.step("train")
         tasks = [rule.task(*at.seen) for rule in rules]
         failed = train(at.start, tasks, workers=workspace.jobs("kernel"), on_count=workspace.on_line)

@@ -23,7 +23,7 @@ from toolchain.sources.tree import Source
 from toolchain.stages import aotriton_images, kernels
 from toolchain.stages.aotriton_library import aotriton_source, require_aotriton
 from toolchain.stages.base import base_label
-from toolchain.stages.kernel_workers import COMMAND, RECIPE, Ground, layer_digests
+from toolchain.stages.kernel_workers import COMMAND, RECIPE, Ground, allocator, layer_digests
 from toolchain.stages.prebuilt import names_allowed, take_in
 from toolchain.stages.python import own_python
 from toolchain.stages.stage import Built, Planned, Stage, Workspace, common_inputs, image_labels, source_inputs
@@ -82,6 +82,7 @@ class WorkerStage:
                 "triton": triton.input_digest,
                 "sources": sources,
                 "of": self.of,
+                "variables": {**self.ground.variables, **allocator(request)},
                 "recipe": digests(*self.ground.recipe),
                 "program": {name: sha256_file(_package() / name) for name in _FILES},
             }
@@ -117,7 +118,7 @@ class WorkerStage:
         shutil.rmtree(tree, ignore_errors=True)
         for wheel in planned.sources[1:]:
             unzip(workspace.fetch(wheel).path, tree / FOLDER.lstrip("/") / "site")
-        self._lay(tree, planned, source.path, layer_digests(triton, workspace.cache))
+        self._lay(tree, planned, workspace.request, source.path, layer_digests(triton, workspace.cache))
         return workspace.finish(
             planned,
             tree=tree,
@@ -129,7 +130,7 @@ class WorkerStage:
             check_on=triton,
         )
 
-    def _lay(self, tree: Path, planned: Planned, source: Path, triton: Sequence[str]) -> None:
+    def _lay(self, tree: Path, planned: Planned, request: Request, source: Path, triton: Sequence[str]) -> None:
         """Lay all but Dask into the tree of the layer; `triton` as `layer_digests` gives it."""
         ground, top, folder = self.ground, recipe.root(), tree / FOLDER.lstrip("/")
         beside = digests(*ground.recipe)
@@ -147,7 +148,7 @@ class WorkerStage:
             "stage": self.of,
             "source": ground.source,
             "command": COMMAND,
-            "variables": ground.variables,
+            "variables": {**ground.variables, **allocator(request)},
             "triton": list(triton),
             "recipe": beside,
             "environment": dict(ground.environment),
