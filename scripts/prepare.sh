@@ -22,6 +22,21 @@ prepare_system() {
   } >&2
 }
 
+# llvm-objdump for the emulator, from the newest LLVM that the distribution has.
+prepare_objdump() {
+  for version in 22 21 20 19; do
+    [ ! -x "/usr/bin/llvm-objdump-$version" ] || return 0
+  done
+  [ "$(id -u)" -ne 0 ] || apt-get update -qq >&2
+  for version in 22 21 20 19; do
+    if apt-cache show "llvm-$version" >/dev/null 2>&1; then
+      prepare_system "llvm-$version"
+      return
+    fi
+  done
+  echo "no llvm-objdump of LLVM 19 or newer: kernels are not checked" >&2
+}
+
 # The tool in a virtual environment of its own, from a lock file; `prepare_venv test` adds what tests need.
 prepare_venv() {
   kind=${1:-run}

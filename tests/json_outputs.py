@@ -10,6 +10,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+from tests.emulated_objects import compile_all, rule
 from tests.with_report import register
 
 ASKED = ("--base", "debian13", "--source", "notes=notes")
@@ -89,6 +90,10 @@ def main(folder: Path) -> None:
     call("kernels status", "a campaign that runs, and one of an earlier version")
     board.__exit__(None, None, None)
     call("kernels status", "campaigns that do not run")
+    emulated = compile_all([rule(folder, "row_sum", "gfx942")])[0]
+    values = ["--grid", "1", "--arg", "x=normal:512", "--arg", "out=zeros:1"]
+    call("emulate", "a kernel", str(emulated), *values)
+    call("emulate", "a list of instructions", str(emulated))
     call("kernels estimate", "one GPU", "--gpu", "gfx942", "--machines", "1,8")
     call("keygen", "", "key", data=False)
     call("publish", "signed, with files", "oci:out", "--stage", "report", "--key", "key", "--files", *ASKED)

@@ -235,3 +235,20 @@ class DocumentError(ToolchainError, ValueError):
     remedy = (
         "Do not use what the document describes. Ask whoever wrote it: programs that write JSON make no such thing."
     )
+
+
+class EmulationError(ToolchainError):
+    """A code object that the emulator refuses: an unknown instruction, modifier, float mode, register or GPU."""
+
+    code = 23
+    title = "Emulation"
+    remedy = "Nothing was guessed. Report the instruction that the message names, with the code object."
+
+
+class NumbersError(ToolchainError):
+    """A kernel that computes wrong numbers, or that accesses what is not its own."""
+
+    code = 24
+    title = "Numbers"
+    advice = "do not use it; compile it with another Triton or LLVM, and report it there"
+    remedy = "Do not use the kernel. Compile it with another Triton or LLVM, and report it there with the object."

@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 TOP = Path(__file__).resolve().parents[2]
-EXTRAS: dict[str, list[str]] = {"run": [], "docs": ["docs"], "test": ["test"]}
+EXTRAS: dict[str, list[str]] = {"run": ["emulator"], "docs": ["docs"], "test": ["test"]}
 
 
 def locked(name: str) -> dict[str, str]:

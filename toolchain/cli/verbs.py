@@ -69,6 +69,7 @@ VERBS = (
         engine=True,
     ),
     Verb("inspect", "toolchain.cli.image_cmd:inspect", "Show what an image holds."),
+    Verb("emulate", "toolchain.cli.emulate_cmd:emulate", "Run an AMD code object on the CPU, without a GPU."),
     Verb("kernels run", "toolchain.cli.build_cmd:kernels_run", "Compile the FlashAttention kernels.", engine=True),
     Verb(
         "kernels merge",

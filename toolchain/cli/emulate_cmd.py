@@ -1,0 +1,210 @@
+"""`emulate`: run an AMD code object on the CPU, or list its instructions."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from toolchain import console
+from toolchain.cli import options as o
+from toolchain.errors import ConfigError, EmulationError
+
+if TYPE_CHECKING:
+    from toolchain.emulator.disassembly import Disassembler
+    from toolchain.emulator.metadata import Metadata
+    from toolchain.emulator.program import Program
+
+ObjectsArg = Annotated[
+    list[Path], typer.Argument(metavar="FILE.hsaco…", help="Code objects; each with its JSON beside it.")
+]
+GridOpt = Annotated[
+    str | None,
+    typer.Option("--grid", metavar="X,Y,Z", help="Workgroups; without it nothing runs, and a list is shown."),
+]
+WorkgroupOpt = Annotated[
+    list[str] | None, typer.Option("--workgroup", metavar="X,Y,Z", help="Run this one of the grid; may be repeated.")
+]
+ArgumentOpt = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--arg",
+        metavar="NAME=VALUE",
+        help="An argument: a number, null, FILE.npy, zeros:COUNT or normal:COUNT; may be repeated.",
+    ),
+]
+OutOpt = Annotated[
+    Path | None, typer.Option("--out", help="Folder for the buffers, as NAME.npy, after the kernel ran.")
+]
+ObjdumpOpt = Annotated[
+    Path | None,
+    typer.Option(
+        "--objdump", envvar="TOOLCHAIN_LLVM_OBJDUMP", help="The llvm-objdump that decodes.", show_default=False
+    ),
+]
+SeedOpt = Annotated[int, typer.Option("--seed", min=0, help="Of random numbers, and of the garbage in registers.")]
+ReverseOpt = Annotated[bool, typer.Option("--reverse", help="Run the waves of a workgroup in the other order.")]
+
+
+def emulate(
+    objects: ObjectsArg,
+    grid: GridOpt = None,
+    workgroup: WorkgroupOpt = None,
+    arg: ArgumentOpt = None,
+    out: OutOpt = None,
+    seed: SeedOpt = 0,
+    reverse: ReverseOpt = False,
+    objdump: ObjdumpOpt = None,
+    json_: o.JsonOpt = False,
+) -> None:
+    """Run an AMD code object on the CPU, without a GPU. What it computes is checked by nobody; see `kernels check`.
+
+    Without --grid the instructions of the objects are listed, with those that the emulator does not know.
+    """
+    disassembler = decoder(objdump)
+    if grid is None:
+        _list(objects, disassembler, as_json=json_)
+        return
+    if len(objects) != 1:
+        raise ConfigError(f"{len(objects)} code objects with one grid", fix="give one, or leave --grid out")
+    from toolchain.emulator.codeobject import load  # noqa: PLC0415 - numpy, for a verb that runs
+    from toolchain.emulator.launch import Launch, run  # noqa: PLC0415
+    from toolchain.emulator.metadata import check_metadata, read_metadata  # noqa: PLC0415
+    from toolchain.emulator.program import Program  # noqa: PLC0415
+
+    metadata = read_metadata(objects[0])
+    code = load(objects[0], metadata.kernel)
+    check_metadata(code, metadata)
+    program = Program.of(code, disassembler)
+    launch = Launch(
+        parameters=metadata.parameters,
+        values=_arguments(metadata, arg or [], seed),
+        grid=place(grid, "--grid"),
+        waves=metadata.waves,
+        lds=metadata.lds,
+        only=[place(text, "--workgroup") for text in workgroup] if workgroup else None,
+    )
+    done = run(program, launch, reverse=reverse, seed=seed)
+    changed = {name: int((buffer != launch.values[name]).sum()) for name, buffer in done.buffers.items()}
+    if out is not None:
+        _write(out, done.buffers)
+    told = {
+        "kernel": code.kernel,
+        "gpu": code.gpu,
+        "decoder": disassembler.label,
+        "instructions": done.instructions,
+        "executed": dict(sorted(program.executed().items())),
+        "changed": changed,
+    }
+    if json_:
+        console.data(told)
+        return
+    console.text(
+        f"{code.kernel} for {code.gpu}: {done.instructions} instructions of waves, decoded by {disassembler.label}"
+    )
+    for name, count in changed.items():
+        console.text(f"  {name}: {count} of {done.buffers[name].size} elements changed")
+
+
+def decoder(path: Path | None) -> Disassembler:
+    """The disassembler, and numpy for what follows.
+
+    Raises:
+        ConfigError: numpy is not installed.
+        EngineError: there is no disassembler that will do.
+    """
+    if find_spec("numpy") is None:
+        raise ConfigError("the emulator needs numpy", fix="pip install 'toolchain[emulator]'")
+    from toolchain.emulator.disassembly import find_disassembler  # noqa: PLC0415
+
+    return find_disassembler(path)
+
+
+def place(text: str, option: str) -> tuple[int, int, int]:
+    """Three numbers; those that are left out are as in CUDA and HIP.
+
+    Raises:
+        ConfigError: the text has another form.
+    """
+    parts = text.split(",")
+    if not 1 <= len(parts) <= 3 or not all(re.fullmatch(r"\s*\d{1,9}\s*", part) for part in parts):
+        raise ConfigError(f"{option} {text!r} has no form that is read", fix=f"e.g. {option} 2,1,1")
+    rest = [1 if option == "--grid" else 0] * (3 - len(parts))
+    x, y, z = [*(int(part) for part in parts), *rest]
+    return x, y, z
+
+
+def _arguments(metadata: Metadata, given: Sequence[str], seed: int) -> dict[str, Any]:
+    from toolchain.emulator.given import parse_argument  # noqa: PLC0415 - numpy
+
+    texts: dict[str, str] = {}
+    for pair in given:
+        name, sign, text = pair.partition("=")
+        if not sign:
+            raise ConfigError(f"--arg {pair!r} has no value", fix="--arg NAME=VALUE")
+        texts[name] = text
+    known = {parameter.name: parameter for parameter in metadata.parameters}
+    if odd := sorted(texts.keys() - known.keys()):
+        raise ConfigError(
+            f"{metadata.kernel} has no argument {', '.join(odd)}",
+            why=f"it has {', '.join(known)}",
+            fix="name one of these",
+        )
+    if lacking := [f"{name} ({known[name].type})" for name in known if name not in texts]:
+        raise ConfigError("arguments have no value", why=", ".join(lacking), fix="--arg NAME=VALUE for each")
+    return {name: parse_argument(known[name], text, seed=seed) for name, text in texts.items()}
+
+
+def _write(folder: Path, buffers: Mapping[str, Any]) -> None:
+    import numpy as np  # noqa: PLC0415 - an extra
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, buffer in buffers.items():
+            np.save(folder / f"{name}.npy", buffer, allow_pickle=False)
+    except OSError as error:
+        raise ConfigError(f"cannot write to {folder}", why=str(error), fix="name another folder") from error
+
+
+def _list(objects: Sequence[Path], disassembler: Disassembler, *, as_json: bool) -> None:
+    from toolchain.emulator.codeobject import load  # noqa: PLC0415 - numpy
+    from toolchain.emulator.program import Program  # noqa: PLC0415
+
+    counts: Counter[str] = Counter()
+    rows, refused = [], []
+    for path in objects:
+        program = Program.of(load(path), disassembler)
+        unknown = program.unknown()
+        refused += unknown
+        own = _names(program)
+        counts += own
+        rows.append(
+            {"object": str(path), "gpu": program.code.gpu, "instructions": own.total(), "unknown": len(unknown)}
+        )
+    if as_json:
+        console.data(
+            {"decoder": disassembler.label, "objects": rows, "instructions": dict(counts.most_common()),
+             "unknown": [error.as_json() for error in refused]}
+        )  # fmt: skip
+    else:
+        for name, count in counts.most_common():
+            console.text(f"{count:>9} {name}")
+        total = f"{len(counts)} names, {counts.total()} instructions, {len(refused)} unknown"
+        console.text(f"{len(rows)} objects: {total}; decoded by {disassembler.label}")
+    if refused:
+        raise EmulationError(
+            f"the emulator refuses {len(refused)} instructions",
+            why="\n".join(sorted({error.what for error in refused})),
+            fix="report them with the code object",
+        )
+
+
+def _names(program: Program) -> Counter[str]:
+    from toolchain.emulator.program import names  # noqa: PLC0415 - numpy
+
+    return Counter(name for line in program.lines for name in names(line))

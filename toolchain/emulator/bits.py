@@ -1,0 +1,56 @@
+"""Arrays of bits, and the conversions between them that all instructions share."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+# An array with an element per lane, or a scalar that all lanes share.
+Array: TypeAlias = NDArray[Any]
+
+WORD = 0xFFFFFFFF
+QUAD = 0xFFFFFFFFFFFFFFFF
+
+
+def signed(value: int, width: int) -> int:
+    """The two's complement number in the low `width` bits of `value`."""
+    value &= (1 << width) - 1
+    return value - (1 << width) if value >> (width - 1) else value
+
+
+def pack_lanes(mask: Array) -> int:
+    """A lane mask as a number: bit n for lane n."""
+    return int.from_bytes(np.packbits(mask, bitorder="little").tobytes(), "little")
+
+
+def unpack_lanes(value: int, lanes: int) -> Array:
+    """A number as a lane mask, `bool[lanes]`."""
+    return np.unpackbits(np.frombuffer(value.to_bytes(lanes // 8, "little"), np.uint8), bitorder="little").view(
+        np.bool_
+    )
+
+
+def widen_bf16(halves: Array) -> Array:
+    """bfloat16 bits, `uint16`, as `float32`."""
+    return (halves.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+def round_bf16(values: Array) -> Array:
+    """`float32` rounded to the nearest bfloat16, ties to even, as `uint16` bits. NaN stays NaN."""
+    bits = np.asarray(values, np.float32).view(np.uint32)
+    rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+    quiet = (bits >> np.uint32(16)) | np.uint32(0x40)
+    return np.where(np.isnan(np.asarray(values, np.float32)), quiet, rounded).astype(np.uint16)
+
+
+def exponent(values: Array) -> Array:
+    """The biased exponent of each `float32`."""
+    bits: Array = np.asarray(values, np.float32).view(np.uint32)
+    return ((bits >> np.uint32(23)) & np.uint32(255)).astype(np.int32)
+
+
+def split_quads(values: Array) -> tuple[Array, Array]:
+    """The low and the high 32 bits of `uint64` values."""
+    return (values & np.uint64(WORD)).astype(np.uint32), (values >> np.uint64(32)).astype(np.uint32)

@@ -1,0 +1,121 @@
+"""Decodes a code object with LLVM's disassembler."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from toolchain import process
+from toolchain.errors import EmulationError, EngineError
+
+VARIABLE = "TOOLCHAIN_LLVM_OBJDUMP"
+# Newest first: a new GPU needs a new disassembler.
+_NAMES = (*(f"llvm-objdump-{version}" for version in range(30, 18, -1)), "llvm-objdump")
+# The first that decodes a GPU. LLVM 18 knows neither gfx12 nor the syntax that is read here.
+_OLDEST = 19
+_OLDEST_FOR = {"gfx950": 20}
+_LINE = re.compile(r"\t(\S.*?)\s*// ([0-9A-F]{12}): ([0-9A-F]{8}(?: [0-9A-F]{8})*)(?: <[^>]*>)?$")
+_VERSION = re.compile(r"LLVM version (\d+)\.(\d+)\.(\d+)")
+_LIMIT = 300.0
+
+
+@dataclass(frozen=True)
+class Disassembler:
+    """A program that decodes, and its version as three numbers."""
+
+    path: Path
+    version: tuple[int, int, int]
+
+    @property
+    def label(self) -> str:
+        """`llvm-objdump 22.1.8`."""
+        return "llvm-objdump " + ".".join(str(part) for part in self.version)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One instruction: its address, its text and its encoding in words of 32 bits."""
+
+    address: int
+    text: str
+    words: tuple[int, ...]
+
+
+def find_disassembler(given: Path | None = None) -> Disassembler:
+    """The disassembler to use.
+
+    Args:
+        given: a path that the user names; else the variable TOOLCHAIN_LLVM_OBJDUMP, else the newest on PATH.
+
+    Raises:
+        EngineError: there is none, or it is too old.
+    """
+    named = given or (Path(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else None)
+    if named is not None:
+        return _disassembler(str(named))
+    for name in _NAMES:
+        path = shutil.which(name) or next((str(p) for p in _packaged(name) if p.is_file()), None)
+        if path is not None:
+            return _disassembler(path)
+    raise EngineError(
+        "llvm-objdump is not installed",
+        why="the emulator decodes with it",
+        fix=f"apt-get install llvm-22, or name one: --objdump PATH or {VARIABLE}",
+    )
+
+
+def _packaged(name: str) -> list[Path]:
+    version = name.rpartition("-")[2]
+    return [Path(f"/usr/lib/llvm-{version}/bin/llvm-objdump")] if version.isdigit() else []
+
+
+@lru_cache(maxsize=8)
+def _disassembler(path: str) -> Disassembler:
+    try:
+        said = process.run([path, "--version"], capture=True, timeout=60).stdout
+    except process.CommandError as error:
+        raise EngineError(f"{path} does not run", why=error.why, fix="name an llvm-objdump that runs") from error
+    match = _VERSION.search(said)
+    version = (int(match[1]), int(match[2]), int(match[3])) if match else (0, 0, 0)
+    if version[0] < _OLDEST:
+        raise EngineError(
+            f"{path} is too old",
+            why=f"it is LLVM {'.'.join(map(str, version))}; {_OLDEST} is the oldest that is read",
+            fix="apt-get install llvm-22, or name another: --objdump PATH",
+        )
+    return Disassembler(Path(path), version)
+
+
+def disassemble(path: Path, gpu: str, disassembler: Disassembler) -> tuple[Line, ...]:
+    """The instructions of a code object, in the order of their addresses.
+
+    Raises:
+        EmulationError: the disassembler is too old for the GPU, failed, or printed something else.
+    """
+    oldest = _OLDEST_FOR.get(gpu, _OLDEST)
+    if disassembler.version[0] < oldest:
+        raise EmulationError(
+            f"{disassembler.label} does not decode {gpu}",
+            why=f"LLVM {oldest} is the first that does",
+            fix="name a newer one: --objdump PATH",
+        )
+    try:
+        said = process.run([disassembler.path, "-d", path], capture=True, timeout=_LIMIT).stdout
+    except process.CommandError as error:
+        raise EmulationError(
+            f"{disassembler.label} could not decode {path.name}", why=error.why, fix="compile the object again"
+        ) from error
+    lines = []
+    for text in said.splitlines():
+        if match := _LINE.match(text):
+            words = tuple(int(word, 16) for word in match[3].split())
+            lines.append(Line(int(match[2], 16), match[1], words))
+        elif text.startswith("\t"):
+            raise EmulationError(
+                f"{disassembler.label} printed a line of an unknown form", why=text.strip()[:200], fix="report it"
+            )
+    return tuple(lines)

@@ -1,0 +1,76 @@
+"""Reads MessagePack, the form of a code object's metadata."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+_DEPTH = 16
+# First byte to (format, or a plain value); lengths of text, bytes, arrays and maps follow in the same order.
+_NUMBERS = {
+    0xCA: ">f", 0xCB: ">d", 0xCC: ">B", 0xCD: ">H", 0xCE: ">I", 0xCF: ">Q",
+    0xD0: ">b", 0xD1: ">h", 0xD2: ">i", 0xD3: ">q",
+}  # fmt: skip
+_LENGTHS = {
+    0xC4: (">B", "bytes"), 0xC5: (">H", "bytes"), 0xC6: (">I", "bytes"),
+    0xD9: (">B", "text"), 0xDA: (">H", "text"), 0xDB: (">I", "text"),
+    0xDC: (">H", "array"), 0xDD: (">I", "array"), 0xDE: (">H", "map"), 0xDF: (">I", "map"),
+}  # fmt: skip
+_PLAIN = {0xC0: None, 0xC2: False, 0xC3: True}
+
+
+def unpack(data: bytes) -> Any:
+    """The value at the beginning of `data`.
+
+    Raises:
+        ValueError: the data ends early, has an extension type, or nests too deep.
+    """
+    return _Reader(data).value(_DEPTH)
+
+
+class _Reader:
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._place = 0
+
+    def _take(self, size: int) -> bytes:
+        taken = self._data[self._place : self._place + size]
+        if len(taken) != size:
+            raise ValueError("the metadata ends early")
+        self._place += size
+        return taken
+
+    def value(self, depth: int) -> Any:
+        if not depth:
+            raise ValueError("the metadata nests too deep")
+        first = self._take(1)[0]
+        if first < 0x80:
+            return first
+        if first >= 0xE0:
+            return first - 256
+        if first in _PLAIN:
+            return _PLAIN[first]
+        if first in _NUMBERS:
+            form = _NUMBERS[first]
+            return struct.unpack(form, self._take(struct.calcsize(form)))[0]
+        if first < 0x90:
+            kind, length = "map", first & 15
+        elif first < 0xA0:
+            kind, length = "array", first & 15
+        elif first < 0xC0:
+            kind, length = "text", first & 31
+        elif first in _LENGTHS:
+            form, kind = _LENGTHS[first]
+            length = struct.unpack(form, self._take(struct.calcsize(form)))[0]
+        else:
+            raise ValueError(f"the metadata has a value of type {first:#x}")
+        return self._of(kind, length, depth)
+
+    def _of(self, kind: str, length: int, depth: int) -> Any:
+        if kind == "bytes":
+            return self._take(length)
+        if kind == "text":
+            return self._take(length).decode("utf-8")
+        if kind == "array":
+            return [self.value(depth - 1) for _ in range(length)]
+        return {self.value(depth - 1): self.value(depth - 1) for _ in range(length)}

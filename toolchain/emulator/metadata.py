@@ -1,0 +1,117 @@
+"""Reads the JSON beside a code object: what a launch needs to know beyond the object itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from toolchain.emulator.codeobject import CodeObject
+from toolchain.emulator.launch import Parameter, check_parameters
+from toolchain.errors import EmulationError
+
+_AGAIN = "compile the kernel again with this version of the tool, which writes all of it"
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """What the worker wrote beside an object.
+
+    Args:
+        source: the kernel's file below its root.
+        parameters: the arguments of a launch, in order.
+        constants: the other arguments of the function, by name.
+        waves: of a workgroup.
+        lds: bytes of LDS.
+        scratch: bytes of memory that Triton wants for each workgroup.
+    """
+
+    kernel: str
+    gpu: str
+    source: str
+    parameters: tuple[Parameter, ...]
+    constants: Mapping[str, Any]
+    waves: int
+    lds: int
+    scratch: int
+
+
+def read_metadata(path: Path) -> Metadata:
+    """The JSON beside an object.
+
+    Args:
+        path: the object's.
+
+    Raises:
+        EmulationError: there is none, or it lacks what a launch needs.
+    """
+    beside = path.with_suffix(".json")
+    try:
+        content = json.loads(beside.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise EmulationError(
+            f"{path.name} has no JSON beside it", why=f"{beside}: {error.strerror}", fix="keep both files together"
+        ) from error
+    except ValueError as error:
+        raise EmulationError(f"{beside} is no JSON", why=str(error), fix=_AGAIN) from error
+    return metadata_of(content, str(beside))
+
+
+def metadata_of(content: Any, where: str) -> Metadata:
+    """The same from what was read.
+
+    Raises:
+        EmulationError: it lacks what a launch needs.
+    """
+    try:
+        if content.get("compile_status", "Complete") != "Complete":
+            raise EmulationError(
+                f"{where} marks its kernel as known bad", why=str(content["compile_status"]), fix="check another kernel"
+            )
+        return Metadata(
+            kernel=str(content["name"]),
+            gpu=str(content["arch"]),
+            source=str(content["source"]),
+            parameters=tuple(
+                Parameter(str(name), str(kind).partition(":")[0])
+                for name, kind in content["signature"]
+                if kind != "constexpr"
+            ),
+            constants=dict(content["constexprs"]),
+            waves=int(content["num_warps"]),
+            lds=int(content["shared"]),
+            scratch=int(content.get("global_scratch_size", 0)),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise EmulationError(
+            f"{where} lacks what a launch needs", why=f"{type(error).__name__}: {error}", fix=_AGAIN
+        ) from error
+
+
+def check_metadata(code: CodeObject, metadata: Metadata) -> None:
+    """Insist that a JSON belongs to an object.
+
+    Raises:
+        EmulationError: it does not, or asks for what is not emulated.
+    """
+    threads = metadata.waves * (32 if code.descriptor.wave32 else 64)
+    for name, ours, theirs in (
+        ("the kernel", metadata.kernel, code.kernel),
+        ("the GPU", metadata.gpu, code.gpu),
+        ("the threads of a workgroup", threads, code.workgroup_size),
+    ):
+        if ours != theirs:
+            raise EmulationError(
+                f"the JSON beside {code.path.name} belongs to another object",
+                why=f"{name}: {ours} in the JSON, {theirs} in the object",
+                fix="keep the two files of a kernel together",
+            )
+    if metadata.scratch:
+        raise EmulationError(
+            f"the emulator refuses {code.kernel}",
+            why=f"it wants {metadata.scratch} bytes of Triton's own scratch memory",
+            fix="report it with the code object",
+        )
+    check_parameters(code, metadata.parameters)
