@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,26 +14,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from toolchain.engine.buildah import Buildah
+from tests.rooted import Rooted
 from toolchain.sources.mirrors import apt_mirrors
 
+TOP = Path(__file__).resolve().parents[1]
 WORKSPACE, TEMP, HOME, VOLUME = "/__w/toolchain/toolchain", "/__w/_temp", "/github/home", "/var/cache/toolchain"
 _PASSED = re.compile(r"PIP_(?!CERT)\w+|https?_proxy|no_proxy", re.IGNORECASE)
 _CERTIFICATES = ("SSL_CERT_FILE", "PIP_CERT", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "GIT_SSL_CAINFO")
-_CAPABILITIES = """
-    CHOWN DAC_OVERRIDE DAC_READ_SEARCH FOWNER FSETID KILL SETGID SETUID SETPCAP LINUX_IMMUTABLE NET_BIND_SERVICE
-    NET_BROADCAST NET_ADMIN NET_RAW IPC_LOCK IPC_OWNER SYS_MODULE SYS_RAWIO SYS_CHROOT SYS_PTRACE SYS_PACCT SYS_ADMIN
-    SYS_BOOT SYS_NICE SYS_RESOURCE SYS_TIME SYS_TTY_CONFIG MKNOD LEASE AUDIT_WRITE AUDIT_CONTROL SETFCAP MAC_OVERRIDE
-    MAC_ADMIN SYSLOG WAKE_ALARM BLOCK_SUSPEND AUDIT_READ
-""".split()  # noqa: SIM905 - a table, in the order of their bits
-
-
-def privileged() -> list[str]:
-    """`--privileged`, as far as this machine itself is: every capability that it may hand out."""
-    found = re.search(r"^CapBnd:\s*([0-9a-f]+)", Path("/proc/self/status").read_text(), re.MULTILINE)
-    bits = int(found[1], 16) if found else 0
-    names = [name for number, name in enumerate(_CAPABILITIES) if bits >> number & 1]
-    return [word for name in names for word in ("--cap-add", f"CAP_{name}")]
 
 
 def _machine_folders() -> list[Path]:
@@ -53,7 +40,7 @@ class Way:
     folder: Path
     registry: str
     suite: str = "trixie"
-    mounts: list[str] = field(default_factory=list)
+    mounts: list[tuple[Path, str, bool]] = field(default_factory=list)
     env: dict[str, str] = field(default_factory=dict)
     limit: float = 1200
 
@@ -82,23 +69,24 @@ class Way:
             self._file("ca.crt", certificates.read_text(), "/machine/ca.crt")
             self.env |= dict.fromkeys(_CERTIFICATES, "/machine/ca.crt")
         (self.folder / "pip-cache").mkdir()
-        self.mounts += ["--volume", f"{self.folder / 'pip-cache'}:/machine/pip-cache"]
+        self.mounts.append((self.folder / "pip-cache", "/machine/pip-cache", True))
         self.env["PIP_CACHE_DIR"] = "/machine/pip-cache"
 
     def _file(self, name: str, content: str, inside: str) -> None:
         (self.folder / name).write_text(content)
-        self.mounts += ["--volume", f"{self.folder / name}:{inside}:ro"]
+        self.mounts.append((self.folder / name, inside, False))
 
     def _bring(self, here: Path, inside: str) -> None:
         if here.exists():
-            self.mounts += ["--volume", f"{here}:{inside}:ro"]
+            self.mounts.append((here, inside, False))
 
 
 class Machine:
     """One fresh container: workspace, RUNNER_TEMP, home and the volume are folders below `home`."""
 
-    def __init__(self, engine: Buildah, image: str, way: Way, home: Path) -> None:
-        self._engine, self._way, self.home = engine, way, home
+    def __init__(self, lower: tuple[Path, ...], way: Way, home: Path) -> None:
+        self._way, self.home = way, home
+        self._container, self._lent = Rooted(lower, home / "container"), False
         self.places = {
             WORKSPACE: home / "workspace", TEMP: home / "temp", HOME: home / "home", VOLUME: home / "volume"
         }  # fmt: skip
@@ -106,9 +94,6 @@ class Machine:
             place.mkdir(parents=True, exist_ok=True)
         self.programs = home / "programs"
         self.programs.mkdir(exist_ok=True)
-        # Held as the tool holds its own: what the tool runs beside this would sweep the mounts of a stranger away.
-        self._held = contextlib.ExitStack()
-        self.name = self._held.enter_context(engine.container(image))
 
     def outside(self, path: str) -> Path:
         """Where a path of the container, or one that is relative to the workspace, lies on this machine."""
@@ -135,27 +120,25 @@ class Machine:
         lines = [f"export {name}={shlex.quote(value)}" for name, value in (known | self._way.env | dict(env)).items()]
         words = [word.replace("{0}", f"{TEMP}/step.sh") for word in shell]
         (temp / "enter.sh").write_text("\n".join([*lines, f"cd {WORKSPACE}", f"exec {shlex.join(words)}"]) + "\n")
-        mounts = [word for inside, here in self.places.items() for word in ("--volume", f"{here}:{inside}")]
-        mounts += ["--volume", f"{self.programs}:/machine/programs:ro", *self._way.mounts]
-        argv = self._engine.command(
-            "run", "--isolation", "chroot", *privileged(), *mounts, "--", self.name, "/bin/sh", f"{TEMP}/enter.sh",
-            network=True,
-        )  # fmt: skip
+        binds = [(here, inside, True) for inside, here in self.places.items()]
+        binds += [(self.programs, "/machine/programs", False), *self._way.mounts]
+        argv = self._container.command(["/bin/sh", f"{TEMP}/enter.sh"], binds=binds)
         with log.open("ab") as sink:
             child = subprocess.Popen(
                 argv, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, start_new_session=True,
-                env=dict(os.environ),
+                env={**os.environ, "PYTHONPATH": str(TOP)},
             )  # fmt: skip
             return _wait(child, cancel, self._way.limit)
 
-    def commit(self, name: str) -> str:
-        """An image of the container as it is now."""
-        self._engine.call("commit", "--quiet", self.name, f"localhost/{name}", timeout=None)
-        return f"localhost/{name}"
+    def commit(self) -> tuple[Path, ...]:
+        """The files of the container as they are now, for further machines."""
+        self._lent = True
+        return (self._container.upper, *self._container.lower)
 
     def remove(self) -> None:
         """The container goes; its folders stay."""
-        self._held.close()
+        if not self._lent:
+            shutil.rmtree(self._container.place)
 
 
 def _wait(child: subprocess.Popen[bytes], cancel: Callable[[], bool] | None, limit: float) -> int:

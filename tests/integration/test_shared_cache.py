@@ -12,18 +12,15 @@ import shutil
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests import tiny_image
 from tests.own_engine import destroy
-from tests.workflow_machine import TEMP, Machine
 from toolchain.cache import Cache
 from toolchain.engine.buildah import Buildah
 
@@ -97,29 +94,3 @@ def test_a_build_in_another_pid_namespace_goes_on(engine: tuple[Buildah, str], t
         child.kill()
         child.wait()
     assert (tmp_path / "out" / "made" / "out").read_text() == "hello\n"
-
-
-def test_a_machine_of_the_workflow_tests_keeps_its_mounts(engine: tuple[Buildah, str], tmp_path: Path) -> None:
-    """It runs for half an hour on the user's cache, where anybody may start the tool meanwhile."""
-    buildah, image = engine
-    way: Any = SimpleNamespace(env={}, mounts=[], limit=300)
-    machine = Machine(buildah, image, way, tmp_path / "home")
-    pipe = machine.outside(f"{TEMP}/pipe")
-    os.mkfifo(pipe)
-    codes: list[int] = []
-    script = f"read said <{TEMP}/pipe"
-    run = threading.Thread(
-        target=lambda: codes.append(machine.run(["/bin/sh", "{0}"], script, {}, log=tmp_path / "log"))
-    )
-    run.start()
-    try:
-        with waiting(pipe, lambda: None if run.is_alive() else (tmp_path / "log").read_text()):
-            mounted = sorted(buildah.cache.mounts.glob("buildah[0-9]*/*"))
-            assert mounted
-            assert Buildah(buildah.cache).cleanup() == []
-            assert sorted(buildah.cache.mounts.glob("buildah[0-9]*/*")) == mounted
-    finally:
-        run.join()
-        machine.remove()
-    assert codes == [0], (tmp_path / "log").read_text()
-    assert buildah.call("containers", "--quiet", "--all").stdout.split() == []

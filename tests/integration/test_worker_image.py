@@ -14,13 +14,12 @@ from pathlib import Path
 import pytest
 
 from tests.dask_fixtures import LIMITS, hub, until
-from tests.integration.conftest import Quickstart, Said, toolchain
+from tests.integration.conftest import TOP, Quickstart, Said, toolchain
+from tests.rooted import Rooted, unpacked
 from toolchain import process, recipe
 from toolchain.build.contained_worker import Kernels
 from toolchain.build.record import find_image
 from toolchain.cache import Cache, default_cache
-from toolchain.engine import isolation
-from toolchain.engine.buildah import Buildah
 from toolchain.kernels.bounds import processes
 from toolchain.kernels.campaign import run_campaign
 from toolchain.kernels.dask_executor import DaskExecutor
@@ -94,18 +93,12 @@ def test_its_objects_are_those_of_a_local_campaign(built: Said, quickstart: Quic
         source, triton=said.triton, recipe=said.recipe, environment=said.environment, search=said.search
     )  # fmt: skip
     shared, limits = SharedResults([store], naming), replace(LIMITS, timeout=600)
-    engine = Buildah(cache)
-    image = engine.ensure_image(IMAGE, cache.images, find_image(cache, IMAGE)[0].manifest)
     seen: list[list[str]] = []
-    with hub() as scheduler, engine.container(image) as container, engine.invocation("run") as folder:
-        # Chroot isolation is a chroot, in which no user namespace begins: there it needs the right itself.
-        rights = ["--cap-add", "CAP_SYS_ADMIN"] if engine.isolation == "chroot" else []
+    box = Rooted(unpacked(cache.images, find_image(cache, IMAGE)[0].manifest, tmp_path / "layers"), tmp_path / "box")
+    with hub() as scheduler:
         words = [*entry, scheduler.address, "--name", "boxed", "--jobs", "1", "--kernel-timeout", "600"]
-        command = isolation.run_command(
-            engine, folder, engine.isolation, container, words, network=True,
-            options=[*rights, "--volume", f"{tmp_path / 'store'}:/store:rw"],
-        )  # fmt: skip
-        with process.piped(command) as child:
+        command = box.command(words, binds=[(tmp_path / "store", "/store", True)])
+        with process.piped(command, env={"PYTHONPATH": os.fspath(TOP)}) as child:
             lines: list[str] = []
             streams = [child.stdout, child.stderr]
             readers = [threading.Thread(target=lambda s=s: lines.extend(s), daemon=True) for s in streams if s]

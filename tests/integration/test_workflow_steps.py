@@ -21,12 +21,12 @@ import pytest
 import yaml
 
 from tests.registry_fixtures import running_registry
+from tests.rooted import unpacked
 from tests.workflow_expressions import Scope, holds, value_of
 from tests.workflow_machine import HOME, TEMP, VOLUME, WORKSPACE, Machine, Way
 from tests.workflow_steps import TOP, Event, Job, Service, read, run_workflow
 from toolchain.build.record import find_image
 from toolchain.cache import Cache, default_cache
-from toolchain.engine.buildah import Buildah
 from toolchain.trust.keys import new_key
 
 pytestmark = [pytest.mark.engine, pytest.mark.registry]
@@ -57,15 +57,14 @@ sed -n 's/^RUN //p' "$folder/Dockerfile" | sh -eu
 
 @dataclass
 class Ground:
-    """What the tests of one session share: an engine with the base in it, a registry with a login, two keys."""
+    """What the tests of one session share: the files of the base, a registry with a login, two keys."""
 
-    engine: Buildah
-    image: str
+    base: tuple[Path, ...]
     cache: Cache
     way: Way
     registry: str
     folder: Path
-    prepared: str = ""
+    prepared: tuple[Path, ...] = ()
     environment: Path | None = None
 
     def pair(self, name: str) -> tuple[str, str]:
@@ -91,7 +90,7 @@ class Ground:
 
         def machine(job: str, yaml_: Mapping[str, Any], home: Path) -> Machine:
             runner = "container" not in yaml_
-            made = Machine(self.engine, self.image if fresh else self.prepared or self.image, self.way, home)
+            made = Machine(self.base if fresh else self.prepared or self.base, self.way, home)
             self._programs(made)
             if runner and (fresh or not self.prepared):
                 assert made.run(["bash", "-e", "{0}"], _RUNNER, {"HOME": HOME}, log=folder / "runner.log") == 0
@@ -101,7 +100,7 @@ class Ground:
 
         def kept(job: str, made: Machine) -> None:
             if not fresh and not self.prepared and made.outside(".venv").is_dir():
-                self.prepared = made.commit("workflow-steps")
+                self.prepared = made.commit()
                 self.environment = shutil.copytree(made.outside(".venv"), self.folder / "venv", symlinks=True)
                 service.environment = self.environment
 
@@ -154,18 +153,17 @@ def ground(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     if named is None:
         request.getfixturevalue("quickstart")
     cache = Cache(Path(named) if named else default_cache())
-    engine, folder = Buildah(cache), tmp_path_factory.mktemp("workflows")
+    folder = tmp_path_factory.mktemp("workflows")
     found = find_image(cache, BASE)
     assert found, "there is no base"
-    image = engine.ensure_image("base-debian13", cache.images, found[0].manifest)
+    base = unpacked(cache.images, found[0].manifest, folder / "base")
     users = folder / "htpasswd"
     users.write_text(f"{ACTOR}:{_bcrypt(TOKEN)}\n")
     with running_registry(folder / "registry", users=users) as registry:
         way = Way(folder=folder / "way", registry=registry)
-        made = Ground(engine, image, cache, way, registry, folder)
-        yield made
-        if made.prepared:
-            engine.forget_image(made.prepared)
+        yield Ground(base, cache, way, registry, folder)
+    # With the modes that its distribution gave it, pytest could not.
+    shutil.rmtree(folder / "base")
 
 
 def published(ground: Ground, owner: str = "somebody/toolchain") -> str:
@@ -398,7 +396,7 @@ def test_all_of_it_from_nothing(ground: Ground, tmp_path: Path) -> None:
     """Each job in a bare container, with an empty cache and the container's own zlib: base and mlir-tblgen are made."""
     # Six hours, as on GitHub: LLVM's generators are compiled in one step, on whatever else this machine does.
     way = Way(folder=tmp_path / "way", registry=ground.registry, limit=21_600)
-    bare = replace(ground, way=way, prepared="", environment=None)
+    bare = replace(ground, way=way, prepared=(), environment=None)
     service = bare.service(tmp_path / "github", fresh=True)
     event = ground.event(**TAG, repository="Other/Nothing", inputs={"only": "mlir-tblgen"})
     results = run_workflow(FLOWS / "publish.yml", event, service)

@@ -16,7 +16,7 @@ from toolchain.errors import BuildError, ConfigError, HostileInputError, SourceE
 from toolchain.oci import tar
 from toolchain.oci.archive import write_tar_gz
 from toolchain.oci.deflate import BLOCK, MEMORY, GzipSink
-from toolchain.oci.layer import HashedFile, compress, compressor_id, normalise_tar, write_layer
+from toolchain.oci.layer import HashedFile, compress, compressor_id, normalise_tar, plain_capability, write_layer
 
 EPOCH = 1767225600
 NAMES = [
@@ -168,6 +168,28 @@ def test_a_base_keeps_modes_owners_and_pipes(tmp_path: Path) -> None:
         assert got.getmember("pipe").isfifo()
         if os.geteuid() == 0:
             assert (got.getmember("bin/su").uid, got.getmember("bin/su").gid) == (7, 3_000_000)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_owners_of_a_user_namespace_are_those_of_the_image(tmp_path: Path) -> None:
+    tree = tmp_path / "t"
+    fill(tree, ["bin/ping", "home/file"])
+    for path, number in ((tree / "bin", 0), (tree / "bin/ping", 0), (tree / "home", 1000), (tree / "home/file", 1000)):
+        os.chown(path, 500_000 + number, 500_000 + number)
+    write_layer(tree, tmp_path / "t.tar", epoch=EPOCH, normalise=False, first_id=500_000)
+    with tarfile.open(tmp_path / "t.tar") as got:
+        assert {member.name: (member.uid, member.gid) for member in got} == {
+            "bin": (0, 0), "bin/ping": (0, 0), "home": (1000, 1000), "home/file": (1000, 1000),
+        }  # fmt: skip
+    os.chown(tree / "home/file", 499_999, 500_000)
+    with pytest.raises(HostileInputError):
+        write_layer(tree, tmp_path / "t.tar", epoch=EPOCH, normalise=False, first_id=500_000)
+
+
+def test_capabilities_of_a_user_namespace_are_plain_ones() -> None:
+    plain = bytes.fromhex("0100000200040000000000000000000000000000")
+    assert plain_capability(bytes.fromhex("01000003") + plain[4:] + (500_000).to_bytes(4, "little")) == plain
+    assert plain_capability(plain) == plain
 
 
 def test_a_tree_that_is_none(tmp_path: Path) -> None:

@@ -206,7 +206,9 @@ class BuildWorkspace:
             layer = normalise_tar(tar, raw, epoch=EPOCH)
         else:
             assert tree is not None  # noqa: S101 - one of the two
-            layer = write_layer(tree, raw, epoch=EPOCH, normalise=normalise)
+            # A tree with owners is the engine's, whose root is another id than ours.
+            first = 0 if normalise else self.engine.first_id
+            layer = write_layer(tree, raw, epoch=EPOCH, normalise=normalise, first_id=first)
         lower = read_layers(layout, layout.resolve(under.manifest)) if under is not None else ()
         labels = {**(labels or {}), INPUT_DIGEST: str(planned.input_digest)}
         found: dict[str, Any] = {}

@@ -107,6 +107,11 @@ class Storage:
         return self.cache.engine / "run"
 
     @property
+    def first_id(self) -> int:
+        """Which of our ids is root in containers; it owns what they write."""
+        return view.ids()[0]
+
+    @property
     def live(self) -> Path:
         """The folders of the invocations at work."""
         return self.cache.engine / "live"

@@ -87,7 +87,9 @@ class HashedFile:
             self._partial.unlink(missing_ok=True)
 
 
-def write_layer(tree: Path, out: Path, *, epoch: int, normalise: bool = True, exclude: Sequence[str] = ()) -> Layer:
+def write_layer(
+    tree: Path, out: Path, *, epoch: int, normalise: bool = True, exclude: Sequence[str] = (), first_id: int = 0
+) -> Layer:
     """Write the content of `tree` as a layer whose root is `tree` itself.
 
     Members are sorted by the bytes of their path and carry one time; hard links point to their first name. The parents
@@ -101,13 +103,14 @@ def write_layer(tree: Path, out: Path, *, epoch: int, normalise: bool = True, ex
         normalise: owner 0:0, modes 0755 and 0644, no attributes, nothing but files, links and directories. Without it
             (a base's root file system) owners, modes, file capabilities and device nodes stay; sockets are left out.
         exclude: shell patterns over paths relative to `tree`; a folder that matches is left out with all below it.
+        first_id: the id that is 0 in the layer, where `tree` was written in a user namespace; the next is 1, and so on.
 
     Raises:
-        HostileInputError: `normalise` is set and the tree holds a device, pipe or socket.
+        HostileInputError: an owner is below `first_id`, or `normalise` is set and there is a device, pipe or socket.
         BuildError: a file changed while it was read.
     """
     with HashedFile(out) as sink:
-        write_tree(tree, sink, epoch=epoch, normalise=normalise, exclude=exclude)
+        write_tree(tree, sink, epoch=epoch, normalise=normalise, exclude=exclude, first_id=first_id)
     return Layer(sink.digest, sink.size, out)
 
 
@@ -119,6 +122,7 @@ def write_tree(
     normalise: bool = True,
     exclude: Sequence[str] = (),
     prefix: bytes = b"",
+    first_id: int = 0,
 ) -> None:
     """Write the content of `tree` as a tar into `sink`, every name below `prefix` (see `write_layer`)."""
     if not tree.is_dir():
@@ -130,7 +134,8 @@ def write_tree(
     for name in sorted(_names(root, b"", tuple(os.fsencode(pattern) for pattern in exclude))):
         path = os.path.join(root, name)  # noqa: PTH118 - bytes paths: names need not be UTF-8
         status = os.lstat(path)
-        member = _member(path, prefix + b"/" + name if prefix else name, status, epoch=epoch, normalise=normalise)
+        full = prefix + b"/" + name if prefix else name
+        member = _member(path, full, status, epoch=epoch, normalise=normalise, first_id=first_id)
         if member is None:
             continue
         if member.kind == tar.REGULAR and status.st_nlink > 1:
@@ -158,7 +163,9 @@ def _names(root: bytes, below: bytes, exclude: tuple[bytes, ...]) -> Iterator[by
                 yield from _names(root, name, exclude)
 
 
-def _member(path: bytes, name: bytes, status: os.stat_result, *, epoch: int, normalise: bool) -> tar.Member | None:
+def _member(
+    path: bytes, name: bytes, status: os.stat_result, *, epoch: int, normalise: bool, first_id: int
+) -> tar.Member | None:
     mode = stat.S_IMODE(status.st_mode)
     kind = {
         stat.S_IFREG: tar.REGULAR,
@@ -185,11 +192,22 @@ def _member(path: bytes, name: bytes, status: os.stat_result, *, epoch: int, nor
     xattrs = {}
     if kind == tar.REGULAR:
         with contextlib.suppress(OSError):
-            xattrs[tar.CAPABILITY] = os.getxattr(path, tar.CAPABILITY, follow_symlinks=False)
+            xattrs[tar.CAPABILITY] = plain_capability(os.getxattr(path, tar.CAPABILITY, follow_symlinks=False))
+    uid, gid = status.st_uid - first_id, status.st_gid - first_id
+    if min(uid, gid) < 0:
+        raise HostileInputError(f"{os.fsdecode(path)} belongs to nobody in its image", fix="make the tree again")
     return tar.Member(
-        name=name, kind=kind, mode=0o777 if kind == tar.SYMLINK else mode, mtime=epoch, uid=status.st_uid,
-        gid=status.st_gid, size=size, link=link, device=device, xattrs=xattrs,
+        name=name, kind=kind, mode=0o777 if kind == tar.SYMLINK else mode, mtime=epoch, uid=uid, gid=gid, size=size,
+        link=link, device=device, xattrs=xattrs,
     )  # fmt: skip
+
+
+def plain_capability(value: bytes) -> bytes:
+    """A file's capabilities without the user namespace that gave them: revision 2 of the attribute for revision 3."""
+    magic = int.from_bytes(value[:4], "little")
+    if magic >> 24 != 3 or len(value) != 24:
+        return value
+    return ((magic & 0xFFFFFF) | 2 << 24).to_bytes(4, "little") + value[4:20]
 
 
 _KINDS = {

@@ -1,0 +1,110 @@
+"""Containers of the tests' own: an image's files under an overlay, entered by pivot_root, with all rights of root.
+
+Unlike buildah's they are what a container of an orchestrator is to the tool that runs in it: a machine on which it may
+make namespaces. As a program, `python rooted.py SPEC PROGRAM [ARGUMENT...]` enters one; see `Rooted.command`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from toolchain.engine import launcher
+
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_MS_RDONLY, _MS_REMOUNT, _MS_BIND, _MS_REC, _MS_PRIVATE = 1, 32, 4096, 16384, 1 << 18
+_MNT_DETACH = 2
+
+
+def unpacked(layout: Path, digest: str, folder: Path) -> tuple[Path, ...]:
+    """The layers of an image of a layout, uppermost first, each with its files' owners in a folder below `folder`."""
+    manifest = json.loads((layout / "blobs" / digest.replace(":", "/")).read_bytes())
+    found = []
+    for layer in manifest["layers"]:
+        blob = layout / "blobs" / layer["digest"].replace(":", "/")
+        place = folder / blob.name[:12]
+        if not place.is_dir():
+            place.mkdir(parents=True)
+            subprocess.run(["tar", "-xp", "--numeric-owner", "-f", blob, "-C", place], check=True)
+        found.append(place)
+    return tuple(reversed(found))
+
+
+@dataclass(frozen=True)
+class Rooted:
+    """A container.
+
+    Args:
+        lower: folders of the files that it begins with, uppermost first.
+        place: a folder for what it changes; the same one goes on.
+    """
+
+    lower: tuple[Path, ...]
+    place: Path
+
+    @property
+    def upper(self) -> Path:
+        """What it changed: a further lower folder for another container."""
+        return self.place / "upper"
+
+    def command(
+        self,
+        argv: Sequence[str],
+        *,
+        binds: Sequence[tuple[Path, str, bool]] = (),
+        env: Mapping[str, str] | None = None,
+    ) -> list[str]:
+        """The command line that runs `argv` in it, in PID and mount namespaces of its own.
+
+        Args:
+            binds: what of this machine is seen: where it lies, where inside, and whether it may be written to.
+            env: added to a PATH.
+        """
+        for name in ("upper", "work", "root"):
+            (self.place / name).mkdir(parents=True, exist_ok=True)
+        spec = {
+            "lower": [os.fspath(path) for path in self.lower],
+            "place": os.fspath(self.place),
+            "binds": [(os.fspath(source), target, writable) for source, target, writable in binds],
+            "env": {"PATH": _PATH, **(env or {})},
+        }
+        wrapper = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--"]
+        return [*wrapper, sys.executable, __file__, json.dumps(spec), *argv]
+
+
+def _enter(spec: dict[str, Any], argv: list[str]) -> None:
+    place = Path(spec["place"])
+    root, mount = place / "root", launcher._mount
+    mount(None, "/", None, _MS_REC | _MS_PRIVATE)
+    layers = f"lowerdir={':'.join(spec['lower'])},upperdir={place / 'upper'},workdir={place / 'work'}"
+    mount("overlay", str(root), "overlay", 0, layers)
+    for name in ("proc", "dev", "sys", "old"):
+        (root / name).mkdir(exist_ok=True)
+    for name in ("dev", "sys"):
+        mount(f"/{name}", str(root / name), None, _MS_BIND | _MS_REC)
+    mount("proc", str(root / "proc"), "proc", 0)
+    for source, target, writable in spec["binds"]:
+        inside = root / target.lstrip("/")
+        if Path(source).is_dir():
+            inside.mkdir(parents=True, exist_ok=True)
+        else:
+            inside.parent.mkdir(parents=True, exist_ok=True)
+            inside.touch()
+        mount(source, str(inside), None, _MS_BIND | _MS_REC)
+        if not writable:
+            mount(None, str(inside), None, _MS_REMOUNT | _MS_BIND | _MS_RDONLY)
+    launcher._check(launcher._LIBC.pivot_root(os.fsencode(root), os.fsencode(root / "old")), "pivot_root")
+    os.chdir("/")
+    launcher._check(launcher._LIBC.umount2(b"/old", _MNT_DETACH), "umount")
+    Path("/old").rmdir()
+    os.execvpe(argv[0], argv, spec["env"])  # noqa: S606 - no shell is wanted
+
+
+if __name__ == "__main__":
+    _enter(json.loads(sys.argv[1]), sys.argv[2:])
