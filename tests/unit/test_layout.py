@@ -11,10 +11,11 @@ import pytest
 from tests.places import fetch_image, publish
 from tests.registry_fixtures import small_index
 from toolchain.digest import sha256_bytes
-from toolchain.errors import DigestError, DocumentError, RegistryError, ToolchainError
+from toolchain.errors import DigestError, DocumentError, RegistryError, ToolchainError, UntrustedError
 from toolchain.oci import descriptor as media
 from toolchain.oci.check import verify_layout
 from toolchain.oci.descriptor import Descriptor
+from toolchain.oci.layer_files import layer_files
 from toolchain.oci.layout import Layout
 from toolchain.oci.manifest import parse_object
 from toolchain.oci.place import LayoutPlace
@@ -320,8 +321,23 @@ def test_a_layer_that_never_ends_is_not_unpacked_to_its_end(
     layout: Layout, tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     index = small_index(layout, tmp_path, how=how, arches="amd64")  # type: ignore[arg-type]
-    monkeypatch.setattr("toolchain.oci.check._MOST_UNPACKED", 1000)
+    monkeypatch.setattr("toolchain.oci.compressed.FREE", 1000)
+    monkeypatch.setattr("toolchain.oci.compressed.RATIO", 0)
     assert "more than any layer holds" in verify_layout(layout, index)[0]
+    layer = layout.children(layout.children(index)[0])[1]
+    with pytest.raises(UntrustedError):  # nor where files are listed, as for `inspect --use`
+        layer_files(layout.blob(layer.digest), layer.media_type)
+
+
+def test_many_layers_that_unpack_to_much_are_not_unpacked_all(
+    layout: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each may be small; together they are bounded by what was sent."""
+    index = small_index(layout, tmp_path)
+    assert verify_layout(layout, index) == []
+    monkeypatch.setattr("toolchain.oci.check.FREE", 1000)
+    monkeypatch.setattr("toolchain.oci.check.RATIO", 0)
+    assert "more than any hold" in verify_layout(layout, index)[0]
 
 
 def test_json_that_is_nested_too_deep() -> None:

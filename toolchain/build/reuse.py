@@ -13,6 +13,7 @@ from typing import Any
 from toolchain import console
 from toolchain.build.record import new_record, write_record
 from toolchain.build.workspace import image_tag
+from toolchain.deadline import LONGEST_CHECK, deadline
 from toolchain.errors import (
     ConfigError,
     DigestError,
@@ -147,7 +148,10 @@ def _note(planned: Planned, told: str, why: str) -> None:
 
 
 def _take(request: Request, planned: Planned, ref: Target, key: PublicKey) -> Built:
-    with open_place(ref) as place:
+    def problem() -> UnreachableError:
+        return UnreachableError(f"{ref} could not be checked within {LONGEST_CHECK:g} s", fix="try again later")
+
+    with deadline(LONGEST_CHECK, problem), open_place(ref) as place:
         return _look(request, planned, place, key)
 
 

@@ -15,7 +15,8 @@ from toolchain.catalog import stages
 from toolchain.cli import options as o
 from toolchain.cli.config_file import COMPRESSION, DEST, KEY, PUBLIC_KEY, SOURCE_REPO
 from toolchain.cli.request import with_request
-from toolchain.errors import ConfigError, DigestError, UntrustedError
+from toolchain.deadline import LONGEST_CHECK, deadline
+from toolchain.errors import ConfigError, DigestError, UnreachableError, UntrustedError
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.layout import Layout
@@ -163,6 +164,9 @@ def verify(
     image: Annotated[
         str | None, typer.Option("--image", metavar="NAME", help="What the provenance must call the image.")
     ] = None,
+    timeout: Annotated[
+        float, typer.Option("--timeout", min=1, help="Seconds that all of it may take; the answer is then 18.")
+    ] = LONGEST_CHECK,
     json_: o.JsonOpt = False,
 ) -> None:
     """Say whether an image is what it must be: bytes, signature, provenance, SBOM, policy; the first fault counts."""
@@ -192,7 +196,11 @@ def verify(
     if identity is not None and issuer is not None:
         require()
         public = Identity(identity, issuer, sigstore)
-    with tempfile.TemporaryDirectory(prefix="toolchain-verify-") as scratch, open_place(parse(ref)) as place:
+    with (
+        tempfile.TemporaryDirectory(prefix="toolchain-verify-") as scratch,
+        deadline(timeout, lambda: _took_too_long(ref, timeout)),
+        open_place(parse(ref)) as place,
+    ):
         try:
             layout, found = place.images(Path(scratch))
         except DigestError as error:
@@ -215,6 +223,14 @@ def verify(
         raise UntrustedError(f"{bad.ref}: {bad.problems[0]}", fix=_DO_NOT)
 
 
+def _took_too_long(ref: str, seconds: float) -> UnreachableError:
+    return UnreachableError(
+        f"{ref} could not be checked within {seconds:g} s",
+        why="the registry may be slow or hold it back; that says nothing about the image",
+        fix="try again later, or give it longer: verify --timeout SECONDS",
+    )
+
+
 def inspect(
     ref: InspectArg,
     use: Annotated[
@@ -233,7 +249,11 @@ def inspect(
         return
     from toolchain.oci.place import open_place  # noqa: PLC0415 - the registry client
 
-    with tempfile.TemporaryDirectory(prefix="toolchain-inspect-") as scratch, open_place(parse(ref)) as place:
+    with (
+        tempfile.TemporaryDirectory(prefix="toolchain-inspect-") as scratch,
+        deadline(LONGEST_CHECK, lambda: _took_too_long(ref, LONGEST_CHECK)),
+        open_place(parse(ref)) as place,
+    ):
         layout, found = place.images(Path(scratch))
         rows = [_describe(layout, one.name, one.image) for one in found]
         uses = _uses(layout, found) if use else []

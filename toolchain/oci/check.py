@@ -11,17 +11,10 @@ from toolchain import process
 from toolchain.digest import CHUNK, sha256_file
 from toolchain.errors import ToolchainError, UntrustedError
 from toolchain.oci import descriptor as media
-from toolchain.oci.compressed import DAMAGED, PLAIN, unpacked
+from toolchain.oci.compressed import DAMAGED, FREE, PLAIN, RATIO, BombError, unpacked
 from toolchain.oci.descriptor import Descriptor, Platform
 from toolchain.oci.image import diff_ids_of, platform_of
 from toolchain.oci.layout import Layout
-
-# A layer is unpacked before anybody has asked who made it: a bomb may cost minutes, neither days nor disk.
-_MOST_UNPACKED = 256 << 30
-
-
-class _BombError(Exception):
-    """More came out than any layer holds."""
 
 
 def verify_layout(layout: Layout, descriptor: Descriptor) -> list[str]:
@@ -42,6 +35,7 @@ class _Check:
         self._hashed: set[str] = set()
         self._visited: set[tuple[str, str]] = set()
         self._diff_ids: dict[str, str] = {}
+        self._left = FREE  # bytes that all layers together may still unpack to; each adds by its size
 
     def problems(self, item: Descriptor, depth: int = 0) -> Iterator[str]:
         if depth > media.DEEPEST:
@@ -112,27 +106,27 @@ class _Check:
     def _diff_id(self, layer: Descriptor) -> str:
         if layer.digest not in self._diff_ids:
             path = self._layout.blob(layer.digest)
-            found = layer.digest if layer.media_type in PLAIN else _unpacked_digest(path, layer.media_type)
+            found = layer.digest if layer.media_type in PLAIN else self._unpacked_digest(path, layer.media_type)
             self._diff_ids[layer.digest] = found
         return self._diff_ids[layer.digest]
 
-
-def _unpacked_digest(path: Path, media_type: str) -> str:
-    """`sha256:<hex>` of the tar in a layer, or words for why there is none."""
-    sha256, left = hashlib.sha256(), _MOST_UNPACKED
-    try:
-        with unpacked(path, media_type) as stream:
-            while piece := stream.read(CHUNK):
-                left -= len(piece)
-                if left < 0:
-                    raise _BombError
-                sha256.update(piece)
-    except UntrustedError:
-        return f"nothing known ({media_type})"
-    except _BombError:
-        return "nothing (it unpacks to more than any layer holds)"
-    except process.CommandError as error:
-        return f"nothing (not zstd: {error.tail[-1] if error.tail else ''})"
-    except DAMAGED as error:
-        return f"nothing ({error})"
-    return f"sha256:{sha256.hexdigest()}"
+    def _unpacked_digest(self, path: Path, media_type: str) -> str:
+        """`sha256:<hex>` of the tar in a layer, or words for why there is none."""
+        sha256 = hashlib.sha256()
+        self._left += RATIO * path.stat().st_size
+        try:
+            with unpacked(path, media_type) as stream:
+                while piece := stream.read(CHUNK):
+                    self._left -= len(piece)
+                    if self._left < 0:
+                        raise BombError("the layers of this image unpack to more than any hold")
+                    sha256.update(piece)
+        except BombError as error:
+            return f"nothing ({error.what})"
+        except UntrustedError:
+            return f"nothing known ({media_type})"
+        except process.CommandError as error:
+            return f"nothing (not zstd: {error.tail[-1] if error.tail else ''})"
+        except DAMAGED as error:
+            return f"nothing ({error})"
+        return f"sha256:{sha256.hexdigest()}"

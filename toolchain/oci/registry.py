@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import requests
@@ -70,11 +71,19 @@ class Registry(Transport):
         Raises:
             DigestError: other bytes came, twice.
             RegistryError: the registry lacks it.
+            ResourceError: it is larger than what is free on the disk, by its manifest.
             UnreachableError: no answer, or connections that keep breaking.
         """
         if layout.holds(blob.digest):
             return 0
         partial = layout.partial(blob.digest)
+        free = shutil.disk_usage(partial.parent).free
+        if blob.size > free:
+            raise ResourceError(
+                f"{blob.digest} of {self.host} does not fit on the disk",
+                why=f"{blob.size} bytes by its manifest, {free} free in {partial.parent}",
+                fix="make room, or set TMPDIR to a folder on a larger disk",
+            )
         try:
             for last in (False, True):
                 with partial.open("wb", buffering=CHUNK) as sink:

@@ -1,0 +1,104 @@
+"""A task ends when its time is over, whatever it is doing."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.unit.test_pace import HEAD, slow
+from toolchain import pace
+from toolchain.cli.app import app
+from toolchain.deadline import deadline
+from toolchain.digest import sha256_bytes
+from toolchain.errors import ResourceError, UnreachableError
+from toolchain.oci import descriptor as media
+from toolchain.oci.descriptor import Descriptor
+from toolchain.oci.layout import Layout
+from toolchain.oci.registry import Registry
+
+
+def problem() -> UnreachableError:
+    return UnreachableError("time is over")
+
+
+def compute() -> None:
+    while True:
+        sum(range(1000))
+
+
+def swallow() -> None:
+    while True:
+        with contextlib.suppress(Exception):
+            time.sleep(10)
+
+
+@pytest.mark.parametrize("work", [compute, swallow, lambda: subprocess.run(["sleep", "10"], check=True)])
+def test_work_of_any_kind_is_ended(work: Callable[[], object]) -> None:
+    tidied = []
+
+    def run() -> None:
+        try:
+            work()
+        finally:
+            tidied.append(True)
+
+    began = time.monotonic()
+    with pytest.raises(UnreachableError, match="time is over"), deadline(0.2, problem):
+        run()
+    assert time.monotonic() - began < 5
+    assert tidied
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+def test_what_is_done_in_time_is_left_alone() -> None:
+    before = signal.getsignal(signal.SIGALRM)
+    with deadline(0.1, problem):
+        pass
+    time.sleep(0.2)
+    assert signal.getsignal(signal.SIGALRM) is before
+
+
+def test_a_thread_has_no_timer_to_use() -> None:
+    done: list[bool] = []
+
+    def run() -> None:
+        with deadline(0.1, problem):
+            done.append(True)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert done
+
+
+def test_verify_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A registry that answers each question fast enough, and has always another answer."""
+    monkeypatch.setattr(pace, "RATE", 0.0)
+
+    def answer(_: int) -> Iterator[bytes]:
+        yield HEAD
+        yield from itertools.repeat(b"X-Y: z\r\n")
+
+    with slow(answer) as server:
+        began = time.monotonic()
+        done = CliRunner().invoke(app, ["verify", f"{server.host}/a/b", "--timeout", "1"])
+    assert done.exit_code == 18, done.output
+    assert "within 1 s" in done.stderr
+    assert time.monotonic() - began < 10
+
+
+def test_a_blob_that_does_not_fit_is_not_asked_for(tmp_path: Path) -> None:
+    blob = Descriptor(media.LAYER, sha256_bytes(b""), 1 << 60)
+    with slow(lambda _: iter([b"HTTP/1.1 404 No\r\nContent-Length: 0\r\n\r\n"])) as server, Registry(server.host) as it:
+        with pytest.raises(ResourceError):
+            it.pull_blob("a/b", blob, Layout(tmp_path).ensure())
+        assert server.asked == 0
