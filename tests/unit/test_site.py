@@ -173,7 +173,8 @@ def checkout(folder: Path) -> None:
         (folder / name).mkdir(parents=True)
     (folder / "cmake/llvm-hash.txt").write_text("f6ded0be897e2878612dd903f7e8bb85448269e5\n")
     (folder / "python/triton/__init__.py").write_text("__version__ = '3.6.0'\n")
-    (folder / "setup.py").touch()
+    for name in ("setup.py", "third_party/amd/CMakeLists.txt", "third_party/nvidia/CMakeLists.txt"):
+        (folder / name).touch()
     (folder / "CMakeLists.txt").touch()
 
 

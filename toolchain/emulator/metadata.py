@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from toolchain import strict_json
 from toolchain.emulator.codeobject import CodeObject
 from toolchain.emulator.launch import Parameter, check_parameters
 from toolchain.errors import EmulationError
@@ -49,7 +49,7 @@ def read_metadata(path: Path) -> Metadata:
     """
     beside = path.with_suffix(".json")
     try:
-        content = json.loads(beside.read_text(encoding="utf-8"))
+        content = strict_json.read(beside.read_bytes(), beside.name)
     except OSError as error:
         raise EmulationError(
             f"{path.name} has no JSON beside it", why=f"{beside}: {error.strerror}", fix="keep both files together"
