@@ -94,7 +94,6 @@ def main(folder: Path) -> None:
     values = ["--grid", "1", "--arg", "x=normal:512", "--arg", "out=zeros:1"]
     call("emulate", "a kernel", str(emulated), *values)
     call("emulate", "a list of instructions", str(emulated))
-    call("kernels estimate", "one GPU", "--gpu", "gfx942", "--machines", "1,8")
     call("keygen", "", "key", data=False)
     call("publish", "signed, with files", "oci:out", "--stage", "report", "--key", "key", "--files", *ASKED)
     call("publish", "unsigned", "oci:plain", "--stage", "base")

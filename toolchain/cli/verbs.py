@@ -84,7 +84,6 @@ VERBS = (
         engine=True,
     ),
     Verb("kernels status", "toolchain.cli.kernels_cmd:kernels_status", "Show how many kernels are done."),
-    Verb("kernels estimate", "toolchain.cli.estimate_cmd:kernels_estimate", "Estimate time and cost on many machines."),
     Verb("bundle export", "toolchain.cli.bundle_cmd:bundle_export", "Write all inputs of a build as one OCI artifact."),
     Verb("bundle import", "toolchain.cli.bundle_cmd:bundle_import", "Fill the cache from a bundle."),
     Verb("cache ls", "toolchain.cli.cache_cmd:cache_ls", "List the content of the cache by size and last use."),

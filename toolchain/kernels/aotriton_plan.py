@@ -20,7 +20,7 @@ from toolchain.errors import KernelError, SourceError
 from toolchain.kernels.rules import Rule, RuleSet, Value, cut
 
 COMPILE, CLUSTER, FLATZIP, AFFINE = "Bare.compile", "Bare.cluster", "Bare.flatzip", "Affine.cluster"
-FIELDS = 10
+_FIELDS = 10
 _HINTS = (1, 8, 16)
 _REPORT = "take an AOTriton that docs/compatibility.md says is tested; report it for one that is"
 # (argument, type) in the kernel's order, and (argument, value) of the constants, sorted.
@@ -89,27 +89,26 @@ def read_plan(folder: Path, tree: Path, *, build: str, source: str) -> BarePlan:
         SourceError: a file is missing or of another form, or they contradict each other: something would be left out.
         UnsupportedError: a GPU whose code objects cannot be checked.
     """
-    clusters = tuple(_cluster(folder, fields, build) for fields in lines(folder / CLUSTER, 5))
+    clusters = tuple(_cluster(folder, fields, build) for fields in _lines(folder / CLUSTER, 5))
     reader = _Rules(tree, build=build, source=source, groups=_groups(clusters))
     rules: dict[str, Rule] = {}
-    for fields in lines(folder / COMPILE, FIELDS):
+    for fields in _lines(folder / COMPILE, _FIELDS):
         rule = reader.rule(fields)
         known = rules.setdefault(rule.out, rule)
         if known is not rule and known != rule:
             raise SourceError(f"AOTriton's generator plans {rule.out} twice, differently", fix=_REPORT)
-    archives = tuple(_archive(folder, fields, build) for fields in lines(folder / FLATZIP, 4))
-    affine = tuple(";".join(fields[:3]) for fields in lines(folder / AFFINE, 3)) if (folder / AFFINE).exists() else ()
+    archives = tuple(_archive(folder, fields, build) for fields in _lines(folder / FLATZIP, 4))
+    affine = tuple(";".join(fields[:3]) for fields in _lines(folder / AFFINE, 3)) if (folder / AFFINE).exists() else ()
     found = _distinct(rules.values())
     _agree(rules, clusters, archives)
     return BarePlan(found, clusters, archives, affine)
 
 
-def lines(path: Path, least: int, *, fix: str = _REPORT) -> Iterator[list[str]]:
+def _lines(path: Path, least: int) -> Iterator[list[str]]:
     """The fields of each line of one of the generator's files.
 
     Args:
         least: fields that a line has.
-        fix: what to do about a file of another form.
 
     Raises:
         SourceError: it cannot be read, or has another form.
@@ -123,13 +122,13 @@ def lines(path: Path, least: int, *, fix: str = _REPORT) -> Iterator[list[str]]:
                     raise SourceError(
                         f"{path.name}:{number} has {len(fields)} fields, {least} or more expected",
                         why=line[:200],
-                        fix=fix,
+                        fix=_REPORT,
                     )
                 yield fields
     except OSError as error:
-        raise SourceError(f"AOTriton's generator left no {path.name}", why=str(error.strerror), fix=fix) from error
+        raise SourceError(f"AOTriton's generator left no {path.name}", why=str(error.strerror), fix=_REPORT) from error
     except UnicodeDecodeError as error:
-        raise SourceError(f"{path.name} of AOTriton's generator is no text", why=str(error), fix=fix) from error
+        raise SourceError(f"{path.name} of AOTriton's generator is no text", why=str(error), fix=_REPORT) from error
 
 
 def _below(path: str, top: str) -> str:
