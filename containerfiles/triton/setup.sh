@@ -57,11 +57,11 @@ prepare_setup() {
     export PYBIND11_SYSPATH
   fi
   if ! knows TRITON_BUILD_DIR; then
-    link=$setup/build/$("$1" -c 'import sys, sysconfig
+    build_link=$setup/build/$("$1" -c 'import sys, sysconfig
 print(f"cmake.{sysconfig.get_platform()}-{sys.implementation.name}-{sysconfig.get_python_version()}")')
     mkdir -p "$setup/build" "$TRITON_BUILD_DIR"
-    rm -rf "$link"
-    ln -s "$TRITON_BUILD_DIR" "$link"
+    rm -rf "$build_link"
+    ln -s "$TRITON_BUILD_DIR" "$build_link"
   fi
   rm -f /build/tools/cmake
   if ! knows TRITON_APPEND_CMAKE_ARGS; then

@@ -171,6 +171,21 @@ def test_setup_py_lies_at_the_top_or_in_its_old_place(tmp_path: Path, request_: 
     assert caught.value.code == 5
 
 
+def test_an_llvm_far_from_what_the_tree_calls_itself_is_refused(tmp_path: Path, request_: Request) -> None:
+    tree = old_tree(tmp_path / "triton")
+    (tree / "python/triton").mkdir()
+    (tree / "python/triton/__init__.py").write_text("__version__ = '3.0.0'\n")
+    on = {
+        number: replace(request_, sources=specs({"triton": str(tree), "llvm": f"distro:llvm-toolchain-{number}"}))
+        for number in (17, 18, 19, 20, 22)
+    }
+    for number in (18, 19, 20):  # main is ahead of the version that it has
+        assert plan(on[number], "triton")[-1].planned.name == "triton"
+    for number, how in ((17, "old"), (22, "new")):
+        with pytest.raises(UnsupportedError, match=f"too {how} for this Triton: LLVM {number}, not 18 or 19"):
+            plan(on[number], "triton")
+
+
 def test_a_backend_that_is_a_submodule_must_be_checked_out(tmp_path: Path, request_: Request) -> None:
     tree = old_tree(tmp_path / "triton")
     (tree / "third_party/amd/backend").rmdir()

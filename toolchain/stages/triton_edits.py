@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from toolchain.catalog.stages import involves
-from toolchain.errors import PinError, UnsupportedError
+from toolchain.errors import PinError, SourceError, UnsupportedError
 from toolchain.request import Request
 from toolchain.sources.edits import EditFile, shipped
 from toolchain.sources.resolve import locate, part_of
 from toolchain.sources.spec import SourceSpec
 from toolchain.sources.store import Store
 from toolchain.stages.llvm import local_triton
+from toolchain.stages.llvm_version import major_of, version_of_tree
 from toolchain.stages.triton_origin import from_source, triton_spec
 from toolchain.stages.triton_tree import head_of
 
 _SOURCE = "triton"
-# Where LLVM's sources tell their version: since 19, and before.
-_VERSION_FILES = ("cmake/Modules/LLVMVersion.cmake", "llvm/CMakeLists.txt")
-_PART = r"set\(LLVM_VERSION_{0} ([0-9]+)\)"
 
 
 def with_edits(request: Request, target: str) -> dict[str, tuple[Path, ...]]:
@@ -66,29 +64,21 @@ def llvm_release(spec: SourceSpec, request: Request) -> str:
     if spec.kind == "git" and (tagged := re.fullmatch(r"llvmorg-([0-9.]+)", spec.tag)):
         return tagged[1]
     if spec.path is not None and spec.path.is_dir():
-        return version_in(spec.path)
+        return _version_in(spec.path)
     source = locate("llvm", spec, cache=request.cache, offline=request.offline)
     if source.kind == "distro":
-        named = re.search(r"-([0-9]+)$", source.where)
-        return source.version.partition("~")[0] or (f"{named[1]}.1" if named else "")
-    tree = source.path
-    if tree is None and source.digest is not None:
-        store = Store(request.cache.store)
-        parts = (part_of("llvm", tests=tests).name for tests in (False, True))
-        tree = next((found for part in parts if (found := store.stored_tree(source.digest, part=part))), None)
-    return version_in(tree) if tree is not None else ""
+        package = major_of(replace(source, version=""))
+        return source.version.partition("~")[0] or (f"{package}.1" if package else "")
+    if source.digest is None:
+        return ""
+    store = Store(request.cache.store)
+    parts = (part_of("llvm", tests=tests).name for tests in (False, True))
+    trees = (store.stored_tree(source.digest, part=part) for part in parts)
+    return next((_version_in(tree) for tree in trees if tree is not None), "")
 
 
-def version_in(tree: Path) -> str:
-    """The version that a tree of LLVM calls itself; empty where it says none."""
-    for name in _VERSION_FILES:
-        try:
-            text = (tree / name).read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            continue
-        found: Mapping[str, re.Match[str] | None] = {
-            part: re.search(_PART.format(part), text) for part in ("MAJOR", "MINOR", "PATCH")
-        }
-        if all(found.values()):
-            return ".".join(match[1] for match in found.values() if match)
-    return ""
+def _version_in(tree: Path) -> str:
+    try:
+        return version_of_tree(tree)
+    except SourceError:
+        return ""  # the plan of LLVM says what is wrong

@@ -12,13 +12,15 @@ from typing import Any
 
 from toolchain import process
 from toolchain.catalog.codegen import Codegen
+from toolchain.catalog.components import needs_for
 from toolchain.catalog.pin_files import pin_files, read_pin
 from toolchain.catalog.releases import is_commit, newest_patch
-from toolchain.errors import PinError, SourceError
+from toolchain.errors import PinError, SourceError, UnsupportedError
 from toolchain.process import CommandError
 from toolchain.request import Request
 from toolchain.sources.spec import of_github
 from toolchain.sources.tree import Source, require
+from toolchain.stages.llvm_version import major_of
 
 _INIT = "python/triton/__init__.py"
 # At the top since 2025-04-23.
@@ -220,6 +222,25 @@ def _told(tree: Path, wanted: str, *, llvm: bool) -> list[tuple[str, str, str]]:
     return said
 
 
+def _check_generation(tree: Path, llvm: Source) -> None:
+    """Refuse an LLVM that is far from the Triton in a tree, as far as both tell their versions."""
+    said, there = version_in(tree), major_of(llvm)
+    if not said or there is None:
+        return
+    try:
+        own = needs_for(said).llvm
+    except UnsupportedError:
+        return  # nothing is on record of it
+    # Main has the version of the last release for months, and may take a newer LLVM meanwhile.
+    if not own - 1 <= there <= own + 1:
+        how = "old" if there < own else "new"
+        raise UnsupportedError(
+            f"{llvm.ref} is too {how} for this Triton: LLVM {there}, not {own - 1} or {own}",
+            why=f"the tree calls itself Triton {said}, which is written for an LLVM between these releases",
+            fix=f"use LLVM {own - 1} or {own}, or another Triton",
+        )
+
+
 def check_tree(tree: Path, request: Request, llvm: Source) -> None:
     """Hold a fetched tree against what was asked for and against the LLVM that it will be built on.
 
@@ -230,7 +251,9 @@ def check_tree(tree: Path, request: Request, llvm: Source) -> None:
 
     Raises:
         PinError: it is another version than the one asked for, or pins another LLVM.
+        UnsupportedError: that LLVM is of another generation than the one that it is written for.
     """
+    _check_generation(tree, llvm)
     named = request.sources.get("triton")
     if request.triton and named is not None and not is_commit(request.triton):
         compare(tree, request.triton, name=f"--source triton={named}", llvm="llvm" not in request.sources)
