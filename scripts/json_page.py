@@ -14,7 +14,8 @@ from typing import Any
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 PAGE, SCHEMA = DOCS / "json.md", DOCS / "json.schema.json"
-_PARTS = ("source", "evidence", "file", "use", "pinned llvm", "pinned triton", "pinned aotriton", "pinned pytorch")
+_PINNED = ("pinned llvm", "pinned triton", "pinned aotriton", "pinned pytorch")
+_PARTS = ("source", "finished image", "evidence", "file", "use", *_PINNED)
 _HEAD = """\
 # What `--json` prints
 

@@ -142,6 +142,8 @@ _OF_LABELS = {
     "BINARIES": "prebuilt things that were allowed by name",
     "PARTIAL": "what is left out, where the image is a part",
     "GPUS": "the GPUs that kernels are for",
+    "TRITON": "version and commit of the Triton inside or below, as far as they are known",
+    "LLVM": "likewise of the LLVM",
     "KERNELS": "how many kernels are in it, and how many are known bad",
     "GLIBC": "the oldest glibc that the layer links with",
     "GLIBCXX": "the newest symbol of libstdc++ that it asks for",

@@ -97,6 +97,8 @@ def main(folder: Path) -> None:
     call("keygen", "", "key", data=False)
     call("publish", "signed, with files", "oci:out", "--stage", "report", "--key", "key", "--files", *ASKED)
     call("publish", "unsigned", "oci:plain", "--stage", "base")
+    call("images", "")
+    call("inspect", "a finished image", "report")
     call("verify", "signed", "oci:out", "--key", "key.pub", "--policy", "source-only")
     call("verify", "not signed", "oci:plain")
     call("verify", "by another key", "oci:plain", "--key", "key.pub", code=17)

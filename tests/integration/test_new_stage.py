@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from toolchain.build.record import used_mark
-from toolchain.build.workspace import image_tag
+from toolchain.build.record import image_tag, used_mark
 from toolchain.cache import Cache, default_cache
 from toolchain.oci.layer_files import read_member
 from toolchain.oci.layout import Layout

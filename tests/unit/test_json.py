@@ -68,7 +68,7 @@ def test_every_key_that_is_documented_is_seen(said: Said) -> None:
     """Else the page could promise what no verb prints."""
     seen = set().union(*(_keys(value) for *_, value in said))
     # What differs between two builds and what came from elsewhere have tests of their own.
-    rare = {"offset", "first", "second", "member", "taken_from", "annotations"}
+    rare = {"offset", "first", "second", "member", "tree", "when", "annotations"}
     # A scheduler is in test_dask.py.
     status = SCHEMA["$defs"]["kernels status"]["properties"]
     rare |= ({"worker", "machines"} | _documented(status["machines"])) - seen

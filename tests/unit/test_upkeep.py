@@ -19,8 +19,7 @@ from tests.evidence_fixtures import finished_base, record
 from toolchain.build import cache_usage
 from toolchain.build.cache_usage import DAY, Item, prune, survey
 from toolchain.build.plan import find, plan
-from toolchain.build.record import used_mark, write_record
-from toolchain.build.workspace import image_tag
+from toolchain.build.record import image_tag, used_mark, write_record
 from toolchain.cache import Cache
 from toolchain.cli.app import app
 from toolchain.cli.request import make_request

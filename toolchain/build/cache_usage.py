@@ -5,20 +5,28 @@ from __future__ import annotations
 import contextlib
 import shutil
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from toolchain import strict_json
 from toolchain.build.compiler_cache import compiler_caches
-from toolchain.build.record import finished, unread_records, used_mark
-from toolchain.build.workspace import BROUGHT, image_tag
+from toolchain.build.record import (
+    BROUGHT,
+    digests_below,
+    finished,
+    image_tag,
+    published_mark,
+    unread_records,
+    used_mark,
+)
 from toolchain.cache import Cache
 from toolchain.engine.resources import disk_bytes
 from toolchain.engine.storage import DELETED, SCRATCH, Storage, discard
 from toolchain.errors import ConfigError, ToolchainError
 from toolchain.oci.layout import Layout
+from toolchain.record import Record
 
 Kind = Literal["image", "source", "unfinished", "compiler cache", "engine", "log"]
 KINDS: tuple[Kind, ...] = ("image", "source", "unfinished", "compiler cache", "engine", "log")
@@ -66,7 +74,11 @@ class Pruned:
 
 @dataclass(frozen=True)
 class _Finished:
-    """A finished image: its file, what the file says, when it was last used."""
+    """A finished image: its file, what the file says, when it or one that stands on it was last used.
+
+    Args:
+        below: input digests of the stages that it stands on itself.
+    """
 
     path: Path
     image: str
@@ -74,6 +86,8 @@ class _Finished:
     manifest: str
     used: float
     made_of: Mapping[str, str] = field(default_factory=dict)
+    digest: str = ""
+    below: tuple[str, ...] = ()
 
 
 def survey(cache: Cache) -> list[Item]:
@@ -84,7 +98,13 @@ def survey(cache: Cache) -> list[Item]:
 
 
 def prune(
-    cache: Cache, *, unused_for: float, now: float | None = None, unfinished: bool = False, dry: bool = False
+    cache: Cache,
+    *,
+    unused_for: float,
+    now: float | None = None,
+    unfinished: bool = False,
+    dry: bool = False,
+    images: Sequence[Record] = (),
 ) -> Pruned:
     """Remove what was not used for `unused_for` seconds, and what killed invocations left for nobody.
 
@@ -96,9 +116,10 @@ def prune(
     Args:
         unfinished: unfinished work goes however young it is: trees of builds that failed, ledgers of campaigns.
         dry: only look.
+        images: these go, however young they are, and nothing else.
 
     Raises:
-        ConfigError: the folder is not one that this tool made.
+        ConfigError: the folder is not one that this tool made; or other images stand on one of `images`.
     """
     if not cache.tag.is_file() and not (cache.images / "oci-layout").is_file():
         raise ConfigError(
@@ -111,7 +132,8 @@ def prune(
     def goes(one: Item) -> bool:
         return one.left or one.used < cutoff or (unfinished and one.kind == "unfinished")
 
-    going = [one for one in survey(cache) if goes(one) and not one.stays]
+    aged = () if images else survey(cache)
+    going = _named(cache, images) if images else [one for one in aged if goes(one) and not one.stays]
     if dry:
         return Pruned(tuple(going))
     gone, failed = [], []
@@ -122,9 +144,28 @@ def prune(
         except OSError as error:
             failed.append((one.name, str(error.strerror or error)))
     if (cache.images / "index.json").is_file():
-        # Of a record whose name was lost the image still counts.
-        Layout(cache.images).gc([record.manifest for record in _records(cache)], older_than=DAY)
+        # Of a record whose name was lost the image still counts. Who names an image wants its disk at once.
+        kept = [record.manifest for record in _records(cache)]
+        Layout(cache.images).gc(kept, older_than=0 if images else DAY)
     return Pruned((*gone, *_tidy_engine(cache)), tuple(failed))
+
+
+def _named(cache: Cache, images: Sequence[Record]) -> list[Item]:
+    """The entries of these images.
+
+    Raises:
+        ConfigError: others stand on them.
+    """
+    paths = {str(cache.record(record.input_digest)) for record in images}
+    digests = {record.input_digest for record in images}
+    standing = [one.tag for one in _records(cache) if digests & set(one.below) and one.digest not in digests]
+    if standing:
+        raise ConfigError(
+            f"{len(standing)} images stand on what is to be removed",
+            why="\n".join(standing[:20]),
+            fix="name them too, or remove those first: their SBOM and provenance tell of the stages below",
+        )
+    return [one for one in _images(cache, _records(cache)) if one.key in paths]
 
 
 def _records(cache: Cache) -> list[_Finished]:
@@ -136,8 +177,21 @@ def _records(cache: Cache) -> list[_Finished]:
             made_of = {str(one["digest"]): str(one["name"]) for one in record.inputs.get("sources", ())}
             made_of |= {str(one["digest"]): str(one["file"]) for one in record.rows("wheels")}
             tag = image_tag(record.image, record.input_digest)
-            found.append(_Finished(path, record.image, tag, record.manifest, used, made_of))
-    return found
+            below = tuple(digests_below(record.inputs))
+            found.append(_Finished(path, record.image, tag, record.manifest, used, made_of, record.input_digest, below))
+    return _used_together(found)
+
+
+def _used_together(found: Sequence[_Finished]) -> list[_Finished]:
+    """With the stages below as young as what stands on them: published is an image with what theirs say."""
+    by_digest = {one.digest: one for one in found}
+    for one in sorted(found, key=lambda one: -one.used):
+        waiting = list(one.below)
+        while waiting:
+            if (below := by_digest.get(waiting.pop())) is not None and below.used < one.used:
+                by_digest[below.digest] = replace(below, used=one.used)
+                waiting += below.below
+    return list(by_digest.values())
 
 
 def _images(cache: Cache, records: list[_Finished]) -> Iterator[Item]:
@@ -259,7 +313,8 @@ def _remove(cache: Cache, item: Item) -> None:
     if item.kind == "image":
         if item.key:
             # The record before its image: without it the image does not count, however much of it is still there.
-            used_mark(path).unlink(missing_ok=True)
+            for beside in (used_mark(path), published_mark(path)):
+                beside.unlink(missing_ok=True)
             path.unlink()
         Layout(cache.images).untag(item.tag)
         return

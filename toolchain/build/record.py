@@ -11,14 +11,22 @@ from typing import Any
 
 from toolchain import __version__, console, strict_json
 from toolchain.cache import Cache
-from toolchain.catalog.stages import source_license
+from toolchain.catalog.stages import STAGES, source_license
 from toolchain.digest import write_atomically
+from toolchain.oci.layout import Layout
 from toolchain.options import declared, plain
 from toolchain.record import LOCAL_BUILDER, Patch, Record, RecordedSource, RecordError
 from toolchain.request import Request
 from toolchain.sources.patch import listed
 from toolchain.sources.tree import Source
 from toolchain.stages.stage import Built, Planned
+
+BROUGHT = "bundle"  # ends the names of bases that a bundle brought without the record of how they were made
+
+
+def image_tag(image: str, input_digest: str) -> str:
+    """The name of an image in the cache's layout; without an input digest (empty) that of a base that was brought."""
+    return f"{image}.{input_digest.removeprefix('sha256:')[:12] or BROUGHT}"
 
 
 def new_record(
@@ -47,7 +55,7 @@ def new_record(
         input_digest=built.input_digest,
         manifest=built.manifest,
         inputs=dict(planned.inputs or {}),
-        sources=tuple(_source(request, source) for source in planned.sources),
+        sources=tuple(recorded_source(request, source) for source in planned.sources),
         request=asked_for(request, planned),
         started=round(now - float(built.facts.get("total_seconds", 0)), 1),
         finished=round(now, 1),
@@ -62,7 +70,8 @@ def new_record(
     )
 
 
-def _source(request: Request, source: Source) -> RecordedSource:
+def recorded_source(request: Request, source: Source) -> RecordedSource:
+    """A source, with the patches that the request has for it, as a record holds it."""
     return RecordedSource(
         name=source.name,
         ref=source.ref,
@@ -115,6 +124,13 @@ def write_record(cache: Cache, record: Record) -> None:
     write_atomically(path, record.as_bytes())
 
 
+def record_as_it_is(request: Request, built: Built) -> None:
+    """Give an image that was taken as it is (`--base oci:DIR`) a name and a record: others stand on it."""
+    layout = Layout(request.cache.images)
+    layout.tag(layout.resolve(built.manifest), image_tag(built.planned.image, built.input_digest))
+    write_record(request.cache, new_record(request, built.planned, built))
+
+
 def read_record(cache: Cache, digest: str) -> Record:
     """The record of a finished stage.
 
@@ -130,6 +146,24 @@ def known_record(cache: Cache, digest: str | None) -> Record | None:
     with contextlib.suppress(OSError, RecordError):
         return read_record(cache, digest) if digest is not None else None
     return None
+
+
+def stages_below(cache: Cache, inputs: Mapping[str, Any]) -> list[Record]:
+    """The records of the stages that something of these inputs stands on, lowest first, without those that are gone."""
+    found: dict[str, Record] = {}
+    waiting = list(digests_below(inputs))
+    while waiting:
+        digest = waiting.pop()
+        if digest not in found and (known := known_record(cache, digest)) is not None:
+            found[digest] = known
+            waiting += digests_below(known.inputs)
+    order = {row.name: number for number, row in enumerate(STAGES)}
+    return sorted(found.values(), key=lambda known: order.get(known.stage, len(order)))
+
+
+def digests_below(inputs: Mapping[str, Any]) -> list[str]:
+    """Digests among inputs: those of the stages below, beside a few that are of no stage."""
+    return [value for value in inputs.values() if isinstance(value, str) and value.startswith("sha256:")]
 
 
 def unread_records(cache: Cache) -> list[Path]:
@@ -148,6 +182,11 @@ def tell_unread(cache: Cache) -> None:
 def used_mark(record: Path) -> Path:
     """The file whose time says when a finished stage was last asked for. The record's own says when it was made."""
     return record.with_suffix(".used")
+
+
+def published_mark(record: Path) -> Path:
+    """The file that says where a finished image was published."""
+    return record.with_suffix(".published")
 
 
 def finished(cache: Cache) -> Iterator[tuple[Path, Record]]:

@@ -12,9 +12,8 @@ from typing import Any
 
 from toolchain import console
 from toolchain.build.plan import PlanRow, find, plan
-from toolchain.build.record import read_record, write_record
+from toolchain.build.record import image_tag, read_record, write_record
 from toolchain.build.run import build
-from toolchain.build.workspace import image_tag
 from toolchain.cache import Cache
 from toolchain.digest import EPOCH
 from toolchain.engine.storage import Storage, discard, remove_tree, sweep_discarded

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from toolchain import console
-from toolchain.build.record import new_record, write_record
-from toolchain.build.workspace import image_tag
+from toolchain.build.record import image_tag, new_record, write_record
 from toolchain.deadline import LONGEST_CHECK, deadline
 from toolchain.errors import (
     ConfigError,

@@ -15,7 +15,7 @@ from toolchain.build.compiler_cache import key_of
 from toolchain.build.fetching import fetch_for
 from toolchain.build.plan import PlanRow, ask_tags, find, plan, tritons
 from toolchain.build.prefetch import Prefetch
-from toolchain.build.record import tell_unread
+from toolchain.build.record import known_record, record_as_it_is, tell_unread
 from toolchain.build.targets import by_arch, request_of, stages_of
 from toolchain.build.workspace import BuildWorkspace, within_lock
 from toolchain.cache import Cache
@@ -126,6 +126,8 @@ def _build_stages(request: Request, target: str, run: _Run) -> list[Built]:
                     run.ready()
                     run.prefetch.check()
                     built = _build_stage(own, stage, planned, built_below, run, of=(number, len(stages)))
+                    if known_record(own.cache, built.input_digest) is None:  # an image of the user's, taken as it is
+                        record_as_it_is(own, built)
         # Only now it shows what is in a base that was not here when the build was planned, whoever made it since.
         within_lock(request, [built.planned])
         stands = planned is first and built.planned == first

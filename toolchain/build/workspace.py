@@ -14,7 +14,7 @@ from toolchain import process, recipe
 from toolchain.build.compiler_cache import NONE, begin
 from toolchain.build.fetching import fetch_for
 from toolchain.build.prefetch import Prefetch
-from toolchain.build.record import new_record, write_record
+from toolchain.build.record import image_tag, new_record, recorded_source, stages_below, write_record
 from toolchain.cache import Cache
 from toolchain.catalog.architectures import this_machine
 from toolchain.digest import EPOCH
@@ -29,6 +29,7 @@ from toolchain.record import LayerFacts
 from toolchain.request import Request
 from toolchain.sources.tree import FetchedSource, Source
 from toolchain.stages.stage import Built, Planned
+from toolchain.trust.contents import Contents, of_sources
 
 if TYPE_CHECKING:
     import subprocess
@@ -39,13 +40,6 @@ if TYPE_CHECKING:
     from toolchain.engine.progress import Progress
     from toolchain.kernels.result_name import Naming
     from toolchain.kernels.shared import SharedResults
-
-BROUGHT = "bundle"  # ends the names of bases that a bundle brought without the record of how they were made
-
-
-def image_tag(image: str, input_digest: str) -> str:
-    """The name of an image in the cache's layout; without an input digest (empty) that of a base that was brought."""
-    return f"{image}.{input_digest.removeprefix('sha256:')[:12] or BROUGHT}"
 
 
 def within_lock(request: Request, planned: Sequence[Planned], *, fetched: Source | None = None) -> None:
@@ -210,7 +204,7 @@ class BuildWorkspace:
             first = 0 if normalise else self.engine.first_id
             layer = write_layer(tree, raw, epoch=EPOCH, normalise=normalise, first_id=first)
         lower = read_layers(layout, layout.resolve(under.manifest)) if under is not None else ()
-        labels = {**(labels or {}), INPUT_DIGEST: str(planned.input_digest)}
+        labels = {**(labels or {}), **self._contents(planned).labels(), INPUT_DIGEST: str(planned.input_digest)}
         found: dict[str, Any] = {}
         if check is not None and check_on is not None:
             plain = add_layer(layout, compress_layer(layer, self.work() / "plain", "none"), created_by=planned.name)
@@ -255,6 +249,13 @@ class BuildWorkspace:
         write_record(self.cache, record)
         self._tidy(planned)
         return built
+
+    def _contents(self, planned: Planned) -> Contents:
+        """What is inside: of the stage's own sources, and of those of the stages below, which are finished."""
+        inputs = planned.inputs or {}
+        below = stages_below(self.cache, inputs)
+        rows = [recorded_source(self.request, source) for source in planned.sources]
+        return of_sources([*rows, *(row for record in reversed(below) for row in record.sources)], inputs)
 
     def _write(
         self,

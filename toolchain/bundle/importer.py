@@ -13,8 +13,7 @@ from typing import Any
 
 from toolchain import strict_json
 from toolchain.build.locking import refused
-from toolchain.build.record import known_record, write_record
-from toolchain.build.workspace import image_tag
+from toolchain.build.record import image_tag, known_record, write_record
 from toolchain.bundle.checks import (
     DO_NOT,
     require_agreement,

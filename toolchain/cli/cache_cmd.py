@@ -19,6 +19,9 @@ from toolchain.locks import alone
 if TYPE_CHECKING:
     from toolchain.build.cache_usage import Item
 
+ImagesArg = Annotated[
+    list[str] | None, typer.Argument(metavar="IMAGE", help="Name of a finished image (`toolchain images`).")
+]
 DaysOpt = Annotated[
     int, typer.Option("--unused-for", metavar="DAYS", min=1, help="Remove what was not used for so many days.")
 ]
@@ -45,24 +48,30 @@ def cache_ls(cache: o.CacheOpt = None, json_: o.JsonOpt = False) -> None:
 
 
 def cache_prune(
+    images: ImagesArg = None,
     unused_for: DaysOpt = 30,
     unfinished: UnfinishedOpt = False,
     dry_run: DryOpt = False,
     cache: o.CacheOpt = None,
     json_: o.JsonOpt = False,
 ) -> None:
-    """Remove images, sources, unfinished work and logs that were not used for long. A build would make them again."""
+    """Remove images, sources, unfinished work and logs that were not used for long. A build would make them again.
+
+    With IMAGE only the images that are named go, whenever they were used.
+    """
     from toolchain.build.cache_usage import Pruned, prune  # noqa: PLC0415 - other verbs need none of it
+    from toolchain.build.images import named_images  # noqa: PLC0415
 
     where = Cache((cache or default_cache()).absolute())
     where.check(write=not dry_run)
+    named = named_images(where, images or ())
     if not where.root.is_dir():
         done = Pruned()
     elif dry_run:
-        done = prune(where, unused_for=unused_for * _DAY, unfinished=unfinished, dry=True)
+        done = prune(where, unused_for=unused_for * _DAY, unfinished=unfinished, dry=True, images=named)
     else:
         with alone(where):
-            done = prune(where, unused_for=unused_for * _DAY, unfinished=unfinished)
+            done = prune(where, unused_for=unused_for * _DAY, unfinished=unfinished, images=named)
     if json_:
         failed = [{"name": name, "why": why} for name, why in done.failed]
         console.data({"cache": str(where.root), "dry_run": dry_run, "bytes": _total(done.gone),

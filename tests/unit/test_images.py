@@ -1,0 +1,175 @@
+"""Finished images have names, and verbs take them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.evidence_fixtures import finished_base, finished_llvm
+from tests.request_fixtures import specs
+from toolchain.build.images import (
+    Publication,
+    contents_of,
+    finished_images,
+    full_name,
+    named_images,
+    note_publication,
+    one_image,
+    publications,
+)
+from toolchain.build.record import find_image, read_record, write_record
+from toolchain.cache import Cache
+from toolchain.cli.app import app
+from toolchain.errors import ConfigError, SourceError
+from toolchain.oci import labels
+from toolchain.oci.image import labels_of
+from toolchain.oci.layout import Layout
+from toolchain.record import Record
+from toolchain.request import Request
+from toolchain.stages.stage import Built
+
+LLVM = "llvm-triton-22.1.8-debian13"
+FILES = {"usr/lib64/llvm-triton-22.1.8/lib/libLLVMSupport.a": b"archive " * 900}
+
+
+@dataclass
+class Home:
+    """A cache in which base and LLVM are finished."""
+
+    cache: Cache
+    llvm: Built
+
+    def call(self, *words: str, code: int = 0) -> dict[str, Any]:
+        done = CliRunner().invoke(app, [*words, "--cache", str(self.cache.root), "--json"])
+        assert done.exit_code == code, done.output
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    @property
+    def record(self) -> Record:
+        return read_record(self.cache, self.llvm.input_digest)
+
+    def another(self, **changes: Any) -> Record:
+        """A further record of the same image."""
+        value = {**self.record.as_json(), "input_digest": f"sha256:{'7' * 64}", **changes}
+        record = Record.parse(value)
+        write_record(self.cache, record)
+        return record
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    request = Request(cache=Cache(tmp_path / "cache"), sources=specs({"llvm": "distro:llvm-toolchain-22"}))
+    finished_base(request.cache, tmp_path / "base")
+    return Home(request.cache, finished_llvm(request, tmp_path / "llvm", FILES))
+
+
+def test_names_and_beginnings(home: Home) -> None:
+    digits = home.llvm.input_digest.removeprefix("sha256:")
+    for text in (
+        LLVM,
+        "llvm",
+        full_name(home.record),
+        digits,
+        digits[:6],
+        f"sha256:{digits[:8]}",
+        home.llvm.input_digest,
+    ):
+        assert named_images(home.cache, [text]) == [home.record], text
+    assert [record.stage for record in named_images(home.cache, ["llvm", "toolchain-base", digits])] == ["llvm", "base"]
+    for text in ("aotriton", "", "0" * 12, "../x"):
+        with pytest.raises((SourceError, ConfigError)):
+            named_images(home.cache, [text])
+
+
+def test_an_ambiguous_name_lists_what_it_may_mean(home: Home) -> None:
+    other = home.another()
+    with pytest.raises(ConfigError) as error:
+        named_images(home.cache, [LLVM])
+    assert {full_name(home.record), full_name(other)} <= set(error.value.why.split())
+    assert named_images(home.cache, [full_name(other)]) == [other]
+
+
+def test_a_name_means_all_architectures(home: Home) -> None:
+    other = home.another(arch="arm64")
+    assert named_images(home.cache, [LLVM]) == [home.record, other]
+    assert one_image(home.cache, LLVM, "arm64") == other
+    with pytest.raises(ConfigError):
+        one_image(home.cache, LLVM)
+    assert one_image(home.cache, "7777") == other
+
+
+def test_an_exact_name_is_no_beginning_of_another(home: Home) -> None:
+    other = home.another(image="llvm-triton-22.1.8-debian13-pgo")
+    assert named_images(home.cache, [LLVM]) == [home.record]
+    assert named_images(home.cache, [f"{LLVM}-"]) == [other]
+    with pytest.raises(ConfigError):
+        named_images(home.cache, ["llvm-triton"])
+
+
+def test_what_is_not_whole_is_not_finished(home: Home) -> None:
+    layout = Layout(home.cache.images)
+    layout.blob(home.record.layer_digests[-1]).unlink()
+    assert [record.stage for record in finished_images(home.cache)] == ["base"]
+
+
+def test_what_is_inside(home: Home) -> None:
+    inside = contents_of(home.cache, home.record)
+    assert str(inside.llvm) == "22.1.8"
+    assert inside.triton is None
+    layout = Layout(home.cache.images)
+    config = layout.children(layout.resolve(home.llvm.manifest))[0]
+    assert labels_of(layout.read_json(config))[labels.LLVM] == "22.1.8"
+
+
+def test_the_list(home: Home) -> None:
+    publication = Publication("registry.example/ns/llvm:latest", f"sha256:{'1' * 64}", 1e9)
+    note_publication(home.cache, home.record, publication)
+    note_publication(home.cache, home.record, publication)
+    assert publications(home.cache, home.record) == (publication,)
+    llvm, base = home.call("images")["images"]
+    assert (llvm["name"], llvm["stage"], llvm["arch"]) == (full_name(home.record), "llvm", "amd64")
+    assert llvm["llvm"] == {"version": "22.1.8", "commit": None, "tree": None}
+    assert [row["ref"] for row in llvm["published"]] == ["registry.example/ns/llvm:latest"]
+    assert llvm["bytes"] == sum(layer["size"] for layer in home.record.layers)
+    assert base["published"] == []
+    said = CliRunner().invoke(app, ["images", "--cache", str(home.cache.root)], env={"COLUMNS": "200"}).stdout
+    assert all(text in said for text in (LLVM, "22.1.8", "registry.example/ns/llvm:latest"))
+
+
+def test_an_empty_cache_has_none(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["images", "--cache", str(tmp_path / "none"), "--json"])
+    assert json.loads(done.stdout)["images"] == []
+    assert not (tmp_path / "none").exists()
+
+
+def test_inspect_takes_a_name(home: Home) -> None:
+    (row,) = home.call("inspect", "llvm")["images"]
+    assert row["digest"] == home.llvm.manifest
+    assert row["build"]["llvm"]["version"] == "22.1.8"
+    assert row["images"][0]["labels"][labels.INPUT_DIGEST] == home.llvm.input_digest
+    assert home.call("inspect", "nothing-such", code=5)["exit_code"] == 5
+    (used,) = home.call("inspect", "llvm", "--use")["images"]
+    assert used["use"]["prefix"] == "/usr/lib64/llvm-triton-22.1.8"
+
+
+def test_prune_takes_a_name(home: Home) -> None:
+    base = find_image(home.cache, "toolchain-base-debian13")[0]
+    refused = home.call("cache", "prune", "toolchain-base", code=3)
+    assert full_name(home.record) in refused["why"]
+    blob = home.record.layer_digests[-1]
+    note_publication(home.cache, home.record, Publication("x", "y", 1.0))
+    assert [row["name"] for row in home.call("cache", "prune", LLVM, "-n")["items"]] == [
+        f"{LLVM} {full_name(home.record)[-12:]}"
+    ]
+    home.call("cache", "prune", LLVM)
+    assert finished_images(home.cache) == [base]
+    assert not Layout(home.cache.images).has(blob)
+    assert [path.suffix for path in home.cache.records.iterdir()] == [".json"]
+    home.call("cache", "prune", "toolchain-base")
+    assert finished_images(home.cache) == []

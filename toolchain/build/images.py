@@ -1,0 +1,172 @@
+"""Finished images by their names: what lies in the cache, which of it people mean, what it stands on, where it went."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from toolchain import strict_json
+from toolchain.build.record import image_tag, published_mark, records, stages_below, used_mark
+from toolchain.cache import Cache
+from toolchain.digest import canonical, write_atomically
+from toolchain.errors import ConfigError, SourceError
+from toolchain.oci.layout import Layout
+from toolchain.record import Record
+from toolchain.trust.contents import Contents, of_records
+
+_DIGITS = re.compile(r"(sha256:)?[0-9a-f]{4,64}")
+_LISTED = 20
+
+
+@dataclass(frozen=True)
+class Publication:
+    """Where an image was published: the reference that people were told, the index's digest, seconds since 1970."""
+
+    ref: str
+    digest: str
+    when: float
+
+    def as_json(self) -> dict[str, Any]:
+        """As `images --json` prints it."""
+        return {"ref": self.ref, "digest": self.digest, "when": timestamp(self.when)}
+
+
+def timestamp(seconds: float) -> str:
+    """RFC 3339, UTC, whole seconds."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+
+
+def full_name(record: Record) -> str:
+    """The name that means this image alone: `llvm-triton-22.1.8.0123456789ab`, with its input digest's beginning."""
+    return image_tag(record.image, record.input_digest)
+
+
+def finished_images(cache: Cache) -> list[Record]:
+    """The records of the images that are whole in the cache, newest first."""
+    layout = Layout(cache.images)
+    return [
+        record
+        for record in reversed(records(cache))
+        if layout.has(record.manifest) and all(layout.has(digest) for digest in record.layer_digests)
+    ]
+
+
+def named_images(cache: Cache, texts: Sequence[str]) -> list[Record]:
+    """The finished images that people name, each once, in the order of the names.
+
+    A name is that of an image, its input digest, or `NAME.DIGITS` of both; a beginning will do where it is unique. A
+    name without digits means the images of that name for all architectures.
+
+    Raises:
+        SourceError: nothing of that name is here.
+        ConfigError: the name means several images.
+    """
+    finished = finished_images(cache)
+    found: dict[str, Record] = {}
+    for text in texts:
+        found |= {record.input_digest: record for record in _named(finished, text)}
+    return list(found.values())
+
+
+def one_image(cache: Cache, text: str, arch: str = "") -> Record:
+    """The one finished image that a name means.
+
+    Args:
+        arch: OCI architecture to choose by where the name means several; empty for none.
+
+    Raises:
+        SourceError, ConfigError: as `named_images`; or it means images of several architectures.
+    """
+    found = named_images(cache, [text])
+    of_arch = [record for record in found if record.arch == arch]
+    if len(found) > 1 and len(of_arch) != 1:
+        raise _ambiguous(text, found)
+    return found[0] if len(found) == 1 else of_arch[0]
+
+
+def _named(finished: Sequence[Record], text: str) -> list[Record]:
+    exact = [record for record in finished if text == record.image]
+    found = exact or [record for record in finished if full_name(record).startswith(text)]
+    if not found and _DIGITS.fullmatch(text):
+        digits = text.removeprefix("sha256:")
+        found = [record for record in finished if record.input_digest.removeprefix("sha256:").startswith(digits)]
+    if not found:
+        raise SourceError(
+            f"no finished image here is called {text[:200]!r}",
+            why="\n".join(_lines(finished[:_LISTED])) or "none is finished in this cache",
+            fix="`toolchain images` lists what is here; `toolchain build STAGE` makes what is not",
+        )
+    names = {record.image for record in found}
+    arches = [record.arch for record in found]
+    if len(names) > 1 or len(set(arches)) < len(arches):
+        raise _ambiguous(text, found)
+    return sorted(found, key=lambda record: record.arch)
+
+
+def _ambiguous(text: str, found: Sequence[Record]) -> ConfigError:
+    return ConfigError(
+        f"{text!r} means {len(found)} images", why="\n".join(_lines(found)), fix="give the whole name of one of them"
+    )
+
+
+def _lines(found: Iterable[Record]) -> list[str]:
+    return [f"{full_name(record)}  {record.arch}  {timestamp(record.finished or 0)}" for record in found]
+
+
+def contents_of(cache: Cache, record: Record) -> Contents:
+    """What is inside a finished image."""
+    return of_records(record, stages_below(cache, record.inputs))
+
+
+def note_use(cache: Cache, found: Iterable[Record]) -> None:
+    """Remember that these images, and the stages below them, were asked for now."""
+    for record in found:
+        for each in (record, *stages_below(cache, record.inputs)):
+            used_mark(cache.record(each.input_digest)).touch()
+
+
+# Where it was published
+
+
+def note_publication(cache: Cache, record: Record, publication: Publication) -> None:
+    """Remember where an image was published; of one reference the last time counts."""
+    known = {one.ref: one for one in publications(cache, record)} | {publication.ref: publication}
+    rows = [{"ref": one.ref, "digest": one.digest, "when": one.when} for one in known.values()]
+    write_atomically(_published(cache, record), canonical(rows))
+
+
+def publications(cache: Cache, record: Record) -> tuple[Publication, ...]:
+    """Where an image was published from this cache, the latest last."""
+    try:
+        rows = strict_json.read(_published(cache, record).read_bytes())
+        found = [Publication(str(row["ref"]), str(row["digest"]), float(row["when"])) for row in rows]
+    except (OSError, ValueError, KeyError, TypeError):  # only for people: a damaged note is as good as none
+        return ()
+    return tuple(sorted(found, key=lambda one: one.when))
+
+
+def _published(cache: Cache, record: Record) -> Path:
+    return published_mark(cache.record(record.input_digest))
+
+
+def image_row(cache: Cache, record: Record) -> Mapping[str, Any]:
+    """A row of `images --json`."""
+    return {
+        "name": full_name(record),
+        "image": record.image,
+        "stage": record.stage,
+        "arch": record.arch,
+        "input_digest": record.input_digest,
+        "manifest": record.manifest,
+        **contents_of(cache, record).as_json(),
+        "partial": record.partial,
+        "binaries": list(record.binaries),
+        "bytes": sum(int(layer.get("size", 0)) for layer in record.layers),
+        "finished": timestamp(record.finished or 0),
+        "taken_from": record.taken_from.ref if record.taken_from is not None else "",
+        "published": [one.as_json() for one in publications(cache, record)],
+    }

@@ -1,0 +1,189 @@
+"""`images` and `inspect`: what is finished here, and what an image holds."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from toolchain import console
+from toolchain.cache import Cache, default_cache
+from toolchain.cli import options as o
+from toolchain.cli.verify_cmd import took_too_long
+from toolchain.deadline import LONGEST_CHECK, deadline
+from toolchain.oci import descriptor as media
+from toolchain.oci.descriptor import Descriptor
+from toolchain.oci.layout import Layout
+from toolchain.oci.reference import parse
+
+if TYPE_CHECKING:
+    from toolchain.oci.place import NamedImage
+    from toolchain.publish.consumer import Use
+
+_INSIDE = ("Triton", "LLVM", "GPUs", "Python")
+IMAGE_HELP = "Name or input digest of a finished image, as `toolchain images` lists them; a unique beginning will do."
+InspectArg = Annotated[
+    str,
+    typer.Argument(
+        metavar="IMAGE|REF",
+        help=f"{IMAGE_HELP} Or oci:DIR[:TAG], REGISTRY/NS/NAME[:TAG|@DIGEST]; or a Triton wheel: FILE.whl,"
+        " pypi:triton==VERSION.",
+    ),
+]
+
+
+def cache_of(cache: Path | None) -> Cache:
+    """The cache that a verb reads; nothing is written there."""
+    where = Cache((cache or default_cache()).absolute())
+    where.check(write=False)
+    return where
+
+
+def is_image_name(text: str) -> bool:
+    """Whether an argument `IMAGE|REF` names an image of the cache: references have a slash, or `oci:` in front."""
+    return "/" not in text and not text.startswith("oci:")
+
+
+def images(cache: o.CacheOpt = None, json_: o.JsonOpt = False) -> None:
+    """List the images that are finished here, the newest first: what is inside, and where they were published."""
+    from toolchain.build.images import contents_of, finished_images, image_row, publications  # noqa: PLC0415
+    from toolchain.build.record import tell_unread  # noqa: PLC0415
+
+    where = cache_of(cache)
+    found = finished_images(where)
+    if json_:
+        console.data({"cache": str(where.root), "images": [image_row(where, record) for record in found]})
+        return
+    tell_unread(where)
+    if not found:
+        console.note(f"no image is finished in {where.root}: `toolchain build STAGE` makes one")
+        return
+    from toolchain.cli.listing import Listing  # noqa: PLC0415 - only people look at a table
+
+    rows = []
+    for record in found:
+        inside = dict(contents_of(where, record).told())
+        size = console.size(sum(int(layer.get("size", 0)) for layer in record.layers))
+        went = "\n".join(one.ref for one in publications(where, record))
+        digits = record.input_digest.removeprefix("sha256:")[:12]
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(record.finished or 0))
+        cells = [record.image, digits, record.arch, size, when]
+        rows.append([*cells, *(inside.get(name, "") for name in _INSIDE), record.partial, went])
+    columns = ["image", "digits", "arch", "size", "finished", *_INSIDE, "note", "published"]
+    kept = [at for at in range(len(columns)) if any(row[at] for row in rows)]
+    console.show(
+        Listing(
+            columns=[columns[at] for at in kept],
+            rows=[[row[at] for at in kept] for row in rows],
+            head=("image", "digits", "arch", "size", "finished"),
+            right=("size",),
+        )
+    )
+
+
+def inspect(
+    image: InspectArg,
+    use: Annotated[
+        bool, typer.Option("--use", help="Print the lines of a Containerfile that take what it holds.")
+    ] = False,
+    cache: o.CacheOpt = None,
+    json_: o.JsonOpt = False,
+) -> None:
+    """Show what an image holds, or with `--use` the lines to paste for it; of a Triton wheel, which LLVMs are in it.
+
+    The image or wheel may be anybody's. A wheel whose LLVM is not the pinned one ends with 4.
+    """
+    if image.startswith("pypi:") or (image.endswith(".whl") and not image.startswith("oci:")):
+        from toolchain.cli.wheel_view import inspect_wheel  # noqa: PLC0415 - what reads wheels and asks the index
+
+        inspect_wheel(image, use=use, json_=json_)
+        return
+    from toolchain.oci.place import open_place  # noqa: PLC0415 - the registry client
+
+    with tempfile.TemporaryDirectory(prefix="toolchain-inspect-") as scratch:
+        if is_image_name(image):
+            where = cache_of(cache)
+            layout, named = Layout(where.images), _named_here(where, image)
+            found: Sequence[NamedImage] = [one for one, _ in named]
+            rows = [{**_describe(layout, one.name, one.image), "build": made} for one, made in named]
+        else:
+            with (
+                deadline(LONGEST_CHECK, lambda: took_too_long(image, LONGEST_CHECK)),
+                open_place(parse(image)) as place,
+            ):
+                layout, found = place.images(Path(scratch))
+                rows = [_describe(layout, one.name, one.image) for one in found]
+        uses = _uses(layout, found) if use else []
+    if json_:
+        documents = [{**row, **({"use": uses[at].as_json()} if use else {})} for at, row in enumerate(rows)]
+        console.data({"images": documents})
+        return
+    for one in uses:
+        for line in one.text():
+            console.text(line)
+    if use:
+        return
+    for row in rows:
+        _tell(row)
+
+
+def _named_here(cache: Cache, name: str) -> list[tuple[NamedImage, dict[str, Any]]]:
+    """The finished images of a name, each with what its record says of its build."""
+    from toolchain.build.images import full_name, image_row, named_images  # noqa: PLC0415
+    from toolchain.oci.place import NamedImage  # noqa: PLC0415
+    from toolchain.oci.reference import LayoutRef  # noqa: PLC0415
+
+    found = []
+    for record in named_images(cache, [name]):
+        manifest = Layout(cache.images).resolve(record.manifest)
+        named = NamedImage(full_name(record), LayoutRef(cache.images, tag=full_name(record)), manifest)
+        found.append((named, dict(image_row(cache, record))))
+    return found
+
+
+def _tell(row: dict[str, Any]) -> None:
+    console.text(f"{row['ref']}  {row['digest']}")
+    for file in row["files"]:
+        console.text(f"  {file['file']}  {file['digest']}  {console.size(file['bytes'])}  {file['media_type']}")
+    for image in row["images"]:
+        console.text(f"  {image['platform']}  {image['digest']}")
+        for key, value in sorted(image["labels"].items()):
+            console.text(f"    {key} = {value}")
+        for layer in image["layers"]:
+            console.text(f"    layer {layer['digest']}  {console.size(layer['size'])}  {layer['mediaType']}")
+    for place in row.get("build", {}).get("published", ()):
+        console.text(f"  published {place['when']}  {place['ref']}  {place['digest']}")
+
+
+def _uses(layout: Layout, found: Sequence[NamedImage]) -> list[Use]:
+    from toolchain.publish.consumer import use_of  # noqa: PLC0415 - reads layers
+
+    return [use_of(layout, one.image, one.ref) for one in found]
+
+
+def _describe(layout: Layout, name: str, descriptor: Descriptor) -> dict[str, Any]:
+    from toolchain.oci.files import are_files, read_files  # noqa: PLC0415
+    from toolchain.oci.image import labels_of  # noqa: PLC0415
+
+    if descriptor.media_type in media.IMAGES and are_files(value := layout.read_json(descriptor)):
+        files = [one.as_json() for one in read_files(value, descriptor)]
+        return {"ref": name, "digest": descriptor.digest, "images": [], "files": files}
+    images = []
+    for one in layout.walk(descriptor) if descriptor.media_type in media.MANIFESTS else ():
+        if one.media_type not in media.IMAGES:
+            continue
+        config, *layers = layout.children(one)
+        value = layout.read_json(config)
+        images.append(
+            {
+                "digest": one.digest,
+                "platform": f"{value.get('os')}/{value.get('architecture')}",
+                "labels": labels_of(value),
+                "layers": [layer.as_json() for layer in layers],
+            }
+        )
+    return {"ref": name, "digest": descriptor.digest, "images": images, "files": []}

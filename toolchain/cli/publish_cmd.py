@@ -1,0 +1,112 @@
+"""`publish`, and `keygen` for it: images where they go."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from toolchain import console
+from toolchain.catalog import stages
+from toolchain.cli import options as o
+from toolchain.cli.config_file import COMPRESSION, DEST, KEY
+from toolchain.cli.request import with_request
+from toolchain.errors import ConfigError
+from toolchain.oci.reference import parse
+from toolchain.request import Request
+
+if TYPE_CHECKING:
+    from toolchain.publish.images import Delivered
+
+DestArg = Annotated[str | None, typer.Argument(metavar="DEST", help="oci:DIR or REGISTRY/NS.", show_default=False)]
+StageOpt = Annotated[str, typer.Option("--stage", help=stages.choice(), autocompletion=o.stage())]
+CompressionOpt = Annotated[str, o.typed(COMPRESSION)]
+KeyOpt = Annotated[Path | None, o.typed(KEY)]
+KeylessOpt = Annotated[
+    bool,
+    typer.Option("--keyless", envvar="TOOLCHAIN_KEYLESS", help="Sign as this CI job, by OIDC and Sigstore."),
+]
+BundlesOpt = Annotated[
+    bool,
+    typer.Option("--bundles", envvar="TOOLCHAIN_BUNDLES", help="With --key, Sigstore bundles too (docs/verifiers.md)."),
+]
+FilesOpt = Annotated[
+    bool,
+    typer.Option(
+        "--files", envvar="TOOLCHAIN_FILES", help="Archives, wheels and reports too, as OCI artifacts (docs/files.md)."
+    ),
+]
+SigstoreOpt = Annotated[
+    Path | None,
+    typer.Option(
+        "--sigstore", envvar="TOOLCHAIN_SIGSTORE", help="Trust config of a Sigstore of your own; else the public one."
+    ),
+]
+
+
+@with_request("jobs", "offline", "contract")
+def publish(
+    where: DestArg = None,
+    # Called as in toolchain.toml: the file gives the option its default, which everything else overrules.
+    dest: Annotated[str | None, o.typed(DEST, help="Instead of the argument.")] = None,
+    stage: StageOpt = "all",
+    compression: CompressionOpt = "gzip",
+    key: KeyOpt = None,
+    keyless: KeylessOpt = False,
+    sigstore: SigstoreOpt = None,
+    bundles: BundlesOpt = False,
+    files: FilesOpt = False,
+    *,
+    request: Request,
+) -> None:
+    """Push images, then the index, and verify each; then attach SBOM and provenance."""
+    from toolchain.publish.images import deliver  # noqa: PLC0415 - brings the registry client in
+    from toolchain.publish.packing import packing  # noqa: PLC0415
+    from toolchain.trust.keyless import Keyless  # noqa: PLC0415
+    from toolchain.trust.keys import load_signer  # noqa: PLC0415
+
+    where = where or dest
+    if not where:
+        raise ConfigError("publish has no destination", fix="toolchain publish oci:DIR, or REGISTRY/NS")
+    target = parse(where)
+    if key is not None and keyless:
+        raise ConfigError("--key and --keyless exclude each other", fix="leave one of them out")
+    if bundles and key is None:
+        raise ConfigError(
+            "--bundles needs --key", why="what --keyless signs lies in bundles anyway", fix="add --key FILE"
+        )
+    signer = replace(load_signer(key), bundles=bundles) if key is not None else Keyless(sigstore) if keyless else None
+    done = deliver(request, stage, target, compression=packing(compression), signer=signer, files=files)
+    if signer is None:
+        console.note("not signed: the SBOM is attached, a provenance is not (--key FILE or --keyless)")
+    if request.json:
+        console.data({"published": [one.as_json() for one in done]})
+        return
+    _tell(done)
+
+
+def _tell(done: Sequence[Delivered]) -> None:
+    for one in done:
+        sent = f"{console.size(one.pushed_bytes)} sent, {console.size(one.skipped_bytes)} already there"
+        console.text(f"{one.refs[0]}\t{one.digest}\t{sent}")
+        if one.files is not None:
+            sent = f"{console.size(one.files.pushed_bytes)} sent, {console.size(one.files.skipped_bytes)} already there"
+            console.text(f"{one.files.refs[0]}\t{one.files.digest}\t{sent}")
+    for one in done:
+        console.note(f"\nto use {one.image}, paste into a Containerfile:\n")
+        for line in one.use.text():
+            console.note(line)
+
+
+def keygen(
+    path: Annotated[
+        Path, typer.Argument(metavar="FILE", help="Where the private key goes; the public one is FILE.pub.")
+    ],
+) -> None:
+    """Make a key for `publish --key`. With TOOLCHAIN_KEY_PASSPHRASE set it is encrypted."""
+    from toolchain.trust.keys import new_key  # noqa: PLC0415
+
+    console.text(f"{path}.pub\t{new_key(path).id}")

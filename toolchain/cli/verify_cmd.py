@@ -1,0 +1,129 @@
+"""`verify`: whether an image is what it must be."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from toolchain import console
+from toolchain.cli import options as o
+from toolchain.cli.config_file import PUBLIC_KEY, SOURCE_REPO
+from toolchain.deadline import LONGEST_CHECK, deadline
+from toolchain.errors import ConfigError, DigestError, UnreachableError, UntrustedError
+from toolchain.oci.reference import parse
+
+_WORDS = {"trusted": "trusted", "intact": "intact, not authenticated (no --public-key)", "untrusted": "NOT ok"}
+_DO_NOT = "do not use it; fetch or build it again"
+PublicKeyOpt = Annotated[Path | None, o.typed(PUBLIC_KEY, "--key", help="Key in PEM whose signature counts.")]
+IdentityOpt = Annotated[
+    str | None,
+    typer.Option(
+        "--identity",
+        envvar="TOOLCHAIN_IDENTITY",
+        help="Who must have signed, as the certificate names it; in place of --public-key.",
+    ),
+]
+IssuerOpt = Annotated[
+    str | None, typer.Option("--issuer", envvar="TOOLCHAIN_ISSUER", help="Who vouches for --identity, a URL.")
+]
+SigstoreOpt = Annotated[
+    Path | None,
+    typer.Option(
+        "--sigstore", envvar="TOOLCHAIN_SIGSTORE", help="Trust config of a Sigstore of your own; else the public one."
+    ),
+]
+RepoOpt = Annotated[list[str] | None, o.typed(SOURCE_REPO, help="Every source must come from here; again for each.")]
+RefArg = Annotated[str, typer.Argument(help="oci:DIR[:TAG] or REGISTRY/NS/NAME[:TAG|@DIGEST].")]
+
+
+def verify(
+    ref: RefArg,
+    public_key: PublicKeyOpt = None,
+    identity: IdentityOpt = None,
+    issuer: IssuerOpt = None,
+    sigstore: SigstoreOpt = None,
+    source_repo: RepoOpt = None,
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            "--policy",
+            envvar="TOOLCHAIN_POLICY",
+            help="`source-only`: nothing prebuilt but what --allow-binary names.",
+        ),
+    ] = None,
+    allow_binary: o.AllowBinaryOpt = None,
+    max_age: Annotated[
+        float | None, typer.Option("--max-age", min=0, help="Age limit, in days since the build ended.")
+    ] = None,
+    image: Annotated[
+        str | None, typer.Option("--image", metavar="NAME", help="What the provenance must call the image.")
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option("--timeout", min=1, help="Seconds that all of it may take; the answer is then 18.")
+    ] = LONGEST_CHECK,
+    json_: o.JsonOpt = False,
+) -> None:
+    """Say whether an image is what it must be: bytes, signature, provenance, SBOM, policy; the first fault counts."""
+    from toolchain.oci.place import open_place  # noqa: PLC0415 - the registry client
+    from toolchain.trust import verify as trust  # noqa: PLC0415 - cryptography
+    from toolchain.trust.invocation import invocation  # noqa: PLC0415
+    from toolchain.trust.keyless import Identity, require  # noqa: PLC0415
+    from toolchain.trust.keys import PublicKey, load_public  # noqa: PLC0415
+    from toolchain.trust.policy import make_policy, named  # noqa: PLC0415
+
+    demands = make_policy(
+        policy, allow=allow_binary or (), source_repos=source_repo or (), max_age=max_age, image=image
+    )
+    if (identity is None) != (issuer is None) or (identity is not None and public_key is not None):
+        raise ConfigError(
+            "--identity and --issuer belong together, and --public-key is instead of them",
+            why="a name means something only by who vouches for it",
+            fix="e.g. --issuer https://token.actions.githubusercontent.com",
+        )
+    if public_key is None and identity is None and not demands.empty:
+        raise ConfigError(
+            "without --public-key nothing can be said about sources, age, policy or name",
+            why="they stand in statements that count only when signed",
+            fix="give the publisher's public key: --public-key FILE, or --identity and --issuer",
+        )
+    public: PublicKey | Identity | None = load_public(public_key) if public_key is not None else None
+    if identity is not None and issuer is not None:
+        require()
+        public = Identity(identity, issuer, sigstore)
+    with (
+        tempfile.TemporaryDirectory(prefix="toolchain-verify-") as scratch,
+        deadline(timeout, lambda: took_too_long(ref, timeout)),
+        open_place(parse(ref)) as place,
+    ):
+        try:
+            layout, found = place.images(Path(scratch))
+        except DigestError as error:
+            raise UntrustedError(f"{ref}: digests: {error.what}", why=error.why, fix=_DO_NOT) from error
+        rows = []
+        for one in found:
+            row = trust.verify(place, layout, one.image, key=public, demands=demands)
+            row.ref = one.name
+            rows.append(row)
+    if json_:
+        console.data({"images": [row.as_json() for row in rows], "ok": not any(row.problems for row in rows)})
+    for row in rows:
+        if not json_:
+            what = f"\t{named(row.provenance)}" if row.provenance is not None else ""
+            console.text(f"{row.ref}\t{row.digest}\t{_WORDS[row.verdict]}{what}")
+            if row.provenance is not None and (command := invocation(row.provenance)):
+                console.note(f"it, or its part for one architecture, was asked for by: {command}")
+    bad = next((row for row in rows if row.problems), None)
+    if bad is not None:
+        raise UntrustedError(f"{bad.ref}: {bad.problems[0]}", fix=_DO_NOT)
+
+
+def took_too_long(ref: str, seconds: float) -> UnreachableError:
+    """The error of a check that did not end in time."""
+    return UnreachableError(
+        f"{ref} could not be checked within {seconds:g} s",
+        why="the registry may be slow or hold it back; that says nothing about the image",
+        fix="try again later, or give it longer: verify --timeout SECONDS",
+    )

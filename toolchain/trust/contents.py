@@ -1,0 +1,161 @@
+"""What is inside an image: its Triton, its LLVM, the GPUs and the Pythons that it is for."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from toolchain.catalog.releases import is_commit, triton_release, triton_releases
+from toolchain.errors import PinError, UnsupportedError
+from toolchain.oci import labels
+from toolchain.record import Record, RecordedSource
+from toolchain.sources.commit_archives import commit_of
+from toolchain.trust.image_facts import origin
+
+TRITON, LLVM = "triton", "llvm"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Component:
+    """A Triton or an LLVM.
+
+    Args:
+        version: of the release; empty where none is known.
+        commit: 40 hex digits; empty where none is known.
+        tree: of a checkout, the first 12 digits of its tree's digest: no commit tells what is in it.
+    """
+
+    version: str = ""
+    commit: str = ""
+    tree: str = ""
+
+    def __str__(self) -> str:
+        named = [self.version, self.commit[:12] if self.version else self.commit]
+        return " ".join(part for part in named if part) or (f"checkout {self.tree}" if self.tree else "")
+
+    @property
+    def label(self) -> str:
+        """Version and whole commit, with a space between them, as the image's label has it."""
+        return " ".join(part for part in (self.version, self.commit) if part) or str(self)
+
+    def as_json(self) -> dict[str, Any]:
+        """What is known of it; null for the rest."""
+        return {"version": self.version or None, "commit": self.commit or None, "tree": self.tree or None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contents:
+    """What an image is made of; None and empty where that says nothing about it."""
+
+    triton: Component | None = None
+    llvm: Component | None = None
+    gpus: tuple[str, ...] = ()
+    pythons: tuple[str, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """As `images`, `inspect` and `verify` print it."""
+        return {
+            "triton": self.triton.as_json() if self.triton is not None else None,
+            "llvm": self.llvm.as_json() if self.llvm is not None else None,
+            "gpus": list(self.gpus),
+            "pythons": list(self.pythons),
+        }
+
+    def labels(self) -> dict[str, str]:
+        """The labels of an image with it, so that whoever copies the image alone can tell."""
+        found = ((labels.TRITON, self.triton), (labels.LLVM, self.llvm))
+        return {name: component.label for name, component in found if component is not None}
+
+    def told(self) -> Iterator[tuple[str, str]]:
+        """Name and value of what is known, for people."""
+        for name, component in (("Triton", self.triton), ("LLVM", self.llvm)):
+            if component is not None:
+                yield name, str(component)
+        for name, several in (("GPUs", self.gpus), ("Python", self.pythons)):
+            if several:
+                yield name, ", ".join(several)
+
+
+def of_records(record: Record, below: Sequence[Record] = ()) -> Contents:
+    """The contents of a finished image.
+
+    Args:
+        below: the records of the stages it was built on, lowest first.
+    """
+    rows = [row for one in (record, *reversed(below)) for row in one.sources]
+    return of_sources(rows, record.inputs)
+
+
+def of_sources(rows: Iterable[RecordedSource], inputs: Mapping[str, Any]) -> Contents:
+    """The contents of an image of these sources.
+
+    Args:
+        rows: the stage's own first, then those of the stages below.
+        inputs: of the stage.
+    """
+    by_name: dict[str, Component] = {}
+    for row in rows:
+        by_name.setdefault(row.name, _component(row))
+    return _contents(by_name, inputs)
+
+
+def of_provenance(statement: Mapping[str, Any]) -> Contents:
+    """The contents of an image as a provenance tells them.
+
+    Raises:
+        KeyError, TypeError, ValueError, AttributeError: malformed.
+    """
+    definition = statement["predicate"]["buildDefinition"]
+    by_name: dict[str, Component] = {}
+    for row in definition["resolvedDependencies"]:
+        about = row["annotations"]
+        if about["role"] == "source":
+            digest = row["digest"]
+            archive = f"sha256:{digest.get('sha256', '')}"
+            found = RecordedSource(
+                name=str(row["name"]),
+                ref=str(about["ref"]),
+                repository=str(about["repository"]),
+                digest=f"sha256:{digest['toolchainTree']}" if "toolchainTree" in digest else archive,
+                kind=_kind(str(about["ref"]), digest),
+                locked=True,
+            )
+            by_name.setdefault(found.name, _component(found))
+    return _contents(by_name, definition["internalParameters"]["inputs"])
+
+
+def _kind(ref: str, digest: Mapping[str, str]) -> str:
+    if "gitCommit" in digest:
+        return "git"
+    prefix = ref.partition(":")[0]
+    return prefix if prefix in {"distro", "pypi", "local"} else "archive"
+
+
+def _contents(by_name: Mapping[str, Component], inputs: Mapping[str, Any]) -> Contents:
+    triton, llvm = by_name.get(TRITON), by_name.get(LLVM)
+    if llvm is None:  # that of one GPU alone
+        llvm = next((one for name, one in by_name.items() if name.startswith(f"{LLVM}-")), None)
+    if llvm is None and triton is not None and triton.version:  # a wheel of the index holds the LLVM of its release
+        with contextlib.suppress(PinError, UnsupportedError):
+            llvm = Component(commit=triton_release(triton.version).llvm)
+    return Contents(triton=triton, llvm=llvm, gpus=_texts(inputs.get("gpus")), pythons=_texts(inputs.get("pythons")))
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    return tuple(str(one) for one in value) if isinstance(value, list | tuple) else ()
+
+
+def _component(row: RecordedSource) -> Component:
+    if row.kind == "local":
+        return Component(tree=(row.digest or "").removeprefix("sha256:")[:12])
+    known = origin(row)
+    commit = known.commit or (commit_of(row.digest) if row.kind == "archive" and row.digest else "")
+    if commit:
+        version = next((one.version for one in triton_releases() if one.commit == commit), "")
+        return Component(version=version if row.name == TRITON else "", commit=commit)
+    if row.name == TRITON and row.kind == "pypi":
+        commit = next((one.commit for one in triton_releases() if one.version == known.version), "")
+        return Component(version=known.version, commit=commit if is_commit(commit) else "")
+    return Component(version=known.version)
