@@ -37,6 +37,9 @@ def main(folder: Path) -> None:
     from toolchain.cli.app import app  # noqa: PLC0415
     from toolchain.kernels.ledger import Entry, Ledger  # noqa: PLC0415
     from toolchain.kernels.status import STATUS, Board  # noqa: PLC0415
+    from toolchain.sources import distro  # noqa: PLC0415
+    from toolchain.sources.distro import Listed, known_packages  # noqa: PLC0415
+    from toolchain.sources.suites import Readings  # noqa: PLC0415
 
     os.chdir(folder)
     cache = Cache(folder / "cache")
@@ -75,6 +78,10 @@ def main(folder: Path) -> None:
     call("pins", "a PyTorch", "--pytorch", "2.9")
     call("pins", "a Triton", "--triton", "3.7.1")
     call("pins", "an AOTriton", "--aotriton", "0.11b")
+    package = known_packages()[0]
+    listed = [Listed(package=package, suite="sid", here=True), Listed(package=package, suite="trixie", here=None)]
+    distro.survey = lambda *_: (listed, Readings(()))  # it would ask the network
+    call("pins", "the distribution's", "--distro")
     call("pins", "a release that is none", "--triton", "9.9", code=7)
     found = [doctor.Check("cache", "ok", "a folder"), doctor.Check("buildah", "fail", "not installed", "install it")]
     doctor.examine = lambda *_, **__: iter(found)  # it would ask the network

@@ -12,9 +12,10 @@ import pytest
 from toolchain.cache import Cache
 from toolchain.errors import DigestError, SourceError
 from toolchain.sources import distro
-from toolchain.sources.distro import Package, fetch_distro, known_distro
+from toolchain.sources.distro import fetch_distro, known_distro
 from toolchain.sources.mirrors import apt_mirrors
 from toolchain.sources.store import Store
+from toolchain.sources.suites import Package, Suite
 
 PACKAGE = "llvm-toolchain-22"
 
@@ -48,11 +49,11 @@ def test_the_signed_index_agrees(
     caplog.set_level(logging.INFO)
     asked: list[tuple[str, Package]] = []
 
-    def download(_self: object, uri: str, found: Package, _store: Store) -> Path:
-        asked.append((uri, found))
+    def download(suite: Suite, found: Package, _store: Store) -> Path:
+        asked.append((suite.uri(found), found))
         return Path("not fetched")
 
-    monkeypatch.setattr(distro._Apt, "_download", download)
+    monkeypatch.setattr(Suite, "download", download)
     store = Store(apt_cache.store)
     source = known_distro("llvm", PACKAGE, "", cache=apt_cache)
     assert source.digest is not None
@@ -69,7 +70,7 @@ def test_the_signed_index_agrees(
     assert host not in noted
 
     # The same index again, with another digest promised.
-    monkeypatch.setattr(distro._Apt, "_update", lambda _self, _mirrors: None)
+    monkeypatch.setattr(Suite, "update", lambda _self, bound: None)
     other = replace(source, digest="sha256:" + "0" * 64)
     with pytest.raises(DigestError, match="disagrees"):
         fetch_distro(other, store, cache=apt_cache, offline=False)

@@ -27,10 +27,10 @@ from toolchain.errors import DigestError, SourceError, UnreachableError
 from toolchain.request import Request
 from toolchain.sources import archive, distro, resolve
 from toolchain.sources import network as reach
-from toolchain.sources.distro import Package
 from toolchain.sources.mirrors import Mirror
 from toolchain.sources.resolve import fetch_source, locate
 from toolchain.sources.spec import parse_source_spec
+from toolchain.sources.suites import Package
 from toolchain.stages.llvm import LlvmStage
 from toolchain.stages.stage import Planned
 

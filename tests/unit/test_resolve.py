@@ -20,11 +20,12 @@ from toolchain.cache import Cache
 from toolchain.digest import sha256_file
 from toolchain.errors import DigestError, SourceError, UnreachableError, UnsupportedError
 from toolchain.sources import distro, pypi, resolve
-from toolchain.sources.distro import Package, known_packages
+from toolchain.sources.distro import known_packages
 from toolchain.sources.pypi import PypiFile, known_files
 from toolchain.sources.resolve import fetch_source, locate
 from toolchain.sources.spec import parse_source_spec
 from toolchain.sources.store import Store
+from toolchain.sources.suites import Package
 from toolchain.sources.tree import tree_digest
 from toolchain.stages.llvm import llvm_pin
 from toolchain.stages.triton_origin import from_source
@@ -109,7 +110,7 @@ def test_locate_needs_no_network(cache: Cache, monkeypatch: pytest.MonkeyPatch) 
         "digest": "sha256:b49b9277aef97616320b2da259e1f8174c65b0ce2fbe2e8629644a97693402fe",
     }
     assert distro.locked
-    unknown = locate("llvm", parse_source_spec("distro:llvm-toolchain-17"), cache=cache)
+    unknown = locate("llvm", parse_source_spec("distro:llvm-toolchain-15"), cache=cache)
     assert unknown.digest is None
     assert not unknown.locked
     wheel = locate("triton", parse_source_spec("pypi:triton"), cache=cache)
@@ -250,11 +251,15 @@ def test_what_only_a_bundle_said_of_a_package(cache: Cache, monkeypatch: pytest.
     assert distro.fetch_distro(source, store, cache=cache, offline=True)[0] == source
     asked = []
 
-    def fetch(_apt: object, package: str, version: str, expected: str, *_: object) -> tuple[Package, Path]:
+    def first(
+        _suites: object, package: str, version: str, expected: str, _store: Store, *, bound: bool
+    ) -> tuple[Package, Path]:
+        assert not bound, "what a bundle said is no reason to take an old index"
         asked.append((package, version, expected))
         return dataclasses.replace(row, brought=False), Path("there")
 
-    monkeypatch.setattr(distro._Apt, "fetch", fetch)
+    monkeypatch.setattr(distro, "_suites", lambda *_: [])
+    monkeypatch.setattr(distro, "_first", first)
     distro.fetch_distro(source, store, cache=cache, offline=False)
     distro.fetch_distro(source, store, cache=cache, offline=False)
     assert asked == [("xy", "1", digest)], "once it agreed it counts"

@@ -38,8 +38,9 @@ from toolchain.oci.manifest import CONFIG_KEYS, children_of, parse_object
 from toolchain.oci.place import Place, open_place
 from toolchain.oci.reference import Target
 from toolchain.record import KEYS, Record
-from toolchain.sources.distro import Package, known_package, note
+from toolchain.sources.distro import known_package, note
 from toolchain.sources.store import Store
+from toolchain.sources.suites import Package
 from toolchain.sources.tree import tree_digest
 from toolchain.sources.unpack import unpack_tar
 

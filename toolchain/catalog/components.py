@@ -120,6 +120,11 @@ def newest_triton_on(llvm: int) -> str:
     )
 
 
+def is_near(needs: LlvmRequirements, llvm: int) -> bool:
+    """Whether this major version of LLVM is the release before or after the commit that the Triton is written for."""
+    return llvm in (needs.llvm - 1, needs.llvm)
+
+
 def check_generation(needs: LlvmRequirements, llvm: int, *, where: str) -> None:
     """Refuse an LLVM that is too old or too new for a Triton, before any work.
 
@@ -131,7 +136,7 @@ def check_generation(needs: LlvmRequirements, llvm: int, *, where: str) -> None:
         UnsupportedError: with both versions.
     """
     own = needs.llvm
-    if llvm not in (own - 1, own):
+    if not is_near(needs, llvm):
         old = llvm < own
         raise UnsupportedError(
             f"{where} is too {'old' if old else 'new'} for Triton {needs.serves}: LLVM {llvm}, not {own - 1} or {own}",

@@ -31,12 +31,20 @@ def pins(
     from_path: Annotated[
         Path | None, typer.Option("--from", metavar="PATH", help="Read a pin file, a folder or a Triton checkout.")
     ] = None,
+    distro: Annotated[
+        bool, typer.Option("--distro", help="List the LLVMs that the distribution's suites have, and their Tritons.")
+    ] = False,
     json_: JsonOpt = False,
 ) -> None:
     """Show which LLVM a version is pinned to; without options, everything on record."""
-    given = [value for value in (pytorch, triton, aotriton, from_path) if value is not None]
+    given = [value for value in (pytorch, triton, aotriton, from_path, distro or None) if value is not None]
     if len(given) > 1:
-        raise typer.BadParameter("give one of --pytorch, --triton, --aotriton and --from")
+        raise typer.BadParameter("give one of --pytorch, --triton, --aotriton, --from and --distro")
+    if distro:
+        from toolchain.cli.distro_view import show  # noqa: PLC0415 - only this one asks a network
+
+        show(as_json=json_)
+        return
     if not given:
         _all(json_)
         return

@@ -100,16 +100,23 @@ def _signed_by(entry: str, site: str, suite: str) -> str:
     return ""
 
 
-def groups(mirrors: Sequence[Mirror], hints: Sequence[str]) -> list[list[Mirror]]:
-    """Which indexes to read one after the other until a package is found, the hinted ones first: a main index is large.
+def suites(mirrors: Sequence[Mirror], hints: Sequence[str], known: Sequence[str]) -> list[Mirror]:
+    """The suites to ask for a source package, in turn: the hinted ones, this machine's own, then the others.
+
+    A suite that ends in `-security` is one of the security archive, every other one of the main archive. On a machine
+    of another distribution than Debian there are no others.
 
     Args:
-        hints: `security` and `main` mean the machine's own suites, any other name a suite of its main archive.
+        known: Debian's suites, in the order in which to ask.
     """
-    own = {
-        "security": [mirror for mirror in mirrors if mirror.security],
-        "main": [mirror for mirror in mirrors if not mirror.security],
-    }
-    order = [*hints, *(name for name in own if name not in hints)]
-    groups = [own[name] if name in own else [replace(mirrors[0], suite=name)] for name in order]
-    return [group for group in groups if group]
+    security = next((mirror for mirror in mirrors if mirror.security), None)
+    debian = {*known, *(f"{old}stable" for old in ("", "old", "oldold")), "testing", "unstable"}
+    named = [mirror.suite for mirror in mirrors]
+    others = known if any(suite in debian for suite in named) else ()
+    found: dict[str, Mirror] = {}
+    for suite in (*hints, *named, *others):
+        own = next((mirror for mirror in mirrors if mirror.suite == suite), None)
+        archive = security if suite.endswith("-security") else mirrors[0]
+        if (mirror := own or archive) is not None:
+            found.setdefault(suite, replace(mirror, suite=suite))
+    return list(found.values())

@@ -13,10 +13,13 @@ from toolchain.sources.network import check_address, check_http_url, git_protoco
 
 Kind = Literal["git", "archive", "distro", "local", "pypi"]
 
-FORMS = "PATH, URL@COMMIT, URL#sha256=DIGEST, archive:COMMIT, distro:PACKAGE[=VERSION] or pypi:PROJECT[==VERSION]"
+FORMS = (
+    "PATH, URL@COMMIT, URL#sha256=DIGEST, archive:COMMIT, distro:PACKAGE[=VERSION][@SUITE] or pypi:PROJECT[==VERSION]"
+)
 PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.\-]+")
 PROJECT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._\-]*")
 VERSION = re.compile(r"[A-Za-z0-9.+~!_\-]*")
+_SUITE = re.compile(r"[a-z][a-z0-9-]{1,40}")
 _BARE_VERSION = re.compile(r"\d+(\.\w+)+")
 _STORED = re.compile(r"stored:([A-Za-z0-9][A-Za-z0-9._+-]*)@(sha256:[0-9a-f]{64})")
 
@@ -31,6 +34,7 @@ class SourceSpec:
         version: commit, `sha256:<hex>`, upstream version; empty for what the data says, for a path, and for a tag whose
             commit is to be asked.
         tag: the tag that stands for the commit; only our own data names one, users name commits.
+        suite: of a package, the distribution's suite to look in; empty for all. It does not say what is meant.
         text: the words that it was read from; two specs that mean the same are equal whatever their words.
     """
 
@@ -38,6 +42,7 @@ class SourceSpec:
     where: str
     version: str = ""
     tag: str = ""
+    suite: str = field(default="", compare=False)
     text: str = field(default="", compare=False)
 
     def __str__(self) -> str:
@@ -123,8 +128,13 @@ def parse_source_spec(text: str, *, project: str = "") -> SourceSpec:
     if not text or "\0" in text or "\n" in text:
         raise SourceError("a source cannot be empty or span lines", fix=f"give {FORMS}")
     if text.startswith("distro:"):
-        where, version = _pair(text, "distro:", "=", PACKAGE, "package")
-        return SourceSpec(kind="distro", where=where, version=version, text=text)
+        named, sign, suite = text.partition("@")
+        if sign and not _SUITE.fullmatch(suite):
+            raise SourceError(
+                f"not a package: {text!r}", why=f"{suite!r} is no name of a suite", fix="write distro:PACKAGE@trixie"
+            )
+        where, version = _pair(named, "distro:", "=", PACKAGE, "package")
+        return SourceSpec(kind="distro", where=where, version=version, suite=suite, text=text)
     if text.startswith("pypi:"):
         where, version = _pair(text, "pypi:", "==", PROJECT, "project")
         if project and not version and _BARE_VERSION.fullmatch(where):

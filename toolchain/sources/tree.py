@@ -12,7 +12,7 @@ import shutil
 import stat
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from toolchain import digest, strict_json
@@ -45,6 +45,7 @@ class Source:
         tag: the tag of the repository that it was asked for by.
         commit: of an archive, the commit that the data knows it as.
         among: the repositories one of which holds the commit, where nobody knows yet which; `where` is the first.
+        suite: of a package, the suite to look in; see `SourceSpec`.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Source:
     tag: str = ""
     commit: str = ""
     among: tuple[str, ...] = ()
+    suite: str = field(default="", compare=False)
 
     @property
     def ref(self) -> str:

@@ -11,7 +11,7 @@ from toolchain.sources.tree import Source
 # The second holds the version before LLVM 19.
 _FILES = ("cmake/Modules/LLVMVersion.cmake", "llvm/CMakeLists.txt")
 _NUMBER = re.compile(r"^\s*set\(LLVM_VERSION_(MAJOR|MINOR|PATCH)\s+([0-9]{1,6})\)", re.MULTILINE)
-_PACKAGE = re.compile(r"llvm-toolchain-([0-9]{1,3})")
+_PACKAGE = re.compile(r"llvm-toolchain-([0-9]{1,3}|snapshot)")
 _VERSION = re.compile(r"([0-9]{1,3})[.~]")
 
 
@@ -43,10 +43,12 @@ def major_of(source: Source) -> int | None:
     """
     if source.path is not None and source.path.is_dir():
         return major(version_of_tree(source.path))
-    if source.kind == "distro":
-        match = _VERSION.match(source.version) or _PACKAGE.fullmatch(source.where)
-        return int(match[1]) if match else None
-    return None
+    named = _PACKAGE.fullmatch(source.where) if source.kind == "distro" else None
+    if named is None:
+        return None
+    match = _VERSION.match(source.version)
+    number = match[1] if match else named[1]
+    return int(number) if number.isdecimal() else None
 
 
 def major(version: str) -> int:

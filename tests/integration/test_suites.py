@@ -1,0 +1,198 @@
+"""A distribution's suites as sources: an archive with several, signed, read by the machine's own apt."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import shutil
+import subprocess
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from toolchain.cache import Cache
+from toolchain.errors import SourceError, UnreachableError
+from toolchain.sources import distro
+from toolchain.sources.distro import known_distro, survey
+from toolchain.sources.mirrors import Mirror, suites
+from toolchain.sources.resolve import locate
+from toolchain.sources.spec import parse_source_spec
+from toolchain.sources.store import Store
+from toolchain.sources.suites import Package, Suite
+
+
+@dataclass
+class Archive:
+    """A signed archive in a folder, with a suite for each call of `suite`."""
+
+    root: Path
+    key: Path
+
+    def suite(self, name: str, packages: dict[str, str], until: str = "") -> None:
+        """A suite that lists these packages, each with a version."""
+        text = ""
+        for package, version in packages.items():
+            data = f"{package} {version}".encode()
+            file = f"{package}_{version}.orig.tar.xz"
+            (self.root / "pool").mkdir(parents=True, exist_ok=True)
+            content = io.BytesIO()
+            with tarfile.open(fileobj=content, mode="w:xz") as tar:
+                member = tarfile.TarInfo(f"{package}/llvm/CMakeLists.txt")
+                member.size = len(data)
+                tar.addfile(member, io.BytesIO(data))
+            (self.root / "pool" / file).write_bytes(content.getvalue())
+            sums = f"{hashlib.sha256(content.getvalue()).hexdigest()} {len(content.getvalue())} {file}"
+            text += f"Package: {package}\nFormat: 3.0 (quilt)\nBinary: {package}\nArchitecture: all\n"
+            text += (
+                f"Version: {version}-1\nDirectory: pool\nFiles:\n {'0' * 32} 1 {package}.dsc\n {'0' * 32} 1 {file}\n"
+            )
+            text += f"Checksums-Sha256:\n {'0' * 64} 1 {package}.dsc\n {sums}\n\n"
+        folder = self.root / "dists" / name
+        (folder / "main/source").mkdir(parents=True, exist_ok=True)
+        (folder / "main/source/Sources").write_text(text)
+        row = f" {hashlib.sha256(text.encode()).hexdigest()} {len(text)} main/source/Sources"
+        release = f"Origin: Debian\nSuite: {name}\nCodename: {name}\nComponents: main\n"
+        release += "Date: Mon, 02 Feb 2026 10:00:00 UTC\n" + (f"Valid-Until: {until}\n" if until else "")
+        (folder / "Release").write_text(release + f"SHA256:\n{row}\n")
+        (folder / "InRelease").unlink(missing_ok=True)
+        gpg = ["gpg", "--homedir", str(self.root / "gnupg"), "--batch"]
+        signed = ["--clearsign", "--output", str(folder / "InRelease"), str(folder / "Release")]
+        subprocess.run([*gpg, *signed], check=True, capture_output=True)
+
+    def lose(self, file: str) -> None:
+        """The pool no longer has the file."""
+        (self.root / "pool" / file).unlink()
+
+    def mirror(self, suite: str) -> Mirror:
+        return Mirror(site=f"copy:{self.root}", suite=suite, components=("main",), keyring=str(self.key))
+
+
+@pytest.fixture(scope="module")
+def signed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    for program in ("apt-get", "gpg", "dpkg"):
+        if shutil.which(program) is None:
+            pytest.skip(f"{program} is not installed: suites as sources are NOT tested")
+    top = tmp_path_factory.mktemp("keys")
+    home, key = top / "gnupg", top / "archive.gpg"
+    home.mkdir(mode=0o700)
+    gpg = ["gpg", "--homedir", str(home), "--batch", "--passphrase", "", "--yes"]
+    subprocess.run([*gpg, "--quick-gen-key", "test", "ed25519"], check=True, capture_output=True)
+    subprocess.run([*gpg, "--output", str(key), "--export"], check=True, capture_output=True)
+    return home, key
+
+
+@pytest.fixture
+def archive(signed: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Archive:
+    home, key = signed
+    made = Archive(tmp_path / "archive", key)
+    made.root.mkdir()
+    (made.root / "gnupg").symlink_to(home)
+    monkeypatch.setattr(distro, "apt_mirrors", lambda: [made.mirror("bookworm")])
+    monkeypatch.setattr(distro, "known_packages", lambda: ())
+    monkeypatch.setattr(distro, "load", lambda _: {"suites": ["sid", "bookworm", "bullseye", "forky"]})
+    return made
+
+
+def fetched(text: str, tmp_path: Path) -> tuple[str, bytes]:
+    """The version that a source turned out to be, and its file."""
+    cache = Cache(tmp_path / "cache")
+    source = locate("llvm", parse_source_spec(text), cache=cache)
+    told, path = distro.fetch_distro(source, Store(cache.store), cache=cache, offline=False)
+    return told.version, path.read_bytes()
+
+
+def test_the_newest_of_all_suites_and_that_of_the_named_one(archive: Archive, tmp_path: Path) -> None:
+    archive.suite("bookworm", {"thing": "1.9"})
+    archive.suite("sid", {"thing": "1.10", "other": "3"})
+    archive.suite("bullseye", {"thing": "1.2"})
+    assert fetched("distro:thing", tmp_path / "a")[0] == "1.10"
+    assert fetched("distro:thing@bullseye", tmp_path / "b")[0] == "1.2"
+    assert fetched("distro:thing=1.9", tmp_path / "c")[0] == "1.9"
+    with pytest.raises(SourceError, match="no source package other") as refused:
+        fetched("distro:other@bookworm", tmp_path / "d")
+    assert "bookworm" in refused.value.why
+
+
+def test_a_listed_file_that_is_gone(archive: Archive, tmp_path: Path) -> None:
+    """Of no version in particular the next one is taken, and named; a version that is named is refused."""
+    archive.suite("bookworm", {"thing": "1.9"})
+    archive.suite("sid", {"thing": "1.10"})
+    archive.lose("thing_1.10.orig.tar.xz")
+    assert fetched("distro:thing", tmp_path / "a")[0] == "1.9"
+    for text in ("distro:thing=1.10", "distro:thing@sid"):
+        with pytest.raises(SourceError, match=r"the suite sid names thing_1\.10\.orig\.tar\.xz") as refused:
+            fetched(text, tmp_path / "b")
+        assert refused.value.code == 5
+
+
+def test_a_suite_that_the_mirror_has_not(archive: Archive, tmp_path: Path) -> None:
+    archive.suite("bookworm", {"thing": "1"})
+    with pytest.raises(SourceError, match="does not have the suite forky"):
+        fetched("distro:thing@forky", tmp_path)
+
+
+def test_a_mirror_that_does_not_answer_is_asked_once(
+    archive: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silent = Mirror(site="http://127.0.0.1:9/debian", suite="bookworm", components=("main",), keyring=str(archive.key))
+    monkeypatch.setattr(distro, "apt_mirrors", lambda: [silent])
+    asked: list[tuple[str, str]] = []
+    run = Suite._run
+
+    def noted(suite: Suite, program: str, *words: str) -> str:
+        asked.append((suite.name, program))
+        return run(suite, program, "-o", "Acquire::Retries=0", *words)
+
+    monkeypatch.setattr(Suite, "_run", noted)
+    with pytest.raises(UnreachableError, match=r"in no suite that could be read; .* suite bookworm") as refused:
+        fetched("distro:thing", tmp_path)
+    assert asked == [("bookworm", "apt-get")]
+    assert "127.0.0.1" not in str(refused.value)
+
+
+def test_an_index_out_of_date_serves_where_a_digest_binds_the_package(
+    archive: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive.suite("bookworm", {"thing": "1"}, until="Tue, 03 Feb 2026 10:00:00 UTC")
+    run = Suite._run
+    strict = ("-o", "Acquire::Check-Valid-Until=true", "-o", "Acquire::Check-Date=true")
+    # As apt is by default; this machine may say otherwise. What a caller adds comes later and wins.
+    monkeypatch.setattr(Suite, "_run", lambda suite, program, *words: run(suite, program, *strict, *words))
+    with pytest.raises(SourceError, match="bookworm is out of date") as refused:
+        fetched("distro:thing", tmp_path / "a")
+    assert "no digest" in refused.value.why
+    file = archive.root / "pool" / "thing_1.orig.tar.xz"
+    digest, size = hashlib.sha256(file.read_bytes()).hexdigest(), file.stat().st_size
+    row = Package(name="thing", version="1", file=file.name, sha256=digest, size=size, suites=("bookworm",))
+    monkeypatch.setattr(distro, "known_packages", lambda: (row,))
+    assert known_distro("llvm", "thing", "", cache=Cache(tmp_path)).locked
+    assert fetched("distro:thing", tmp_path / "b") == ("1", file.read_bytes())
+
+
+def test_a_survey_says_what_each_suite_lists(archive: Archive, tmp_path: Path) -> None:
+    archive.suite("bookworm", {"thing": "1", "else": "7"})
+    archive.suite("bullseye", {"thing": "2"})
+    found, readings = survey(["thing"], Cache(tmp_path))
+    assert [(row.package.version, row.suite) for row in found] == [("1", "bookworm"), ("2", "bullseye")]
+    assert "forky" in readings.missing
+    assert not readings.failed
+
+
+def test_which_suites_are_asked_in_which_order() -> None:
+    main = Mirror(site="http://main", suite="trixie", components=("main",), keyring="")
+    security = Mirror(site="http://security", suite="trixie-security", components=("main",), keyring="")
+    known = ("sid", "trixie", "bookworm", "trixie-security", "bookworm-security")
+    asked = suites([main, security], ["bookworm"], known)
+    assert [(mirror.suite, mirror.site) for mirror in asked] == [
+        ("bookworm", "http://main"),
+        ("trixie", "http://main"),
+        ("trixie-security", "http://security"),
+        ("sid", "http://main"),
+        ("bookworm-security", "http://security"),
+    ]
+    # Debian without a security archive, and another distribution.
+    assert [mirror.suite for mirror in suites([main], [], known)] == ["trixie", "sid", "bookworm"]
+    jammy = Mirror(site="http://main", suite="jammy", components=("main",), keyring="")
+    assert [mirror.suite for mirror in suites([jammy], ["noble"], known)] == ["noble", "jammy"]

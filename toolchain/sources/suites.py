@@ -1,0 +1,266 @@
+"""Source indexes of a distribution's suites, by the machine's own apt: its mirrors, its keys, its signed indexes."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cmp_to_key
+from pathlib import Path
+
+from toolchain import process, web
+from toolchain.deb822 import stanzas
+from toolchain.digest import write_atomically
+from toolchain.errors import DigestError, SourceError, ToolchainError, UnreachableError
+from toolchain.process import CommandError
+from toolchain.sources.archive import fetch_archive
+from toolchain.sources.mirrors import Mirror
+from toolchain.sources.network import network_environment
+from toolchain.sources.store import Store
+
+_HELPER = Path("/usr/lib/apt/apt-helper")
+_ORIG = re.compile(r"_(?P<version>[^_/]+)\.orig\.tar\.(?:xz|gz|bz2|zst)")
+# What apt says of a mirror that answers and has no such suite, and of an index that is older than it may be.
+_GONE = re.compile(r"does not have a Release file|404 +Not Found|File not found|Failed to stat")
+_HOST = re.compile(r"\b[a-z+]+://[^/\s]+| *\[IP: [^\]]*\]|(?<=connect to )\S+( \([^)]*\))?|(?<=resolve ')[^']+")
+_EXPIRED = re.compile(r"Release file for .* is expired|invalid since")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Package:
+    """A source package's upstream tarball, as the data or the signed Sources index names it.
+
+    Where a bundle named it (`brought`) it counts until the index can be asked.
+    """
+
+    name: str
+    version: str
+    file: str
+    sha256: str
+    size: int
+    license: str = ""
+    suites: tuple[str, ...] = ()
+    mirrors: tuple[str, ...] = ()
+    package_version: str = ""
+    brought: bool = False
+
+
+class NoSuiteError(SourceError):
+    """A mirror that answers and does not have the suite."""
+
+
+class Suite:
+    """The source index of one suite, below a folder of its own, apart from the system's."""
+
+    def __init__(self, root: Path, mirror: Mirror) -> None:
+        self.mirror = mirror
+        self.root = root / re.sub(r"[^a-z0-9-]", "-", mirror.suite.lower())
+        self.options = [
+            *("-o", f"Dir::Etc::sourceparts={self.root / 'sources'}"),
+            *("-o", "Dir::Etc::sourcelist=/dev/null"),
+            *("-o", f"Dir::State::lists={self.root / 'lists'}"),
+            *("-o", f"Dir::Cache={self.root / 'cache'}"),
+            *("-o", "Dir::Cache::archives=archives"),
+            *("-o", "APT::Get::List-Cleanup=true"),
+            *("-o", "Acquire::Languages=none"),
+            *("-o", "Acquire::Retries=3"),
+            # An index that did not arrive is an error, not a warning.
+            *("-o", "APT::Update::Error-Mode=any"),
+            # The cache may lie where apt's own user cannot go.
+            *("-o", "APT::Sandbox::User=root"),
+            *("-o", "APT::Update::Post-Invoke-Success="),
+        ]
+
+    @property
+    def name(self) -> str:
+        """As people call it: `trixie`."""
+        return self.mirror.suite
+
+    def update(self, *, bound: bool) -> None:
+        """Bring the index up to date.
+
+        Args:
+            bound: the digest of what is looked for is known from elsewhere. Then an index that is older than it says it
+                may be serves too: it only tells where the file lies.
+
+        Raises:
+            NoSuiteError: the mirror does not have it.
+            SourceError: it is older than it says it may be, and apt here refuses such.
+            UnreachableError: the mirror does not answer, or what it gives is not signed by the distribution.
+        """
+        folder = self.root / "sources"
+        shutil.rmtree(folder, ignore_errors=True)
+        for path in (folder, self.root / "lists" / "partial", self.root / "cache" / "archives" / "partial"):
+            path.mkdir(parents=True, exist_ok=True)
+        mirror = self.mirror
+        lines = ["Types: deb-src", f"URIs: {mirror.site}", f"Suites: {mirror.suite}"]
+        lines += [f"Components: {' '.join(mirror.components)}"]
+        lines += [f"Signed-By: {mirror.keyring}"] if mirror.keyring else []
+        write_atomically(folder / "mirrors.sources", ("\n".join(lines) + "\n").encode())
+        lax = ("-o", "Acquire::Check-Valid-Until=false") if bound else ()
+        try:
+            self._run("apt-get", *lax, "-q", "update")
+        except CommandError as error:
+            raise self._update_error(error) from error
+
+    def _update_error(self, error: CommandError) -> ToolchainError:
+        told = worst(error)
+        if _EXPIRED.search(told):
+            return SourceError(
+                f"the index of the suite {self.name} is out of date",
+                why=f"{told}\nan old index hides newer versions, and no digest of this package is on record",
+                fix="use a mirror that is kept up to date, or give the archive itself as URL#sha256=DIGEST; "
+                "for a mirror that is frozen on purpose apt has Acquire::Check-Valid-Until",
+            )
+        if _GONE.search(told):
+            return NoSuiteError(
+                f"the mirror does not have the suite {self.name}", why=told, fix="name another one after the @"
+            )
+        return UnreachableError(
+            f"the source index of the suite {self.name} cannot be read",
+            why=told,
+            fix="check that apt-get update works here",
+        )
+
+    def versions(self, names: Collection[str]) -> list[Package]:
+        """Every version of these packages that the index names, newest first."""
+        try:
+            text = self._run("apt-cache", "-q", "showsrc", "--only-source", *sorted(names))
+        except CommandError:
+            return []  # apt-cache fails where it knows none of the names
+        found: dict[tuple[str, str], Package] = {}
+        for stanza in stanzas(text):
+            package_version = stanza.get("version", "")
+            for line in stanza.get("checksums-sha256", "").splitlines():
+                words = line.split()
+                if len(words) == 3 and (match := _ORIG.search(words[2])) and stanza.get("package") in names:
+                    found[stanza["package"], package_version] = Package(
+                        name=stanza["package"],
+                        version=match["version"],
+                        file=words[2],
+                        sha256=words[0],
+                        size=int(words[1]),
+                        package_version=package_version,
+                        suites=(self.name,),
+                    )
+        return newest_first(found.values())
+
+    def uri(self, found: Package) -> str:
+        """Where the tarball lies, as apt itself would fetch it.
+
+        Raises:
+            SourceError: apt names no address.
+        """
+        spec = f"{found.name}={found.package_version}"
+        for line in self._run("apt-get", "source", "--print-uris", "--only-source", spec).splitlines():
+            match = re.match(r"'([^']+)' (\S+) ", line)
+            if match and match[2] == found.file:
+                return match[1]
+        raise SourceError(
+            f"apt names no address for {found.file}", fix="apt-get update, then run it again; or give URL#sha256=DIGEST"
+        )
+
+    def has_file(self, found: Package) -> bool | None:
+        """Whether the mirror has the tarball that its index names; None where it does not say."""
+        import requests  # noqa: PLC0415 - only a listing asks
+
+        try:
+            answer = web.session(1, 1.0, netrc=False).head(self.uri(found), timeout=20, allow_redirects=True)
+        except (requests.RequestException, SourceError, CommandError):
+            return None
+        return {200: True, 404: False, 410: False}.get(answer.status_code)
+
+    def download(self, found: Package, store: Store) -> Path:
+        """The tarball in the store.
+
+        Raises:
+            DigestError: it has another digest than the index says.
+            SourceError: the index names it and the mirror does not have it.
+            UnreachableError: the mirror does not answer.
+        """
+        uri, digest = self.uri(found), f"sha256:{found.sha256}"
+        if not os.access(_HELPER, os.X_OK):
+            return fetch_archive(uri, digest, store, offline=False, name=found.file)
+        partial = store.partial / f"apt-{found.sha256}"
+        partial.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self._run(os.fspath(_HELPER), "download-file", uri, os.fspath(partial), f"SHA256:{found.sha256}")
+        except CommandError as error:
+            partial.unlink(missing_ok=True)
+            raise self._download_error(found, error) from error
+        return store.add_file(partial, digest, name=found.file)
+
+    def _download_error(self, found: Package, error: CommandError) -> ToolchainError:
+        told = worst(error)
+        if "mismatch" in told.lower():
+            return DigestError(
+                f"{found.file} has the wrong digest", why=told, fix="the mirror is out of step; try again later"
+            )
+        if _GONE.search(told):
+            return SourceError(
+                f"the suite {self.name} names {found.file}, and the mirror has that file no more",
+                why=told,
+                fix="name another version or suite (`toolchain pins --distro` lists them), or give URL#sha256=DIGEST",
+            )
+        return UnreachableError(
+            f"{found.file} could not be fetched", why=told, fix="check that apt-get update works here"
+        )
+
+    def _run(self, program: str, *words: str) -> str:
+        return process.run(
+            [program, *self.options, *words],
+            capture=True,
+            env={**network_environment(), "DEBIAN_FRONTEND": "noninteractive"},
+            helpers=True,
+        ).stdout
+
+
+@dataclass
+class Readings:
+    """Suites as they are read, and why some could not be. A site that does not answer is asked once."""
+
+    suites: Sequence[Suite]
+    bound: bool = False
+
+    def __post_init__(self) -> None:
+        self.failed: list[ToolchainError] = []
+        self.missing: dict[str, NoSuiteError] = {}
+        self._silent: set[str] = set()
+
+    def __iter__(self) -> Iterator[Suite]:
+        for suite in self.suites:
+            if suite.mirror.site in self._silent:
+                continue
+            try:
+                suite.update(bound=self.bound)
+            except NoSuiteError as error:
+                self.missing[suite.name] = error
+            except UnreachableError as error:
+                self._silent.add(suite.mirror.site)
+                self.failed.append(error)
+            except SourceError as error:
+                self.failed.append(error)
+            else:
+                yield suite
+
+
+def newest_first(packages: Collection[Package]) -> list[Package]:
+    """Sorted by Debian's order of package versions, as the program that defines it has it."""
+    return sorted(packages, key=cmp_to_key(_compare), reverse=True)
+
+
+def _compare(package: Package, other: Package) -> int:
+    version, than = package.package_version, other.package_version
+    if version == than:
+        return 0
+    newer = process.run(["dpkg", "--compare-versions", version, "gt", than], check=False).returncode == 0
+    return 1 if newer else -1
+
+
+def worst(error: CommandError) -> str:
+    """apt's own errors out of its output."""
+    lines = [line for line in error.tail if line.startswith(("E:", "W:", "Err:"))] or list(error.tail)
+    # Which mirror this machine uses is nobody's business where messages are kept.
+    return _HOST.sub("<mirror>", "\n".join(lines[-6:]))
