@@ -145,7 +145,7 @@ class Machine:
                 address, rules=rules, shared=shared, out=self.out, limits=self.limits, campaign=self.root.name,
                 patience=patience, on_log=lambda rule, worker, text: self.logs.append((rule.kernel, worker, text)),
             ) as elsewhere:  # fmt: skip
-                return run_campaign(rules, elsewhere, ledger, self.out, checker=here, tell=elsewhere.tell, **arguments)
+                return run_campaign(rules, elsewhere, ledger, self.out, tell=elsewhere.tell, **arguments)
 
     @property
     def logs(self) -> list[tuple[str, str, str]]:

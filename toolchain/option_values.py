@@ -130,13 +130,8 @@ def is_store_folder(text: str) -> bool:
     return not text.startswith("oci:") and not is_host
 
 
-def is_store_url(text: str) -> bool:
-    """Whether `--kernel-store` names a place by a URL."""
-    return re.match(r"[a-z][a-z0-9+.-]*://", text) is not None
-
-
 def kernel_store(text: str) -> str:
-    """Where results of kernels are shared: a folder, made absolute, a reference, or a URL.
+    """Where results of kernels are shared: a folder, made absolute, or a reference.
 
     Raises:
         ConfigError: none of these, or it names one image.
@@ -144,11 +139,7 @@ def kernel_store(text: str) -> str:
     from toolchain.oci.reference import LayoutRef, parse  # noqa: PLC0415 - most calls name none
 
     if not text.strip():
-        raise ConfigError(
-            "--kernel-store names nothing", fix="give a folder, oci:DIR, REGISTRY/NAME or s3://BUCKET/NAME"
-        )
-    if is_store_url(text):
-        return _store_url(text)
+        raise ConfigError("--kernel-store names nothing", fix="give a folder, oci:DIR or REGISTRY/NAME")
     if is_store_folder(text):
         return str(Path(text).expanduser().absolute())
     ref = parse(text)
@@ -168,35 +159,6 @@ def scheduler(text: str) -> str:
     from toolchain.kernels.dask_link import check_address  # noqa: PLC0415 - most calls name none
 
     return check_address(text.strip())
-
-
-def _store_url(text: str) -> str:
-    scheme, _, rest = text.partition("://")
-    if not rest.strip("/"):
-        raise ConfigError(f"--kernel-store {text} names no place", fix=f"e.g. {scheme}://BUCKET/NAME")
-    if scheme == "file":
-        # The folder store writes whole files or none, which fsspec's own does not.
-        return str(Path("/" + rest.lstrip("/")) if rest.startswith("/") else Path(rest).absolute())
-    if "::" in text or "@" in rest.partition("/")[0]:
-        raise ConfigError(
-            "--kernel-store has credentials or a chain of places in its URL",
-            why="the URL goes into messages and reports",
-            fix="give credentials as the file system's own documentation says, e.g. in the environment",
-        )
-    return text.rstrip("/")
-
-
-def recheck(text: str) -> float:
-    """The probability with which a result that is taken is compiled here too: `all`, `0.05` or `5%`.
-
-    Raises:
-        ConfigError: it is no share.
-    """
-    number = re.fullmatch(r"(\d+(?:\.\d+)?)(%?)", text.strip())
-    share = 1.0 if text.strip() == "all" else float(number[1]) / (100 if number[2] else 1) if number else -1.0
-    if not 0 <= share <= 1:
-        raise ConfigError(f"--recheck {text!r} is no share", fix="e.g. --recheck 5%, --recheck 0.05 or --recheck all")
-    return share
 
 
 def shard(text: str) -> tuple[int, int]:

@@ -69,7 +69,6 @@ class Request:
         runner: starts the containers of checks and kernels; no input, since what comes out is the same.
         mirrors: prefixes of URLs and what to ask in their place; no input, since digests name what is fetched.
         shard: which part of how many.
-        recheck: from 0 to 1.
         lock: with `locked` or a `lock_file`, the only things that may come in.
         kernel_key: signs what is added to the kernel store; what is taken must be signed by it.
         shards: kernel stores that the kernels must come from; nothing is compiled for them.
@@ -185,16 +184,8 @@ class Request:
         metadata=option(
             "kernel-store", metavar="WHERE", place="path", is_path=reading.is_store_folder,
             read=reading.kernel_store, example="kernel-store",
-            help="Share kernels with other campaigns by a folder, oci:DIR, REGISTRY/NAME or s3://BUCKET/NAME: take what"
-            " is there, add the rest.",
-        ),
-    )  # fmt: skip
-    recheck: float | None = field(
-        default=None,
-        metadata=option(
-            "recheck", metavar="SHARE|all", example="5%", read=reading.recheck,
-            help="Also compile this share of the kernel store's results here, and compare. After one difference nothing"
-            " of that store is used.",
+            help="Share kernels with other campaigns by a folder, oci:DIR or REGISTRY/NAME: take what is there, add the"
+            " rest.",
         ),
     )  # fmt: skip
     scheduler: str | None = field(

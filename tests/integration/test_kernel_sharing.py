@@ -36,7 +36,7 @@ from toolchain.kernels.rules import RuleSet
 from toolchain.kernels.shards import shard_of
 from toolchain.kernels.shared import SharedResults
 from toolchain.kernels.station import Bench, Station
-from toolchain.kernels.store import Addition, FolderStore, Result, read_record
+from toolchain.kernels.store import FolderStore
 
 __all__ = ["python"]  # the fixture
 Files = dict[str, str]
@@ -110,42 +110,6 @@ def test_a_merge_of_shards_makes_what_one_machine_makes_and_compiles_nothing(
     assert (result.shared["taken"], merging.started) == (4, 0)
     with pytest.raises(KernelError, match="1 of 2 shards are missing: 2/2"):
         Machine(tmp_path / "half", python).share(stores[:1], only=True)
-
-
-def test_all_of_honest_stores_is_what_compiles_here(
-    local: tuple[Files, CampaignResult], stores: list[FolderStore], python: str, tmp_path: Path
-) -> None:
-    files, result = Machine(tmp_path, python).share(stores, recheck=1.0)
-    assert files == local[0]
-    assert (result.shared["rechecked"], result.shared["lied"]) == (4, {})
-
-
-def test_a_store_that_lies_is_found(
-    local: tuple[Files, CampaignResult], stores: list[FolderStore], python: str, tmp_path: Path
-) -> None:
-    """Its object is one that Triton made, for this GPU and of this kernel, with another launch value."""
-    machine = Machine(tmp_path / "machine", python)
-    naming, rule = machine.naming(), machine.rules()[0]
-    other = replace(rule, waves_per_eu=2)
-    with Ledger(tmp_path / "ledger.sqlite") as ledger:
-        run_campaign(
-            [other],
-            LocalExecutor(machine.worker, workers=1, timeout=300),
-            ledger,
-            tmp_path / "other",
-            worker_tree=str(machine.root),
-        )
-    lying = FolderStore(tmp_path / "store")
-    ((_, record),) = [row for store in stores for row in store.fetch([naming.name(rule)])]
-    assert record is not None
-    honest = read_record(record, naming.inputs(rule))
-    path = tmp_path / "other" / other.out
-    lie: Result = replace(honest, code=path.read_bytes(), metadata=path.with_suffix(".json").read_bytes())
-    lying.add(Addition(naming.name(rule), rule.target, rule.id, 1.0, lie.record()))
-
-    files, result = machine.share([lying], recheck=1.0)
-    assert list(result.shared["lied"]) == [lying.ref]
-    assert files == local[0]
 
 
 def test_a_compile_process_that_is_killed_costs_nothing_but_its_kernel(

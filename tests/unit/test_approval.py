@@ -27,7 +27,6 @@ TRUSTING = {
     "key": '"k"',
     "mirror": '["https://github.com/=https://evil.example/"]',
     "public-key": '"k.pub"',
-    "recheck": '"5%"',
     "reuse-from": '"evil.example/ns"',
     "runner": '"docker"',
     "scheduler": '"tcp://127.0.0.1:8786"',

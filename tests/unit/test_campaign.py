@@ -14,7 +14,7 @@ import pytest
 
 from tests.kernel_fixtures import FakeWorkers, make_rule
 from toolchain.errors import KernelError, ResourceError
-from toolchain.kernels import executors, faults
+from toolchain.kernels import executors, worker_process
 from toolchain.kernels.campaign import CampaignResult, run_campaign
 from toolchain.kernels.executors import LocalExecutor, Outcome
 from toolchain.kernels.ledger import DONE, FAILED, TIMEOUT, Ledger
@@ -161,7 +161,7 @@ def test_what_the_machine_does_is_no_bad_kernel(place: Place, kernel: str) -> No
 
 
 def test_a_full_disk_is_no_bad_kernel_whatever_the_compiler_says(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(faults, "_LEAST_FREE", 1 << 62)
+    monkeypatch.setattr(worker_process, "LEAST_FREE", 1 << 62)
     with pytest.raises(ResourceError, match="the disk is full"):
         place.run([make_rule("fails")])
     assert place.run([make_rule("good")]).counts() == {"done": 1, "failed": 0, "timed_out": 0}

@@ -359,13 +359,3 @@ def test_what_a_store_gave_is_not_told_as_tried() -> None:
     said = summary(result, seconds=4.0, command="toolchain build kernels", keep_going=False)
     assert said[0].endswith("1 of them from earlier runs, 3 from kernel stores")
     assert said[1].startswith("2 tried in 4 s, 0.50 a second")
-
-
-def test_what_a_store_that_lied_gave_is_open_again(tmp_path: Path) -> None:
-    board = board_of(tmp_path / STATUS, Clock())
-    entry = Entry.of(make_rule("quick"), DONE, seconds=2.0)
-    board.count(entry, reused=True)
-    board.take_back(entry)
-    told = board.as_json()
-    assert (told["done"], told["reused"]) == (0, 0)
-    assert all(row["mean_seconds"] is None for row in told["by_kernel"])

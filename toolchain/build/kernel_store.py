@@ -1,4 +1,4 @@
-"""The kernel stores that the user names, opened; and those that lied, remembered."""
+"""The kernel stores that the user names, opened."""
 
 from __future__ import annotations
 
@@ -6,23 +6,18 @@ import contextlib
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from toolchain import console, strict_json
 from toolchain.cache import Cache
-from toolchain.digest import canonical, write_atomically
-from toolchain.errors import ConfigError, UntrustedError
+from toolchain.errors import ConfigError
 from toolchain.kernels.oci_store import OciStore
 from toolchain.kernels.result_name import Naming
 from toolchain.kernels.shared import SharedResults
 from toolchain.kernels.store import FolderStore, KernelStore
-from toolchain.kernels.url_store import UrlStore
-from toolchain.locks import held
 from toolchain.oci.place import open_place
 from toolchain.oci.reference import parse
-from toolchain.option_values import is_store_folder, is_store_url
+from toolchain.option_values import is_store_folder
 from toolchain.request import Request
 
 if TYPE_CHECKING:
@@ -85,7 +80,6 @@ def shared_results(
     """The stores of a request, until the end of the `with`; None where it names none.
 
     Raises:
-        UntrustedError: one of them lied before.
         ConfigError: one of them is none, or a registry although nothing may reach out.
     """
     places = request.shards or ((request.kernel_store,) if request.kernel_store else ())
@@ -94,24 +88,7 @@ def shared_results(
         return
     with contextlib.ExitStack() as stack:
         stores = [stack.enter_context(open_store(place, request.cache, offline=request.offline)) for place in places]
-        known = distrusted(request.cache)
-        for store in stores:
-            if store.ref in known:
-                raise UntrustedError(
-                    f"the kernel store {store.ref} lied, and is not used again",
-                    why=f"{known[store.ref]['when']}: {known[store.ref]['why']}",
-                    fix=f"look into it; to use it again, take it out of {_file(request.cache)}",
-                )
-        yield SharedResults(
-            stores,
-            naming,
-            key=result_key(request.kernel_key),
-            recheck=request.recheck or 0.0,
-            only=bool(request.shards),
-            distrusted=known,
-            about=about,
-            on_lie=lambda ref, why: distrust(request.cache, ref, why),
-        )
+        yield SharedResults(stores, naming, key=result_key(request.kernel_key), only=bool(request.shards), about=about)
 
 
 @contextlib.contextmanager
@@ -127,13 +104,6 @@ def open_store(place: str, cache: Cache, *, offline: bool = False) -> Iterator[K
     if is_store_folder(place):
         yield FolderStore(Path(place))
         return
-    if is_store_url(place):
-        if offline and not place.startswith("memory://"):
-            raise ConfigError(
-                "--offline forbids to ask a store by URL", fix="use a folder or oci:DIR as --kernel-store"
-            )
-        yield UrlStore(place)
-        return
     ref = parse(place)
     if offline and ref.remote:
         raise ConfigError("--offline forbids to ask a registry", fix="use a folder or oci:DIR as --kernel-store")
@@ -144,34 +114,3 @@ def open_store(place: str, cache: Cache, *, offline: bool = False) -> Iterator[K
             yield store
         finally:
             store.close()
-
-
-def _file(cache: Cache) -> Path:
-    return cache.root / "distrusted-kernel-stores.json"
-
-
-def distrusted(cache: Cache) -> dict[str, dict[str, str]]:
-    """The stores that lied to this machine: when, and in what.
-
-    Raises:
-        ConfigError: the list cannot be read: then none of them may be used.
-    """
-    try:
-        found = strict_json.read(_file(cache).read_bytes())
-        return {str(ref): {"when": str(row["when"]), "why": str(row["why"])} for ref, row in found.items()}
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(
-            f"cannot read {_file(cache)}", why=f"{type(error).__name__}: {error}", fix="mend it, or remove it"
-        ) from error
-
-
-def distrust(cache: Cache, ref: str, why: str) -> None:
-    """Note that a store lied. What was noted about it first stays."""
-    with held(cache.locks / "distrusted-kernel-stores.lock", what="the list of kernel stores that lied"):
-        known = distrusted(cache)
-        if ref not in known:
-            now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-            write_atomically(_file(cache), canonical({**known, ref: {"when": now, "why": why}}) + b"\n")
-            console.note(f"the kernel store {ref} lied ({why}); all that it gave is compiled here")

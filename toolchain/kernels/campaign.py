@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shutil
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,14 +15,14 @@ from toolchain import strict_json
 from toolchain.digest import canonical, sha256_file, write_atomically
 from toolchain.errors import KernelError, ResourceError
 from toolchain.kernels.bounds import MemoryBounds
-from toolchain.kernels.codeobject import check_object
+from toolchain.kernels.codeobject import check_object, metadata_fault
 from toolchain.kernels.executors import Executor, Outcome
-from toolchain.kernels.faults import of_machine, of_metadata
 from toolchain.kernels.ledger import DONE, FAILED, TIMEOUT, Entry, Ledger, reproducible
 from toolchain.kernels.rules import Rule, RuleSet, Tasks, in_order
-from toolchain.kernels.shared import AGAIN, WORKER, SharedResults, again
+from toolchain.kernels.shared import SharedResults
 from toolchain.kernels.status import STATUS, Board
 from toolchain.kernels.summary import summary
+from toolchain.kernels.worker_process import machine_fault
 
 REPORT = "report.json"
 # What AOTriton's loader and packers read for a kernel that is known not to compile, beside an empty object.
@@ -120,7 +119,6 @@ def run_campaign(
     command: str = "",
     bounds: MemoryBounds | None = None,
     shared: SharedResults | None = None,
-    checker: Executor | None = None,
     tell: Callable[[dict[str, Any]], None] | None = None,
 ) -> CampaignResult:
     """Compile what is not there yet, check every object, write the report.
@@ -138,7 +136,6 @@ def run_campaign(
         command: what was called, for those who are told how to go on.
         bounds: those of the executor's workers, for those who look.
         shared: where results may be that others compiled, and where these go.
-        checker: compiles again what is not believed; the executor itself, unless others compile for it.
         tell: see `Board`.
 
     Raises:
@@ -157,18 +154,13 @@ def run_campaign(
     with Board(place, wanted, workers=executor.workers, bounds=bounds, command=command, tell=tell) as board:
         for rule in wanted:
             entry = ledger.get(rule.id)
-            if shared is not None and entry is not None and shared.is_distrusted(entry):
-                _forget(ledger, shared, rule, entry)
-                todo[rule.id] = rule
-            elif entry is not None and _finished(entry, rule, out):
+            if entry is not None and _finished(entry, rule, out):
                 board.count(entry, reused=True)
                 earlier.append(rule)
             else:
                 todo[rule.id] = rule
         seen = (worker_tree, worker_out or str(out))
-        _Run(wanted, todo, executor, checker or executor, ledger, out, seen, on_count, board).to_the_end(
-            shared, earlier
-        )
+        _Run(wanted, todo, executor, ledger, out, seen, on_count, board).to_the_end(shared, earlier)
         result = CampaignResult(
             entries=ledger.entries(wanted),
             skipped=len(earlier),
@@ -216,7 +208,6 @@ class _Run:
     wanted: Sequence[Rule]
     todo: dict[str, Rule]
     executor: Executor
-    checker: Executor
     ledger: Ledger
     out: Path
     seen: tuple[str, str]
@@ -234,13 +225,7 @@ class _Run:
             self.compile_rest()
             return
         self.take(shared)
-        # Once more where the workers show that a store named another compiler, or one of them lied.
-        while True:
-            made = self.compile_rest(shared)
-            self.check(shared, made)
-            self.forget_distrusted(shared)
-            if not self.todo:
-                break
+        self.compile_rest(shared)
         shared.add_earlier(earlier, {entry.id: entry for entry in self.ledger.entries(earlier)}, self.out)
         shared.flush()
 
@@ -251,27 +236,23 @@ class _Run:
         if self.on_count is not None:
             self.on_count(count, len(self.wanted), label)
 
-    def compile_rest(self, shared: SharedResults | None = None) -> list[Entry]:
-        """Compile what has no entry; the entries of what other machines compiled."""
-        elsewhere = []
-        for rule, entry in self._compiled(dict(self.todo), self.executor):
+    def compile_rest(self, shared: SharedResults | None = None) -> None:
+        """Compile what has no entry."""
+        for rule, entry in self._compiled(dict(self.todo)):
             self.ledger.record(entry)
             self.board.count(entry)
             del self.todo[rule.id]
             if shared is not None and entry.status == DONE:
-                shared.compare_compiler(self.executor.about())
+                shared.compiled_by(self.executor.about())
                 if not entry.origin:
                     shared.add(rule, entry, self.out)
-            if entry.origin:
-                elsewhere.append(entry)
             self.tell(f"{rule.kernel} {rule.target}")
-        return elsewhere
 
-    def _compiled(self, todo: Mapping[str, Rule], executor: Executor) -> Iterator[tuple[Rule, Entry]]:
+    def _compiled(self, todo: Mapping[str, Rule]) -> Iterator[tuple[Rule, Entry]]:
         for rule in todo.values():
             _objects(self.out, rule, unlink=True)
         tasks = Tasks(in_order(todo.values()), *self.seen)
-        with contextlib.closing(executor.run(tasks)) as outcomes:
+        with contextlib.closing(self.executor.run(tasks)) as outcomes:
             for outcome in outcomes:
                 rule = todo[outcome["id"]]
                 entry = _entry(rule, outcome, self.out)
@@ -282,38 +263,16 @@ class _Run:
                 yield rule, entry
 
     def take(self, shared: SharedResults) -> None:
-        """Take what the stores have, and check a sample of it."""
+        """Take what the stores have."""
         for rule in self.todo.values():
             _objects(self.out, rule, unlink=True)
-        taken = {}
         for entry in shared.take(tuple(self.todo.values()), self.out):
             self.ledger.record(entry)
             self.board.count(entry, reused=True)
-            taken[entry.id] = self.todo.pop(entry.id)
+            del self.todo[entry.id]
             self.tell(f"{entry.kernel} {entry.target} (from the store)")
-        self.check(shared, self.ledger.entries(taken.values()))
-        self.forget_distrusted(shared)
         if shared.only:
             self._record_known(shared)
-
-    def check(self, shared: SharedResults, others: Sequence[Entry]) -> None:
-        """Compile a sample of what others made here too, and hold both against each other."""
-        entries = {entry.id: entry for entry in shared.sample(others)}
-        rules = {rule.id: again(rule) for rule in (self.wanted if entries else ()) if rule.id in entries}
-        try:
-            for rule, made in self._compiled(rules, self.checker):
-                shared.compare(entries[rule.id], made, self.out, rule)
-        finally:
-            shutil.rmtree(self.out / AGAIN, ignore_errors=True)
-
-    def forget_distrusted(self, shared: SharedResults) -> None:
-        """Compile anew what came from stores and machines that lied."""
-        for rule in self.wanted if shared.distrusted else ():
-            entry = self.ledger.get(rule.id)
-            if entry is not None and rule.id not in self.todo and shared.is_distrusted(entry):
-                _forget(self.ledger, shared, rule, entry)
-                self.board.take_back(entry, reused=not entry.origin.startswith(WORKER))
-                self.todo[rule.id] = rule
 
     def _record_known(self, shared: SharedResults) -> None:
         """Where nothing is to be compiled, take what is known to fail, and name the rest.
@@ -335,18 +294,9 @@ class _Run:
             )
 
 
-def _forget(ledger: Ledger, shared: SharedResults, rule: Rule, entry: Entry) -> None:
-    """Make nothing of an entry. What a machine wrote that lied lies in the store too, and the entry says so until
-    another one takes its place: the campaign may be killed before."""
-    if entry.origin.startswith(WORKER):
-        shared.spoil(rule)
-    else:
-        ledger.forget(rule.id)
-
-
 def _blame_the_machine(entry: Entry, out: Path) -> None:
     """Raise where a failure says nothing about the kernel: marked as known bad, it would be missed for ever."""
-    if entry.status == FAILED and (what := of_machine(entry.reason, out)):
+    if entry.status == FAILED and (what := machine_fault(entry.reason, out)):
         raise ResourceError(
             what,
             why=f"{entry.out}: {_brief(entry.reason)}",
@@ -359,8 +309,8 @@ def _finished(entry: Entry | None, rule: Rule, out: Path) -> bool:
         return False
     path, beside = _objects(out, rule)
     try:
-        return sha256_file(path) == f"sha256:{entry.sha256}" and not of_metadata(
-            rule, strict_json.read(beside.read_bytes())
+        return sha256_file(path) == f"sha256:{entry.sha256}" and not metadata_fault(
+            strict_json.read(beside.read_bytes()), rule.target
         )
     except (OSError, ValueError):
         return False
@@ -396,7 +346,7 @@ def _entry(rule: Rule, outcome: Outcome, out: Path) -> Entry:
             check_object(path, rule.target, rule.kernel)
             digest, size = sha256_file(path).removeprefix("sha256:"), path.stat().st_size
             metadata = strict_json.read(beside.read_text(encoding="utf-8"))
-            reason = of_metadata(rule, metadata)
+            reason = metadata_fault(metadata, rule.target)
             if digest != outcome.get("sha256"):
                 reason = f"the object's SHA-256 is {digest}, the worker said {outcome.get('sha256')}"
         except KernelError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from toolchain.catalog.gpus import check_gpu, gpu_of_flag, machine_flag
 from toolchain.errors import KernelError
@@ -29,6 +30,18 @@ def check_object(path: Path, gpu: str, kernel: str | None = None) -> None:
     why = _fault(path, gpu, kernel)
     if why:
         raise KernelError(f"{path} is not a code object for {gpu}", why=why, fix="compile it again")
+
+
+def metadata_fault(metadata: Any, gpu: str) -> str:
+    """What keeps the JSON beside an object from serving the packers; empty when nothing does."""
+    if not isinstance(metadata, dict):
+        return "the JSON beside the object is not an object"
+    numbers = {name: metadata.get(name) for name in ("shared", "num_warps", "warp_size")}
+    if lacking := [name for name, value in numbers.items() if not isinstance(value, int)]:
+        return f"the JSON beside the object lacks {', '.join(lacking)}"
+    if metadata.get("compile_status") != "Complete" or metadata.get("arch") != gpu:
+        return f"the JSON says {metadata.get('compile_status')} for {metadata.get('arch')}"
+    return ""
 
 
 @dataclass(frozen=True)

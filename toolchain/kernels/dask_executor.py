@@ -26,7 +26,7 @@ from toolchain.kernels.oci_store import OciStore
 from toolchain.kernels.rules import Rule
 from toolchain.kernels.shared import WORKER, SharedResults
 from toolchain.kernels.station import MACHINE, REFUSED, Limits
-from toolchain.kernels.store import DamagedError, LiedError, UnsignedError, difference
+from toolchain.kernels.store import DamagedError, UnsignedError, difference
 from toolchain.kernels.worker_process import Task
 
 LOG = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ class DaskExecutor:
     """Compiles by the workers of a Dask scheduler; see `Executor`. Used as a context.
 
     A worker that was made of another Triton, or has other limits, gets no order. One whose machine fails is set aside,
-    one that lies too, and what it had is compiled by others. Where the scheduler or all workers are gone it waits.
+    and what it had is compiled by others. Where the scheduler or all workers are gone it waits.
 
     Args:
         address: of the scheduler.
@@ -151,7 +151,7 @@ class DaskExecutor:
         """See `Executor.run`.
 
         Raises:
-            KernelError: no worker that could compile came for so long, the store lied, or an order ends in nothing.
+            KernelError: no worker that could compile came for so long, the store is gone, or an order ends in nothing.
             UnreachableError: the scheduler is gone for so long.
         """
         waiting = deque(_Order(self._rules[task["id"]]) for task in tasks)
@@ -232,8 +232,6 @@ class DaskExecutor:
 
     def _unfit(self, row: Mapping[str, Any]) -> str:
         naming = self._shared.naming
-        if f"{WORKER}{row['name']}" in self._shared.distrusted:
-            return "it lied"
         if row.get("format") != FORMAT:
             return "it is of another version of this tool"
         inputs, own = dict(row.get("inputs") or {}), naming.shared
@@ -260,7 +258,7 @@ class DaskExecutor:
                 waiting.appendleft(order)
         while waiting and len(self._flying) < _AHEAD * slots:
             order = waiting.popleft()
-            text = rule_as_text(order.rule, self._shared.name(order.rule), anew=self._shared.is_spoilt(order.rule))
+            text = rule_as_text(order.rule, self._shared.name(order.rule), anew=self._shared.is_rejected(order.rule))
             self._sent += 1
             key = f"kernel-{order.rule.id}-{self._token}-{self._sent}"
             try:
@@ -300,10 +298,7 @@ class DaskExecutor:
     def _heard(self, order: _Order, answer: Mapping[str, Any]) -> Outcome | None:
         """What an answer is worth."""
         rule, name, status = order.rule, str(answer.get("worker", "")), answer.get("status")
-        lied = f"{WORKER}{name}" in self._shared.distrusted
-        if lied:
-            self._shared.spoil(rule)
-        if lied or name in self._aside:
+        if name in self._aside:
             return None
         if status == DONE:
             return self._brought(order, name, answer)
@@ -321,9 +316,9 @@ class DaskExecutor:
         rule, shared, maker = order.rule, self._shared, WORKER + name
         if not shared.stores:
             raise KernelError(
-                "there is no kernel store left that the workers could write to",
-                why="the one that was named lied, and is not used again",
-                fix="name another --kernel-store, here and for the workers; then run it again",
+                "the kernel store does not answer any more",
+                why="workers write their results there; the log says why it was given up",
+                fix="see that it can be read and has room, then run it again: it goes on",
             )
         found = bool(answer.get("found"))
         try:
@@ -335,26 +330,12 @@ class DaskExecutor:
                 if entry is not None:
                     break
         except (DamagedError, UnsignedError) as error:
-            # Not the one that it spoke of: it lies, or another one wrote at the same time, who is banned by now.
             order.tries += 1
             self._strikes[name] += 1
-            shared.spoil(rule)
-            LOG.warning("%s: what %s left in the store is of no use: %s", rule.out, name, error)
+            shared.reject(rule)
+            LOG.warning("%s: what %s left in the store cannot be used: %s", rule.out, name, error)
             if self._strikes[name] >= _STRIKES:
-                self._set_aside(name, "what it leaves in the store is of no use")
-            return None
-        except LiedError as error:
-            shared.spoil(rule)
-            if not found:
-                shared.lied(maker, f"{rule.out}: {error}")
-                self._set_aside(name, "it lied")
-                # It may be at any of these, and leave a lie for others to find.
-                for other in self._flying.values():
-                    shared.spoil(other.rule)
-            elif any(ref.startswith(WORKER) for ref in shared.distrusted):
-                order.tries += 1
-            else:
-                shared.lied(shared.stores[0].ref, f"{rule.out}: {error}")
+                self._set_aside(name, "what it leaves in the store cannot be used")
             return None
         if entry is None:
             self._set_aside(name, f"what it compiled is not in {shared.stores[0].ref}: its --kernel-store is another")

@@ -155,10 +155,6 @@ class Ledger:
                 fix="free room and run it again: it goes on",
             ) from error
 
-    def forget(self, rule_id: str) -> None:
-        """Take an entry out: what it speaks of is worth nothing."""
-        self._db.execute("DELETE FROM entry WHERE id = ?", (rule_id,))
-
     def get(self, rule_id: str) -> Entry | None:
         """The entry of a rule."""
         row = self._db.execute("SELECT content FROM entry WHERE id = ?", (rule_id,)).fetchone()

@@ -17,8 +17,7 @@ from typing import Any
 
 from toolchain import strict_json
 from toolchain.errors import DigestError, DocumentError, RegistryError
-from toolchain.kernels.store import Addition, check_note
-from toolchain.kernels.untrusted import seconds
+from toolchain.kernels.store import Addition, check_note, read_seconds
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.layout import Layout
@@ -86,7 +85,7 @@ class OciStore:
                 raise ValueError(f"its list has {listed.size} bytes")
             path = self._place.blob(listed, self._scratch)
             rows = {
-                str(name): _Row(int(offset), int(size), str(rule), seconds(took))
+                str(name): _Row(int(offset), int(size), str(rule), read_seconds(took))
                 for name, (offset, size, rule, took) in strict_json.read(path.read_bytes())["results"].items()
             }
             self._scratch.forget(listed.digest)

@@ -107,8 +107,8 @@ class Shard:
         if not shared.stores:
             raise KernelError(
                 f"shard {number}/{count} has no store for its results",
-                why="the one that was named lied, and is not used again",
-                fix="name another --kernel-store, and run it again: nothing is compiled twice",
+                why="the one that was named does not answer any more",
+                fix="see that it can be read and has room, and run it again: nothing is compiled twice",
             )
         mark = {
             **self.identity,

@@ -26,7 +26,6 @@ from toolchain.errors import ToolchainError
 from toolchain.kernels.bounds import EVERY, MemoryBounds, Watch
 from toolchain.kernels.dask_link import FORMAT, rule_of
 from toolchain.kernels.executors import Crew, Outcome
-from toolchain.kernels.faults import of_machine
 from toolchain.kernels.ledger import DONE, FAILED
 from toolchain.kernels.result_name import Naming, name_of
 from toolchain.kernels.rules import Rule
@@ -35,12 +34,11 @@ from toolchain.kernels.store import (
     DamagedError,
     KernelStore,
     Key,
-    LiedError,
     Result,
     UnsignedError,
     read_record,
 )
-from toolchain.kernels.worker_process import MakeWorker, Task
+from toolchain.kernels.worker_process import MakeWorker, Task, machine_fault
 
 LOG = logging.getLogger(__name__)
 REFUSED, MACHINE = "refused", "machine"
@@ -221,7 +219,7 @@ class Station:
             outcome = self._compile(task)
             told = {name: outcome[name] for name in ("reason", "seconds", "attempt")}
             if outcome["status"] != DONE:
-                wrong = outcome["status"] == FAILED and of_machine(str(outcome["reason"]), self._bench.out)
+                wrong = outcome["status"] == FAILED and machine_fault(str(outcome["reason"]), self._bench.out)
                 log = "\n".join(outcome.get("log", ()))
                 return self._answer(MACHINE if wrong else outcome["status"], **told, log=log)
             path = out / "kernel.hsaco"
@@ -250,7 +248,7 @@ class Station:
         for record in records:
             try:
                 return read_record(record, inputs, self._key), False
-            except (DamagedError, LiedError, UnsignedError):
+            except (DamagedError, UnsignedError):
                 continue
         return None, self._store.holds(name)
 

@@ -134,20 +134,6 @@ class Board:
                     {"out": entry.out, "status": entry.status, "reason": entry.reason.partition("\n")[0][:200]}
                 )
 
-    def take_back(self, entry: Entry, *, reused: bool = True) -> None:
-        """Count a rule as open again that was counted: it came from a store or a machine that lied.
-
-        Args:
-            reused: as it was counted.
-        """
-        with self._lock:
-            group = self._groups[entry.kernel, entry.target]
-            group.done -= entry.status == DONE
-            group.failed -= entry.status == FAILED
-            group.timed_out -= entry.status not in (DONE, FAILED)
-            group.reused -= reused
-            group.seconds -= entry.seconds
-
     def as_json(self) -> dict[str, Any]:
         """What the file holds; docs/json.schema.json says what each key is."""
         workers = self._workers()

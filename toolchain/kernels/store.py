@@ -22,10 +22,10 @@ from toolchain import strict_json
 from toolchain.digest import canonical
 from toolchain.errors import ConfigError, ResourceError
 from toolchain.kernels.result_name import FORMAT
-from toolchain.kernels.untrusted import seconds
 from toolchain.strict_json import Keys
 
 _LARGEST_LINE = 1 << 20  # bytes of a record's line
+_LONGEST = 1e9  # seconds
 _NAME = re.compile(r"[0-9a-f]{64}")
 _LINE: Keys = dict.fromkeys(("statement", "keyid", "sig", "check"))
 _STATEMENT: Keys = dict.fromkeys(("format", "inputs", "sha256", "size", "json", "bitcode", "seconds", "about"))
@@ -33,19 +33,15 @@ _NOTE = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
 
 
 class DamagedError(Exception):
-    """A record that is not whole."""
-
-
-class LiedError(Exception):
-    """A record that is whole and says, or is, something else than it must be."""
+    """A record that is not whole, or of something else than its name says."""
 
 
 class UnsignedError(Exception):
-    """A record without a signature that counts."""
+    """A record without a signature by the right key."""
 
 
 class Key(Protocol):
-    """What signs statements, or says whose signature counts."""
+    """Signs statements, and verifies their signatures."""
 
     @property
     def id(self) -> str:
@@ -100,7 +96,6 @@ def sealed(statement: bytes, key: Key | None) -> bytes:
     signature = key.sign(statement) if key is not None else None
     if key is not None and signature is not None:
         line |= {"keyid": key.id, "sig": base64.b64encode(signature).decode()}
-    # Without it a bit that flips in the statement could not be told from a statement that lies.
     line["check"] = hashlib.sha256(statement).hexdigest()
     return canonical(line)
 
@@ -134,8 +129,7 @@ def read_record(record: bytes, inputs: Mapping[str, Any], key: Key | None = None
         key: whose signature counts; without it none is looked at.
 
     Raises:
-        DamagedError: it is not whole.
-        LiedError: it is another result than its name says.
+        DamagedError: it is not whole, or another result than its name says.
         UnsignedError: no signature, or by another key.
     """
     line, _, code = record.partition(b"\n")
@@ -147,7 +141,7 @@ def read_record(record: bytes, inputs: Mapping[str, Any], key: Key | None = None
             code=code,
             metadata=str(said["json"]).encode(),
             bitcode=tuple(str(name) for name in said["bitcode"]),
-            seconds=seconds(said["seconds"]),
+            seconds=read_seconds(said["seconds"]),
             about=dict(said["about"]),
         )
         digest, size = str(said["sha256"]), int(said["size"])
@@ -156,7 +150,7 @@ def read_record(record: bytes, inputs: Mapping[str, Any], key: Key | None = None
     if len(code) != size or hashlib.sha256(code).hexdigest() != digest:
         raise DamagedError(f"its object has {len(code)} bytes and SHA-256 {hashlib.sha256(code).hexdigest()}")
     if dict(result.inputs) != dict(inputs):
-        raise LiedError(difference(result.inputs, inputs))
+        raise DamagedError(difference(result.inputs, inputs))
     return result
 
 
@@ -307,7 +301,7 @@ class FolderStore:
             for line in stream:
                 with contextlib.suppress(ValueError, KeyError, TypeError):
                     row = strict_json.read(line)
-                    found[str(row["rule"])] = seconds(row["seconds"])
+                    found[str(row["rule"])] = read_seconds(row["seconds"])
         return found
 
     def note(self, name: str, content: bytes, *, first: bool = False) -> bytes:
@@ -360,6 +354,21 @@ class FolderStore:
         finally:
             if partial is not None:
                 partial.unlink(missing_ok=True)
+
+
+def read_seconds(value: Any) -> float:
+    """A time that a kernel took, in seconds, as a store has it.
+
+    Raises:
+        ValueError, TypeError: it is not one.
+    """
+    try:
+        seconds = float(value)
+    except OverflowError as error:
+        raise ValueError("no kernel takes so long") from error
+    if not 0 <= seconds <= _LONGEST:
+        raise ValueError(f"{seconds} is not a number of seconds")
+    return seconds
 
 
 def check_note(name: str) -> str:

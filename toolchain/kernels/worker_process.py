@@ -8,6 +8,8 @@ import json
 import logging
 import os
 import queue
+import re
+import shutil
 import signal
 import subprocess
 import threading
@@ -15,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 from toolchain import strict_json
@@ -24,6 +27,15 @@ LOG = logging.getLogger(__name__)
 Task = dict[str, Any]
 MakeWorker = Callable[[], AbstractContextManager["subprocess.Popen[str]"]]
 TAIL_LINES = 25
+
+# What a worker says, or how it ends, when the machine is at fault and not the kernel.
+_MACHINE_FAULT = re.compile(
+    r"No space left on device|Disk quota exceeded|Cannot allocate memory|Read-only file system|Input/output error"
+    r"|Too many open files|\bMemoryError\b|std::bad_alloc|LLVM ERROR: out of memory"
+    r"|^the worker was ended by SIG(?:KILL|TERM|INT|HUP)\b"
+)
+LEAST_FREE = 32_000_000
+"""Bytes. With less than this free a compiler fails in ways that do not name the disk."""
 
 # What tasks of one group may differ in: the worker does once what they have in common, see aotriton/shared_stages.py.
 _OWN = frozenset({"id", "out", "num_warps", "num_stages", "waves_per_eu"})
@@ -39,6 +51,17 @@ def groups(tasks: Iterable[Task], most: int) -> Iterator[list[Task]]:
     for _, group in alike:
         while part := list(itertools.islice(group, most)):
             yield part
+
+
+def machine_fault(reason: str, folder: Path) -> str:
+    """What is wrong with the machine where a compile failed for `reason`; empty where it is the kernel.
+
+    Args:
+        folder: where the objects lie.
+    """
+    if shutil.disk_usage(folder).free < LEAST_FREE:
+        return "the disk is full"
+    return "the machine failed a compile, not the kernel" if _MACHINE_FAULT.search(reason) else ""
 
 
 class DiedError(Exception):

@@ -169,7 +169,6 @@ class KernelImages:
                 command=console.command(),
                 bounds=workers.bounds,
                 shared=shared,
-                checker=workers.checker,
                 tell=workers.tell,
             )
         # The same whether something was left to compile or not.

@@ -85,7 +85,6 @@ class Workers:
     """Who compiles for a campaign; the arguments of `run_campaign` of the same names."""
 
     executor: Executor
-    checker: Executor
     bounds: MemoryBounds | None
     tell: Callable[[dict[str, Any]], None] | None
 
@@ -102,7 +101,7 @@ def compiling(
     here = local_workers(bench.start, workspace)
     address = workspace.request.scheduler
     if address is None:
-        yield Workers(executor=here, checker=here, bounds=here.bounds, tell=None)
+        yield Workers(executor=here, bounds=here.bounds, tell=None)
         return
     from toolchain.kernels.dask_executor import DaskExecutor  # noqa: PLC0415 - most builds have no scheduler
 
@@ -115,7 +114,7 @@ def compiling(
         campaign=bench.campaign, on_log=log,
     )  # fmt: skip
     with elsewhere:
-        yield Workers(executor=elsewhere, checker=here, bounds=None, tell=elsewhere.tell)
+        yield Workers(executor=elsewhere, bounds=None, tell=elsewhere.tell)
 
 
 def allocator(request: Request) -> dict[str, str]:

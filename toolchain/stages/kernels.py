@@ -125,7 +125,6 @@ class KernelsStage:
                     command=console.command(),
                     bounds=workers.bounds,
                     shared=shared,
-                    checker=workers.checker,
                     tell=workers.tell,
                 )
             shard.finish(shared, result.entries)

@@ -1,4 +1,4 @@
-"""Numbers and nesting that JSON of another machine can hold: a store with such is passed over, and no campaign ends."""
+"""Content of a kernel store that cannot be used: it is passed over or refused, and no campaign ends by it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import pytest
 from tests.unit.test_kernel_shards import RULES, folder, merge, run
 from tests.unit.test_kernel_store import Machine
 from toolchain.errors import ConfigError
-from toolchain.kernels.store import Addition, DamagedError, FolderStore, read_record
-from toolchain.kernels.untrusted import seconds
+from toolchain.kernels.store import Addition, DamagedError, FolderStore, read_record, read_seconds
 
 DEEP = "[" * 100_000
 
@@ -21,7 +20,7 @@ DEEP = "[" * 100_000
 @pytest.mark.parametrize("value", [10**400, -1, 1e12, "nan", None, [1]])
 def test_what_is_no_time_is_refused(value: Any) -> None:
     with pytest.raises((ValueError, TypeError)):
-        seconds(value)
+        read_seconds(value)
 
 
 @pytest.mark.parametrize("said", ['{"seconds": 1e999}', f'{{"seconds": {"9" * 400}}}', '{"size": Infinity}', DEEP])
