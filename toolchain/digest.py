@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import threading
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from toolchain.filesystem import NewFile
 
 CHUNK = 1 << 20
 EPOCH = 1767225600  # 2026-01-01T00:00:00Z: the one timestamp of all layers
@@ -47,17 +48,16 @@ def sha256_file(path: Path | os.PathLike[str]) -> str:
         return sha256_stream(stream)
 
 
-def write_atomically(path: Path, content: bytes, *, mode: int = 0o644) -> None:
-    """Write `content` under a partial name, flush it to disk, then give it its final name."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Two threads may write the same file; two processes in containers may have the same number.
-    partial = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.partial")
-    try:
-        with partial.open("wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        partial.chmod(mode)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+def write_atomically(path: Path, content: bytes, *, mode: int = 0o644, check: bool = False) -> None:
+    """Write `content` under a partial name, flush it to disk, then give it its final name.
+
+    Args:
+        check: read it back. Only where no other process writes something else there meanwhile.
+
+    Raises:
+        DigestError: what is read back is something else.
+        OSError: it cannot be written.
+    """
+    with NewFile(path, mode=mode) as new:
+        new.stream.write(content)
+        new.finish(sha256_bytes(content) if check else "")

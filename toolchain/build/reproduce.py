@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -202,12 +201,6 @@ def _take(cache: Cache, fresh: Cache, built: Built) -> None:
     old, new = Layout(cache.images), Layout(fresh.images).ensure()
     manifest = old.resolve(built.manifest)
     for part in (*old.children(manifest), manifest):
-        target = fresh.images / "blobs" / "sha256" / part.digest.removeprefix("sha256:")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if not target.exists():
-            try:
-                os.link(old.blob(part.digest), target)
-            except OSError:
-                new.put_file(old.blob(part.digest), digest=part.digest, media_type=part.media_type)
+        new.link(old.blob(part.digest), part.digest)
     new.tag(manifest, image_tag(built.planned.image, built.input_digest))
     write_record(fresh, read_record(cache, built.input_digest))

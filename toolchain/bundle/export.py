@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -254,13 +252,7 @@ class _Packer:
 
     def file(self, kind: Kind, name: str, title: str, path: Path, digest: str, *, of: str = "") -> None:
         """A file whose digest is known; whoever it is sent to looks whether it is true."""
-        target = self.layout.partial(digest).with_name(digest.removeprefix("sha256:"))
-        if not target.exists():
-            try:
-                os.link(path, target)
-            except OSError:
-                shutil.copyfile(path, target)
-        blob = Descriptor(media.LAYER, digest, target.stat().st_size)
+        blob = Descriptor(media.LAYER, digest, self.layout.link(path, digest).stat().st_size)
         self.entries.append(Entry(kind=kind, name=name, title=title, blob=blob, of=of))
 
     def manifest(self, target: str) -> Descriptor:

@@ -12,7 +12,7 @@ from toolchain import console
 from toolchain.cli import options as o
 from toolchain.cli.config_file import PUBLIC_KEY, SOURCE_REPO
 from toolchain.deadline import LONGEST_CHECK, deadline
-from toolchain.errors import ConfigError, DigestError, UnreachableError, UntrustedError
+from toolchain.errors import ConfigError, DigestError, DocumentError, UnreachableError, UntrustedError
 from toolchain.oci.reference import parse
 
 _WORDS = {"trusted": "trusted", "intact": "intact, not authenticated (no --public-key)", "untrusted": "NOT ok"}
@@ -100,7 +100,7 @@ def verify(
     ):
         try:
             layout, found = place.images(Path(scratch))
-        except DigestError as error:
+        except (DigestError, DocumentError) as error:
             raise UntrustedError(f"{ref}: digests: {error.what}", why=error.why, fix=_DO_NOT) from error
         rows = []
         for one in found:

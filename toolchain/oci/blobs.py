@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from toolchain.digest import CHUNK, canonical, sha256_bytes, sha256_file, write_atomically
+from toolchain.digest import CHUNK, canonical, sha256_bytes, sha256_stream, write_atomically
 from toolchain.errors import DigestError, RegistryError
+from toolchain.filesystem import NewFile, open_regular, read_back
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor, check_digest
 from toolchain.oci.manifest import keys_of, parse_object
@@ -28,12 +30,23 @@ class Blobs:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self.root)!r})"
 
+    def _folder(self) -> Path:
+        for folder in (self._blobs.parent, self._blobs):
+            if folder.is_symlink() and not Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(self.root)):
+                raise RegistryError(
+                    f"{folder} is a link that leads out of {self.root}",
+                    why="blobs would be read and written elsewhere",
+                    fix="replace the link by a folder, or name the folder that it leads to",
+                )
+        return self._blobs
+
     def _path(self, digest: str) -> Path:
-        return self._blobs / check_digest(digest).removeprefix("sha256:")
+        return self._folder() / check_digest(digest).removeprefix("sha256:")
 
     def has(self, digest: str) -> bool:
-        """Whether the blob is there."""
-        return self._path(digest).is_file()
+        """Whether the blob is there: a file, and no link to one."""
+        path = self._path(digest)
+        return path.is_file() and not path.is_symlink()
 
     def holds(self, digest: str) -> bool:
         """Whether a blob is there as it must be: all of it is read.
@@ -56,22 +69,45 @@ class Blobs:
         Raises:
             RegistryError: it is not there.
         """
-        path = self._path(digest)
-        if not path.is_file():
+        if not self.has(digest):
             raise RegistryError(f"{self.root} lacks {digest}", fix="build or fetch the image again")
-        return path
+        return self._path(digest)
 
-    def partial(self, digest: str) -> Path:
-        """A name of this process alone, beside the blobs, for a blob under way (see `adopt`)."""
-        self._blobs.mkdir(parents=True, exist_ok=True)
-        return self._blobs / f".{check_digest(digest).removeprefix('sha256:')}.{os.getpid()}.partial"
+    def open(self, digest: str) -> BinaryIO:
+        """The content of a blob.
 
-    def adopt(self, partial: Path, digest: str) -> None:
-        """Give a complete file, whose digest the caller has checked, its final name; flushed to disk first."""
-        with partial.open("rb") as stream:
-            os.fsync(stream.fileno())
-        partial.chmod(0o644)
-        partial.replace(self._path(digest))
+        Raises:
+            RegistryError: it is not there, or cannot be read.
+        """
+        path = self.blob(digest)
+        try:
+            return open_regular(path)
+        except OSError as error:
+            raise RegistryError(f"cannot read {path}", why=str(error.strerror), fix="fetch the image again") from error
+
+    def digest_of(self, digest: str) -> str:
+        """The digest of what lies under a digest."""
+        with self.open(digest) as stream:
+            return sha256_stream(stream)
+
+    def new(self, digest: str) -> NewFile:
+        """A blob under way, to be finished with its digest."""
+        return NewFile(self._path(digest))
+
+    def link(self, path: Path, digest: str) -> Path:
+        """Have a file of this machine here too, by a hard link where that can be. It is not hashed.
+
+        Raises:
+            OSError: it cannot be copied.
+        """
+        there = self._path(digest)
+        there.parent.mkdir(parents=True, exist_ok=True)
+        if not self.has(digest):
+            try:
+                os.link(path, there)
+            except OSError:
+                shutil.copyfile(path, there)
+        return there
 
     def put_file(
         self, path: Path, *, digest: str | None = None, move: bool = False, media_type: str = media.LAYER
@@ -101,28 +137,29 @@ class Blobs:
             if move and not path.samefile(self._path(digest)):
                 path.unlink()
             return digest, self._path(digest).stat().st_size
-        self._blobs.mkdir(parents=True, exist_ok=True)
-        if move and path.stat().st_dev == self._blobs.stat().st_dev:
-            found, size = sha256_file(path), path.stat().st_size
-            _compare(path, digest, found)
-            self.adopt(path, found)
-            return found, size
-        partial = self._blobs / f".{hashlib.sha256(os.fsencode(path)).hexdigest()[:16]}.{os.getpid()}.partial"
-        try:
-            hasher = hashlib.sha256()
-            size = 0
-            with path.open("rb", buffering=0) as source, partial.open("wb", buffering=0) as sink:
+        folder = self._folder()
+        folder.mkdir(parents=True, exist_ok=True)
+        with open_regular(path, within=path.parent) as source:
+            status = os.fstat(source.fileno())
+            if move and status.st_dev == folder.stat().st_dev and not path.is_symlink():
+                found, size = sha256_stream(source), status.st_size
+                _compare(path, digest, found)
+                os.fsync(source.fileno())
+                os.fchmod(source.fileno(), 0o644)
+                path.replace(self._path(found))
+                read_back(self._path(found), found)
+                return found, size
+            with NewFile(folder / path.name) as new:
+                hasher = hashlib.sha256()
+                size = 0
                 while piece := source.read(CHUNK):
                     hasher.update(piece)
                     size += len(piece)
-                    view = memoryview(piece)
-                    while view:
-                        view = view[sink.write(view) :]
-            found = f"sha256:{hasher.hexdigest()}"
-            _compare(path, digest, found)
-            self.adopt(partial, found)
-        finally:
-            partial.unlink(missing_ok=True)
+                    new.stream.write(piece)
+                found = f"sha256:{hasher.hexdigest()}"
+                _compare(path, digest, found)
+                new.path = self._path(found)  # known only now
+                new.finish(found)
         if move:
             path.unlink()
         return found, size
@@ -132,7 +169,7 @@ class Blobs:
         digest = sha256_bytes(content)
         if not self.holds(digest):
             try:
-                write_atomically(self._path(digest), content)
+                write_atomically(self._path(digest), content, check=True)
             except OSError as error:
                 raise RegistryError(
                     f"cannot write to {self.root}", why=str(error), fix="check its rights, or name another folder"
@@ -150,15 +187,15 @@ class Blobs:
             RegistryError: missing, or larger than any manifest.
             DigestError: not the bytes it must be.
         """
-        path = self.blob(descriptor.digest)
-        if path.stat().st_size > MANIFEST_LIMIT:
+        with self.open(descriptor.digest) as stream:
+            content = stream.read(MANIFEST_LIMIT + 1)
+        if len(content) > MANIFEST_LIMIT:
             raise RegistryError(
                 f"{descriptor.digest} is too large for a manifest",
-                why=f"{path.stat().st_size} bytes",
+                why=f"more than {MANIFEST_LIMIT} bytes",
                 fix="name a manifest; this is something else",
             )
-        content = path.read_bytes()
-        _compare(path, descriptor.digest, sha256_bytes(content))
+        _compare(self._path(descriptor.digest), descriptor.digest, sha256_bytes(content))
         return content
 
     def read_json(self, descriptor: Descriptor) -> dict[str, Any]:
@@ -178,8 +215,7 @@ class Blobs:
             RegistryError: missing.
             DigestError: other bytes than its name says.
         """
-        path = self.blob(digest)
-        _compare(path, digest, sha256_file(path))
+        _compare(self._path(digest), digest, self.digest_of(digest))
 
     def forget(self, *digests: str) -> None:
         """Remove blobs of an image that was never tagged; a name of it stays nowhere."""

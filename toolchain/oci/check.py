@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from toolchain import process
-from toolchain.digest import CHUNK, sha256_file
+from toolchain.digest import CHUNK
 from toolchain.errors import ToolchainError, UntrustedError
 from toolchain.oci import descriptor as media
 from toolchain.oci.compressed import DAMAGED, FREE, PLAIN, RATIO, BombError, unpacked
@@ -73,7 +73,7 @@ class _Check:
         path = self._layout.blob(item.digest)
         if (size := path.stat().st_size) != item.size:
             return f"{item.digest} has {size} bytes, {item.size} expected"
-        if (found := sha256_file(path)) != item.digest:
+        if (found := self._layout.digest_of(item.digest)) != item.digest:
             return f"{item.digest} holds other bytes: {found}"
         self._hashed.add(item.digest)
         return None

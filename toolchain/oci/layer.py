@@ -18,8 +18,9 @@ from types import TracebackType
 from typing import Literal, assert_never
 
 from toolchain import process
-from toolchain.digest import CHUNK, sha256_file
+from toolchain.digest import CHUNK
 from toolchain.errors import HostileInputError, SourceError
+from toolchain.filesystem import NewFile
 from toolchain.oci import descriptor as media
 from toolchain.oci import tar
 from toolchain.oci.deflate import GzipSink
@@ -49,16 +50,13 @@ class Blob:
     diff_id: str
 
 
-class HashedFile:
-    """A new file under a partial name that counts and hashes what is written; it gets its name when all went well."""
+class HashedFile(NewFile):
+    """A new file that counts and hashes what is written. It gets its name at the end of a block without an error."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+        super().__init__(path)
         self._hasher = hashlib.sha256()
         self.size = 0
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._stream = self._partial.open("wb", buffering=CHUNK)
 
     @property
     def digest(self) -> str:
@@ -69,22 +67,14 @@ class HashedFile:
         """Append `data`."""
         self._hasher.update(data)
         self.size += len(data)
-        self._stream.write(data)
-
-    def __enter__(self) -> HashedFile:
-        return self
+        self.stream.write(data)
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
         try:
-            with self._stream as stream:
-                if kind is None:
-                    stream.flush()
-                    os.fsync(stream.fileno())
             if kind is None:
-                self._partial.chmod(0o644)
-                self._partial.replace(self._path)
+                self.finish(self.digest)
         finally:
-            self._partial.unlink(missing_ok=True)
+            super().__exit__(kind, value, at)
 
 
 def write_layer(
@@ -311,20 +301,13 @@ def compress(layer: Layer, out: Path, how: Compression = "gzip", level: int | No
                     packer.write(piece)
             return Blob(sink.digest, sink.size, MEDIA_TYPES[how], out, layer.diff_id)
         case "zstd":
-            partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
-            out.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                # With -T the input is cut into jobs, alike for any number of threads; only --single-thread differs.
-                threads = f"-T{len(os.sched_getaffinity(0))}"
-                process.run(["zstd", "-q", "-f", f"-{used}", threads, "-o", partial, "--", layer.path])
-                with partial.open("rb") as stream:
-                    os.fsync(stream.fileno())
-                blob = Blob(sha256_file(partial), partial.stat().st_size, MEDIA_TYPES[how], out, layer.diff_id)
-                partial.chmod(0o644)
-                partial.replace(out)
-            finally:
-                partial.unlink(missing_ok=True)
-            return blob
+            # With -T the input is cut into jobs, alike for any number of threads; only --single-thread differs.
+            threads = f"-T{len(os.sched_getaffinity(0))}"
+            words: list[str | Path] = ["zstd", "-q", "-c", f"-{used}", threads, "--", layer.path.absolute()]
+            with HashedFile(out) as sink, process.output(words) as packed:
+                while piece := packed.read(CHUNK):
+                    sink.write(piece)
+            return Blob(sink.digest, sink.size, MEDIA_TYPES[how], out, layer.diff_id)
         case _:
             assert_never(how)
 

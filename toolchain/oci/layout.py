@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from toolchain import strict_json
 from toolchain.digest import canonical, write_atomically
 from toolchain.errors import DigestError, DocumentError, RegistryError
+from toolchain.filesystem import read_regular
 from toolchain.oci import descriptor as media
-from toolchain.oci.blobs import Blobs
+from toolchain.oci.blobs import MANIFEST_LIMIT, Blobs
 from toolchain.oci.descriptor import Descriptor, check_digest
 from toolchain.oci.manifest import children_of, media_type_of, parse_object
 
-if TYPE_CHECKING:
-    from filelock import FileLock
-
 LOG = logging.getLogger(__name__)
 _MARKER = {"imageLayoutVersion": None}
+_MARKER_LIMIT = 64 << 10
+_CONTAINERD_NAME = "io.containerd.image.name"
+_WRITERS = "`toolchain publish oci:DIR`, `buildah push` or `skopeo copy`"
 _STALE = 24 * 3600
 _NAME = re.compile(r"[A-Za-z0-9]+(?:[-._:@/+]+[A-Za-z0-9]+)*")
 
@@ -42,53 +43,83 @@ class Layout(Blobs):
         """
         marker = self.root / "oci-layout"
         try:
-            self._blobs.mkdir(parents=True, exist_ok=True)
-            if not marker.exists():
-                write_atomically(marker, b'{"imageLayoutVersion":"1.0.0"}')
-            version = strict_json.read(marker.read_bytes(), str(marker), keys=_MARKER)["imageLayoutVersion"]
+            self._folder().mkdir(parents=True, exist_ok=True)
             with self._lock():
-                if not self._index.exists():
-                    write_atomically(self._index, canonical(_empty_index()))
-        except (OSError, ValueError, KeyError, TypeError) as error:
+                if not os.path.lexists(marker):
+                    write_atomically(marker, b'{"imageLayoutVersion":"1.0.0"}', check=True)
+                if not os.path.lexists(self._index):
+                    write_atomically(self._index, canonical(_empty_index()), check=True)
+        except OSError as error:
             raise RegistryError(
                 f"{self.root} cannot be an OCI layout", why=str(error), fix="name another folder"
             ) from error
+        self._require_version()
+        return self
+
+    def _require_version(self) -> None:
+        """Insist on a marker of the version that is known, as other programs do.
+
+        Raises:
+            RegistryError: it is of another one, or cannot be read.
+            DocumentError: programs read it differently.
+        """
+        content = self._small("oci-layout", _MARKER_LIMIT)
+        version = parse_object(content, str(self.root / "oci-layout"), keys=_MARKER).get("imageLayoutVersion")
         if version != "1.0.0":
             raise RegistryError(
-                f"{self.root} is an OCI layout of version {version}",
+                f"{self.root} is an OCI layout of version {str(version)[:20]!r}",
                 why="only 1.0.0 is known",
                 fix="name another folder",
             )
-        return self
 
-    def _lock(self) -> FileLock:
+    def _small(self, name: str, limit: int) -> bytes:
+        """A file of the layout itself."""
+        try:
+            return read_regular(self.root / name, limit, within=self.root)
+        except FileNotFoundError as error:
+            raise RegistryError(
+                f"{self.root} is not an OCI layout", why=f"it has no {name}", fix=f"name a folder that {_WRITERS} wrote"
+            ) from error
+        except OSError as error:  # a loop of links, no permission, a name that is too long
+            raise RegistryError(
+                f"{self.root} cannot be read as an OCI layout",
+                why=f"{name}: {error.strerror}",
+                fix=f"name a folder that {_WRITERS} wrote, and that you may read",
+            ) from error
+
+    @contextlib.contextmanager
+    def _lock(self) -> Iterator[None]:
         from filelock import FileLock  # noqa: PLC0415 - who only reads takes no lock
 
-        return FileLock(self.root / ".index.lock")
+        lock = FileLock(self.root / ".index.lock")
+        try:
+            lock.acquire()
+        except OSError as error:
+            raise RegistryError(
+                f"{self.root} cannot be changed",
+                why=f".index.lock: {error.strerror}",
+                fix="check its rights, and remove that file if it is a link",
+            ) from error
+        try:
+            yield
+        finally:
+            lock.release()
 
     def _no_index(self, why: str) -> RegistryError:
         return RegistryError(f"{self._index} is not an index", why=why, fix="publish to another folder")
 
     def _entries(self) -> dict[str, Any]:
-        try:
-            content = parse_object(self._index.read_bytes(), str(self._index))
-        except FileNotFoundError as error:
-            raise RegistryError(
-                f"{self.root} is not an OCI layout",
-                why="it has no index.json",
-                fix="name a folder that `toolchain publish oci:DIR`, `buildah push` or `skopeo copy` wrote",
-            ) from error
-        except OSError as error:  # a file, a loop of links, no permission, a name that is too long
-            raise RegistryError(
-                f"{self.root} cannot be read as an OCI layout",
-                why=str(error.strerror),
-                fix="name a folder that `toolchain publish oci:DIR`, `buildah push` or `skopeo copy` wrote, and that"
-                " you may read",
-            ) from error
+        content = parse_object(self._small(self._index.name, MANIFEST_LIMIT), str(self._index))
         if not isinstance(content.get("manifests"), list):
             raise self._no_index("it has no list of manifests")
+        if content.get("mediaType", media.INDEX) not in media.INDEXES or content.keys() & {"config", "layers"}:
+            raise self._no_index("it could be read as an image too")
         if not all(isinstance(entry, dict) for entry in content["manifests"]):
             raise self._no_index("its list holds something else than manifests")
+        for entry in content["manifests"]:
+            notes = entry.get("annotations")
+            if not isinstance(notes, dict | None) or not all(isinstance(text, str) for text in (notes or {}).values()):
+                raise self._no_index("an entry has annotations that are not texts")
         return content
 
     def tag(self, descriptor: Descriptor, name: str) -> None:
@@ -152,7 +183,7 @@ class Layout(Blobs):
                 change(content["manifests"]), key=lambda entry: (_ref_name(entry), str(entry.get("digest")))
             )
             if canonical(content) != before:
-                write_atomically(self._index, canonical(content))
+                write_atomically(self._index, canonical(content), check=True)
                 # Of a folder that is no cache nobody asks for `gc`. What cannot be removed takes nothing from the name.
                 with contextlib.suppress(OSError):
                     self._sweep()
@@ -174,17 +205,35 @@ class Layout(Blobs):
         Raises:
             DigestError: a name points to two things; of those programs choose differently.
         """
+        self._require_version()
         named: dict[str, Descriptor] = {}
+        others: list[tuple[str, Descriptor]] = []
         for entry in self._entries()["manifests"]:
+            names = [name for key in (media.REF_NAME, _CONTAINERD_NAME) if (name := _annotation(entry, key))]
+            if not names:
+                continue
+            found = Descriptor.from_json(entry)
+            others += [(name.rpartition(":")[2], found) for name in names]
             if name := _ref_name(entry):
-                found = Descriptor.from_json(entry)
-                if named.setdefault(name, found).plain != found.plain:
-                    raise DigestError(
-                        f"{self.root} lists {name!r} twice",
-                        why=f"{named[name].digest} and {found.digest}",
-                        fix="name what is meant by its digest, or publish it again",
-                    )
+                _require_one(self.root, name, named.setdefault(name, found), found)
+        # containerd also looks at a name of its own, and puts a repository before names, which others have in them.
+        for name, found in others:
+            _require_one(self.root, name, named.get(name, found), found)
         return {name: named[name] for name in sorted(named)}
+
+    def require_one_reading(self) -> None:
+        """Insist that the folder holds no images in another form too, which `docker load` would take instead.
+
+        Raises:
+            DigestError: it does.
+        """
+        for name in ("manifest.json", "repositories"):
+            if os.path.lexists(self.root / name):
+                raise DigestError(
+                    f"{self.root} is an OCI layout and holds docker's {name} too",
+                    why="`docker load` goes by that file, and other programs by index.json",
+                    fix=f"remove {name}, or copy the image: skopeo copy oci:DIR:TAG oci:OTHER:TAG",
+                )
 
     def images(self) -> dict[str, Descriptor]:
         """As `refs`, without the tags that signatures about an image lie under."""
@@ -208,7 +257,7 @@ class Layout(Blobs):
             for entry in self._entries()["manifests"]:
                 if entry.get("digest") == name:
                     return _untagged(Descriptor.from_json(entry))
-            size = self.blob(name).stat().st_size
+            size = self.blob(name).lstat().st_size
             value = self.read_json(Descriptor("", name, size))
             return Descriptor(media_type_of(value), name, size)
         refs = self.refs()
@@ -284,8 +333,21 @@ def _empty_index() -> dict[str, Any]:
     return {"schemaVersion": 2, "mediaType": media.INDEX, "manifests": []}
 
 
-def _ref_name(entry: Any) -> str:
-    return str((entry.get("annotations") or {}).get(media.REF_NAME, "")) if isinstance(entry, dict) else ""
+def _annotation(entry: Mapping[str, Any], key: str) -> str:
+    return str((entry.get("annotations") or {}).get(key, ""))
+
+
+def _ref_name(entry: Mapping[str, Any]) -> str:
+    return _annotation(entry, media.REF_NAME)
+
+
+def _require_one(root: Path, name: str, one: Descriptor, other: Descriptor) -> None:
+    if one.plain != other.plain:
+        raise DigestError(
+            f"{root} lists {name!r} twice",
+            why=f"{one.digest} and {other.digest}",
+            fix="name what is meant by its digest, or publish it again",
+        )
 
 
 def _untagged(descriptor: Descriptor) -> Descriptor:

@@ -82,6 +82,13 @@ class Place(ABC):
             DigestError: other bytes came.
         """
 
+    def require_one_reading(self) -> None:  # noqa: B027 - a registry gives what it is asked for
+        """Insist that every program finds the same image here under the same name.
+
+        Raises:
+            DigestError: some would take another one.
+        """
+
     @abstractmethod
     def tags(self) -> tuple[str, ...]:
         """All tags, sorted; none where nothing has been put yet."""
@@ -232,6 +239,9 @@ class LayoutPlace(Place):
         if not found:
             raise ConfigError(f"{self.ref} holds no image", fix="publish one there first")
         return self._layout, tuple(NamedImage(tag, self.ref.at(tag=tag), image) for tag, image in found.items())
+
+    def require_one_reading(self) -> None:
+        self._layout.require_one_reading()
 
     def tags(self) -> tuple[str, ...]:
         return tuple(self._layout.refs()) if self._layout.root.exists() else ()

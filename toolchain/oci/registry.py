@@ -9,7 +9,7 @@ from pathlib import Path
 import requests
 from urllib3.exceptions import HTTPError
 
-from toolchain.digest import CHUNK, sha256_bytes
+from toolchain.digest import sha256_bytes
 from toolchain.errors import DigestError, RegistryError, ResourceError
 from toolchain.oci import descriptor as media
 from toolchain.oci.blobs import MANIFEST_LIMIT
@@ -76,33 +76,31 @@ class Registry(Transport):
         """
         if layout.holds(blob.digest):
             return 0
-        partial = layout.partial(blob.digest)
-        free = shutil.disk_usage(partial.parent).free
-        if blob.size > free:
-            raise ResourceError(
-                f"{blob.digest} of {self.host} does not fit on the disk",
-                why=f"{blob.size} bytes by its manifest, {free} free in {partial.parent}",
-                fix="make room, or set TMPDIR to a folder on a larger disk",
-            )
+        found = ""
         try:
-            for last in (False, True):
-                with partial.open("wb", buffering=CHUNK) as sink:
-                    found = Download(self, repository, blob, sink).run()
-                if found == blob.digest:
-                    layout.adopt(partial, found)
-                    return blob.size
-                if last:
-                    raise DigestError(
-                        f"{self.host} sent other bytes than asked for",
-                        why=f"expected {blob.digest}, got {found}",
-                        fix="do not use this image; ask who runs the registry",
-                    )
+            for _ in range(2):
+                with layout.new(blob.digest) as new:
+                    free = shutil.disk_usage(new.path.parent).free
+                    if blob.size > free:
+                        raise ResourceError(
+                            f"{blob.digest} of {self.host} does not fit on the disk",
+                            why=f"{blob.size} bytes by its manifest, {free} free in {new.path.parent}",
+                            fix="make room, or set TMPDIR to a folder on a larger disk",
+                        )
+                    found = Download(self, repository, blob, new.stream).run()
+                    if found == blob.digest:
+                        new.finish(found)
+                        return blob.size
                 self.traffic.repeated += 1
         except OSError as error:
-            raise ResourceError(f"cannot write {partial}", why=str(error), fix="make room, then try again") from error
-        finally:
-            partial.unlink(missing_ok=True)
-        raise AssertionError
+            raise ResourceError(
+                f"cannot write {blob.digest} to {layout.root}", why=str(error), fix="make room, then try again"
+            ) from error
+        raise DigestError(
+            f"{self.host} sent other bytes than asked for",
+            why=f"expected {blob.digest}, got {found}",
+            fix="do not use this image; ask who runs the registry",
+        )
 
     # Tags and manifests
 

@@ -41,7 +41,7 @@ PROGRAM = "/usr/bin/kernel-worker"
 # What of this package runs there: `build.contained_worker` and all that it imports.
 MODULES = (
     "__init__", "build/__init__", "build/contained_worker", "catalog/__init__", "catalog/gpus", "console",
-    "data/__init__", "digest", "engine/__init__", "engine/own_network", "engine/resources", "errors",
+    "data/__init__", "digest", "engine/__init__", "engine/own_network", "engine/resources", "errors", "filesystem",
     "kernels/__init__", "kernels/bounds", "kernels/dask_link", "kernels/dask_worker", "kernels/executors",
     "kernels/ledger", "kernels/reached", "kernels/result_name", "kernels/rules", "kernels/station",
     "kernels/store", "kernels/worker_process", "process", "strict_json",

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from toolchain.errors import DocumentError, RegistryError, UntrustedError
+from toolchain.errors import DigestError, DocumentError, RegistryError, UntrustedError
 from toolchain.oci import descriptor as media
 from toolchain.oci.check import verify_layout
 from toolchain.oci.descriptor import Descriptor
@@ -85,7 +85,11 @@ def verify(
         EngineError: a zstd layer, and the zstd program is missing.
     """
     verdict = Verdict(str(place.ref), top.digest)
-    verdict.problems = [f"digests: {problem}" for problem in verify_layout(layout, top)]
+    try:
+        place.require_one_reading()
+        verdict.problems = [f"digests: {problem}" for problem in verify_layout(layout, top)]
+    except DigestError as error:
+        verdict.problems = [f"digests: {error.what}"]
     if verdict.problems:
         verdict.verdict = "untrusted"
         return verdict

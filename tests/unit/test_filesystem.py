@@ -1,0 +1,230 @@
+"""What others put into a folder that they share with us is not followed, hung on or written over."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.places import publish
+from tests.registry_fixtures import small_index
+from toolchain.digest import sha256_bytes, write_atomically
+from toolchain.errors import DigestError, RegistryError
+from toolchain.filesystem import NewFile, open_regular, read_regular
+from toolchain.oci import descriptor as media
+from toolchain.oci.check import verify_layout
+from toolchain.oci.layer import HashedFile
+from toolchain.oci.layout import Layout
+from toolchain.oci.reference import LayoutRef
+
+SECRET = b"a secret of somebody\n"
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Path:
+    """A file outside of the shared folder, which only its owner may read."""
+    path = tmp_path / "private" / "secret"
+    path.parent.mkdir()
+    path.write_bytes(SECRET)
+    path.chmod(0o600)
+    return path
+
+
+def untouched(secret: Path) -> bool:
+    return (secret.read_bytes(), stat.S_IMODE(secret.lstat().st_mode)) == (SECRET, 0o600)
+
+
+def _socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(os.path.relpath(path))
+
+
+NOT_REGULAR: dict[str, Callable[[Path, Path], object]] = {
+    "link": lambda path, secret: path.symlink_to(secret),
+    "link to a device": lambda path, _: path.symlink_to("/dev/zero"),
+    "link to nothing": lambda path, _: path.symlink_to("nowhere"),
+    "link to itself": lambda path, _: path.symlink_to(path.name),
+    "pipe": lambda path, _: os.mkfifo(path),
+    "socket": lambda path, _: _socket(path),
+    "folder": lambda path, _: path.mkdir(),
+}
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("kind", NOT_REGULAR)
+@pytest.mark.parametrize("within", [True, False])
+def test_only_regular_files_are_read(
+    tmp_path: Path, secret: Path, kind: str, within: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    monkeypatch.chdir(shared)
+    NOT_REGULAR[kind](shared / "file", secret)
+    with pytest.raises(OSError) as error:  # noqa: PT011 - every kind of it
+        read_regular(shared / "file", 1000, within=shared if within else None)
+    assert error.value.strerror
+
+
+def test_a_link_inside_the_folder_is_followed_where_that_is_allowed(tmp_path: Path) -> None:
+    (tmp_path / "real").write_bytes(b"x")
+    (tmp_path / "link").symlink_to("real")
+    assert read_regular(tmp_path / "link", 1, within=tmp_path) == b"x"
+    with pytest.raises(OSError, match="link"):
+        open_regular(tmp_path / "link")
+
+
+def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"12345")
+    assert read_regular(tmp_path / "file", 5) == b"12345"
+    with pytest.raises(OSError, match="more than 4"):
+        read_regular(tmp_path / "file", 4)
+
+
+def _hashed(path: Path, content: bytes) -> None:
+    with HashedFile(path) as sink:
+        sink.write(content)
+
+
+@pytest.mark.parametrize("write", [write_atomically, _hashed])
+def test_a_link_under_the_final_name_is_replaced(
+    tmp_path: Path, secret: Path, write: Callable[[Path, bytes], None]
+) -> None:
+    (tmp_path / "file").symlink_to(secret)
+    write(tmp_path / "file", b"new")
+    assert untouched(secret)
+    assert not (tmp_path / "file").is_symlink()
+    assert (tmp_path / "file").read_bytes() == b"new"
+
+
+def test_a_planted_partial_is_not_written_to(tmp_path: Path, secret: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even whoever guessed the name."""
+    monkeypatch.setattr("secrets.token_hex", lambda _: "guessed")
+    for target in (secret, tmp_path / "nothing yet"):
+        planted = tmp_path / ".file.guessed.partial"
+        planted.symlink_to(target)
+        with pytest.raises(FileExistsError):
+            write_atomically(tmp_path / "file", b"new")
+        planted.unlink()
+    assert untouched(secret)
+    assert not (tmp_path / "nothing yet").exists()
+
+
+def test_partial_names_cannot_be_guessed_and_only_their_owner_reads_them(tmp_path: Path) -> None:
+    with NewFile(tmp_path / "f"), NewFile(tmp_path / "f"):
+        names = {path.name for path in tmp_path.iterdir()}
+        assert len(names) == 2
+        assert not any(str(os.getpid()) == part for name in names for part in name.split("."))
+        assert {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()} == {0o600}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_name_as_long_as_file_systems_allow(tmp_path: Path) -> None:
+    write_atomically(tmp_path / ("é" * 127), b"x")
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"x"]
+
+
+@pytest.mark.parametrize("kind", ["other bytes", "link", "gone"])
+def test_what_somebody_puts_in_place_of_a_file_is_seen(
+    tmp_path: Path, secret: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = tmp_path / "file"
+    real = Path.replace
+
+    def swapped(self: Path, target: Path) -> Path:
+        real(self, target)
+        there.unlink()
+        if kind == "other bytes":
+            there.write_bytes(b"old")
+        elif kind == "link":
+            (tmp_path / "copy").write_bytes(b"new")
+            there.symlink_to("copy")
+        return target
+
+    monkeypatch.setattr(Path, "replace", swapped)
+    with pytest.raises(DigestError, match="not what was written"):
+        write_atomically(there, b"new", check=True)
+    write_atomically(there, b"new")  # where others may write as well nobody can tell
+
+
+# Publishing to a folder
+
+
+def plant(folder: Path, target: Path) -> None:
+    """Links where earlier versions wrote: under the process's number, and under the names of what is to come."""
+    names = {f".{'0' * 16}.{pid}.partial" for pid in range(os.getpid() - 5, os.getpid() + 5)}
+    names |= {f".index.json.{os.getpid()}-{threading.get_ident()}.partial"}
+    for name in names:
+        (folder / name).symlink_to(target)
+
+
+def test_publishing_follows_no_links(tmp_path: Path, secret: Path) -> None:
+    """Blobs, the names that old versions gave partial files, the index and its lock."""
+    made = Layout(tmp_path / "made").ensure()
+    index = small_index(made, tmp_path, size=1000)
+    there = tmp_path / "there"
+    blobs = there / "blobs" / "sha256"
+    blobs.mkdir(parents=True)
+    for item in made.walk(index):
+        (blobs / item.digest.removeprefix("sha256:")).symlink_to(secret)
+    plant(blobs, secret)
+    plant(there, secret)
+    publish(made, index, LayoutRef(there, "x"))
+    assert untouched(secret)
+    assert verify_layout(Layout(there), index) == []
+    assert not any(blobs.joinpath(item.digest[7:]).is_symlink() for item in made.walk(index))
+
+
+@pytest.mark.parametrize("name", ["blobs", "blobs/sha256", ".index.lock", "index.json", "oci-layout"])
+def test_publishing_into_a_folder_with_a_link_that_leads_out_is_refused(
+    tmp_path: Path, secret: Path, name: str
+) -> None:
+    made = Layout(tmp_path / "made").ensure()
+    index = small_index(made, tmp_path, size=1000)
+    there = tmp_path / "there"
+    (there / name).parent.mkdir(parents=True)
+    target = secret.parent if name.startswith("blobs") else secret
+    (there / name).symlink_to(target)
+    with pytest.raises(RegistryError):
+        publish(made, index, LayoutRef(there, "x"))
+    assert untouched(secret)
+    assert [path.name for path in secret.parent.iterdir()] == [secret.name]
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("kind", NOT_REGULAR)
+def test_a_blob_that_is_no_file_is_not_there(
+    tmp_path: Path, secret: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout = Layout(tmp_path / "layout").ensure()
+    digest = sha256_bytes(SECRET)
+    blobs = tmp_path / "layout" / "blobs" / "sha256"
+    monkeypatch.chdir(blobs)
+    NOT_REGULAR[kind](blobs / digest.removeprefix("sha256:"), secret)
+    assert not layout.has(digest)
+    assert not layout.holds(digest)
+    with pytest.raises(RegistryError):
+        layout.verify(digest)
+    if kind != "folder":
+        layout.put_bytes(SECRET, media.CONFIG)
+        assert layout.holds(digest)
+        assert untouched(secret)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("kind", NOT_REGULAR)
+@pytest.mark.parametrize("name", ["index.json", "oci-layout"])
+def test_a_layout_is_read_from_regular_files_alone(
+    tmp_path: Path, secret: Path, kind: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout = Layout(tmp_path / "layout").ensure()
+    monkeypatch.chdir(layout.root)
+    (layout.root / name).unlink()
+    NOT_REGULAR[kind](layout.root / name, secret)
+    with pytest.raises(RegistryError) as error:
+        layout.refs()
+    assert "secret of somebody" not in str(error.value)

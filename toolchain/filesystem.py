@@ -1,0 +1,142 @@
+"""Files in folders that others may write to too: nothing planted there is followed, hung on or overwritten."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import secrets
+import stat
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, BinaryIO, Self, cast
+
+from toolchain.errors import DigestError
+
+if TYPE_CHECKING:
+    from io import BufferedReader
+
+_CHUNK = 1 << 20
+_LONGEST_NAME = 200  # bytes; file systems allow 255, and a partial name has some more
+
+
+def open_regular(path: Path, *, within: Path | None = None) -> BinaryIO:
+    """Open a file for reading, if it is a regular one: a pipe would hang, a device has no end.
+
+    Args:
+        within: the folder that links may not lead out of. Without it the file itself may not be a link.
+
+    Raises:
+        OSError: there is none, or it is a link, pipe, device, socket or folder.
+    """
+    if within is not None:
+        path = Path(os.path.realpath(path, strict=True))
+        if not path.is_relative_to(os.path.realpath(within)):
+            raise OSError(errno.ELOOP, f"it is a link that leads out of {within}", str(path))
+    # Opening alone may do something to a device.
+    _require_regular(path.lstat(), path)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        _require_regular(os.fstat(descriptor), path)
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def _require_regular(status: os.stat_result, path: Path) -> None:
+    if stat.S_ISREG(status.st_mode):
+        return
+    if stat.S_ISLNK(status.st_mode):
+        raise OSError(errno.ELOOP, "it is a link", str(path))
+    if stat.S_ISDIR(status.st_mode):
+        raise IsADirectoryError(errno.EISDIR, "it is a folder", str(path))
+    raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+
+
+def read_regular(path: Path, limit: int, *, within: Path | None = None) -> bytes:
+    """The content of a small file, see `open_regular`.
+
+    Args:
+        limit: bytes that it may have.
+
+    Raises:
+        OSError: as `open_regular`, or it is larger.
+    """
+    with open_regular(path, within=within) as stream:
+        content = stream.read(limit + 1)
+    if len(content) > limit:
+        raise OSError(errno.EFBIG, f"it has more than {limit} bytes", str(path))
+    return content
+
+
+class NewFile:
+    """A file that is written under a random name beside `path`, and gets its name by `finish`. Otherwise it goes.
+
+    Args:
+        path: what it replaces, if that is there; a link is replaced, not followed. It may be set until `finish`.
+        mode: its permissions; while it is written only its owner may read it.
+    """
+
+    def __init__(self, path: Path, *, mode: int = 0o644) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        self._mode = mode
+        short = os.fsdecode(os.fsencode(path.name)[:_LONGEST_NAME])
+        self._partial = path.with_name(f".{short}.{secrets.token_hex(8)}.partial")
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        self.stream: BinaryIO = os.fdopen(os.open(self._partial, flags, 0o600), "w+b", buffering=_CHUNK)
+
+    def finish(self, digest: str = "", *, replace: bool = True) -> bool:
+        """Flush it to disk and give it its name.
+
+        Args:
+            digest: `sha256:<hex>` that what has the name must have afterwards; empty where others may write it too.
+            replace: whether it takes the place of what has the name already.
+
+        Returns:
+            False if, without `replace`, something has the name already.
+
+        Raises:
+            DigestError: another file than the one written has the name: a disk fails, or somebody else changed it.
+        """
+        self.stream.flush()
+        os.fsync(self.stream.fileno())
+        os.fchmod(self.stream.fileno(), self._mode)
+        if replace:
+            self._partial.replace(self.path)
+        else:
+            try:
+                os.link(self._partial, self.path, follow_symlinks=False)
+            except FileExistsError:
+                return False
+        if digest:
+            read_back(self.path, digest)
+        return True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
+        try:
+            self.stream.close()
+        finally:
+            self._partial.unlink(missing_ok=True)
+
+
+def read_back(path: Path, digest: str) -> None:
+    """Insist that a file that was just written has the digest of what was written.
+
+    Raises:
+        DigestError: it has not, or something else has its name.
+    """
+    try:
+        with open_regular(path) as stream:
+            found = f"sha256:{hashlib.file_digest(cast('BufferedReader', stream), 'sha256').hexdigest()}"
+        why = f"expected {digest}, found {found}" if found != digest else ""
+    except OSError as error:
+        why = str(error.strerror or error)
+    if why:
+        raise DigestError(
+            f"{path} is not what was written there", why=why, fix="write to a folder that nobody else may write to"
+        )
