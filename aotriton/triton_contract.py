@@ -3,61 +3,179 @@
     triton_contract.py GPU...
 
 Compiles a vector addition for each AMD GPU to a code object and for sm_90 to PTX, and prints one JSON object:
-`{"triton", "objects": {GPU: {"bytes", "sha256"}}, "ptx": {"bytes"} or {"missing": why}}`. Exit code 1 when a GPU has no
-code object, or when there is no PTX although everything that PTX needs is there.
+`{"triton", "objects": {GPU: {"bytes", "sha256"}}, "unsupported": [GPU], "ptx": {"bytes"} or {"missing": why}}`. A GPU
+that this Triton or its LLVM says it does not know is no failure. Exit code 1 when another one has no code object, when
+none has one, or when there is no PTX although everything that PTX needs is there.
+
+A Triton from before 2025 links code objects by an `ld.lld` beside it: `TRITON_HIP_LLD_PATH` names it, else PATH. It
+also imports setuptools, by which it would build launchers; none is built here, so an empty module serves.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import importlib
+import importlib.util
+import inspect
 import json
 import os
+import shutil
 import sys
 import tempfile
 import traceback
+import types
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 SIGNATURE = {"x": "*fp32", "y": "*fp32", "out": "*fp32", "count": "i32", "BLOCK": "constexpr"}
-ALIGNED = {(0,): [["tt.divisibility", 16]], (1,): [["tt.divisibility", 16]], (2,): [["tt.divisibility", 16]]}
+CONSTANTS = {"BLOCK": 1024}
+ALIGNED = (0, 1, 2)
 EM_AMDGPU = 224
+# What LLVM says of a processor that it does not know, and goes on with one without features; and what Triton says.
+UNSUPPORTED = (b"is not a recognized processor", b"error: unsupported target: '")
 # The PTX of CUDA 12.0, the first that knows sm_90.
 PTX_VERSION = 80
 
 
+class UnsupportedGpuError(Exception):
+    """This Triton or its LLVM does not know the GPU."""
+
+
 def source() -> Any:
-    """The kernel with its types and constants."""
+    """The kernel with its types and constants, as this Triton takes them."""
     sys.path.insert(0, str(Path(__file__).resolve().parent / "contract"))
-    compiler = importlib.import_module("triton.compiler")
+    compiler = importlib.import_module("triton.compiler.compiler")
     function = importlib.import_module("vector_add").vector_add
-    return compiler.ASTSource(fn=function, signature=SIGNATURE, constexprs={"BLOCK": 1024}, attrs=ALIGNED)
+    if not is_old(compiler):
+        attributes: Any = {(index,): [["tt.divisibility", 16]] for index in ALIGNED}
+        return compiler.ASTSource(fn=function, signature=SIGNATURE, constexprs=CONSTANTS, attrs=attributes)
+    signature = {name: kind for name, kind in SIGNATURE.items() if name not in CONSTANTS}
+    attributes = compiler.AttrsDescriptor(divisible_by_16=set(ALIGNED), equal_to_1=set())
+    return compiler.ASTSource(fn=function, signature=signature, constants=CONSTANTS, attrs=attributes)
+
+
+def is_old(compiler: Any) -> bool:
+    """Whether constants are no part of a kernel's signature yet, as before 2025."""
+    return "constexprs" not in inspect.signature(compiler.ASTSource).parameters
+
+
+def target_of(backend: str, arch: Any, warp: int) -> Any:
+    """What to compile for: before May 2024 a pair."""
+    module = importlib.import_module("triton.backends.compiler")
+    return module.GPUTarget(backend, arch, warp) if hasattr(module, "GPUTarget") else (backend, arch)
+
+
+def by_stages(target: Any, options: dict[str, Any], *, without: str = "") -> Any:
+    """What an old Triton's stages make of the kernel: its own `compile` asks for a GPU's driver.
+
+    Args:
+        without: a stage that is left out.
+    """
+    compiler = importlib.import_module("triton.compiler.compiler")
+    ir = importlib.import_module("triton._C.libtriton").ir
+    kernel, backend = source(), compiler.make_backend(target)
+    if hasattr(backend, "path_to_rocm_lld"):
+        type(backend).path_to_rocm_lld = staticmethod(linker)
+    parsed = backend.parse_options(options)
+    stages: dict[str, Any] = {}
+    backend.add_stages(stages, parsed)
+    stages.pop(without, None)
+    context = ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    given = {"options": parsed, "context": context}
+    if hasattr(backend, "get_codegen_implementation"):
+        given["codegen_fns"] = backend.get_codegen_implementation()
+    module = kernel.make_ir(**given)
+    metadata = {"hash": "", "target": target, **parsed.__dict__}
+    metadata.update(kernel.metadata() if hasattr(kernel, "metadata") else {})
+    for stage in stages.values():
+        module = stage(module, metadata)
+    return module
+
+
+def linker() -> str:
+    """The `ld.lld` that links code objects.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    found = os.environ.get("TRITON_HIP_LLD_PATH") or shutil.which("ld.lld")
+    if not found:
+        raise FileNotFoundError("this Triton links by ld.lld, which PATH does not have")
+    return found
 
 
 def code_object(gpu: str) -> dict[str, Any]:
     """Compile for an AMD GPU.
 
     Raises:
+        UnsupportedGpuError: Triton or LLVM says so.
         ValueError: what came out is no AMDGPU ELF.
     """
     triton = importlib.import_module("triton")
-    backends = importlib.import_module("triton.backends.compiler")
-    target = backends.GPUTarget("hip", gpu, 32 if int(gpu[3:-2]) >= 10 else 64)
-    code = bytes(triton.compile(source(), target=target).kernel)
+    target = target_of("hip", gpu, 32 if int(gpu[3:-2]) >= 10 else 64)
+    with said_on_stderr() as said:
+        if is_old(importlib.import_module("triton.compiler.compiler")):
+            code = bytes(by_stages(target, {}))
+        else:
+            code = bytes(triton.compile(source(), target=target).kernel)
+        if any(text in said() for text in UNSUPPORTED):
+            raise UnsupportedGpuError(gpu)
     if code[:4] != b"\x7fELF" or int.from_bytes(code[18:20], "little") != EM_AMDGPU:
         raise ValueError(f"no AMDGPU ELF: {code[:20]!r}")
     return {"bytes": len(code), "sha256": hashlib.sha256(code).hexdigest()}
 
 
+@contextlib.contextmanager
+def said_on_stderr() -> Iterator[Callable[[], bytes]]:
+    """What the process, LLVM included, writes to standard error meanwhile; it is passed on afterwards.
+
+    Raises:
+        UnsupportedGpuError: what failed, failed for a GPU that Triton or LLVM does not know.
+    """
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as file:
+        os.dup2(file.fileno(), 2)
+
+        def said() -> bytes:
+            file.seek(0)
+            return file.read()
+
+        try:
+            yield said
+        except Exception as error:
+            if any(text in said() for text in UNSUPPORTED):
+                raise UnsupportedGpuError from error
+            raise
+        finally:
+            sys.stderr.flush()
+            os.dup2(kept, 2)
+            os.close(kept)
+            sys.stderr.write(said().decode("utf-8", "replace"))
+
+
 def ptx() -> dict[str, Any]:
     """Compile for sm_90 and stop before ptxas, which is no part of this image."""
-    triton = importlib.import_module("triton")
     nvidia = importlib.import_module("triton.backends.nvidia.compiler")
-    backends = importlib.import_module("triton.backends.compiler")
     folder = Path(str(nvidia.__file__)).parent / "lib"
     if not list(folder.glob("libdevice*.bc")):
         return {"missing": "libdevice was left out of this build"}
-    backend = nvidia.CUDABackend
+    target, options = target_of("cuda", 90, 32), {"ptx_version": PTX_VERSION}
+    if is_old(importlib.import_module("triton.compiler.compiler")):
+        text = str(by_stages(target, options, without="cubin"))
+    else:
+        text = new_ptx(nvidia.CUDABackend, target, options)
+    if ".target sm_90" not in text or ".entry vector_add" not in text:
+        raise ValueError(f"no PTX for sm_90: {text[:200]!r}")
+    return {"bytes": len(text)}
+
+
+def new_ptx(backend: Any, target: Any, options: dict[str, Any]) -> str:
+    """The PTX by `triton.compile`, whose last stage, ptxas, is taken out meanwhile."""
+    triton = importlib.import_module("triton")
     make, stages = backend.__init__, backend.add_stages
 
     def made(self: Any, *arguments: Any) -> None:
@@ -70,14 +188,9 @@ def ptx() -> dict[str, Any]:
 
     backend.__init__, backend.add_stages = made, without_ptxas
     try:
-        target = backends.GPUTarget("cuda", 90, 32)
-        code = bytes(triton.compile(source(), target=target, options={"ptx_version": PTX_VERSION}).kernel)
+        return bytes(triton.compile(source(), target=target, options=options).kernel).decode("utf-8")
     finally:
         backend.__init__, backend.add_stages = make, stages
-    text = code.decode("utf-8")
-    if ".target sm_90" not in text or ".entry vector_add" not in text:
-        raise ValueError(f"no PTX for sm_90: {text[:200]!r}")
-    return {"bytes": len(code)}
 
 
 def main(gpus: list[str]) -> int:
@@ -85,12 +198,17 @@ def main(gpus: list[str]) -> int:
     # The version of PTX would be asked of ptxas otherwise.
     os.environ["TRITON_MOCK_PTX_VERSION"] = "12.0"
     os.environ["TRITON_DISABLE_LINE_INFO"] = "1"
-    found: dict[str, Any] = {"triton": importlib.import_module("triton").__version__, "objects": {}, "failed": {}}
+    if importlib.util.find_spec("setuptools") is None:
+        sys.modules["setuptools"] = types.ModuleType("setuptools")
+    version = importlib.import_module("triton").__version__
+    found: dict[str, Any] = {"triton": version, "objects": {}, "unsupported": [], "failed": {}}
     with tempfile.TemporaryDirectory() as cache:
         os.environ["TRITON_CACHE_DIR"] = cache
         for gpu in gpus:
             try:
                 found["objects"][gpu] = code_object(gpu)
+            except UnsupportedGpuError:
+                found["unsupported"].append(gpu)
             except Exception as error:  # noqa: BLE001 - whatever the compiler raises is the finding
                 traceback.print_exc()
                 found["failed"][gpu] = f"{type(error).__name__}: {error}"
@@ -100,7 +218,7 @@ def main(gpus: list[str]) -> int:
             traceback.print_exc()
             found["failed"]["sm_90"] = f"{type(error).__name__}: {error}"
     print(json.dumps(found, sort_keys=True))
-    return 1 if found["failed"] else 0
+    return 1 if found["failed"] or (gpus and not found["objects"]) else 0
 
 
 if __name__ == "__main__":

@@ -36,10 +36,22 @@ def test_amd_and_nvidia_without_a_gpu() -> None:
 
 
 def test_a_gpu_that_does_not_compile_fails_the_contract() -> None:
-    code, found = contract("gfx942", "gfx999")
+    prelude = (
+        "import triton\ncompiled = triton.compile\n"
+        "def broken(*a, target, **k): return 1 / 0 if target.arch == 'gfx1100' else compiled(*a, target=target, **k)\n"
+        "triton.compile = broken\n"
+    )
+    code, found = contract("gfx942", "gfx1100", prelude=prelude)
     assert code == 1
     assert set(found["objects"]) == {"gfx942"}
-    assert "gfx999" in found["failed"]
+    assert "ZeroDivisionError" in found["failed"]["gfx1100"]
+
+
+def test_a_gpu_that_is_not_known_is_no_failure_unless_it_is_the_only_one() -> None:
+    code, found = contract("gfx942", "gfx999")
+    assert (code, found["unsupported"], found["failed"]) == (0, ["gfx999"], {})
+    code, found = contract("gfx999")
+    assert (code, found["objects"]) == (1, {})
 
 
 def test_without_libdevice_there_is_no_ptx_and_it_says_why() -> None:

@@ -69,6 +69,19 @@ def test_the_names_count_for_their_own_source_alone(triton: Path, tmp_path: Path
         take_in("aotriton", triton, request(tmp_path, allow=("libdevice", "ocml", "ockl")))
 
 
+def test_one_row_names_many_files(triton: Path, tmp_path: Path) -> None:
+    for name in ("oclc_isa_version_942.bc", "oclc_daz_opt_on.bc", "cuda2gcn.bc"):
+        (triton / AMD / name).write_bytes(BITCODE)
+    with pytest.raises(PolicyError, match="2 prebuilt files") as caught:
+        take_in("triton", triton, request(tmp_path))
+    assert "--allow-binary cuda2gcn --allow-binary libdevice" in caught.value.fix
+    intake, _ = take_in("triton", triton, request(tmp_path, allow=("libdevice",), drop=("cuda2gcn",)))
+    assert intake.replaced[f"{AMD}/oclc_isa_version_942.bc"].endswith("/bitcode/oclc_isa_version_942.bc")
+    assert intake.dropped == (f"{AMD}/cuda2gcn.bc",)
+    intake, _ = take_in("triton", triton, request(tmp_path, allow=("libdevice", "oclc", "cuda2gcn")))
+    assert intake.binaries(()) == ("cuda2gcn", "libdevice", "oclc")
+
+
 def test_the_policy_is_an_input(tmp_path: Path) -> None:
     plain, allowed = request(tmp_path), request(tmp_path, allow=("libdevice", "triton-wheel"))
     assert choices("triton", plain) != choices("triton", allowed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cache as memoize
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,14 @@ class Known:
     why: str
     replace: str = ""
 
+    def matches(self, file: str) -> bool:
+        """Whether it is about a file of its source."""
+        return fnmatchcase(file, self.path)
+
+    def replacement(self, file: str) -> str:
+        """Absolute glob of the base's file that takes this one's place; empty where none does."""
+        return self.replace.replace("{file}", file.rpartition("/")[2])
+
 
 @dataclass(frozen=True, kw_only=True)
 class Intake:
@@ -52,8 +61,7 @@ class Intake:
 
     def binaries(self, planned: Sequence[str]) -> tuple[str, ...]:
         """The names that a plan knew, and the paths of those let in that it could not know; sorted."""
-        known = {row.path: row.name for row in known_files()}
-        return tuple(sorted({*planned, *(known.get(one.file, one.file) for one in self.allowed)}))
+        return tuple(sorted({*planned, *(_name_of(finding.file) for finding in self.allowed)}))
 
     def _fate(self, finding: Finding) -> str:
         if finding.file in self.replaced:
@@ -66,7 +74,7 @@ class Intake:
 def let_in_names(request: Request) -> tuple[str, ...]:
     """What `--allow-binary` lets in, by name: it takes the path of a known file too."""
     given = request.allow_binary
-    return tuple(dict.fromkeys([*given, *(row.name for row in known_files() if row.path in given)]))
+    return tuple(dict.fromkeys([*given, *(row.name for row in known_files() if any(map(row.matches, given)))]))
 
 
 @memoize
@@ -104,7 +112,7 @@ def take_in(
     Raises:
         PolicyError: with the list of those that nothing accounts for.
     """
-    rows = {row.path: row for row in known_files() if row.source == source}
+    rows = [row for row in known_files() if row.source == source]
     findings = scan(tree)
     allowed: list[Finding] = []
     dropped: set[str] = set()
@@ -115,14 +123,14 @@ def take_in(
         if set(tests) & set(finding.file.split("/")[:-1]):
             tested.add(finding.file)
             continue
-        row = rows.get(finding.file)
+        row = _row_of(finding.file, rows)
         names = {finding.file} | ({row.name} if row else set())
         if names & set(request.allow_binary):
             allowed.append(finding)
         elif names & set(request.drop_binary):
             dropped.add(finding.file)
         elif row is not None and row.replace:
-            replaced[finding.file] = row.replace
+            replaced[finding.file] = row.replacement(finding.file)
         else:
             unknown.append(finding)
     # The recipes get lists with `;` between names; one that does not survive that would stay in the build, unsaid.
@@ -136,9 +144,9 @@ def take_in(
     if unknown:
         raise PolicyError(
             f"the source {source} holds {len(unknown)} prebuilt file{'s' if len(unknown) > 1 else ''}",
-            why="\n".join(_told(finding, rows.get(finding.file)) for finding in unknown[:_LISTED])
+            why="\n".join(_told(finding, _row_of(finding.file, rows)) for finding in unknown[:_LISTED])
             + (f"\n… and {len(unknown) - _LISTED} more" if len(unknown) > _LISTED else ""),
-            fix=" ".join(f"--allow-binary {_name(f, rows)}" for f in unknown[:3])
+            fix=" ".join(dict.fromkeys(f"--allow-binary {_name_of(one.file, rows)}" for one in unknown[:3]))
             + " lets them in by name; --drop-binary leaves them out",
         )
     intake = Intake(
@@ -147,9 +155,14 @@ def take_in(
     return intake, findings
 
 
-def _name(finding: Finding, rows: Mapping[str, Known]) -> str:
-    row = rows.get(finding.file)
-    return row.name if row else finding.file
+def _row_of(file: str, rows: Sequence[Known]) -> Known | None:
+    return next((row for row in rows if row.matches(file)), None)
+
+
+def _name_of(file: str, rows: Sequence[Known] | None = None) -> str:
+    """What `--allow-binary` calls a file: its row's name, else its path."""
+    row = _row_of(file, known_files() if rows is None else rows)
+    return row.name if row else file
 
 
 def _told(finding: Finding, row: Known | None) -> str:
