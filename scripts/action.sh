@@ -39,7 +39,7 @@ if [ -n "$REUSE_FROM" ]; then
   printf '%s\n' "$REUSE_KEY" >"$scratch/publisher.pub"
   words+=(--reuse-from "${REUSE_FROM,,}" --key "$scratch/publisher.pub")
 fi
-"$toolchain" build "$STAGE" "${words[@]}"
+"$toolchain" build "$STAGE" "${words[@]}" --json >"$scratch/built.json"
 
 [ -n "$PUBLISH_TO" ] || exit 0
 enter "$PUBLISH_TO"
@@ -48,7 +48,8 @@ if [ -n "$private" ]; then
   (umask 077 && printf '%s\n' "$private" >"$scratch/key")
   words=(--key "$scratch/key")
 fi
-"$toolchain" publish "${PUBLISH_TO,,}" --stage "$STAGE" "${words[@]}" --json >"$scratch/published.json"
+read -ra names < <("$here/.venv/bin/python" -c 'import json, sys; print(*json.load(sys.stdin)["publish"])' <"$scratch/built.json")
+"$toolchain" publish "${PUBLISH_TO,,}" "${names[@]}" "${words[@]}" --json >"$scratch/published.json"
 "$here/.venv/bin/python" - "$scratch/published.json" <<'END' | tee -a "$GITHUB_OUTPUT"
 import json
 import sys

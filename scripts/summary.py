@@ -38,7 +38,7 @@ def main(seconds: int, out: Path) -> None:
         "FlashAttention's modules import torch; a stand-in that only satisfies the import was used.\n"
         "The full build (hours on two cores):\n"
         "  toolchain build llvm --source llvm=distro:llvm-toolchain-22\n"
-        "  toolchain publish REGISTRY/NS --stage llvm --source llvm=distro:llvm-toolchain-22"
+        "  toolchain publish REGISTRY/NS llvm-triton-22.1.8"
     )
 
 

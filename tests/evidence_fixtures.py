@@ -204,7 +204,7 @@ class Stand:
 
 
 def finished_base(cache: Cache, work: Path, version: str = "3.0.3") -> Built:
-    """A base in the cache as a build leaves it, but with one small file: enough for `publish --stage base`."""
+    """A base in the cache as a build leaves it, but with one small file: enough to publish it."""
     recipe = base_recipe("debian13", "amd64")
     rows = [{"name": "apt", "version": version, "architecture": "amd64", "sha256": "5" * 64}]
     write_packages(
@@ -239,7 +239,7 @@ def finished_python(cache: Cache, work: Path) -> Built:
 def finished_llvm(
     request: Request, work: Path, files: Mapping[str, bytes], facts: Mapping[str, Any] | None = None
 ) -> Built:
-    """An LLVM in the cache as a build leaves it, of a few small files: enough for `publish --stage llvm`."""
+    """An LLVM in the cache as a build leaves it, of a few small files: enough to publish it."""
     planned = LlvmStage().plan(request, {"base": BaseStage().plan(request, {})})
     tree = work / "llvm tree"
     for name, content in files.items():

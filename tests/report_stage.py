@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from toolchain.cache import Cache
 from toolchain.oci.layout import Layout
 from toolchain.recipe import Recipe
+from toolchain.record import Record
 from toolchain.request import Request
 from toolchain.sources.resolve import locate
 from toolchain.sources.unpack import unpack_tar
@@ -68,10 +70,10 @@ def contained(_: Request) -> ReportStage:
     return ReportStage(contained=True)
 
 
-def text(request: Request, built: Built, folder: Path) -> list[Path]:
+def text(cache: Cache, record: Record, folder: Path) -> list[Path]:
     """Its plain form."""
-    layout, out = Layout(request.cache.images), folder / "report.txt"
-    layer = layout.children(layout.resolve(built.manifest))[-1]
+    layout, out = Layout(cache.images), folder / "report.txt"
+    layer = layout.children(layout.resolve(record.manifest))[-1]
     unpack_tar(layout.blob(layer.digest), folder / "unpacked", strip=0)
     shutil.move(folder / "unpacked" / FILE, out)
     shutil.rmtree(folder / "unpacked")

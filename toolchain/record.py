@@ -231,18 +231,6 @@ class Record:
         except (ValueError, RecursionError) as error:
             raise RecordError(str(error)) from error
 
-    @classmethod
-    def of_local_image(cls, stage: str, image: str, input_digest: str, inputs: Mapping[str, Any]) -> Self:
-        """Of a local image as base, which is taken as it is, so that nothing was finished and written."""
-        return cls(
-            stage=stage,
-            image=image,
-            input_digest=input_digest,
-            manifest=str(inputs.get("image", "")),
-            inputs=dict(inputs),
-            arch=str(inputs.get("arch", "")),
-        )
-
     def as_json(self) -> dict[str, Any]:
         """As its file holds it; what is not known is left out."""
         value: dict[str, Any] = {"version": VERSION}

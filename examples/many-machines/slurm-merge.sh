@@ -9,5 +9,4 @@ toolchain build triton --aotriton 0.11b --gpu MI300X --drop-binary libdevice \
   --lock-file "$lock" --reuse-from registry.example/ns --public-key release-key.pub --reuse-only
 toolchain kernels merge aotriton "$HOME/kernel-store" --aotriton 0.11b --gpu MI300X --drop-binary libdevice \
   --lock-file "$lock" --keep-going || [ "$?" -eq 12 ]
-toolchain publish "oci:$HOME/aotriton" --stage aotriton --aotriton 0.11b --gpu MI300X --drop-binary libdevice \
-  --lock-file "$lock" --keep-going --key release-key
+toolchain publish "oci:$HOME/aotriton" aotriton --key release-key

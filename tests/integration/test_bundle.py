@@ -78,9 +78,7 @@ def test_kernels_come_out_of_a_bundle_without_a_network(exported: Path, tmp_path
     records = [json.loads(path.read_text()) for path in (cache / "records").glob("*.json")]
     (record,) = (one for one in records if one["stage"] == "kernels")
     assert record["isolation"]["interfaces"] == 0
-    sent = without_network(
-        cache, here, "publish", "oci:published", "--stage", "kernels", *REQUEST, "--locked", "--json"
-    )
+    sent = without_network(cache, here, "publish", "oci:published", *built.json["publish"], "--json")
     assert sent.code == 0, sent.err
     layout = Layout(here / "published")
     (blob,) = (

@@ -61,7 +61,7 @@ def test_support_for_another_machine_beside_this_one(arch: str, tmp_path: Path) 
     checks = {check["name"]: check for check in stages[-1]["facts"]["contract"]["checks"]}
     assert checks["support"]["detail"] == f"LLVMSupport 22.1.8 for {TRIPLE[arch]}-unknown-linux-gnu"
     assert all(check["ok"] for check in checks.values())
-    published = toolchain("publish", f"oci:{tmp_path / 'out'}", "--stage", "llvm", *both, "--json")
+    published = toolchain("publish", f"oci:{tmp_path / 'out'}", *built.json["publish"], "--json")
     assert published.code == 0, published.err
     (row,) = published.json["published"]
     layout = Layout(tmp_path / "out")
@@ -100,7 +100,7 @@ def test_table_generators_for_another_machine(arch: str, tmp_path: Path) -> None
         ("mlir-tblgen", True),
         ("paths", True),
     ]
-    assert toolchain("publish", f"oci:{tmp_path}", "--stage", "llvm", *words).code == 0
+    assert toolchain("publish", f"oci:{tmp_path}", *built.json["publish"]).code == 0
     layout = Layout(tmp_path)
     index = layout.resolve("llvm-triton-tablegen-22.1.8")
     for tool in ("llvm-tblgen", "mlir-tblgen"):

@@ -16,6 +16,7 @@ from tests.fault_proxy import Fault, fault_proxy
 from tests.places import publish, referrers
 from tests.request_fixtures import specs
 from toolchain.build.plan import find
+from toolchain.build.record import read_record
 from toolchain.cache import Cache
 from toolchain.cli.app import app
 from toolchain.oci.files import TYPE, write_files
@@ -60,14 +61,15 @@ class Home:
         return done.output if code else done.stdout
 
     def publish(self, *words: str | Path) -> Any:
-        told = self.call("publish", self.place, "--stage", "llvm", *ASKED, "--files", "--json", *words)
+        told = self.call("publish", self.place, "llvm", "--files", "--json", *words)
         return json.loads(told)["published"][0]
 
     def archives(self, into: str) -> dict[str, bytes]:
         """What `build --archive` writes."""
         found: Built | None = find(self.cache, self.llvm.planned)
         assert found is not None
-        return {path.name: path.read_bytes() for path in write_archives(self.request, [found], self.folder / into)}
+        record = read_record(self.cache, found.input_digest)
+        return {path.name: path.read_bytes() for path in write_archives(self.cache, [record], self.folder / into)}
 
 
 @pytest.fixture

@@ -36,9 +36,10 @@ def test_it_is_built_in_the_base_and_published(tmp_path: Path) -> None:
         return json.loads(done.stdout)
 
     asked = ("--base", "debian13", "--source", "notes=notes")
-    stage = tool("build", "report", *asked)["stages"][-1]
+    built = tool("build", "report", *asked)
+    stage = built["stages"][-1]
     image = stage["image"]
-    tool("publish", "oci:out", "--stage", "report", *asked)
+    tool("publish", "oci:out", *built["publish"])
     layout = Layout(tmp_path / "out")
     manifest = layout.children(layout.resolve(image))[0]
     config, layer = layout.children(manifest)

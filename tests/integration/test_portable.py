@@ -64,9 +64,9 @@ def part(tmp_path_factory: pytest.TempPathFactory) -> Part:
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         pytest.skip("NO DEBIAN MACHINE AS ROOT: the base is made from apt's mirrors")
     folder = tmp_path_factory.mktemp("portable")
-    built = toolchain("build", "llvm", *OPTIONS)
+    built = toolchain("build", "llvm", *OPTIONS, "--json")
     assert built.code == 0, built.err
-    published = toolchain("publish", f"oci:{folder / 'out'}", "--stage", "llvm", *OPTIONS)
+    published = toolchain("publish", f"oci:{folder / 'out'}", *built.json["publish"])
     assert published.code == 0, published.err
     layout = Layout(folder / "out")
     manifest = layout.children(layout.resolve(IMAGE))[0]

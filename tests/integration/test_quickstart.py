@@ -129,7 +129,8 @@ def test_a_flipped_bit_is_found(quickstart: Quickstart, tmp_path: Path) -> None:
 @pytest.mark.registry
 def test_registry_and_copy_from(quickstart: Quickstart, registry_host: str, tmp_path: Path) -> None:
     dest = f"{registry_host}/some/ns"
-    words = ("publish", dest, *quickstart.options, *quickstart.gpus, "--json")
+    built = toolchain("build", "all", *quickstart.options, *quickstart.gpus, *quickstart.allow, "--json")
+    words = ("publish", dest, *built.json["publish"], "--json")
     first = toolchain(*words)
     assert first.code == 0, first.err
     assert {row["image"] for row in first.json["published"]} == {LLVM, KERNELS}

@@ -54,7 +54,7 @@ class Two:
 
     def publish(self, cache: Cache, *words: str | Path) -> Said:
         env = {"TOOLCHAIN_CACHE": str(cache.root)}
-        return toolchain("publish", str(self.place), "--stage", "base", "--json", *words, env=env)
+        return toolchain("publish", str(self.place), "toolchain-base", "--json", *words, env=env)
 
     def build(self, *words: str | Path, place: str = "") -> Said:
         return toolchain(

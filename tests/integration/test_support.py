@@ -71,7 +71,7 @@ def twice(tmp_path_factory: pytest.TempPathFactory) -> Twice:
     built = toolchain("build", "llvm", *OPTIONS, "--json")
     assert built.code == 0, built.err
     out = folder / "published twice"
-    published = toolchain("publish", f"oci:{out}", "--stage", "llvm", *OPTIONS, "--json")
+    published = toolchain("publish", f"oci:{out}", *built.json["publish"], "--json")
     assert published.code == 0, published.err
     layout = Layout(out)
     index = layout.resolve(IMAGE)

@@ -58,7 +58,7 @@ class Home:
 
     def publish(self, dest: str, *words: str | Path, env: dict[str, str] | None = None) -> Said:
         return toolchain(
-            "-v", "-v", "publish", dest, "--stage", "base", "--json", *words, env={**self.env, **(env or {})}
+            "-v", "-v", "publish", dest, "toolchain-base", "--json", *words, env={**self.env, **(env or {})}
         )
 
     def verify(self, ref: str, *words: str | Path) -> Said:

@@ -21,7 +21,6 @@ from toolchain.oci.layer_files import layer_files
 from toolchain.oci.layout import Layout
 from toolchain.request import Request
 
-WORDS = ("--stage", "llvm", "--source", "llvm=distro:llvm-toolchain-22", "--base", "debian13")
 PREFIX = "usr/lib64/llvm-triton-22.1.8"
 LLVM = {f"{PREFIX}/bin/mlir-tblgen": b"x", f"{PREFIX}/lib/cmake/mlir/MLIRConfig.cmake": b"x"}
 
@@ -71,7 +70,7 @@ def build(lines: str, folder: Path, storage: tuple[str, str]) -> None:
 @pytest.mark.registry
 @pytest.mark.engine
 def test_from_a_registry(registry_host: str, cache: Cache, tmp_path: Path, storage: tuple[str, str]) -> None:
-    done = toolchain("publish", f"{registry_host}/front/door", *WORDS, "--cache", cache.root)
+    done = toolchain("publish", f"{registry_host}/front/door", "llvm-triton", "--cache", cache.root)
     assert done.code == 0, done.err
     ref = f"{registry_host}/front/door/llvm-triton-22.1.8-debian13"
     said = toolchain("inspect", ref, "--use")
@@ -82,7 +81,7 @@ def test_from_a_registry(registry_host: str, cache: Cache, tmp_path: Path, stora
 
 @pytest.mark.engine
 def test_from_a_folder(cache: Cache, tmp_path: Path, storage: tuple[str, str]) -> None:
-    done = toolchain("publish", f"oci:{tmp_path / 'out'}", *WORDS, "--cache", cache.root)
+    done = toolchain("publish", f"oci:{tmp_path / 'out'}", "llvm-triton", "--cache", cache.root)
     assert done.code == 0, done.err
     said = toolchain("inspect", f"oci:{tmp_path / 'out'}:llvm-triton-22.1.8-debian13", "--use").out
     assert done.err.endswith(said)

@@ -142,7 +142,7 @@ def test_it_is_published_and_judged_as_other_images(
 ) -> None:
     key = tmp_path / "a.key"
     assert toolchain("keygen", key).code == 0
-    said = toolchain("publish", f"{registry_host}/worker", "--stage", "worker", "--key", key, *asked, "--json")
+    said = toolchain("publish", f"{registry_host}/worker", *built.json["publish"], "--key", key, "--json")
     assert said.code == 0, said.err
     assert [one["image"] for one in said.json["published"]] == [IMAGE]
     ref = f"{registry_host}/worker/{IMAGE}"

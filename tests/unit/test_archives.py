@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.evidence_fixtures import record
+from toolchain.build.record import write_record
 from toolchain.cache import Cache
 from toolchain.catalog.gpus import known_gpus
 from toolchain.digest import EPOCH, sha256_file
@@ -19,11 +21,11 @@ from toolchain.oci.image import ImageSpec, add_layer, write_image
 from toolchain.oci.layer import compress, write_layer
 from toolchain.oci.layout import Layout
 from toolchain.publish.files import check_folder, write_archives
+from toolchain.record import Record
 from toolchain.request import Request
 from toolchain.sources.spec import parse_source_spec
 from toolchain.sources.store import Store
 from toolchain.sources.tree import tree_digest
-from toolchain.stages.stage import Built, Planned
 
 SHA1 = "30ae96716b3e7a1bf0d7892ce3b8288244f8ebec"
 GOOD = {"done": 9, "failed": 0, "timed_out": 0}
@@ -34,8 +36,8 @@ def request_(tmp_path: Path) -> Request:
     return Request(cache=Cache(tmp_path / "cache"))
 
 
-def built(request: Request, name: str, image: str, files: Mapping[str, str], facts: Mapping[str, Any]) -> Built:
-    """A finished stage with one layer."""
+def built(request: Request, name: str, image: str, files: Mapping[str, str], facts: Mapping[str, Any]) -> Record:
+    """The record of a finished stage with one layer, on a base."""
     tree = request.cache.root / "made" / name
     for path, text in files.items():
         (tree / path).parent.mkdir(parents=True, exist_ok=True)
@@ -44,13 +46,15 @@ def built(request: Request, name: str, image: str, files: Mapping[str, str], fac
     blob = compress(write_layer(tree, request.cache.root / "raw.tar", epoch=EPOCH), request.cache.root / "blob")
     layer = add_layer(layout, blob)
     manifest = write_image(layout, ImageSpec(arch="amd64", layers=(layer,), epoch=EPOCH))
-    planned = Planned(name=name, image=image, inputs={})
-    return Built(
-        planned=planned,
-        input_digest="sha256:0",
+    base = record(stage="base", image="toolchain-base-debian13", inputs={"base": "debian13"})
+    write_record(request.cache, base)
+    return record(
+        stage=name,
+        image=image,
+        inputs={"base": base.input_digest},
         manifest=manifest.digest,
-        layers=(layer.descriptor.as_json(),),
-        facts=facts,
+        layers=[layer.descriptor.as_json()],
+        facts=dict(facts),
     )
 
 
@@ -59,7 +63,7 @@ def members(path: Path) -> set[str]:
         return {one.name for one in tar if one.isfile()}
 
 
-def aotriton(request: Request, image: str, kernels: Mapping[str, int]) -> Built:
+def aotriton(request: Request, image: str, kernels: Mapping[str, int]) -> Record:
     top = "usr/lib64/aotriton-30ae9671"
     files = {
         f"{top}/lib/libaotriton_v2.so": "so",
@@ -85,7 +89,7 @@ def test_llvm_is_named_as_upstream_names_it(request_: Request, tmp_path: Path) -
     one = built(
         request_, "llvm", "llvm-triton-10dc3a8e-debian13", {f"{prefix[1:]}/bin/FileCheck": "x"}, {"prefix": prefix}
     )
-    (path,) = write_archives(request_, [one], tmp_path / "out dir")
+    (path,) = write_archives(request_.cache, [one], tmp_path / "out dir")
     assert path.name == "llvm-10dc3a8e-debian13-x64.tar.gz"
     assert members(path) == {"llvm-10dc3a8e-debian13-x64/bin/FileCheck"}
 
@@ -94,7 +98,7 @@ def test_what_is_there_is_not_packed_again(
     request_: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     one = aotriton(request_, "aotriton-30ae9671-debian13", GOOD)
-    first = write_archives(request_, [one], tmp_path / "out")
+    first = write_archives(request_.cache, [one], tmp_path / "out")
     assert "aotriton: packing aotriton-30ae9671-debian13 for " in capsys.readouterr().err
     content = [path.read_bytes() for path in first]
     packed: list[str] = []
@@ -104,27 +108,27 @@ def test_what_is_there_is_not_packed_again(
         return write_tar_gz(tree, out, **how)
 
     monkeypatch.setattr("toolchain.publish.files.write_tar_gz", counted)
-    assert write_archives(request_, [one], tmp_path / "out") == first
+    assert write_archives(request_.cache, [one], tmp_path / "out") == first
     assert packed == []
     assert capsys.readouterr().err == ""
     # A file that is gone or another one is made again, and so is all of it elsewhere.
     first[1].unlink()
-    assert write_archives(request_, [one], tmp_path / "out") == first
+    assert write_archives(request_.cache, [one], tmp_path / "out") == first
     first[0].write_bytes(content[0][:-1] + b"x")
-    write_archives(request_, [one], tmp_path / "out")
-    write_archives(request_, [one], tmp_path / "elsewhere")
+    write_archives(request_.cache, [one], tmp_path / "out")
+    write_archives(request_.cache, [one], tmp_path / "elsewhere")
     assert packed == [path.name for path in first] * 3
     assert [path.read_bytes() for path in first] == content
     for note in (request_.cache.root / "archives").iterdir():
         note.write_text("{")
-    assert write_archives(request_, [one], tmp_path / "out") == first
+    assert write_archives(request_.cache, [one], tmp_path / "out") == first
     assert len(packed) == 12
     bad = aotriton(request_, "aotriton-30ae9671-debian13", {**GOOD, "failed": 1})
-    assert write_archives(request_, [bad], tmp_path / "out") != first, "the same bytes under other names"
+    assert write_archives(request_.cache, [bad], tmp_path / "out") != first, "the same bytes under other names"
 
 
 def test_aotriton_is_its_library_and_one_archive_a_pack(request_: Request, tmp_path: Path) -> None:
-    paths = write_archives(request_, [aotriton(request_, "aotriton-30ae9671-debian13", GOOD)], tmp_path)
+    paths = write_archives(request_.cache, [aotriton(request_, "aotriton-30ae9671-debian13", GOOD)], tmp_path)
     assert [path.name for path in paths] == [
         "aotriton-30ae96716b3e-debian13_x86_64-hip5.7-shared.tar.gz",
         "aotriton-30ae96716b3e-images-amd-gfx110x.tar.gz",
@@ -160,7 +164,7 @@ def test_aotriton_is_its_library_and_one_archive_a_pack(request_: Request, tmp_p
 def test_a_part_and_known_bad_kernels_show_in_the_name(
     request_: Request, tmp_path: Path, image: str, kernels: Mapping[str, int], name: str
 ) -> None:
-    assert write_archives(request_, [aotriton(request_, image, kernels)], tmp_path)[2].name == name
+    assert write_archives(request_.cache, [aotriton(request_, image, kernels)], tmp_path)[2].name == name
 
 
 def test_a_pack_that_lacks_gpus_of_its_family_shows_it_in_its_name(request_: Request, tmp_path: Path) -> None:
@@ -173,7 +177,7 @@ def test_a_pack_that_lacks_gpus_of_its_family_shows_it_in_its_name(request_: Req
             "lacking": {"amd-gfx110x": ["gfx1101", "gfx1103"]},
         },
     )
-    assert [path.name for path in write_archives(request_, [one], tmp_path)] == [
+    assert [path.name for path in write_archives(request_.cache, [one], tmp_path)] == [
         "aotriton-30ae96716b3e-debian13_x86_64-hip5.7-gfx1100-gfx1102-gfx942-shared.tar.gz",
         "aotriton-30ae96716b3e-images-partial-gfx1100-gfx1102-amd-gfx110x.tar.gz",
         "aotriton-30ae96716b3e-images-amd-gfx942.tar.gz",
@@ -183,14 +187,14 @@ def test_a_pack_that_lacks_gpus_of_its_family_shows_it_in_its_name(request_: Req
 def test_known_bad_kernels_count_for_the_pack_that_has_them(request_: Request, tmp_path: Path) -> None:
     one = aotriton(request_, "aotriton-30ae9671-debian13", {"done": 7, "failed": 2, "timed_out": 0})
     one = replace(one, facts={**one.facts, "known_bad_by_pack": {"amd-gfx110x": 2}})
-    assert [path.name for path in write_archives(request_, [one], tmp_path)][1:] == [
+    assert [path.name for path in write_archives(request_.cache, [one], tmp_path)][1:] == [
         "aotriton-30ae96716b3e-images-knownbad2-amd-gfx110x.tar.gz",
         "aotriton-30ae96716b3e-images-amd-gfx942.tar.gz",
     ]
 
 
 def test_a_checkout_has_no_commit_in_its_name(request_: Request, tmp_path: Path) -> None:
-    paths = write_archives(request_, [aotriton(request_, "aotriton-tree30ae9671-debian13", GOOD)], tmp_path)
+    paths = write_archives(request_.cache, [aotriton(request_, "aotriton-tree30ae9671-debian13", GOOD)], tmp_path)
     assert paths[2].name == "aotriton-tree30ae96716b3e-images-amd-gfx942.tar.gz"
 
 
@@ -203,21 +207,21 @@ def test_a_wheel_of_our_own_is_written_and_one_of_the_index_is_not(request_: Req
     facts = {"wheels": [{"file": wheel.name, "digest": digest, "bytes": 5}]}
     one = built(request_, "triton", "triton-d8da7c99-debian13", {"usr/lib/x": "x"}, facts)
     with pytest.raises(SourceError, match="no longer in the store"):
-        write_archives(request_, [one], tmp_path / "out")
+        write_archives(request_.cache, [one], tmp_path / "out")
     store.add_file(wheel, digest, name=wheel.name)
-    (path,) = write_archives(request_, [one], tmp_path / "out")
+    (path,) = write_archives(request_.cache, [one], tmp_path / "out")
     assert (path.name, path.read_bytes()) == (wheel.name, b"wheel")
     path.write_bytes(b"edited in place")
-    (path,) = write_archives(request_, [one], tmp_path / "out")
+    (path,) = write_archives(request_.cache, [one], tmp_path / "out")
     assert path.read_bytes() == b"wheel", "the store keeps its own"
     of_index = built(request_, "triton", "triton-wheel-3.7.1-debian13", {"usr/lib/x": "x"}, {"wheel_bytes": 5})
-    assert write_archives(request_, [of_index], tmp_path / "out") == []
+    assert write_archives(request_.cache, [of_index], tmp_path / "out") == []
 
 
 def test_a_base_has_no_plain_form(request_: Request, tmp_path: Path) -> None:
     base = built(request_, "base", "toolchain-base-debian13", {"etc/x": "x"}, {})
     with pytest.raises(ConfigError, match="--archive is for"):
-        write_archives(request_, [base], tmp_path)
+        write_archives(request_.cache, [base], tmp_path)
 
 
 def test_a_folder_is_tried_before_hours_of_building(tmp_path: Path) -> None:

@@ -18,7 +18,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from tests.evidence_fixtures import finished_base, record
 from toolchain import console, errors
+from toolchain.build.record import write_record
+from toolchain.cache import Cache
 from toolchain.cli.app import app
 from toolchain.cli.failing import handled
 from toolchain.errors import ToolchainError
@@ -26,7 +29,7 @@ from toolchain.oci.reference import Target
 from toolchain.process import CommandError
 from toolchain.publish import images as delivery
 from toolchain.publish.images import Delivered
-from toolchain.request import Request
+from toolchain.record import Record
 from toolchain.stages.stage import Built, Planned
 
 TOP = Path(__file__).resolve().parents[2]
@@ -83,15 +86,16 @@ def call(env: dict[str, str], *words: str, cwd: Path | None = None) -> subproces
         (("build", "kernels", *WHEEL), 15, "--allow-binary triton-wheel"),
         (("build", "triton", *WHEEL), 15, "--allow-binary triton-wheel"),
         (("kernels", "run", *WHEEL), 15, "--allow-binary triton-wheel"),
-        (("publish", "oci:out", "--compression", "rar"), 3, "rar"),
+        (("publish", "oci:out", "x", "--compression", "rar"), 3, "rar"),
         (("build", "llvm", "--only", "everything"), 7, "everything"),
         (("build", "all", "--limit", "0"), 2, "limit"),
         (("build", "all", "--no-such-flag"), 2, "no-such-flag"),
         (("build", "base", "--archive", "out"), 3, "--archive is for"),
         (("build", "llvm", "--archive", "/dev/null"), 3, "nothing can be written"),
         (("publish",), 3, "no destination"),
-        (("publish", "not a reference"), 3, "not a reference"),
-        (("publish", "oci:/tmp/x", "--source", "llvm=distro:llvm-toolchain-22"), 5, "not built yet"),
+        (("publish", "no/reference", "x"), 3, "not a reference"),
+        (("publish", "oci:/tmp/x"), 3, "names no image"),
+        (("publish", "oci:/tmp/x", "llvm"), 5, "no finished image here"),
         (("verify", "oci:/no/such/folder"), 13, "not an OCI layout"),
     ],
 )
@@ -211,7 +215,7 @@ def test_the_private_key_of_publish_does_not_decide_whose_signature_is_accepted(
         done = call({**both, "TOOLCHAIN_PUBLIC_KEY": "theirs"}, *verb, cwd=tmp_path)
         assert (done.returncode, "cannot read the key theirs" in done.stderr) == (3, True)
         assert "cannot read the key given" in call(both, *verb, "--key", "given", cwd=tmp_path).stderr
-    done = call({**both, "TOOLCHAIN_PUBLIC_KEY": "theirs"}, "publish", "oci:x", cwd=tmp_path)
+    done = call({**both, "TOOLCHAIN_PUBLIC_KEY": "theirs"}, "publish", "oci:x", "llvm", cwd=tmp_path)
     assert "cannot read the key mine" in done.stderr
 
 
@@ -220,7 +224,7 @@ def test_the_public_key_in_the_file(clean: dict[str, str], tmp_path: Path) -> No
     named = ("--config", "toolchain.toml")
     done = call(clean, *named, "build", "base", "--reuse-from", f"oci:{tmp_path}", cwd=tmp_path)
     assert "cannot read the key theirs" in done.stderr
-    assert "cannot read the key mine" in call(clean, *named, "publish", "oci:x", cwd=tmp_path).stderr
+    assert "cannot read the key mine" in call(clean, *named, "publish", "oci:x", "toolchain-base", cwd=tmp_path).stderr
 
 
 def test_the_file_knows_what_the_command_line_knows(clean: dict[str, str], tmp_path: Path) -> None:
@@ -245,13 +249,15 @@ def test_the_files_destination_is_the_last_asked(
 ) -> None:
     asked: list[str] = []
 
-    def deliver(_request: Request, _stage: str, dest: Target, **_: object) -> list[Delivered]:
+    def deliver(_cache: Cache, _images: list[Record], dest: Target, **_: object) -> list[Delivered]:
         asked.append(str(dest))
         return []
 
     monkeypatch.setattr(delivery, "deliver", deliver)
     config = tmp_path / "a.toml"
     config.write_text('dest = "oci:file"\n')
+    finished_base(Cache(tmp_path / "cache"), tmp_path / "base")
+    words = (*words, "toolchain-base", "--cache", str(tmp_path / "cache"))
     done = CliRunner().invoke(app, ["--config", str(config), "publish", *words])
     assert done.exit_code == 0, done.output
     assert [Path(dest).name.partition(":")[2] or Path(dest).name for dest in asked] == [wins]
@@ -338,8 +344,10 @@ def test_known_bad_kernels_show_in_the_exit_code(
         layers=(),
         facts={"kernels": counts, "known_bad": ["gfx942/a"]},
     )
+    write_record(Cache(tmp_path), record(stage="kernels", image="k", input_digest="sha256:0"))
     monkeypatch.setattr("toolchain.cli.build_cmd.build_stages", lambda *_, **__: [built])
     done = CliRunner().invoke(app, [*verb, "--json", "--cache", str(tmp_path)])
+    assert json.loads(done.stdout)["publish"] == ["k.0"]
     assert (done.exit_code, json.loads(done.stdout)["stages"][0]["facts"]["kernels"]) == (code, counts)
 
 

@@ -407,7 +407,7 @@ def finish_all(request: Request, work: Path) -> list[Planned]:
 def test_sbom_and_provenance_of_the_wheel_name_every_llvm(request_: Request, tmp_path: Path) -> None:
     stages = finish_all(request_, tmp_path / "work")
     assert all(row.built is not None for row in plan(request_, "triton"))
-    facts = attestations.collect(request_.cache, read_record(request_.cache, str(stages[-1].input_digest)), stages)
+    facts = attestations.collect(request_.cache, read_record(request_.cache, str(stages[-1].input_digest)))
     assert [one.stage for one in facts.dependencies] == [one.name for one in stages[:-1]]
     document = sbom(facts, manifest=f"sha256:{'1' * 64}", diff_id=f"sha256:{'2' * 64}", files=[])
     sources = {one["SPDXID"]: one for one in document["packages"] if "-Source-" in one["SPDXID"]}

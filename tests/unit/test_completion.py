@@ -27,7 +27,7 @@ def completed(line: str) -> list[str]:
 
 @pytest.mark.parametrize(
     "line",
-    ["toolchain build ", "toolchain plan ", "toolchain fetch ", "toolchain lock ", "toolchain publish oci:x --stage ",
+    ["toolchain build ", "toolchain plan ", "toolchain fetch ", "toolchain lock ",
      "toolchain bundle export oci:x ", "toolchain init --stage "],
 )  # fmt: skip
 def test_stages(line: str) -> None:

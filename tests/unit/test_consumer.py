@@ -144,16 +144,7 @@ def test_publish_ends_with_it_and_inspect_says_it_again(tmp_path: Path, monkeypa
     finished_base(cache, tmp_path / "base")
     finished_llvm(Request(cache=cache, sources=specs({"llvm": "distro:llvm-toolchain-22"})), tmp_path / "llvm", LLVM)
     monkeypatch.chdir(tmp_path)
-    words = [
-        "--stage",
-        "llvm",
-        "--source",
-        "llvm=distro:llvm-toolchain-22",
-        "--base",
-        "debian13",
-        "--cache",
-        str(cache.root),
-    ]
+    words = ["llvm-triton", "--cache", str(cache.root)]
     done = CliRunner().invoke(app, ["publish", "oci:out dir", *words])
     assert done.exit_code == 0, done.output
     assert "COPY" not in done.stdout, "that is data"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,7 @@ from tests.dask_fixtures import Machine, hub, rules_of
 from toolchain.cli.app import app
 from toolchain.errors import ConfigError, UnreachableError
 from toolchain.kernels import dask_link
-from toolchain.kernels.dask_board import Board
-from toolchain.kernels.dask_link import check_address, order_of, rule_of
+from toolchain.kernels.dask_link import check_address, rule_as_text, rule_of
 from toolchain.kernels.store import FolderStore
 
 pytestmark = [
@@ -27,6 +27,15 @@ pytestmark = [
         "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning", "ignore::UserWarning"
     ),
 ]
+
+
+def test_another_python_is_no_warning_and_another_dask_is() -> None:
+    line = "+---------+--------+-----------+---------+"
+    head = ["Mismatched versions found", "", line, "| Package | Client | Scheduler | Workers |", line]
+    python, dask = "| python  | 3.11.7 | 3.11.7    | 3.13.5  |", "| dask    | 2026.8 | 2026.8    | 2024.12 |"
+    for rows, told in (([python], False), ([dask], True), ([dask, python], True), ([python, dask], True)):
+        text = "\n".join([*head, *rows, line])
+        assert (re.match(dask_link._OTHER_PYTHON, text) is None) == told
 
 
 def certificates(folder: Path, name: str) -> dict[str, str]:
@@ -54,11 +63,11 @@ def test_tls_with_certificates_of_ones_own(tmp_path: Path) -> None:
     with dask.config.set(certificates(tmp_path / "ours", "ours")):
         trust = distributed.Security(require_encryption=True)
         with hub(trust) as scheduler, worker.station(store) as station:
-            scheduler.serve(station)
+            scheduler.serve(station, tmp_path / "scratch")
             assert scheduler.address.startswith("tls://")
             assert desk.campaign(rules, store, scheduler.address).counts()["done"] == 1
             with dask.config.set(certificates(tmp_path / "theirs", "theirs")), pytest.raises(UnreachableError):
-                Board(scheduler.address, timeout=2)
+                dask_link.connect(scheduler.address, timeout=2)
 
 
 def test_tls_without_certificates_says_what_is_missing() -> None:
@@ -80,7 +89,7 @@ def test_an_address_of_a_scheduler(text: str) -> None:
 def test_a_scheduler_that_anybody_could_speak_to_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="not on this machine, and without TLS") as found:
         check_address(text)
-    assert "any code" in found.value.why
+    assert "pickles" in found.value.why
     assert "tls://" in found.value.fix
 
 
@@ -125,6 +134,6 @@ def test_nobody_there_is_told(tmp_path: Path) -> None:
 
 def test_an_order_travels_as_text() -> None:
     for rule in rules_of("one"):
-        order = json.loads(json.dumps(order_of(rule, "name", anew=False)))
+        order = json.loads(rule_as_text(rule, "name", anew=False))
         assert rule_of(order["rule"]) == rule
         assert rule_of(order["rule"]).id == rule.id

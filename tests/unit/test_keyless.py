@@ -246,7 +246,7 @@ def test_by_the_command_line(place: Place, tmp_path: Path, monkeypatch: pytest.M
 
     name = ("--identity", WHO, "--issuer", ISSUER)
     with fake_registry() as server:
-        publish = ("publish", f"{server.host}/ns", "--stage", "base", "--keyless", "--json")
+        publish = ("publish", f"{server.host}/ns", "toolchain-base", "--keyless", "--json")
         done = call(*publish)
         assert done.exit_code == 0, done.stderr
         (row,) = json.loads(done.stdout)["published"]

@@ -81,7 +81,7 @@ ASKED = ("--base", "debian13", "--source", "notes=../notes")
 
 
 def test_a_stage_that_nobody_knew(tool: Tool) -> None:
-    for verb, said in tool.helps("plan", "fetch", "build", "lock", "publish", "bundle export", "reproduce").items():
+    for verb, said in tool.helps("plan", "fetch", "build", "lock", "bundle export", "reproduce").items():
         assert "report or all." in said or (verb == "reproduce" and "worker or report." in said), verb
     assert "one of aotriton, flash-attn, llvm, llvm-amdgpu, notes, profile, triton" in tool.call(
         "plan", "--source", "x=y", code=3
@@ -108,8 +108,7 @@ def test_a_stage_that_nobody_knew(tool: Tool) -> None:
     assert (other.folder / "files" / "report.txt").read_text() == "all is well\n"
 
     other.call("keygen", "a.key")
-    stored = [word for word in words[2:] if word not in {"--offline", "--locked"}]
-    published_ = other.data("publish", "oci:../out", "--stage", "report", "--key", "a.key", *stored)["published"]
+    published_ = other.data("publish", "oci:../out", "report", "--key", "a.key")["published"]
     assert [one["image"] for one in published_] == [made["image"]]
     name = f"oci:../out:{made['image']}"
     (judged,) = other.data("verify", name, "--key", "a.key.pub", "--policy", "source-only")["images"]

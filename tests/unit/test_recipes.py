@@ -106,7 +106,7 @@ def check(shards: list[list[str]], count: int, merge: list[str], sent: list[str]
     assert without(merge, *OWN)[-len(options) :] == options, "the merge takes the options of the shards"
     assert sent[:1] == ["publish"]
     assert sent[-2] == "--key", "it is signed as what it was made of is"
-    assert without(sent, *OWN)[2:] == ["--stage", "aotriton", *options]
+    assert without(sent, *OWN)[2:] == ["aotriton"]
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.name)

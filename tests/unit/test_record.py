@@ -163,8 +163,3 @@ def test_what_is_no_object_is_no_record(content: bytes, tmp_path: Path) -> None:
     assert list(finished(cache)) == []
     assert find_image(cache, "b") == []
     assert known_record(cache, "sha256:1") is None
-
-
-def test_a_local_image_has_one_without_a_file() -> None:
-    record = Record.of_local_image("base", "b", "sha256:1", {"image": "sha256:2", "arch": "arm64", "stage": "base"})
-    assert (record.manifest, record.arch, record.layers, record.sources) == ("sha256:2", "arm64", (), ())

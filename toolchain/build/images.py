@@ -12,6 +12,7 @@ from typing import Any
 from toolchain import strict_json
 from toolchain.build.record import image_tag, published_mark, records, stages_below, used_mark
 from toolchain.cache import Cache
+from toolchain.catalog.stages import STAGES
 from toolchain.digest import canonical, write_atomically
 from toolchain.errors import ConfigError, SourceError
 from toolchain.oci.layout import Layout
@@ -88,6 +89,17 @@ def one_image(cache: Cache, text: str, arch: str = "") -> Record:
     return found[0] if len(found) == 1 else of_arch[0]
 
 
+def names_of(cache: Cache, wanted: Sequence[Record]) -> list[str]:
+    """Names that mean these finished images and no others: an image's own where that is enough."""
+    finished = finished_images(cache)
+    names: list[str] = []
+    for image in dict.fromkeys(record.image for record in wanted):
+        own = [record for record in wanted if record.image == image]
+        known = {record.input_digest for record in finished if record.image == image}
+        names += [image] if known == {record.input_digest for record in own} else [full_name(record) for record in own]
+    return names
+
+
 def _named(finished: Sequence[Record], text: str) -> list[Record]:
     exact = [record for record in finished if text == record.image]
     found = exact or [record for record in finished if full_name(record).startswith(text)]
@@ -115,6 +127,27 @@ def _ambiguous(text: str, found: Sequence[Record]) -> ConfigError:
 
 def _lines(found: Iterable[Record]) -> list[str]:
     return [f"{full_name(record)}  {record.arch}  {timestamp(record.finished or 0)}" for record in found]
+
+
+def require_below(record: Record, below: Sequence[Record]) -> None:
+    """Insist that all that an image stands on has its record: SBOM and provenance are made of them.
+
+    Args:
+        below: the records of the stages below (`record.stages_below`).
+
+    Raises:
+        SourceError: one is gone.
+    """
+    known = {one.input_digest for one in below}
+    for one in (record, *below):
+        for row in STAGES:
+            digest = one.inputs.get(row.name)
+            if isinstance(digest, str) and digest.startswith("sha256:") and digest not in known:
+                raise SourceError(
+                    f"the record of the {row.name} below {full_name(one)} is gone",
+                    why=f"its SBOM and provenance say what that {row.name} is: input digest {digest}",
+                    fix=f"make it again, with the options of then: toolchain build {row.name}",
+                )
 
 
 def contents_of(cache: Cache, record: Record) -> Contents:

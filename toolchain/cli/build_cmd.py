@@ -11,8 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from toolchain import console
+from toolchain.build.images import names_of
+from toolchain.build.record import read_record
 from toolchain.build.run import build as build_stages
+from toolchain.cache import Cache, default_cache
 from toolchain.catalog import stages
+from toolchain.catalog.stages import published
 from toolchain.cli import options as o
 from toolchain.cli.config_file import KERNEL_KEY, PUBLIC_KEY, REUSE_FROM
 from toolchain.cli.request import with_request
@@ -74,7 +78,7 @@ def build(
     built = build_stages(request, stage, command=_command(), reuse=reuse)
     if archive is not None:
         _archive(request, built, archive, reuse)
-    _show(built, request.json)
+    _show(request, stage, built)
     _tell_known_bad(built)
 
 
@@ -88,7 +92,7 @@ def kernels_run(
     request = replace(request, kernel_key=_store_key(request, kernel_key))
     _require_scheduler_store(request)
     built = build_stages(request, "kernels", command=_command())
-    _show(built, request.json)
+    _show(request, "kernels", built)
     _tell_known_bad(built)
 
 
@@ -114,7 +118,7 @@ def kernels_merge(
     request = replace(request, shards=places)
     request = replace(request, kernel_key=_store_key(request, kernel_key))
     built = build_stages(request, stage, command=_command(), reuse=reuse)
-    _show(built, request.json)
+    _show(request, stage, built)
     _tell_known_bad(built)
 
 
@@ -196,7 +200,8 @@ def _archive(request: Request, built: list[Built], folder: Path, reuse: Reuse | 
         from toolchain.publish.artifacts import bring_wheels  # noqa: PLC0415 - the registry client
 
         bring_wheels(request, built, reuse)
-    for path in write_archives(request, built, folder):
+    records = [read_record(request.cache, one.input_digest) for one in built]
+    for path in write_archives(request.cache, records, folder):
         console.note(f"archive: {path} ({console.size(path.stat().st_size)})")
 
 
@@ -213,8 +218,12 @@ def _tell_known_bad(built: list[Built]) -> None:
             )
 
 
-def _show(built: list[Built], as_json: bool) -> None:
-    if as_json:
+def _show(request: Request, target: str, built: list[Built]) -> None:
+    """What was made, and at last how it is published."""
+    wanted = published(target)
+    records = [read_record(request.cache, one.input_digest) for one in built if one.planned.name in wanted]
+    names = names_of(request.cache, records)
+    if request.json:
         console.data(
             {
                 "stages": [
@@ -228,7 +237,8 @@ def _show(built: list[Built], as_json: bool) -> None:
                         "facts": dict(one.facts),
                     }
                     for one in built
-                ]
+                ],
+                "publish": names,
             }
         )
         return
@@ -236,3 +246,6 @@ def _show(built: list[Built], as_json: bool) -> None:
         size = console.size(float(one.facts.get("blob_bytes", 0)))
         how = f"taken from {one.taken_from}" if one.taken_from else "already here" if one.reused else "built"
         console.text(f"{one.planned.image}\t{one.manifest}\t{size}\t{how}")
+    if names:
+        where = [] if request.cache == Cache(default_cache()) else ["--cache", str(request.cache.root)]
+        console.note(f"to publish: {shlex.join(['toolchain', 'publish', 'DEST', *names, *where])}")

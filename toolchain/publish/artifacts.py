@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toolchain import console
 from toolchain.build.reuse import reference
-from toolchain.catalog.stages import STAGES, published, row
+from toolchain.cache import Cache
+from toolchain.catalog.stages import STAGES, row
 from toolchain.digest import canonical
 from toolchain.errors import ConfigError, SourceError, ToolchainError
 from toolchain.oci.descriptor import Descriptor
@@ -21,6 +22,7 @@ from toolchain.oci.place import Place, open_place
 from toolchain.oci.reference import Target
 from toolchain.publish.attestations import AttachedEvidence, attach_to_files
 from toolchain.publish.files import write_archives
+from toolchain.record import Record
 from toolchain.request import Request
 from toolchain.sources.store import Store
 from toolchain.stages.stage import Built, Planned
@@ -56,13 +58,13 @@ class DeliveredFiles:
         }
 
 
-def require_files(target: str) -> None:
-    """See before anything is sent that something published for `target` has plain files.
+def require_files(stages: Iterable[str]) -> None:
+    """See before anything is sent that one of these stages has plain files.
 
     Raises:
         ConfigError: nothing has.
     """
-    if not any(row(name).archive for name in published(target)):
+    if not any(row(name).archive for name in stages):
         names = ", ".join(one.name for one in STAGES if one.archive)
         raise ConfigError(
             f"--files is for {names}",
@@ -72,8 +74,8 @@ def require_files(target: str) -> None:
 
 
 def deliver_files(
-    request: Request,
-    made: Sequence[tuple[Built, ImageFacts]],
+    cache: Cache,
+    made: Sequence[ImageFacts],
     index: Descriptor,
     place: Place,
     refs: Sequence[Target],
@@ -83,7 +85,7 @@ def deliver_files(
     """Publish archives, wheels and reports of an image beside it, as one artifact whose subject is the index.
 
     Args:
-        made: the image's build for each architecture, and what is known of it.
+        made: what is known of the image for each architecture.
         index: it is at `place` already.
         refs: where the files go, each with a tag; the first names them for people.
         signer: signs a provenance that names each file.
@@ -95,14 +97,14 @@ def deliver_files(
         SourceError: a file can no longer be made.
         RegistryError, UnreachableError: it could not be published.
     """
-    if not row(made[0][0].planned.name).archive:
+    if not row(made[0].record.stage).archive:
         return None
-    request.cache.work.mkdir(parents=True, exist_ok=True)
+    cache.work.mkdir(parents=True, exist_ok=True)
     # Beside the cache's own images; the archives are moved, never copied.
-    with tempfile.TemporaryDirectory(dir=request.cache.work, prefix="files-") as folder:
-        paths = [_write(request, built, facts, Path(folder) / str(at)) for at, (built, facts) in enumerate(made)]
+    with tempfile.TemporaryDirectory(dir=cache.work, prefix="files-") as folder:
+        paths = [_write(cache, facts.record, Path(folder) / str(at)) for at, facts in enumerate(made)]
         layout = Layout(Path(folder) / "layout").ensure()
-        image = made[0][0].planned.image
+        image = made[0].record.image
         names = [[path.name for path in of_one] for of_one in paths]
         manifest = write_files(layout, index, [path for of_one in paths for path in of_one], title=f"{image}: files")
         files = read_files(layout.read_json(manifest), manifest)
@@ -110,24 +112,22 @@ def deliver_files(
         done = place.tagged(tags[0]).put(layout, manifest, tags)
         listed = place.attach(layout, [manifest])
         by_build = [
-            (facts, [one for one in files if one.name in of_one])
-            for (_, facts), of_one in zip(made, names, strict=True)
+            (facts, [one for one in files if one.name in of_one]) for facts, of_one in zip(made, names, strict=True)
         ]
-        evidence = attach_to_files(by_build, manifest, place, signer=signer, scratch=request.cache.work)
+        evidence = attach_to_files(by_build, manifest, place, signer=signer, scratch=cache.work)
     pushed = done.pushed_bytes + listed.pushed_bytes
     return DeliveredFiles(tuple(str(ref) for ref in refs), manifest.digest, pushed, done.skipped_bytes, files, evidence)
 
 
-def _write(request: Request, built: Built, facts: ImageFacts, folder: Path) -> list[Path]:
-    paths = write_archives(request, [built], folder)
-    record = facts.record
+def _write(cache: Cache, record: Record, folder: Path) -> list[Path]:
+    paths = write_archives(cache, [record], folder)
     report = folder / f"{record.image}-{record.arch}.report.json"
     value = {
         "image": record.image,
         "stage": record.stage,
         "arch": record.arch,
         "input_digest": record.input_digest,
-        "facts": _lasting(dict(built.facts)),
+        "facts": _lasting(dict(record.facts)),
     }
     report.write_bytes(canonical(value) + b"\n")
     return [*paths, report]

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from toolchain import strict_json
-from toolchain.build.record import isolation_facts, known_record
+from toolchain.build.images import require_below
+from toolchain.build.record import isolation_facts, stages_below
 from toolchain.cache import Cache
 from toolchain.catalog.bases import base_recipe
 from toolchain.catalog.floors import load_floors
@@ -27,7 +28,6 @@ from toolchain.oci.place import Place
 from toolchain.oci.referrers import write_artifact
 from toolchain.oci.tagged import Tagged
 from toolchain.record import Record
-from toolchain.stages.stage import Planned
 from toolchain.trust import attest, cosign, dsse, keyless, sbom
 from toolchain.trust.image_facts import (
     ImageFacts,
@@ -69,21 +69,14 @@ class AttachedEvidence:
 # When it is published
 
 
-def collect(cache: Cache, record: Record, plan: Sequence[Planned]) -> ImageFacts:
+def collect(cache: Cache, record: Record) -> ImageFacts:
     """What is known of a finished image.
 
-    Args:
-        record: of the image.
-        plan: the stages that it was planned with, lowest first; those it rests on are found by their digests.
+    Raises:
+        SourceError: the record of a stage that it stands on is gone.
     """
-    wanted = _digests_in(record)
-    dependencies: list[Record] = []
-    for planned in reversed(plan):
-        digest = planned.input_digest
-        if digest is not None and digest in wanted and digest != record.input_digest:
-            found = _record(cache, planned, digest)
-            dependencies.insert(0, found)
-            wanted |= _digests_in(found)
+    dependencies = stages_below(cache, record.inputs)
+    require_below(record, dependencies)
     base = next((one for one in (record, *dependencies) if one.stage == "base"), None)
     installed = parse_dpkg_status(_in_base(cache, base, "var/lib/dpkg/status"))
     # The resolved list if that is still the one of this base: it has digests, and rpms too.
@@ -100,17 +93,6 @@ def collect(cache: Cache, record: Record, plan: Sequence[Planned]) -> ImageFacts
         isolation=isolation_facts(cache),
         finished=cache.record(record.input_digest).stat().st_mtime,
     )
-
-
-def _record(cache: Cache, planned: Planned, digest: str) -> Record:
-    known = known_record(cache, digest)
-    if known is not None:
-        return known
-    return Record.of_local_image(planned.name, planned.image, digest, planned.inputs or {})
-
-
-def _digests_in(record: Record) -> set[str]:
-    return {value for value in record.inputs.values() if isinstance(value, str)}
 
 
 def _resolved(cache: Cache, stage: str, record: Record) -> tuple[Package, ...]:

@@ -9,10 +9,11 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from toolchain import __version__, console, strict_json
+from toolchain.build.record import stages_below
 from toolchain.cache import Cache
 from toolchain.catalog.architectures import machine_of
 from toolchain.catalog.gpus import pack as pack_of
@@ -25,16 +26,15 @@ from toolchain.oci.files import is_plain_name
 from toolchain.oci.image import platform_of
 from toolchain.oci.layer import compressor_id
 from toolchain.oci.layout import Layout
-from toolchain.request import Request
+from toolchain.record import Record
 from toolchain.sources.spec import SourceSpec
 from toolchain.sources.unpack import unpack_tar
-from toolchain.stages.base import base_label
-from toolchain.stages.stage import Built
+from toolchain.stages.base import label_of
 from toolchain.stages.wheels import in_store
 
 _OF_A_TREE = re.compile(r"-tree[0-9a-f]{8}-")
 _DO_NOT = "do not use the image; build it"
-_Write = Callable[[Request, Built, Path], list[Path]]
+_Write = Callable[[Cache, Record, Path], list[Path]]
 # llvm-<id>-<os>-<arch>
 _ARCH = {"amd64": "x64"}
 
@@ -73,7 +73,7 @@ def _beside(tree: Path, folder: Path) -> Path:
     return Path(os.path.relpath(tree.resolve().parent / (folder.name or "files")))
 
 
-def write_archives(request: Request, built: list[Built], folder: Path) -> list[Path]:
+def write_archives(cache: Cache, records: Sequence[Record], folder: Path) -> list[Path]:
     """Write every stage that has a plain form. What was written before and is still the same is not packed again.
 
     Returns:
@@ -83,14 +83,14 @@ def write_archives(request: Request, built: list[Built], folder: Path) -> list[P
         ConfigError: none of them has one.
     """
     forms = {row.name: row.archive for row in STAGES if row.archive}
-    wanted: list[tuple[_Write, Built]] = [
-        (loaded(forms[one.planned.name]), one) for one in built if one.planned.name in forms
+    wanted: list[tuple[_Write, Record]] = [
+        (loaded(forms[record.stage]), record) for record in records if record.stage in forms
     ]
     if not wanted:
         raise _no_plain_form()
     folder.mkdir(parents=True, exist_ok=True)
-    request.cache.work.mkdir(parents=True, exist_ok=True)
-    return [path for write, one in wanted for path in write(request, one, folder)]
+    cache.work.mkdir(parents=True, exist_ok=True)
+    return [path for write, record in wanted for path in write(cache, record, folder)]
 
 
 def _no_plain_form() -> ConfigError:
@@ -106,17 +106,17 @@ def packed_once(write: _Write) -> _Write:
     """`write`, unless the files that it wrote for this image are in the folder: packing LLVM takes a minute."""
 
     @functools.wraps(write)
-    def again(request: Request, built: Built, folder: Path) -> list[Path]:
-        made_of = [__version__, FORMAT, compressor_id("gzip"), built.planned.image, built.manifest, dict(built.facts)]
-        note = request.cache.root / "archives" / f"{sha256_json(made_of).removeprefix('sha256:')[:16]}.json"
+    def again(cache: Cache, record: Record, folder: Path) -> list[Path]:
+        made_of = [__version__, FORMAT, compressor_id("gzip"), record.image, record.manifest, dict(record.facts)]
+        note = cache.root / "archives" / f"{sha256_json(made_of).removeprefix('sha256:')[:16]}.json"
         known: dict[str, str] = {}
         with contextlib.suppress(OSError, ValueError):
             known = strict_json.read(note.read_bytes())
         paths = [folder / name for name in known]
         if known and all(path.is_file() and sha256_file(path) == known[path.name] for path in paths):
             return paths
-        console.note(f"{built.planned.name}: packing {built.planned.image} for {console.one_line(str(folder))}")
-        paths = write(request, built, folder)
+        console.note(f"{record.stage}: packing {record.image} for {console.one_line(str(folder))}")
+        paths = write(cache, record, folder)
         write_atomically(note, json.dumps({path.name: sha256_file(path) for path in paths}, indent=1).encode())
         return paths
 
@@ -124,50 +124,50 @@ def packed_once(write: _Write) -> _Write:
 
 
 @contextlib.contextmanager
-def _tree(cache: Cache, built: Built) -> Iterator[Path]:
+def _tree(cache: Cache, record: Record) -> Iterator[Path]:
     """The stage's own top layer, unpacked."""
     layout = Layout(cache.images)
-    layer = layout.children(layout.resolve(built.manifest))[-1]
+    layer = layout.children(layout.resolve(record.manifest))[-1]
     with tempfile.TemporaryDirectory(dir=cache.work, prefix="archive-") as scratch:
         tree = Path(scratch) / "tree"
         unpack_tar(layout.blob(layer.digest), tree, strip=0)
         yield tree
 
 
-def _platform(cache: Cache, built: Built) -> str:
+def _platform(cache: Cache, record: Record) -> str:
     """The architecture that an image says it is for: a request may name several."""
     layout = Layout(cache.images)
-    return platform_of(layout.read_json(layout.children(layout.resolve(built.manifest))[0])).arch
+    return platform_of(layout.read_json(layout.children(layout.resolve(record.manifest))[0])).arch
 
 
 @packed_once
-def llvm(request: Request, built: Built, folder: Path) -> list[Path]:
+def llvm(cache: Cache, record: Record, folder: Path) -> list[Path]:
     """`llvm-<id>-<base>-<arch>.tar.gz` with one top folder."""
-    stem = built.planned.image.replace("llvm-triton-", "llvm-", 1)
-    arch = _platform(request.cache, built)
+    stem = record.image.replace("llvm-triton-", "llvm-", 1)
+    arch = _platform(cache, record)
     out = folder / f"{stem}-{_ARCH.get(arch, arch)}.tar.gz"
-    return _write_prefix(request, built, out)
+    return _write_prefix(cache, record, out)
 
 
-def _write_prefix(request: Request, built: Built, out: Path) -> list[Path]:
+def _write_prefix(cache: Cache, record: Record, out: Path) -> list[Path]:
     """What lies below a stage's prefix, in one top folder that is called as the file."""
-    with _tree(request.cache, built) as tree:
-        prefix = tree / str(built.facts["prefix"]).lstrip("/")
+    with _tree(cache, record) as tree:
+        prefix = tree / str(record.facts["prefix"]).lstrip("/")
         write_tar_gz(prefix, out, top=out.name.removesuffix(".tar.gz"), epoch=EPOCH)
     return [out]
 
 
 @packed_once
-def profile(request: Request, built: Built, folder: Path) -> list[Path]:
+def profile(cache: Cache, record: Record, folder: Path) -> list[Path]:
     """`llvm-triton-<id>-profile.tar.gz`, as `--source profile=FILE` takes it."""
-    return _write_prefix(request, built, folder / f"{built.planned.image}.tar.gz")
+    return _write_prefix(cache, record, folder / f"{record.image}.tar.gz")
 
 
-def wheels(request: Request, built: Built, folder: Path) -> list[Path]:
+def wheels(cache: Cache, record: Record, folder: Path) -> list[Path]:
     """The wheels under their own names. A wheel that came from the index is not written: nothing here made it."""
     written = []
-    for wheel in built.facts.get("wheels", ()):
-        kept = in_store(request.cache, wheel["digest"])
+    for wheel in record.facts.get("wheels", ()):
+        kept = in_store(cache, wheel["digest"])
         if kept is None:
             raise SourceError(
                 f"{wheel['file']} is no longer in the store",
@@ -176,9 +176,7 @@ def wheels(request: Request, built: Built, folder: Path) -> list[Path]:
                 "stage and build it again",
             )
         if not is_plain_name(wheel["file"]):
-            raise HostileInputError(
-                f"the wheel of {built.planned.image} is called {wheel['file'][:200]!r}", fix=_DO_NOT
-            )
+            raise HostileInputError(f"the wheel of {record.image} is called {wheel['file'][:200]!r}", fix=_DO_NOT)
         out = folder / wheel["file"]
         # A copy: who edits the file in place must not edit the store with it. Under its name only once it is whole.
         partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
@@ -192,26 +190,26 @@ def wheels(request: Request, built: Built, folder: Path) -> list[Path]:
 
 
 @packed_once
-def aotriton(request: Request, built: Built, folder: Path) -> list[Path]:
+def aotriton(cache: Cache, record: Record, folder: Path) -> list[Path]:
     """The library as `aotriton-<git12>-<base>_<machine>-hip<minor>[-<gpus>]-shared.tar.gz`, and an archive a pack.
 
     The platform is the base that it was built on, never a manylinux that nobody checked. A part, a pack that lacks GPUs
     of its family, and images with kernels that are known bad say so in their names. What was made from a checkout is
     named `tree<12>` after its content: those digits are no commit's.
     """
-    facts = built.facts
-    short = ("tree" if _OF_A_TREE.search(built.planned.image) else "") + str(facts["sha1"])[:12]
+    facts = record.facts
+    short = ("tree" if _OF_A_TREE.search(record.image) else "") + str(facts["sha1"])[:12]
     hip = ".".join(str(facts["hip"]).split(".")[:2]) or "unknown"
-    base = base_label(request)
-    machine, gpus = machine_of(_platform(request.cache, built)).kernel, short_list(facts["gpus"])
+    base = next((label_of(one.inputs) for one in stages_below(cache, record.inputs) if one.stage == "base"), "")
+    machine, gpus = machine_of(_platform(cache, record)).kernel, short_list(facts["gpus"])
     # The library serves the GPUs that it was built for and no others.
     runtime = folder / f"aotriton-{short}-{base}_{machine}-hip{hip}{f'-{gpus}' if gpus else ''}-shared.tar.gz"
     counts = facts["kernels"]
     bad = int(counts["failed"]) + int(counts["timed_out"])
-    part = built.planned.image.startswith("aotriton-partial-")
+    part = record.image.startswith("aotriton-partial-")
     by_pack = facts.get("known_bad_by_pack", {})
     written = [runtime]
-    with _tree(request.cache, built) as tree:
+    with _tree(cache, record) as tree:
         prefix = tree / str(facts["prefix"]).lstrip("/")
         write_tar_gz(prefix, runtime, top="aotriton", epoch=EPOCH, exclude=("lib/aotriton.images",))
         for pack in facts["packs"]:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from toolchain.build.plan import PlanRow, plan
-from toolchain.build.record import read_record
+from toolchain.build.images import Publication, note_publication, note_use
 from toolchain.build.reuse import input_tag
-from toolchain.build.targets import by_arch
-from toolchain.catalog.stages import ALL, published
+from toolchain.cache import Cache
 from toolchain.digest import EPOCH, sha256_json
-from toolchain.errors import PolicyError, SourceError
+from toolchain.errors import ConfigError
 from toolchain.oci.files import tag_of
 from toolchain.oci.image import standard_annotations, write_index
 from toolchain.oci.layout import Layout
@@ -22,8 +21,7 @@ from toolchain.publish.artifacts import DeliveredFiles, deliver_files, require_f
 from toolchain.publish.attestations import AttachedEvidence, attach_evidence, collect
 from toolchain.publish.consumer import Use, use_of
 from toolchain.publish.packing import Packing, packed_image
-from toolchain.request import Request
-from toolchain.stages.stage import Built, Planned
+from toolchain.record import Record
 from toolchain.trust.image_facts import ImageFacts
 from toolchain.trust.keyless import Keyless
 from toolchain.trust.keys import Signer
@@ -59,128 +57,104 @@ class Delivered:
 
 
 def deliver(
-    request: Request,
-    target: str,
+    cache: Cache,
+    records: Sequence[Record],
     dest: Target,
     *,
     compression: Packing = "gzip",
     signer: Signer | Keyless | None = None,
     files: bool = False,
 ) -> list[Delivered]:
-    """Publish the finished images of `target` (its topmost stage, or all but the base for `all`), each as an index.
+    """Publish finished images, those of one name as one index.
 
-    Images of one name for several architectures go into one index, whose bytes do not tell which was built first.
+    The bytes of an index over several architectures do not tell which was built first.
 
     Args:
+        records: of the images.
         compression: how the layers are compressed where they are published.
-        signer: signs SBOM and provenance; without it the SBOM alone is attached (see `evidence.attach_evidence`).
+        signer: signs SBOM and provenance; without it the SBOM alone is attached (see `attestations.attach_evidence`).
         files: whether archives, wheels and reports go beside the images.
 
     Raises:
-        ConfigError: files are wanted, and none of the stages has any.
-        SourceError: one of them is not built yet.
+        ConfigError: files are wanted, and none of the stages has any; or two images of one name are for one
+            architecture.
+        SourceError: the record of a stage that one of them stands on is gone.
         RegistryError, UnreachableError: it could not be published.
         DigestError, EngineError, ResourceError: a layer cannot be compressed again (`publish.packing`).
     """
     if files:
-        require_files(target)
-    wanted: dict[str, list[_One]] = {}
-    missing, here = [], set[str]()
-    for one in by_arch(request):
-        rows = plan(one, target)
-        here |= {row.planned.name for row in rows if row.built is not None}
-        planned = [row.planned for row in rows]
-        for row in rows:
-            if row.planned.name not in published(target):
-                continue
-            wanted.setdefault(row.planned.image, []).append(_One(row, planned))
-            if row.built is None:
-                missing.append(row.planned.image + (f" for {row.arch}" if len(request.arch) > 1 else ""))
-    if missing:
-        fix = f"toolchain build {target}, with the same options"
-        # Who built one stage alone publishes it by its name.
-        if (built := [name for name in published(target) if name in here]) and target == ALL:
-            fix += f"; or publish what is built: --stage {built[-1]}"
-        raise SourceError(f"not built yet: {', '.join(missing)}", fix=fix)
+        require_files([record.stage for record in records])
+    by_name: dict[str, list[Record]] = {}
+    for record in records:
+        by_name.setdefault(record.image, []).append(record)
+    for name, images in by_name.items():
+        arches = [record.arch for record in images]
+        if len(set(arches)) < len(arches):
+            raise ConfigError(
+                f"two images called {name} are for one architecture",
+                why=", ".join(f"{record.arch}: {record.input_digest}" for record in images),
+                fix="an index holds one for each: publish them one after the other",
+            )
+    facts = {name: [collect(cache, record) for record in images] for name, images in by_name.items()}
+    note_use(cache, records)
     return [
-        _deliver(request, image, images, dest, compression=compression, signer=signer, files=files)
-        for image, images in wanted.items()
+        _deliver(cache, name, images, dest, compression=compression, signer=signer, files=files)
+        for name, images in facts.items()
     ]
 
 
-@dataclass(frozen=True)
-class _One:
-    """An image for one architecture, and the plan that it belongs to."""
-
-    row: PlanRow
-    plan: Sequence[Planned]
-
-    @property
-    def built(self) -> Built:
-        assert self.row.built is not None  # noqa: S101 - the caller looked
-        return self.row.built
-
-
-def _tags(images: Sequence[_One], compression: Packing) -> tuple[str, ...]:
+def _tags(images: Sequence[Record], compression: Packing) -> tuple[str, ...]:
     """The tag that goes along to the newest, then those that name the work.
 
     The first is `latest`, which is empty here, or `zstd` beside it, since not every engine reads such layers. The work
     is named by its input digest: of several architectures by a digest over theirs, then by each one's own. By its own
-    whoever plans one architecture alone asks for it (`reuse.references`).
+    whoever plans one architecture alone asks for it (`reuse.reference`).
     """
-    digests = {one.row.arch: one.built.input_digest for one in images}
+    digests = {record.arch: record.input_digest for record in images}
     joint = (sha256_json(digests),) if len(digests) > 1 else ()
     moving = "" if compression == "gzip" else compression
     return (moving, *(input_tag(digest, compression) for digest in (*joint, *digests.values())))
 
 
 def _deliver(
-    request: Request,
-    image: str,
-    images: Sequence[_One],
+    cache: Cache,
+    name: str,
+    images: Sequence[ImageFacts],
     dest: Target,
     *,
     compression: Packing,
     signer: Signer | Keyless | None,
     files: bool,
 ) -> Delivered:
-    planned, cache = images[0].row.planned, request.cache
-    unlocked = [source.name for source in planned.sources if not source.locked and source.digest is None]
-    if unlocked:
-        raise PolicyError(
-            f"{image} rests on sources without a digest: {', '.join(unlocked)}",
-            fix="fetch or lock them: toolchain fetch, or toolchain lock",
-        )
     layout = Layout(cache.images).ensure()
-    packed = [packed_image(cache, one.built.manifest, one.built.input_digest, compression) for one in images]
-    index = write_index(layout, [one.manifest for one in packed], standard_annotations(epoch=EPOCH, title=image))
-    names = _tags(images, compression)
-    refs = tuple(dest.image(image, name) for name in names)
+    records = [one.record for one in images]
+    packed = [packed_image(cache, record, compression) for record in records]
+    index = write_index(layout, [one.manifest for one in packed], standard_annotations(epoch=EPOCH, title=name))
+    tags = _tags(records, compression)
+    refs = tuple(dest.image(name, tag) for tag in tags)
+    made = [replace(one, compressors=sent.compressors) for one, sent in zip(images, packed, strict=True)]
     with open_place(refs[0]) as place:
         done = place.put(layout, index, [str(ref.tag) for ref in refs])
-        attached: list[AttachedEvidence] = []
-        made: list[tuple[Built, ImageFacts]] = []
-        # Known-bad kernels, for one, show when the work is done and not in the plan.
-        partial: set[str] = set()
-        for one, sent in zip(images, packed, strict=True):
-            record = read_record(cache, one.built.input_digest)
-            partial.add(record.partial or planned.partial)
-            image_facts = replace(collect(cache, record, one.plan), compressors=sent.compressors)
-            made.append((one.built, image_facts))
-            attached.append(
-                attach_evidence(image_facts, layout, sent.manifest, index, place, signer=signer, scratch=cache.work)
-            )
-        beside = [dest.image(image, tag_of(name)) for name in names]
-        plain = deliver_files(request, made, index, place, beside, signer=signer) if files else None
+        attached = [
+            attach_evidence(one, layout, sent.manifest, index, place, signer=signer, scratch=cache.work)
+            for one, sent in zip(made, packed, strict=True)
+        ]
+        beside = [dest.image(name, tag_of(tag)) for tag in tags]
+        plain = deliver_files(cache, made, index, place, beside, signer=signer) if files else None
+    told = tuple(str(ref) for ref in refs)
+    for record in records:
+        note_publication(cache, record, Publication(told[0], done.digest, round(time.time())))
     pushed = sum(part.pushed_bytes for part in attached)
     about = tuple(sorted({tag for one in attached for tag in one.tags}))
-    evidence = replace(attached[0], pushed_bytes=pushed, tags=about)
-    use = use_of(layout, index, refs[0], name=image)
-    told = tuple(str(ref) for ref in refs)
+    partial = "; ".join(sorted({record.partial for record in records} - {""}))
     return Delivered(
-        image, told, done.digest, done.pushed_bytes, done.skipped_bytes, _joined(partial), evidence, use, plain
+        image=name,
+        refs=told,
+        digest=done.digest,
+        pushed_bytes=done.pushed_bytes,
+        skipped_bytes=done.skipped_bytes,
+        partial=partial,
+        evidence=replace(attached[0], pushed_bytes=pushed, tags=about),
+        use=use_of(layout, index, refs[0], name=name),
+        files=plain,
     )
-
-
-def _joined(told: Set[str]) -> str:
-    return "; ".join(sorted(told - {""}))

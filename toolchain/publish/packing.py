@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Literal
 
 from toolchain import strict_json
-from toolchain.build.record import known_record
 from toolchain.cache import Cache
 from toolchain.digest import CHUNK, sha256_json, write_atomically
 from toolchain.engine.resources import require_disk
@@ -60,15 +59,11 @@ class PackedImage:
         return {one.layer.descriptor.digest: one.compressor for one in self.layers if one.compressor}
 
 
-def packed_image(cache: Cache, manifest: str, input_digest: str, how: Packing) -> PackedImage:
+def packed_image(cache: Cache, record: Record, how: Packing) -> PackedImage:
     """A finished image with its layers compressed as `how` says.
 
     Two kinds of layers are compressed here: those that the cache keeps uncompressed, and the stage's own. What lies
     compressed in a user's own base stays as it is.
-
-    Args:
-        manifest: digest of the image's manifest in the cache.
-        input_digest: of the stage.
 
     Raises:
         DigestError: a layer is not what its image says.
@@ -76,10 +71,9 @@ def packed_image(cache: Cache, manifest: str, input_digest: str, how: Packing) -
         ResourceError: too little disk.
     """
     layout = Layout(cache.images).ensure()
-    top = layout.resolve(manifest)
+    top = layout.resolve(record.manifest)
     config, *_ = layout.children(top)
     layers = read_layers(layout, top)
-    record = known_record(cache, input_digest)
     packed = tuple(_packed(cache, layer, how, record if layer is layers[-1] else None) for layer in layers)
     if [one.layer.descriptor for one in packed] != [layer.descriptor for layer in layers]:
         top = with_layers(layout, top, [one.layer for one in packed])

@@ -290,8 +290,17 @@ def local_manifest(request: Request) -> tuple[Layout, Mapping[str, Any]]:
 def base_label(request: Request) -> str:
     """How the base is called in image names: its recipe, or for a local image the start of its digest."""
     if request.base.image is not None:
-        return "local-" + str(local_manifest(request)[1]["digest"]).removeprefix("sha256:")[:8]
+        return _local_label(str(local_manifest(request)[1]["digest"]))
     return base_recipe(request.base.recipe, request.arch[0]).name
+
+
+def label_of(inputs: Mapping[str, Any]) -> str:
+    """The same of a finished base, by its inputs."""
+    return str(inputs.get("base") or _local_label(str(inputs["image"])))
+
+
+def _local_label(digest: str) -> str:
+    return f"local-{digest.removeprefix('sha256:')[:8]}"
 
 
 def _plan_local(request: Request) -> Planned:
