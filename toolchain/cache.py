@@ -9,8 +9,11 @@ from pathlib import Path
 
 from toolchain.digest import write_atomically
 from toolchain.errors import ConfigError
+from toolchain.filesystem import read_regular
 
-_TAG = "Signature: 8a477f597d28d172789f06886806bc55"  # as the specification has it
+# As https://bford.info/cachedir/ has it.
+_TAG = b"Signature: 8a477f597d28d172789f06886806bc55\n# The folder of `toolchain`\n"
+_MARK = b"All in this folder is toolchain's. `toolchain cache prune` removes what is old.\n"
 
 
 @dataclass(frozen=True)
@@ -86,23 +89,33 @@ class Cache:
         return self.locks / "use.lock"
 
     def make(self) -> None:
-        """Make the folder, marked as one whose content comes back: backups leave it out, and `cache prune` knows it.
+        """Make the folder, marked as a cache, which backups leave out, and as this tool's, which `cache prune` needs.
+
+        A folder that holds something else already is used, but not marked: what is in it may be anybody's.
 
         Raises:
             OSError: it cannot be made.
         """
+        fresh = not self.root.is_dir() or {path.name for path in self.root.iterdir()} <= {self.locks.name}
         self.locks.mkdir(parents=True, exist_ok=True)
-        # Without it everything works but `cache prune`.
+        # Without them everything works but `cache prune`.
         with contextlib.suppress(OSError):
-            if not self.tag.exists():
-                write_atomically(
-                    self.tag, f"{_TAG}\n# The folder of `toolchain`; see https://bford.info/cachedir/\n".encode()
-                )
+            if fresh:
+                write_atomically(self.mark, _MARK)
+                write_atomically(self.root / "CACHEDIR.TAG", _TAG)
 
     @property
-    def tag(self) -> Path:
-        """The file that says that this folder is a cache."""
-        return self.root / "CACHEDIR.TAG"
+    def mark(self) -> Path:
+        """The file that says that all in this folder is this tool's."""
+        return self.root / "toolchain-cache"
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether all in this folder is this tool's, to be removed when it is old."""
+        try:
+            return read_regular(self.mark, len(_MARK)) == _MARK
+        except OSError:
+            return False
 
     def check(self, *, write: bool = True) -> None:
         """See that the folder is, or can be made, one that we may write to.

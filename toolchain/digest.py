@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from toolchain.filesystem import NewFile
+from toolchain.filesystem import NewFile, open_regular
 
 CHUNK = 1 << 20
 EPOCH = 1767225600  # 2026-01-01T00:00:00Z: the one timestamp of all layers
@@ -39,12 +39,12 @@ def sha256_stream(stream: BinaryIO) -> str:
 
 
 def sha256_file(path: Path | os.PathLike[str]) -> str:
-    """`sha256:<64 hex>` of a file.
+    """`sha256:<hex>` of a file, or of the one that a link leads to.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: it cannot be read, or is no regular file: a pipe would hang, a device has no end.
     """
-    with Path(path).open("rb") as stream:
+    with open_regular(Path(os.path.realpath(path))) as stream:
         return sha256_stream(stream)
 
 
@@ -58,6 +58,7 @@ def write_atomically(path: Path, content: bytes, *, mode: int = 0o644, check: bo
         DigestError: what is read back is something else.
         OSError: it cannot be written.
     """
+    path.parent.mkdir(parents=True, exist_ok=True)
     with NewFile(path, mode=mode) as new:
         new.stream.write(content)
         new.finish(sha256_bytes(content) if check else "")

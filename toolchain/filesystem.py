@@ -70,6 +70,26 @@ def read_regular(path: Path, limit: int, *, within: Path | None = None) -> bytes
     return content
 
 
+def is_inside(path: Path, folder: Path) -> bool:
+    """Whether a path lies in a folder, wherever the links on the way to it lead. Its last part is not followed."""
+    return Path(os.path.realpath(path.parent)).is_relative_to(os.path.realpath(folder))
+
+
+def append_regular(path: Path, content: bytes) -> None:
+    """Add to the end of a file, in one write. It is made where it is not there.
+
+    Raises:
+        OSError: it is a link, or no regular file.
+    """
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    descriptor = os.open(path, flags, 0o644)
+    try:
+        _require_regular(os.fstat(descriptor), path)
+        os.write(descriptor, content)
+    finally:
+        os.close(descriptor)
+
+
 class NewFile:
     """A file that is written under a random name beside `path`, and gets its name by `finish`. Otherwise it goes.
 
@@ -79,7 +99,6 @@ class NewFile:
     """
 
     def __init__(self, path: Path, *, mode: int = 0o644) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
         self._mode = mode
         short = os.fsdecode(os.fsencode(path.name)[:_LONGEST_NAME])
@@ -87,12 +106,13 @@ class NewFile:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         self.stream: BinaryIO = os.fdopen(os.open(self._partial, flags, 0o600), "w+b", buffering=_CHUNK)
 
-    def finish(self, digest: str = "", *, replace: bool = True) -> bool:
-        """Flush it to disk and give it its name.
+    def finish(self, digest: str = "", *, replace: bool = True, flush: bool = True) -> bool:
+        """Give it its name.
 
         Args:
             digest: `sha256:<hex>` that what has the name must have afterwards; empty where others may write it too.
             replace: whether it takes the place of what has the name already.
+            flush: whether it is on the disk before that. Without it a crash of the machine may leave an empty file.
 
         Returns:
             False if, without `replace`, something has the name already.
@@ -101,7 +121,8 @@ class NewFile:
             DigestError: another file than the one written has the name: a disk fails, or somebody else changed it.
         """
         self.stream.flush()
-        os.fsync(self.stream.fileno())
+        if flush:
+            os.fsync(self.stream.fileno())
         os.fchmod(self.stream.fileno(), self._mode)
         if replace:
             self._partial.replace(self.path)

@@ -107,7 +107,7 @@ def test_a_key_gets_no_folder(tmp_path: Path) -> None:
 
 
 def test_half_of_a_pair_is_not_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(_path: Path, _content: bytes) -> None:
+    def full(_path: Path, _content: bytes, **_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(keys, "write_atomically", full)
@@ -138,7 +138,7 @@ def test_a_passphrase_of_any_bytes_and_one_that_is_too_long(tmp_path: Path, monk
 
 
 def test_half_a_pair_is_no_key_where_somebody_interrupts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object) -> None:
+    def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(keys, "write_atomically", interrupted)

@@ -65,6 +65,7 @@ class Home:
 @pytest.fixture
 def home(tmp_path: Path) -> Home:
     request = Request(cache=Cache(tmp_path / "cache"), sources=specs({"llvm": "distro:llvm-toolchain-22"}))
+    request.cache.make()
     finished_base(request.cache, tmp_path / "base")
     return Home(request.cache, finished_llvm(request, tmp_path / "llvm", FILES))
 

@@ -176,7 +176,7 @@ def test_options_are_typed_once(here: Path) -> None:
 
 def test_what_is_there_stays(here: Path) -> None:
     (here / "toolchain.toml").write_text("mine")
-    assert "left as it is" in call("init", code=3)
+    assert "already exists" in call("init", code=3)
     assert (here / "toolchain.toml").read_text() == "mine"
     (here / "link.toml").symlink_to(here / "nowhere")
     call("--config", "link.toml", "init", code=3)

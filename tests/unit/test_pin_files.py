@@ -161,7 +161,7 @@ def test_other_compilers_pins_are_never_read(name: str, tmp_path: Path) -> None:
         (b'{"llvm_hash": ', "not JSON"),
         (b'["llvm_hash"]', "no JSON object"),
         (b"\xff\xfe1\x000\x00", "not a pin file"),
-        (HASH.encode() + b" " * 70000, "not a pin file"),
+        (HASH.encode() + b" " * 70000, "cannot read"),
     ],
 )
 def test_malformed(content: bytes, match: str, tmp_path: Path) -> None:
@@ -190,11 +190,55 @@ def test_a_pin_that_programs_read_differently(text: str, tmp_path: Path) -> None
         read_pin(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["llvm-hash.txt", "llvm-info.json", "cmake/llvm-hash.txt", "cmake"])
+def test_a_pin_that_is_a_link_out_of_the_checkout(name: str, tmp_path: Path) -> None:
+    """A checkout may be anybody's, and what a message shows of it, CI shows to everybody."""
+    private = tmp_path / "private"
+    private.mkdir()
+    (private / "llvm-hash.txt").write_text(HASH)
+    checkout = tmp_path / "checkout"
+    (checkout / name).parent.mkdir(parents=True)
+    (checkout / name).symlink_to(private if name == "cmake" else private / "llvm-hash.txt")
+    with pytest.raises(PinError, match="cannot read") as caught:
+        read_pin(checkout)
+    assert HASH not in str(caught.value)
+
+
+def test_a_link_inside_the_checkout_is_followed(tmp_path: Path) -> None:
+    (tmp_path / "cmake").mkdir()
+    (tmp_path / "pin").write_text(HASH)
+    (tmp_path / "cmake" / "llvm-hash.txt").symlink_to("../pin")
+    assert read_pin(tmp_path).commit == HASH
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "root:$6$secret:19000:0:99999:7:::",
+        '{"llvm_hash": "root:$6$secret"}',
+        '{"llvm_hash": ["secret"]}',
+        '{"root:$6$secret": 1}',
+        '{"llvm_hash": "0123", "repository": "secret"}',
+        "\x1b[31msecret",
+        "secret\n::error::secret",
+    ],
+    ids=repr,
+)
+def test_no_message_shows_what_a_pin_holds(text: str, tmp_path: Path) -> None:
+    (tmp_path / "llvm-hash.txt").write_text(text)
+    with pytest.raises(PinError) as caught:
+        read_pin(tmp_path)
+    assert "secret" not in str(caught.value)
+    (tmp_path / "llvm-hash.txt").write_text(HASH[:39])
+    with pytest.raises(PinError, match=HASH[:39]):
+        read_pin(tmp_path)
+
+
 def test_a_huge_file_is_not_read(tmp_path: Path) -> None:
     file = tmp_path / "llvm-hash.txt"
     with file.open("wb") as stream:
         stream.truncate(1 << 40)  # sparse: reading it all would not end
-    with pytest.raises(PinError, match="not a pin file"):
+    with pytest.raises(PinError, match="cannot read"):
         read_pin(tmp_path)
 
 
@@ -226,7 +270,7 @@ def as_somebody() -> Iterator[None]:
 UNREADABLE = {
     "dangling": "it is a link to nothing: nowhere",
     "loop": "symbolic links",
-    "folder": "it is not a regular file",
+    "folder": "it is a folder",
     "pipe": "it is not a regular file",
 }
 
@@ -354,7 +398,7 @@ def test_a_further_llvm_is_a_further_row(tmp_path: Path, monkeypatch: pytest.Mon
         ({"build_number": 1}, "names no LLVM"),
         ({"llvm_hash": HASH[:8], "build_number": 1}, "8 characters"),
         ({"llvm_hash": HASH}, "build_number is None"),
-        ({"llvm_hash": HASH, "build_number": "1"}, "build_number is '1'"),
+        ({"llvm_hash": HASH, "build_number": "1"}, "build_number is a str"),
         ({"llvm_hash": HASH, "build_number": True}, "build_number is True"),
         ({"llvm_hash": HASH, "build_number": -1}, "build_number is -1"),
     ],

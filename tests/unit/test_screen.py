@@ -40,6 +40,7 @@ def narrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TOOLCHAIN_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     console.err.cache_clear()
+    Cache(tmp_path / "cache").make()
     finished_base(Cache(tmp_path / "cache"), tmp_path / "work")
     return tmp_path
 
@@ -159,7 +160,7 @@ def test_a_listing_is_a_table_where_it_fits() -> None:
 def test_what_goes_while_it_is_listed_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A build that ends removes what it worked with; `cache ls` ended with a traceback."""
     cache = Cache(tmp_path)
-    cache.tag.touch()
+    cache.make()
     real = cache_usage._children
     monkeypatch.setattr(
         cache_usage, "_children", lambda folder: [*real(folder), *([folder / "gone"] if folder == cache.work else [])]

@@ -70,6 +70,7 @@ def add_image(cache: Cache, name: str, digest: str, content: str) -> str:
 def cache(tmp_path: Path) -> Cache:
     """A base that was used today, and an image that nobody wanted for two months."""
     cache = Cache(tmp_path / "a cache")
+    cache.make()
     finished_base(cache, tmp_path / "base")
     add_image(cache, "llvm-triton-old-debian13", OTHER, "old")
     age(cache.record(OTHER), 60)
@@ -333,16 +334,36 @@ def test_what_a_killed_packing_leaves_is_known_by_its_name(tmp_path: Path) -> No
     assert SCRATCH.fullmatch(left.name)
 
 
-def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("named", ["nothing", "CACHEDIR.TAG", "images/oci-layout", "toolchain-cache"])
+def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path, named: str) -> None:
+    """Also where another program's cache is, and after this tool worked there."""
     thesis = tmp_path / "work" / "thesis" / "t.tex"
     thesis.parent.mkdir(parents=True)
     thesis.touch()
+    (tmp_path / named).parent.mkdir(exist_ok=True)
+    (tmp_path / named).write_text("Signature: 8a477f597d28d172789f06886806bc55\n")
     age(thesis, 60)
     age(thesis.parent, 60)
+    cache = Cache(tmp_path)
     for dry in (True, False):
         with pytest.raises(ConfigError, match="is not a cache of this tool"):
-            prune(Cache(tmp_path), unused_for=DAY, dry=dry)
+            prune(cache, unused_for=DAY, dry=dry, unfinished=True)
+        cache.make()
+        assert not cache.is_ours
     assert thesis.exists()
+
+
+def test_only_a_folder_that_was_made_or_empty_is_marked(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "locks" / "locks").mkdir(parents=True)
+    for name in ("new", "empty", "locks"):
+        cache = Cache(tmp_path / name)
+        cache.make()
+        assert cache.is_ours
+        assert (cache.root / "CACHEDIR.TAG").read_bytes().startswith(b"Signature: 8a477f597d28d172789f06886806bc55")
+    (tmp_path / "new" / "toolchain-cache").unlink()
+    (tmp_path / "new" / "toolchain-cache").symlink_to(tmp_path / "empty" / "toolchain-cache")
+    assert not Cache(tmp_path / "new").is_ours
 
 
 def test_nothing_outside_is_reached_by_a_link(cache: Cache, tmp_path: Path) -> None:
@@ -419,7 +440,7 @@ def test_a_folder_that_is_not_there_is_made_by_who_writes(tmp_path: Path) -> Non
         assert not away.root.exists()
     with in_use(away, make=True):
         assert refused(away)
-        assert away.tag.read_text().startswith("Signature: 8a477f597d28d172789f06886806bc55\n")
+        assert away.is_ours
 
 
 def test_the_verbs(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:

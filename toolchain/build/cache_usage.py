@@ -121,11 +121,11 @@ def prune(
     Raises:
         ConfigError: the folder is not one that this tool made; or other images stand on one of `images`.
     """
-    if not cache.tag.is_file() and not (cache.images / "oci-layout").is_file():
+    if not cache.is_ours:
         raise ConfigError(
-            f"{cache.root} is not a cache of this tool",
-            why=f"it holds no {cache.tag.name}, and no images",
-            fix="name the cache: --cache; `toolchain build` makes one",
+            f"{cache.root} is not a cache of this tool alone",
+            why=f"it holds no {cache.mark.name}, which this tool writes into a folder that it made or found empty",
+            fix="name another cache: --cache; what is in this one remove by hand",
         )
     cutoff = (time.time() if now is None else now) - unused_for
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import stat
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from toolchain.catalog.codegen import Codegen, codegen_named, codegens
 from toolchain.catalog.release_data import REPOSITORY, CodegenPin, LlvmPin, is_commit
 from toolchain.catalog.releases import repository_of
 from toolchain.errors import DocumentError, PinError, UnsupportedError
+from toolchain.filesystem import read_regular
 
 UPSTREAM = "llvm/llvm-project"
 _PUT = "name a pin file, a folder with one, or a checkout; or put the file there again"
@@ -103,8 +103,9 @@ def _codegen_pin(file: Path, rule: Codegen) -> CodegenPin:
     content, commit = _object_in(file, _text_of(file)), _commit_in(file)
     build = content.get("build_number")
     if type(build) is not int or not 0 <= build < 10**6:
+        shown = str(build)[:20] if isinstance(build, int | None) else f"a {type(build).__name__}"
         raise PinError(
-            f"{file} names no build of the library: build_number is {build!r}",
+            f"{file} names no build of the library: build_number is {shown}",
             why="the library answers COMMIT-BUILD, and Triton keeps its kernels by that",
             fix="take the file from Triton again",
         )
@@ -149,19 +150,15 @@ def _lies_there(file: Path) -> bool:
 
 def _text_of(file: Path) -> str:
     """A small text file, without a byte order mark and surrounding space."""
+    # A checkout is anybody's: no link in it may show a file of this machine.
+    top = file.parent.parent if file.parent.name == "cmake" else file.parent
     try:
-        if not stat.S_ISREG(file.stat().st_mode):
-            raise PinError(f"cannot read {file}", why="it is not a regular file", fix=_PUT)
-        with file.open("rb") as stream:
-            content = stream.read(MAX_PIN_BYTES + 1)
+        content = read_regular(file, MAX_PIN_BYTES, within=top)
     except FileNotFoundError as error:
         why = f"it is a link to nothing: {file.readlink()}" if file.is_symlink() else "it does not exist"
         raise PinError(f"cannot read {file}", why=why, fix=_PUT) from error
     except OSError as error:
-        raise PinError(f"cannot read {file}", why=error.strerror or str(error), fix="check path and rights") from error
-    if len(content) > MAX_PIN_BYTES:
-        why = f"it has more than {MAX_PIN_BYTES} bytes"
-        raise PinError(f"{file} is not a pin file", why=why, fix="give llvm-hash.txt or llvm-info.json")
+        raise PinError(f"cannot read {file}", why=error.strerror or str(error), fix=_PUT) from error
     try:
         return content.decode("utf-8-sig").strip()
     except UnicodeDecodeError as error:
@@ -188,16 +185,23 @@ def _commit_in(file: Path) -> str:
     if text.startswith(("{", "[")):
         content = _object_in(file, text)
         if "llvm_hash" not in content:
-            why = f"the key llvm_hash is missing; there are: {', '.join(sorted(content)) or 'none'}"
+            why = f"the key llvm_hash is missing; there are {len(content)} others"
             raise PinError(f"{file} names no LLVM", why=why, fix="take the file from Triton again")
         value = content["llvm_hash"]
     commit = value.strip().lower() if isinstance(value, str) else ""
     if not is_commit(commit):
-        shown = repr(value if not isinstance(value, str) or len(value) <= 60 else f"{value[:60]}…")
-        size = f", {len(commit)} characters" if commit else ""
         fix = "give all 40 digits; a short value may mean more than one commit"
-        raise PinError(f"{file} holds no commit: {shown}{size}", why="a commit has 40 hexadecimal digits", fix=fix)
+        raise PinError(f"{file} holds no commit: {_excerpt(value)}", why="a commit has 40 hexadecimal digits", fix=fix)
     return commit
+
+
+def _excerpt(value: object) -> str:
+    """What may be shown of a value that was to be a commit: who made the file may want us to print something else."""
+    if not isinstance(value, str):
+        return f"it is {'null' if value is None else type(value).__name__}, not text"
+    digits = re.match(r"\s*([0-9a-fA-F]{0,64})\s*$", value)
+    shown = f"{digits[1]!r}, " if digits is not None and digits[1] else ""
+    return f"{shown}{len(value.strip())} characters"
 
 
 def _repository_beside(files: list[Path], commit: str) -> tuple[str, list[str]]:
@@ -230,5 +234,5 @@ def _repository(named: object, file: Path) -> str:
     short = re.sub(r"^https://github\.com/|\.git$|/$", "", named) if isinstance(named, str) else ""
     if not REPOSITORY.fullmatch(short):
         fix = "take the file from Triton again"
-        raise PinError(f"{file} names no repository: {named!r}", why="it is written owner/name", fix=fix)
+        raise PinError(f"{file} names no repository", why="it is written owner/name", fix=fix)
     return short

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import difflib
 import math
-import os
-import tempfile
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,7 +12,9 @@ from typing import Any
 from toolchain import request as request_module
 from toolchain import toml_text
 from toolchain.catalog import stages
+from toolchain.digest import sha256_bytes
 from toolchain.errors import ConfigError
+from toolchain.filesystem import NewFile, read_regular
 from toolchain.options import Kind, Option, into, moved, out_of, plain
 
 DEST = Option(
@@ -57,6 +57,9 @@ def file_options() -> tuple[Option, ...]:
     return (*(declared.option for declared in request_module.options() if declared.option.file), *OF_VERBS)
 
 
+_LIMIT = 1 << 20  # bytes
+
+
 def read_content(path: Path) -> bytes:
     """The bytes of a file of option values.
 
@@ -64,7 +67,7 @@ def read_content(path: Path) -> bytes:
         ConfigError: it cannot be read.
     """
     try:
-        return path.read_bytes()
+        return read_regular(path, _LIMIT, within=path.parent)
     except OSError as error:
         why = error.strerror or str(error)
         raise ConfigError(
@@ -218,20 +221,14 @@ def write_new(path: Path, content: str) -> None:
     Raises:
         ConfigError: it is there, or it cannot be written.
     """
-    partial = ""
     try:
-        descriptor, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(content)
-        Path(partial).chmod(0o644)
-        os.link(partial, path)  # unlike a renaming it fails where a file is
-    except FileExistsError as error:
-        raise ConfigError(
-            f"{path} is already there, and is left as it is",
-            fix="edit it, move it away, or name another file: toolchain --config FILE init",
-        ) from error
+        with NewFile(path) as new:
+            new.stream.write(content.encode())
+            written = new.finish(sha256_bytes(content.encode()), replace=False)
     except OSError as error:
         raise ConfigError(f"cannot write {path}", why=str(error.strerror), fix="name another: --config FILE") from error
-    finally:
-        if partial:
-            Path(partial).unlink(missing_ok=True)
+    if not written:
+        raise ConfigError(
+            f"{path} already exists",
+            fix="edit it, move it away, or name another file: toolchain --config FILE init",
+        )

@@ -14,6 +14,7 @@ from typing import Any
 from toolchain import strict_json
 from toolchain.digest import canonical, sha256_file, write_atomically
 from toolchain.errors import KernelError, ResourceError
+from toolchain.filesystem import is_inside, read_regular
 from toolchain.kernels.bounds import MemoryBounds
 from toolchain.kernels.codeobject import check_object, metadata_fault
 from toolchain.kernels.executors import Executor, Outcome
@@ -21,6 +22,7 @@ from toolchain.kernels.ledger import DONE, FAILED, TIMEOUT, Entry, Ledger, repro
 from toolchain.kernels.rules import Rule, RuleSet, Tasks, in_order
 from toolchain.kernels.shared import SharedResults
 from toolchain.kernels.status import STATUS, Board
+from toolchain.kernels.store import LARGEST_METADATA
 from toolchain.kernels.summary import summary
 from toolchain.kernels.worker_process import machine_fault
 
@@ -310,7 +312,7 @@ def _finished(entry: Entry | None, rule: Rule, out: Path) -> bool:
     path, beside = _objects(out, rule)
     try:
         return sha256_file(path) == f"sha256:{entry.sha256}" and not metadata_fault(
-            strict_json.read(beside.read_bytes()), rule.target
+            strict_json.read(read_regular(beside, LARGEST_METADATA)), rule.target
         )
     except (OSError, ValueError):
         return False
@@ -323,7 +325,7 @@ def _objects(out: Path, rule: Rule | Entry, *, unlink: bool = False) -> tuple[Pa
         KernelError: they would lie elsewhere: a worker may write here, links too, and must not lead us to other files.
     """
     path = out / rule.out
-    if not path.parent.resolve().is_relative_to(out.resolve()) or path.is_symlink():
+    if not is_inside(path, out) or path.is_symlink():
         raise KernelError(
             f"{rule.out} leads out of {out}",
             why="a worker or a rule made a link or a path that does",
@@ -345,7 +347,7 @@ def _entry(rule: Rule, outcome: Outcome, out: Path) -> Entry:
         try:
             check_object(path, rule.target, rule.kernel)
             digest, size = sha256_file(path).removeprefix("sha256:"), path.stat().st_size
-            metadata = strict_json.read(beside.read_text(encoding="utf-8"))
+            metadata = strict_json.read(read_regular(beside, LARGEST_METADATA))
             reason = metadata_fault(metadata, rule.target)
             if digest != outcome.get("sha256"):
                 reason = f"the object's SHA-256 is {digest}, the worker said {outcome.get('sha256')}"

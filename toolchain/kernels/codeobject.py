@@ -9,6 +9,7 @@ from typing import Any
 
 from toolchain.catalog.gpus import check_gpu, gpu_of_flag, machine_flag
 from toolchain.errors import KernelError
+from toolchain.filesystem import open_regular
 
 EM_AMDGPU = 224
 ELFOSABI_AMDGPU_HSA = 64
@@ -57,7 +58,7 @@ def _read(path: Path) -> _Header:
     from elftools.elf.elffile import ELFFile  # noqa: PLC0415 - a plan knows GPUs by their names alone
     from elftools.elf.sections import SymbolTableSection  # noqa: PLC0415
 
-    with path.open("rb") as stream:
+    with open_regular(path) as stream:
         elf = ELFFile(stream)
         table = elf.get_section_by_name(".dynsym")
         found = table.iter_symbols() if isinstance(table, SymbolTableSection) else ()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +12,14 @@ from typing import Any
 
 from toolchain import strict_json
 from toolchain.errors import KernelError, ResourceError, ToolchainError
+from toolchain.filesystem import NewFile, is_inside, read_regular
 from toolchain.kernels.codeobject import check_object, metadata_fault
 from toolchain.kernels.ledger import DONE, Entry
 from toolchain.kernels.result_name import Naming, name_of
 from toolchain.kernels.rules import Rule
 from toolchain.kernels.store import (
+    LARGEST_METADATA,
+    LARGEST_OBJECT,
     Addition,
     DamagedError,
     KernelStore,
@@ -198,6 +201,8 @@ class SharedResults:
         if why := metadata_fault(metadata, rule.target):
             raise DamagedError(why)
         try:
+            if not is_inside(path, out):
+                raise OSError(errno.ELOOP, f"a link leads out of {out}", str(path.parent))
             _lay(path.with_suffix(".json"), result.metadata)
             _lay(path, result.code)
         except OSError as error:
@@ -240,8 +245,8 @@ class SharedResults:
         path = out / entry.out
         result = Result(
             inputs=self._inputs_of(rule),
-            code=path.read_bytes(),
-            metadata=path.with_suffix(".json").read_bytes(),
+            code=read_regular(path, LARGEST_OBJECT, within=out),
+            metadata=read_regular(path.with_suffix(".json"), LARGEST_METADATA, within=out),
             bitcode=entry.bitcode,
             seconds=entry.seconds,
             about=self._about_here,
@@ -284,9 +289,6 @@ def _lay(path: Path, content: bytes) -> None:
     takes again what a crash has lost.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        partial.write_bytes(content)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with NewFile(path) as new:
+        new.stream.write(content)
+        new.finish(flush=False)

@@ -23,6 +23,7 @@ from typing import Any, Self
 from toolchain import strict_json
 from toolchain.digest import sha256_file
 from toolchain.errors import ToolchainError
+from toolchain.filesystem import read_regular
 from toolchain.kernels.bounds import EVERY, MemoryBounds, Watch
 from toolchain.kernels.dask_link import FORMAT, rule_of
 from toolchain.kernels.executors import Crew, Outcome
@@ -30,6 +31,8 @@ from toolchain.kernels.ledger import DONE, FAILED
 from toolchain.kernels.result_name import Naming, name_of
 from toolchain.kernels.rules import Rule
 from toolchain.kernels.store import (
+    LARGEST_METADATA,
+    LARGEST_OBJECT,
     Addition,
     DamagedError,
     KernelStore,
@@ -227,8 +230,8 @@ class Station:
                 raise OSError(f"{path} is not what the compiler wrote")
             result = Result(
                 inputs=inputs,
-                code=path.read_bytes(),
-                metadata=path.with_suffix(".json").read_bytes(),
+                code=read_regular(path, LARGEST_OBJECT, within=self._bench.out),
+                metadata=read_regular(path.with_suffix(".json"), LARGEST_METADATA, within=self._bench.out),
                 bitcode=tuple(outcome["bitcode"]),
                 seconds=float(outcome["seconds"]),
                 about=self._about(),

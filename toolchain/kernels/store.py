@@ -9,22 +9,27 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import errno
 import hashlib
 import os
 import re
-import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from toolchain import strict_json
-from toolchain.digest import canonical
+from toolchain.digest import canonical, sha256_bytes
 from toolchain.errors import ConfigError, ResourceError
+from toolchain.filesystem import NewFile, append_regular, is_inside, open_regular, read_regular
 from toolchain.kernels.result_name import FORMAT
 from toolchain.strict_json import Keys
 
 _LARGEST_LINE = 1 << 20  # bytes of a record's line
+_LARGEST_RECORD = 1 << 30
+LARGEST_OBJECT = 1 << 30  # bytes of a code object that is read
+LARGEST_METADATA = 16 << 20  # of the JSON beside it
+_LARGEST_NOTE = 64 << 20
 _LONGEST = 1e9  # seconds
 _NAME = re.compile(r"[0-9a-f]{64}")
 _LINE: Keys = dict.fromkeys(("statement", "keyid", "sig", "check"))
@@ -245,11 +250,11 @@ class FolderStore:
         self._root = root
         marker = root / self._MARKER
         try:
-            if marker.exists() and strict_json.read(marker.read_bytes()) != {"format": FORMAT}:
+            if os.path.lexists(marker) and self._read(marker) != {"format": FORMAT}:
                 raise ConfigError(f"{root} is a kernel store of another format", fix="name another folder")
             # Others may be at their first result: its partial name begins with a dot, and the marker comes first.
             named = root.exists() and any(not path.name.startswith(".") for path in root.iterdir())
-            if named and not marker.exists():
+            if named and not os.path.lexists(marker):
                 raise ConfigError(
                     f"{root} is no kernel store", why="there are other files in it", fix="name an empty or a new folder"
                 )
@@ -258,6 +263,9 @@ class FolderStore:
 
     def prepare(self, scope: str, targets: Sequence[str]) -> None:
         """See `KernelStore`."""
+
+    def _read(self, marker: Path) -> Any:
+        return strict_json.read(read_regular(marker, _LARGEST_LINE, within=self._root))
 
     def _path(self, name: str) -> Path:
         if not _NAME.fullmatch(name):
@@ -272,7 +280,7 @@ class FolderStore:
         """See `KernelStore`."""
         for name in tuple(names):
             try:
-                yield name, self._path(name).read_bytes()
+                yield name, read_regular(self._path(name), _LARGEST_RECORD, within=self._root)
             except FileNotFoundError:
                 continue
             except OSError:
@@ -286,8 +294,8 @@ class FolderStore:
         self._write(path, addition.record)
         line = canonical({"rule": addition.rule, "seconds": addition.seconds}) + b"\n"
         # One short write at the end of the file: others' lines stay whole. A lost one costs an estimate.
-        with contextlib.suppress(OSError), (self._root / "seconds.jsonl").open("ab", buffering=0) as stream:
-            stream.write(line)
+        with contextlib.suppress(OSError):
+            append_regular(self._root / "seconds.jsonl", line)
         return 1
 
     def flush(self) -> int:
@@ -297,7 +305,7 @@ class FolderStore:
     def seconds(self, targets: Sequence[str]) -> Mapping[str, float]:  # noqa: ARG002 - a rule's id knows its GPU
         """See `KernelStore`."""
         found: dict[str, float] = {}
-        with contextlib.suppress(FileNotFoundError), (self._root / "seconds.jsonl").open("rb") as stream:
+        with contextlib.suppress(OSError), open_regular(self._root / "seconds.jsonl", within=self._root) as stream:
             for line in stream:
                 with contextlib.suppress(ValueError, KeyError, TypeError):
                     row = strict_json.read(line)
@@ -308,11 +316,19 @@ class FolderStore:
         """See `KernelStore`."""
         path = self._root / "notes" / f"{check_note(name)}.json"
         self._write(path, content, first=first)
-        return path.read_bytes()
+        return self._read_note(path)
 
     def notes(self, prefix: str) -> Mapping[str, bytes]:
         """See `KernelStore`."""
-        return {path.stem: path.read_bytes() for path in sorted((self._root / "notes").glob(f"{prefix}*.json"))}
+        return {path.stem: self._read_note(path) for path in sorted((self._root / "notes").glob(f"{prefix}*.json"))}
+
+    def _read_note(self, path: Path) -> bytes:
+        try:
+            return read_regular(path, _LARGEST_NOTE, within=self._root)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot read the note {path} of a campaign", why=str(error.strerror), fix="name another store"
+            ) from error
 
     def close(self) -> None:
         """See `KernelStore`."""
@@ -326,34 +342,22 @@ class FolderStore:
         Raises:
             ResourceError: it cannot be written.
         """
-        partial: Path | None = None
         try:
             marker = self._root / self._MARKER
-            if path != marker and not marker.exists():
+            if path != marker and not os.path.lexists(marker):
                 self._write(marker, canonical({"format": FORMAT}))
+            if not is_inside(path, self._root):
+                raise OSError(errno.ELOOP, "it is a link that leads out of the store", str(path.parent))
             path.parent.mkdir(parents=True, exist_ok=True)
-            # Not named after the process: writers on two machines may have one number.
-            descriptor, name = tempfile.mkstemp(prefix=".", suffix=".partial", dir=path.parent)
-            partial = Path(name)
-            with os.fdopen(descriptor, "wb") as stream:
-                stream.write(content)
-                stream.flush()
-                os.fsync(stream.fileno())
-            partial.chmod(0o644)
-            if first:
-                with contextlib.suppress(FileExistsError):
-                    path.hardlink_to(partial)
-            else:
-                partial.replace(path)
+            with NewFile(path) as new:
+                new.stream.write(content)
+                new.finish(sha256_bytes(content) if not first else "", replace=not first)
         except OSError as error:
             raise ResourceError(
                 f"the kernel store {self._root} cannot be written",
                 why=str(error),
                 fix="free room or mend its permissions, and run it again: it goes on",
             ) from error
-        finally:
-            if partial is not None:
-                partial.unlink(missing_ok=True)
 
 
 def read_seconds(value: Any) -> float:

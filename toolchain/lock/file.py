@@ -20,6 +20,7 @@ from toolchain.catalog.stages import of_packages
 from toolchain.console import one_line
 from toolchain.digest import write_atomically
 from toolchain.errors import ConfigError
+from toolchain.filesystem import read_regular
 from toolchain.options import Option, as_list
 from toolchain.sources.spec import PACKAGE, PROJECT, VERSION, SourceSpec, parse_source_spec
 
@@ -225,21 +226,25 @@ def render(lock: Lock) -> bytes:
         ) from error
 
 
+_LIMIT = 16 << 20  # bytes; a lock of every stage has some ten thousand
 _BASE_KEYS = ("name", "arch", "state", "recipe", "suite", "start", "image", "packages_digest")
 _SOURCE_KEYS = ("name", "kind", "ref", "repository", "digest", "file", "parts", "tree", "license", "tag")
 
 
 def write(lock: Lock, path: Path) -> None:
-    """Write the file under a partial name, then give it its own. A link stays, and what it names is written.
+    """Write the file under a partial name, then give it its own. A link inside its folder stays.
 
     Raises:
-        ConfigError: it cannot be written there, or what is there is no plain file.
+        ConfigError: it cannot be written there, or what is there is no plain file, or a link that leads elsewhere.
     """
     try:
+        real = Path(os.path.realpath(path))
+        if path.is_symlink() and not real.is_relative_to(os.path.realpath(path.parent)):
+            raise ConfigError(f"cannot write {path}", why=f"it is a link to {real}", fix="name that file: -o FILE")
         # The file takes the place of what has its name, and a device like /dev/null serves others too.
         if path.exists() and not path.is_file():
             raise ConfigError(f"cannot write {path}", why="it is not a plain file", fix="name another file: -o FILE")
-        write_atomically(Path(os.path.realpath(path)), render(lock))
+        write_atomically(real, render(lock), check=True)
     except OSError as error:
         raise ConfigError(f"cannot write {path}", why=str(error.strerror), fix="name another file: -o FILE") from error
 
@@ -288,7 +293,7 @@ def read(path: Path) -> Lock:
         ConfigError: it is not there, no TOML, of another schema, or holds what no lock holds.
     """
     try:
-        return parse(path.read_bytes(), str(path))
+        return parse(read_regular(path, _LIMIT, within=path.parent), str(path))
     except OSError as error:
         raise ConfigError(
             f"cannot read {path}", why=str(error.strerror), fix="make it: toolchain lock, or name it: --lock-file FILE"

@@ -92,6 +92,7 @@ class Blobs:
 
     def new(self, digest: str) -> NewFile:
         """A blob under way, to be finished with its digest."""
+        self._folder().mkdir(parents=True, exist_ok=True)
         return NewFile(self._path(digest))
 
     def link(self, path: Path, digest: str) -> Path:

@@ -54,6 +54,7 @@ class HashedFile(NewFile):
     """A new file that counts and hashes what is written. It gets its name at the end of a block without an error."""
 
     def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
         super().__init__(path)
         self._hasher = hashlib.sha256()
         self.size = 0

@@ -21,6 +21,7 @@ from toolchain.catalog.gpus import short_list
 from toolchain.catalog.stages import STAGES, involves, loaded
 from toolchain.digest import EPOCH, FORMAT, sha256_file, sha256_json, write_atomically
 from toolchain.errors import ConfigError, HostileInputError, SourceError
+from toolchain.filesystem import NewFile
 from toolchain.oci.archive import write_tar_gz
 from toolchain.oci.files import is_plain_name
 from toolchain.oci.image import platform_of
@@ -178,13 +179,10 @@ def wheels(cache: Cache, record: Record, folder: Path) -> list[Path]:
         if not is_plain_name(wheel["file"]):
             raise HostileInputError(f"the wheel of {record.image} is called {wheel['file'][:200]!r}", fix=_DO_NOT)
         out = folder / wheel["file"]
-        # A copy: who edits the file in place must not edit the store with it. Under its name only once it is whole.
-        partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
-        try:
-            shutil.copyfile(kept, partial)
-            partial.replace(out)
-        finally:
-            partial.unlink(missing_ok=True)
+        # A copy: who edits the file in place must not edit the store with it.
+        with NewFile(out) as new, kept.open("rb") as stream:
+            shutil.copyfileobj(stream, new.stream)
+            new.finish(wheel["digest"])
         written.append(out)
     return written
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shlex
@@ -14,6 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
 from toolchain.digest import sha256_bytes, write_atomically
 from toolchain.errors import ConfigError
+from toolchain.filesystem import NewFile
 
 PASSPHRASE = "TOOLCHAIN_KEY_PASSPHRASE"  # noqa: S105 - the name of a variable
 _PRIVATE = (ed25519.Ed25519PrivateKey, ec.EllipticCurvePrivateKey)
@@ -107,14 +109,13 @@ def new_key(path: Path) -> PublicKey:
     content = signer.key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, how)
     begun: Path | None = None
     try:
-        # Never readable by others, not even for a moment.
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        begun = path
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        write_atomically(other, signer.public.pem())
+        with NewFile(path, mode=0o600) as new:
+            new.stream.write(content)
+            begun = path
+            if not new.finish(sha256_bytes(content), replace=False):
+                begun = None
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+        write_atomically(other, signer.public.pem(), check=True)
         begun = None
     except OSError as error:
         raise ConfigError(f"cannot write {path}", why=str(error.strerror), fix="name another file") from error

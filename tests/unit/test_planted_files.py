@@ -1,0 +1,182 @@
+"""Links, pipes and devices in the place of files that verbs read or write: nothing of this machine is shown or lost."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.lock_fixtures import lock
+from toolchain.cli.app import app
+from toolchain.cli.config_file import read_content, write_new
+from toolchain.digest import canonical
+from toolchain.errors import ConfigError, ResourceError
+from toolchain.kernels.result_name import FORMAT
+from toolchain.kernels.store import Addition, FolderStore
+from toolchain.lock import file as lockfile
+from toolchain.trust.keys import new_key
+
+SECRET = b"jobs = 4 # root:$6$secret\n"
+NAME = "ab" + "0" * 62
+PLANTED: dict[str, Callable[[Path, Path], object]] = {
+    "link": lambda path, secret: path.symlink_to(secret),
+    "device": lambda path, _: path.symlink_to("/dev/zero"),
+    "pipe": lambda path, _: os.mkfifo(path),
+    "folder": lambda path, _: path.mkdir(),
+    "socket": lambda path, _: bound(path),
+}
+
+
+def bound(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(os.path.relpath(path))
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Path:
+    """A file elsewhere that only its owner may read."""
+    path = tmp_path / "private" / "secret"
+    path.parent.mkdir()
+    path.write_bytes(SECRET)
+    path.chmod(0o600)
+    return path
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder that others write to, as the current one."""
+    folder = tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("TOOLCHAIN_CACHE", str(tmp_path / "cache"))
+    return folder
+
+
+def untouched(secret: Path) -> bool:
+    return (secret.read_bytes(), stat.S_IMODE(secret.lstat().st_mode)) == (SECRET, 0o600)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("kind", PLANTED)
+def test_toolchain_toml_is_a_file_of_its_folder(here: Path, secret: Path, kind: str) -> None:
+    PLANTED[kind](here / "toolchain.toml", secret)
+    with pytest.raises(ConfigError, match="cannot read") as error:
+        read_content(here / "toolchain.toml")
+    assert "secret" not in str(error.value).replace(str(secret), "")
+    done = CliRunner().invoke(app, ["plan", "base"])
+    assert done.exit_code == 3
+    assert "$6$" not in done.output
+
+
+def test_toolchain_toml_that_is_too_large(here: Path) -> None:
+    with (here / "toolchain.toml").open("wb") as stream:
+        stream.truncate(1 << 40)
+    with pytest.raises(ConfigError, match="cannot read"):
+        read_content(here / "toolchain.toml")
+
+
+def test_a_new_toolchain_toml_follows_no_link(here: Path, secret: Path) -> None:
+    for target in (secret, here / "nowhere"):
+        (here / "toolchain.toml").symlink_to(target)
+        with pytest.raises(ConfigError, match="already exists"):
+            write_new(here / "toolchain.toml", "jobs = 1\n")
+        (here / "toolchain.toml").unlink()
+    assert untouched(secret)
+    assert list(here.iterdir()) == []
+    write_new(here / "toolchain.toml", "jobs = 1\n")
+    assert stat.S_IMODE((here / "toolchain.toml").stat().st_mode) == 0o644
+
+
+# Locks
+
+
+LOCK = lock()
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("kind", PLANTED)
+def test_a_lock_is_a_file_of_its_folder(here: Path, secret: Path, kind: str) -> None:
+    PLANTED[kind](here / "toolchain.lock", secret)
+    with pytest.raises(ConfigError, match="cannot read"):
+        lockfile.read(here / "toolchain.lock")
+    if kind != "pipe":
+        with pytest.raises(ConfigError, match="cannot write"):
+            lockfile.write(LOCK, here / "toolchain.lock")
+    assert untouched(secret)
+
+
+def test_a_lock_that_is_a_link_to_nothing_elsewhere(here: Path, secret: Path) -> None:
+    (here / "toolchain.lock").symlink_to(secret.parent / "new")
+    with pytest.raises(ConfigError, match="cannot write"):
+        lockfile.write(LOCK, here / "toolchain.lock")
+    assert not (secret.parent / "new").exists()
+
+
+def test_a_lock_that_is_a_link_in_its_folder_stays_one(here: Path) -> None:
+    (here / "toolchain.lock").symlink_to("real.lock")
+    lockfile.write(LOCK, here / "toolchain.lock")
+    assert (here / "toolchain.lock").is_symlink()
+    assert lockfile.read(here / "toolchain.lock") == LOCK
+
+
+# Keys
+
+
+def test_a_key_takes_no_planted_name(here: Path, secret: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the look and the writing."""
+    real = os.link
+
+    def planted(source: Path, target: Path, **how: bool) -> None:
+        Path(target).symlink_to(secret)
+        real(source, target, **how)
+
+    monkeypatch.setattr("os.link", planted)
+    with pytest.raises(ConfigError, match="cannot write"):
+        new_key(here / "key")
+    assert untouched(secret)
+    assert [path.name for path in here.iterdir()] == ["key"]
+    assert (here / "key").is_symlink()
+
+
+# Kernel stores
+
+
+def add(store: FolderStore) -> None:
+    store.add(Addition(NAME, "gfx942", "rule", 1.0, b"record"))
+
+
+@pytest.mark.parametrize(
+    "name", ["kernel-store.json", f"results/ab/{NAME[2:]}", "seconds.jsonl", "results", "results/ab"]
+)
+def test_a_kernel_store_is_written_to_itself_alone(here: Path, secret: Path, name: str) -> None:
+    (here / name).parent.mkdir(parents=True, exist_ok=True)
+    folder = name.startswith("results") and name.count("/") < 2
+    (here / name).symlink_to(secret.parent if folder else secret)
+    if name != "kernel-store.json":
+        (here / "kernel-store.json").write_bytes(canonical({"format": FORMAT}))
+    with contextlib.suppress(ConfigError, ResourceError):
+        add(FolderStore(here))
+    assert untouched(secret)
+    assert [path.name for path in secret.parent.rglob("*")] == [secret.name]
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("kind", PLANTED)
+def test_a_record_of_a_kernel_store_is_a_file_of_it(here: Path, secret: Path, kind: str) -> None:
+    store = FolderStore(here)
+    add(store)
+    path = here / "results" / NAME[:2] / NAME[2:]
+    path.unlink()
+    PLANTED[kind](path, secret)
+    assert list(store.fetch([NAME])) == [(NAME, None)]
+    (here / "seconds.jsonl").unlink()
+    PLANTED[kind](here / "seconds.jsonl", secret)
+    assert store.seconds(["gfx942"]) == {}
+    add(store)
+    assert untouched(secret)
