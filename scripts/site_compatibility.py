@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from toolchain.catalog.architectures import MACHINES
 from toolchain.catalog.bases import load_bases
-from toolchain.catalog.components import needs_for
+from toolchain.catalog.components import check_generation, needs_for
 from toolchain.catalog.costs import costs
 from toolchain.catalog.floors import load_floors
 from toolchain.catalog.pythons import load_pythons
-from toolchain.catalog.releases import aotriton_release, aotriton_releases, triton_release, triton_releases
+from toolchain.catalog.releases import aotriton_release, aotriton_releases, is_commit, triton_release, triton_releases
 from toolchain.catalog.stages import STAGES
+from toolchain.catalog.tried import Tried, tried
 from toolchain.data import load
 from toolchain.engine.resources import MEMORY
 from toolchain.errors import ToolchainError
+from toolchain.sources.distro import known_packages
 from toolchain.stages.aotriton import _DISK as AOTRITON_DISK
 from toolchain.stages.base import _DISK as BASE_DISK
 from toolchain.stages.codegen_library import _DISK as CODEGEN_DISK
@@ -29,25 +30,14 @@ from toolchain.stages.triton import cross_machines
 from toolchain.stages.triton_source import _DISK as TRITON_DISK
 
 MADE = "<!-- Made by `python -m scripts.site_pages` from the data. Do not edit this page. -->\n"
-_EXPECTED = "expected"
+_UNTRIED = "untried"
 TOP = Path(__file__).resolve().parents[1]
 
 
-@dataclass(frozen=True)
-class Tried:
-    """A row of data/tried.toml; that file says what each field is."""
-
-    what: str
-    of: str
-    section: str
-    part: str = ""
-    as_: str = ""
-
-    @property
-    def cell(self) -> str:
-        """As a cell of a table, with a link to its figures."""
-        link = f"[**tested**]({measured(self.section)})"
-        return f"{link}: {self.part}" if self.part else link
+def tested(row: Tried) -> str:
+    """A row as a cell of a table, with a link to its figures."""
+    link = f"[**tested**]({measured(row.section)})"
+    return f"{link}: {row.part}" if row.part else link
 
 
 def anchor(heading: str) -> str:
@@ -75,14 +65,8 @@ def sections() -> dict[str, str]:
     }
 
 
-def tried() -> tuple[Tried, ...]:
-    """Every row of what was tried."""
-    return tuple(Tried(**{"as_" if key == "as" else key: value for key, value in row.items()})
-                 for row in load("tried")["tried"])  # fmt: skip
-
-
 def _tested(what: str, of: str, column: str) -> str:
-    return next((one.cell for one in tried() if (one.what, one.of, one.as_) == (what, of, column)), "")
+    return next((tested(row) for row in tried() if (row.what, row.of, row.as_) == (what, of, column)), "")
 
 
 def refused(error: ToolchainError) -> str:
@@ -101,9 +85,9 @@ def compatibility() -> str:
     return "\n".join([
         "# Compatibility\n",
         MADE,
-        ("**tested** leads to the figures, with the part that was tried where it was not all. **expected**: the data has all"
-        " that it takes, and nothing known speaks against it; nobody has tried that very cell. **refused** names the exit"
-        " code. `plan` already refuses, except where only the fetched tree says which Pythons it supports.\n"),
+        ("**tested** leads to the figures, with the part that was tried where it was not all. **refused** names the exit code."
+        " **untried**: nobody has built it, and nothing here says that it works. `plan` says the same in its first line, and"
+        " already refuses, except where only the fetched tree tells.\n"),
         "## Triton: its LLVM and its wheels\n",
         ("A wheel is built for each `--python`. The columns of wheels are those on the portable layer (glibc 2.31); the last"
         " one is bound to the base `debian13`. AMD's compilers are in every one; NVIDIA's need `--allow-binary libdevice`.\n"),
@@ -119,6 +103,11 @@ def compatibility() -> str:
         " stable ABI is used, from 3.9.0 on, 3.13's wheel is `cp312-abi3` and serves 3.12 and later; 3.11 gets a wheel of its own.\n"),
         "These were tried too, all but the kernels on an LLVM that is not the pin:\n",
         _others(),
+        "## Triton on a release of LLVM\n",
+        ("Upstream builds a Triton on a commit between two releases of LLVM. These are the releases themselves, as"
+        " `toolchain pins --distro` lists them, most of them with [edits](building.md#triton). Every other LLVM is refused with"
+        " [7](exit-codes.md), as too old or too new. The Tritons without a version are commits near the point where that LLVM was branched.\n"),
+        _pairs(),
         "## glibc: where a layer is linked and run\n",
         ("A layer or wheel serves systems whose glibc is as new as its floor, or newer. Older ones are refused by the check"
         " in the layer, and by pip for a wheel.\n"),
@@ -126,7 +115,7 @@ def compatibility() -> str:
         "## Bases, and HIP for AOTriton\n",
         _bases(),
         ("AOTriton's library links the HIP of its base: `debian13` has 5.7.1, whose library is `libamdhip64.so.5`. ROCm 6 and"
-        " 7 bring `.so.6` and `.so.7`, so such a library does not load where only those are. That is **expected** from the names;"
+        " 7 bring `.so.6` and `.so.7`, so such a library does not load where only those are. So it follows from the names;"
         " no AMD code object has been run on a GPU. The packs of kernels hold code objects and know no HIP version. A library for ROCm 6 or 7"
         " needs [a base of your own](tasks/own-base.md#a-base-with-rocm-6-or-7) with that HIP. Debian's package is 5.7.1; its CMake"
         " file calls itself 5.7.0, and so do the names of archives.\n"),
@@ -149,7 +138,7 @@ def _wheel(version: str, python: str) -> str:
         return "refused: [7](exit-codes.md)"
     if _line(version) < _line(row.get("first", "0.0")):
         return "the tree decides"
-    return _EXPECTED
+    return _UNTRIED
 
 
 def _tritons() -> str:
@@ -170,9 +159,32 @@ def _tritons() -> str:
         further = "".join(f"; {pin.target} `{pin.llvm[:8]}` {pin.certainty}" for pin in one.codegen)
         # What has an LLVM for a GPU is built by the portable recipe alone.
         last = "refused: [7](exit-codes.md)" if one.codegen else wheels[-1]
-        rows.append([one.version, f"`{llvm[:8]}` {one.certainty}{further}", _EXPECTED, _EXPECTED, *wheels, last])
+        rows.append([one.version, f"`{llvm[:8]}` {one.certainty}{further}", _UNTRIED, _UNTRIED, *wheels, last])
     head = ["Triton", "LLVM, and how surely", "layer for glibc 2.31", "layer for debian13"]
     return table([*head, *(f"wheel, Python {one}" for one in pythons), "wheel of debian13 (3.13)"], rows)
+
+
+def _pairs() -> str:
+    llvms = {int(row.name.removeprefix("llvm-toolchain-")): row.version for row in known_packages()}
+    built = [row for row in tried() if row.what == "wheel" and row.llvm]
+    versions = [row.version for row in triton_releases() if row.version and "+" not in row.version]
+    rows = []
+    for named in (*dict.fromkeys(row.of for row in built), *versions):
+        try:
+            needs = needs_for(named)
+        except ToolchainError:
+            continue
+        cells = []
+        for number in sorted(llvms):
+            done = [row for row in built if (row.of, row.llvm) == (named, llvms[number])]
+            try:
+                check_generation(needs, number, where="it")
+            except ToolchainError:
+                cells.append("refused")
+            else:
+                cells.append("<br>".join(f"{row.as_}: {tested(row)}" for row in done) or _UNTRIED)
+        rows.append([f"`{named[:12]}`" if is_commit(named) else named, *cells])
+    return table(["Triton", *(f"LLVM {llvms[number]}" for number in sorted(llvms))], rows)
 
 
 def _all_refused(version: str, error: ToolchainError, cells: int) -> list[str]:
@@ -185,7 +197,13 @@ def _others() -> str:
     names = {"llvm": "LLVM", "wheel": "Triton", "kernels": "FlashAttention kernels by Triton", "aotriton": "AOTriton"}
     for one in tried():
         if one.what in names and one.as_ in {"debian13", "glibc 2.31"}:
-            rows.append([f"{names[one.what]} {one.of[:12]}", one.as_, one.cell])
+            rows.append(
+                [
+                    f"{names[one.what]} {one.of[:12]}" + (f" on LLVM {one.llvm}" if one.llvm else ""),
+                    one.as_,
+                    tested(one),
+                ]
+            )
     return table(["what", "on or for", "how far"], rows)
 
 
@@ -200,7 +218,7 @@ def _systems() -> str:
             if floor in floors and not floors[floor].tested:
                 cells.append("refused: [7](exit-codes.md)")
             else:
-                cells.append(tested or (_EXPECTED if _line(one["glibc"]) >= _line(floor) else "refused: older"))
+                cells.append(tested or (_UNTRIED if _line(one["glibc"]) >= _line(floor) else "refused: older"))
         rows.append([one["name"], one["glibc"], *cells])
     rows = sorted(rows, key=lambda row: _line(row[1]))
     return table(["system", "its glibc", *(f"`--glibc {floor}`" for floor in floors), "`--base debian13`"], rows)
@@ -211,15 +229,15 @@ def _bases() -> str:
     for name, one in load_bases().items():
         made = next((row for row in tried() if (row.what, row.of) == ("base", name)), None)
         # A base that was made and in which nothing was built is no tested one.
-        partly = f"{made.part}: [figures]({measured(made.section)}); else {_EXPECTED}" if made else _EXPECTED
+        partly = f"{made.part}: [figures]({measured(made.section)}); else {_UNTRIED}" if made else _UNTRIED
         builds = "**tested**" if one.tested else partly
         hip = one.tools.get("hip", "")
         aotriton = _tested("aotriton", "30ae96716b3e7a1bf0d7892ce3b8288244f8ebec", name) or (
-            _EXPECTED if one.hip else "refused: no HIP with hipStreamGetDevice"
+            _UNTRIED if one.hip else "refused: no HIP with hipStreamGetDevice"
         )
         rows.append([f"`{name}`", builds, hip or "none", aotriton, one.note])
     rows.append(["your own, `oci:DIR`", "**tested**: debian13's image given as one", "what it holds",
-                 "expected where its HIP has hipStreamGetDevice; else refused: [7](exit-codes.md)",
+                 "untried; without hipStreamGetDevice in its HIP refused: [7](exit-codes.md)",
                  "checked before anything is built: [what it must hold](bases.md#a-base-of-your-own)"])  # fmt: skip
     return table(["base", "LLVM and Triton", "HIP", "AOTriton", "remarks"], rows)
 
@@ -232,7 +250,7 @@ def _aotritons() -> str:
         except ToolchainError as error:
             rows.append([one.name, f"`{one.triton[:8]}`" if one.triton else "unknown", "unknown", refused(error)])
             continue
-        rows.append([one.name, f"`{known.triton[:8]}`", f"`{known.llvm[:8]}` {known.certainty}", _EXPECTED])
+        rows.append([one.name, f"`{known.triton[:8]}`", f"`{known.llvm[:8]}` {known.certainty}", _UNTRIED])
     text = "An *inferred* LLVM was concluded and not read: it is taken with a warning, and the build stops after the fetch where"
     text += " the tree pins another. An *unknown* one is refused, unless you name it: `--source llvm=URL@COMMIT` (what"
     text += (
@@ -259,7 +277,7 @@ def _architectures() -> str:
                 cells.append("made on that machine")
             elif not stage.machines or (stage.cross and arch in cross):
                 as_ = {"triton": "wheel"}.get(stage.name, stage.name)
-                cells.append(next((one.cell for one in tried() if (one.what, one.as_) == (as_, arch)), _EXPECTED))
+                cells.append(next((tested(one) for one in tried() if (one.what, one.as_) == (as_, arch)), _UNTRIED))
             else:
                 cells.append("refused: [7](exit-codes.md)")
         rows.append([arch, *cells])

@@ -83,7 +83,7 @@ class UnsupportedError(ToolchainError):
 
     code = 7
     title = "Unsupported"
-    remedy = "The message names what is known. docs/compatibility.md says what is tested, expected and refused."
+    remedy = "The message names what is known. docs/compatibility.md says what is tested, refused and untried."
 
 
 class EngineError(ToolchainError):

@@ -51,6 +51,8 @@ class PlanRow:
         }
         if self.planned.partial:
             row["partial"] = self.planned.partial
+        if self.planned.serves:
+            row["serves"] = self.planned.serves
         return row
 
     def _source(self, source: Source) -> dict[str, Any]:

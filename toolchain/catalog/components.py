@@ -100,6 +100,17 @@ def needs_for(version: str, arch: str = "amd64", *, features: Collection[str] = 
     return replace(_assemble(data, [*rows, extra, {"features": sorted(features)}], arch), serves=version.strip())
 
 
+def line_of(version: str) -> str:
+    """`3.7` of `3.7.1`, and of a commit on record the line that it is like.
+
+    Raises:
+        PinError: it is neither.
+    """
+    extra = next((row for row in _data()["commit"] if row["commit"] == version.lower()), None)
+    major, minor = _line(extra["like"] if extra else version)
+    return f"{major}.{minor}"
+
+
 def newest_triton_on(llvm: int) -> str:
     """The newest Triton line (`3.5`) that a release of LLVM of this major version serves.
 
@@ -146,7 +157,7 @@ def check_generation(needs: LlvmRequirements, llvm: int, *, where: str) -> None:
     if llvm < needs.since:
         raise UnsupportedError(
             f"{where} is too old for Triton {needs.serves}: LLVM {llvm}, not {needs.since} or newer",
-            why="this Triton links lld's libraries, which an older LLVM cannot install by themselves",
+            why=f"this Triton links libraries of LLVM, MLIR or lld that LLVM {needs.since} is the first to install",
             fix=f"use LLVM {needs.since} or newer",
         )
 
@@ -228,9 +239,9 @@ def _assemble(data: dict[str, Any], rows: list[dict[str, Any]], arch: str) -> Ll
     bin_tools: set[str] = set()
     features: set[str] = set()
     hosts: set[str] = set()
-    llvm = 0
+    llvm = since = 0
     for row in rows:
-        llvm = row.get("llvm", llvm)
+        llvm, since = row.get("llvm", llvm), max(since, row.get("since", 0))
         libtriton = (libtriton | set(row.get("libtriton", ()))) - set(row.get("without", ()))
         bin_tools |= set(row.get("bin-tools", ()))
         features |= set(row.get("features", ()))
@@ -254,7 +265,7 @@ def _assemble(data: dict[str, Any], rows: list[dict[str, Any]], arch: str) -> Ll
         keep=tuple(data["libraries"]["keep"]),
         drop=tuple(data["libraries"]["drop"]),
         llvm=llvm,
-        since=max((part.get("since", 0) for part in parts), default=0),
+        since=max([since, *(part.get("since", 0) for part in parts)]),
     )
 
 

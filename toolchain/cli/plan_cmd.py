@@ -11,6 +11,7 @@ from toolchain import console
 from toolchain.build.plan import PlanRow, settled
 from toolchain.build.plan import plan as plan_stages
 from toolchain.build.record import tell_unread
+from toolchain.build.untried import tried_in, untried_in
 from toolchain.catalog import stages
 from toolchain.catalog.costs import Cost, cost_of
 from toolchain.catalog.stages import row as stage_row
@@ -32,9 +33,11 @@ def plan(stage: StageArg = "all", *, request: Request, trusting: Sequence[dict[s
     if any(row.to_build for row in rows):
         tell_unread(request.cache)
     if request.json:
-        stages_told = [row.as_json() | _cost(row, request, cores()) for row in rows]
+        stages_told = [row.as_json() | tried_in(row, request, rows) | _cost(row, request, cores()) for row in rows]
         console.data({"stages": stages_told, "trusting": list(trusting)})
     else:
+        if untried := untried_in(rows, request):
+            console.text(f"untried: {'; '.join(untried)} (docs/compatibility.md lists what was built)")
         _show(rows)
         for line in _takes(rows, request, cores()):
             console.text(line)
@@ -56,7 +59,8 @@ def _show(rows: Sequence[PlanRow]) -> None:
         digest = (planned.input_digest or "not locked yet").removeprefix("sha256:")[:16]
         state = "here" if row.built else "to build"
         binaries = ", ".join(planned.binaries)
-        told.append((planned.name, row.arch, state, planned.image, planned.partial, digest, sources, binaries))
+        note = "; ".join(filter(None, (planned.partial, planned.note)))
+        told.append((planned.name, row.arch, state, planned.image, note, digest, sources, binaries))
     columns = ("stage", "arch", "state", "image", "note", "input digest", "sources", "prebuilt")
     empty = [name for at, name in enumerate(columns) if not any(row[at] for row in told)]
     shown = [at for at, name in enumerate(columns) if name not in empty]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from toolchain import console
 from toolchain.catalog.architectures import emulator, this_machine
 from toolchain.catalog.components import (
     LlvmRequirements,
@@ -87,6 +88,8 @@ class LlvmStage:
         needs = llvm_needs(request, known)
         part, cross = subset_of(request.only, needs), arch != this_machine()
         _check_generation(part, needs, known, source)
+        by_version = _by_version_of_llvm(request)
+        open_ = by_version and known is None
         if source.path is not None and source.path.is_dir():  # a checkout: look before the base is made
             _require(source.path, needs)
         profile = self._profile(request)
@@ -106,7 +109,7 @@ class LlvmStage:
                 "components": list(part.components) if part.target == "distribution" else [],
                 "libraries": {"roots": needs.roots, "keep": needs.keep, "drop": needs.drop} if part.whole else {},
                 # Whose needs count is then decided by the tree, once it is here.
-                **({"by_version": digests(COMPONENTS)} if known is None and _by_version_of_llvm(request) else {}),
+                **({"by_version": digests(COMPONENTS)} if open_ else {}),
                 "goal": part.target,
                 **({"headers": list(part.headers)} if part.headers else {}),
                 **({"glibc": request.glibc} if request.glibc else {}),
@@ -123,6 +126,8 @@ class LlvmStage:
             disk=part.disk,
             engine=True,
             has_contract_check=_proves(part, cross) and not self.instrumented,
+            serves="" if open_ else needs.serves,
+            note=_note(part, needs, known) if by_version else "",
         )
 
     def build(self, planned: Planned, dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
@@ -145,6 +150,8 @@ class LlvmStage:
         part = subset_of(request.only, needs)
         _check_generation(part, needs, major(version), source)
         _require(source.path, needs)
+        if note := _note(part, needs, major(version)):
+            console.note(f"{source.ref} is LLVM {version}: {note}")
         planned, found = take_in_llvm(source.path, request, planned)
         prefix = prefix_of(source)
         system = workspace.unpack(dependencies["sysroot"]) if "sysroot" in dependencies else None
@@ -285,6 +292,12 @@ def _libraries(needs: LlvmRequirements) -> dict[str, str]:
         "KEEP_LIBRARIES": ",".join(needs.keep),
         "DROP_LIBRARIES": ",".join(needs.drop),
     }
+
+
+def _note(part: LlvmSubset, needs: LlvmRequirements, llvm: int | None) -> str:
+    if part.name == SUPPORT:
+        return ""
+    return "parts by its own version" if llvm is None else f"parts for Triton {needs.serves}"
 
 
 def _check_generation(part: LlvmSubset, needs: LlvmRequirements, llvm: int | None, source: Source) -> None:

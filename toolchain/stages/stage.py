@@ -34,6 +34,8 @@ class Planned:
         engine: whether it is built by the container engine; what a stage does with files alone needs none.
         online: whether making it reaches out for more than its sources.
         has_contract_check: whether building it tries what it made, unless --no-contract says not to.
+        serves: of an LLVM, the Triton whose parts it has; empty where only its tree tells.
+        note: what was decided for the user, for people.
     """
 
     name: str
@@ -46,6 +48,8 @@ class Planned:
     engine: bool = False
     online: bool = False
     has_contract_check: bool = False
+    serves: str = ""
+    note: str = ""
 
     @property
     def input_digest(self) -> str | None:

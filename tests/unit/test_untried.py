@@ -1,0 +1,76 @@
+"""What `plan` says of a combination: tried, or untried in its first line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import pytest
+from typer.testing import CliRunner
+
+from toolchain.catalog.tried import tried, was_tried
+from toolchain.cli.app import app
+
+NEAR_22 = "d8da7c998c75c88691e0ec157fcfd92b49d7060a"
+LLVM = ("--source", "llvm=distro:llvm-toolchain-22")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path_factory.mktemp("here")
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("TOOLCHAIN_CACHE", str(folder / "cache"))
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+
+
+def planned(*words: str) -> tuple[str, dict[str, bool]]:
+    """The first line for people, and what each stage says with `--json`."""
+    told = CliRunner().invoke(app, ["plan", *words])
+    assert told.exit_code == 0, told.output
+    data = CliRunner().invoke(app, ["plan", *words, "--json"])
+    stages = json.loads(data.stdout)["stages"]
+    return told.stdout.splitlines()[0], {row["name"]: row["tried"] for row in stages if "tried" in row}
+
+
+TRITON = ("--source", f"triton=https://github.com/triton-lang/triton@{NEAR_22}", "--allow-binary", "libdevice")
+
+
+@pytest.mark.parametrize(
+    ("words", "untried", "stages"),
+    [
+        (("llvm", *LLVM), [], {"llvm": True}),
+        (("llvm", *LLVM, "--base", "debian12"), ["LLVM 22.1.8 for debian12"], {"llvm": False}),
+        (("llvm", *LLVM, "--triton", "3.6.0"), ["with the parts for Triton 3.6"], {"llvm": False}),
+        (("llvm", "--source", "llvm=distro:llvm-toolchain-17"), ["LLVM 17.0.6 for glibc 2.31"], {"llvm": False}),
+        (("llvm", *LLVM, "--arch", "ppc64le"), ["LLVM 22.1.8 for ppc64le"], {"llvm": False}),
+        (
+            ("llvm", "--triton", "3.5.0"),
+            ["LLVM 7d5de3033187 for glibc 2.31 with the parts"],
+            {"llvm": False},
+        ),
+        (("triton", *LLVM, *TRITON), [], {"llvm": True, "triton": True}),
+        (("triton", "--triton", "3.6.0"), ["Triton v3.6.0 on LLVM f6ded0be897e"], {"llvm": False, "triton": False}),
+    ],
+)
+def test_plan_says_what_nobody_has_built(words: Sequence[str], untried: list[str], stages: dict[str, bool]) -> None:
+    line, told = planned(*words)
+    assert told == stages
+    assert line.startswith("untried: ") == (not all(stages.values()))
+    assert all(part in line for part in untried)
+
+
+def test_what_is_a_part_or_a_wheel_of_the_index_is_not_asked() -> None:
+    assert planned("llvm", *LLVM, "--only", "tablegen", "--base", "debian12")[1] == {}
+    assert planned("triton", "--source", "triton=pypi:3.7.1")[1] == {}
+
+
+def test_a_part_that_was_tried_is_no_whole() -> None:
+    partly = [row for row in tried() if row.what == "llvm" and row.part]
+    assert partly
+    assert not any(was_tried("llvm", row.of, row.as_, triton=row.triton) for row in partly)
+
+
+def test_rows_of_pairs_are_whole() -> None:
+    for row in tried():
+        assert bool(row.llvm) == (row.what == "wheel")
+        assert bool(row.triton) == (row.what == "llvm" and not row.part)
