@@ -1,4 +1,4 @@
-"""A Dask scheduler on loopback and workers for it, in one process; compiled by the fake worker of kernel_fixtures."""
+"""A Dask scheduler on loopback, and workers for it in threads; compiled by the fake worker of kernel_fixtures."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import gc
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import distributed
 from tests.kernel_fixtures import FakeWorkers, make_object, make_rule
 from toolchain.kernels.campaign import CampaignResult, run_campaign
 from toolchain.kernels.dask_executor import DaskExecutor
-from toolchain.kernels.dask_worker import keep_serving
+from toolchain.kernels.dask_worker import serve
 from toolchain.kernels.executors import LocalExecutor
 from toolchain.kernels.ledger import Ledger
 from toolchain.kernels.result_name import Naming
@@ -40,7 +39,7 @@ def until(true: Callable[[], object], what: str, seconds: float = 120) -> None:
 
 
 class Hub:
-    """A scheduler that can be stopped and started again at its address; its loop also runs workers."""
+    """A scheduler that can be stopped and started again at its address, and workers for it."""
 
     def __init__(self, security: Any = None) -> None:
         self.security = security
@@ -50,7 +49,8 @@ class Hub:
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self._thread.start()
         self._scheduler: Any = None
-        self._workers: list[Future[None]] = []
+        self._ended = threading.Event()
+        self._workers: list[threading.Thread] = []
 
     @property
     def address(self) -> str:
@@ -72,17 +72,18 @@ class Hub:
     def stop(self) -> None:
         self.call(self._scheduler.close())
 
-    def serve(self, station: Station, scratch: Path) -> Future[None]:
-        work = keep_serving(self.address, station, scratch, self.security, patience=120)
-        found: Future[None] = asyncio.run_coroutine_threadsafe(work, self.loop)
-        self._workers.append(found)
-        return found
+    def serve(self, station: Station) -> None:
+        work = {"patience": 120, "ended": self._ended}
+        thread = threading.Thread(target=serve, args=(self.address, station), kwargs=work, daemon=True)
+        thread.start()
+        self._workers.append(thread)
 
     def close(self) -> None:
-        for one in self._workers:
-            one.cancel()
+        self._ended.set()
+        for thread in self._workers:
+            thread.join(30)
+        assert not any(thread.is_alive() for thread in self._workers), "no end of the workers"
         self.stop()
-        until(lambda: all(one.done() for one in self._workers), "end of the workers")
         self.call(asyncio.sleep(0.2))
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(30)

@@ -26,7 +26,7 @@ from toolchain.digest import sha256_file
 from toolchain.errors import KernelError
 from toolchain.kernels.campaign import CampaignResult, run_campaign
 from toolchain.kernels.dask_executor import DaskExecutor
-from toolchain.kernels.dask_link import rule_as_text
+from toolchain.kernels.dask_link import order_of
 from toolchain.kernels.dask_status import ask
 from toolchain.kernels.executors import LocalExecutor
 from toolchain.kernels.ledger import Ledger, reproducible
@@ -123,7 +123,7 @@ def test_a_compile_process_that_is_killed_costs_nothing_but_its_kernel(
     with Station(at, store, name="one", slots=1, limits=replace(LIMITS, timeout=300)) as station:
         killer = threading.Thread(target=kill_once, args=(station,), daemon=True)
         killer.start()
-        answers = [station.obey(json.loads(rule_as_text(rule, naming.name(rule), anew=False))) for rule in rules]
+        answers = [station.obey(order_of(rule, naming.name(rule), anew=False)) for rule in rules]
         killer.join(60)
     assert [answer["status"] for answer in answers] == ["done"] * 4
     assert [answer["attempt"] for answer in answers] == [2, 1, 1, 1]
@@ -161,7 +161,7 @@ def test_two_workers_of_a_scheduler_make_what_one_machine_makes(
             out.mkdir()
             at = Bench(start=machine.worker, naming=machine.naming(), out=out, seen=(str(machine.root), str(out)))
             station = stack.enter_context(Station(at, store, name=name, slots=1, limits=limits))
-            scheduler.serve(station, tmp_path / f"scratch-{name}")
+            scheduler.serve(station)
         until(lambda: len(ask(scheduler.address)["machines"]) == 2, "workers")
         shared, rules, out = SharedResults([store], desk.naming()), desk.rules(), desk.root / "out"
         with (

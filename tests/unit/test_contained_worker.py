@@ -212,7 +212,7 @@ def test_it_ends_in_the_middle_of_a_kernel(image: Image, scheduler: Hub, tmp_pat
         assert time.monotonic() - began < 8, "an engine waits ten seconds, and kills it"
         assert machine.workers.alive == []
         with other.station(store) as station:
-            scheduler.serve(station, tmp_path / "scratch")
+            scheduler.serve(station)
             assert made.result(120).counts()["done"] == 2
     assert other.workers.tries == ["waits"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,8 +23,10 @@ from tests.dask_fixtures import LAYERS, LIMITS, Hub, Machine, hub, rules_of, unt
 from toolchain.cli.kernels_view import machines, screen
 from toolchain.errors import ConfigError, KernelError
 from toolchain.kernels.campaign import CampaignResult
+from toolchain.kernels.dask_board import Board, Presence, workers_on
 from toolchain.kernels.dask_executor import DaskExecutor
-from toolchain.kernels.dask_link import rule_as_text
+from toolchain.kernels.dask_link import order_of
+from toolchain.kernels.dask_orders import Order
 from toolchain.kernels.dask_status import ask
 from toolchain.kernels.ledger import reproducible
 from toolchain.kernels.oci_store import OciStore
@@ -42,7 +46,8 @@ pytestmark = [
 
 
 @pytest.fixture
-def scheduler() -> Iterator[Hub]:
+def scheduler(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    monkeypatch.setattr("toolchain.kernels.dask_board.GONE", 5.0)
     with hub() as made:
         yield made
 
@@ -84,8 +89,8 @@ def test_two_workers_make_what_one_machine_makes_and_what_a_store_gives(
     for machine in (alone, first, second):
         machine.provide(rules)
     with first.station(store) as one, second.station(store) as two:
-        scheduler.serve(one, tmp_path / "scratch-1")
-        scheduler.serve(two, tmp_path / "scratch-2")
+        scheduler.serve(one)
+        scheduler.serve(two)
         until(lambda: len(ask(scheduler.address)["machines"]) == 2, "workers")
         made = desk.campaign(rules, store, scheduler.address)
         told = ask(scheduler.address)
@@ -111,7 +116,7 @@ def test_two_workers_make_what_one_machine_makes_and_what_a_store_gives(
     assert [one["name"] for one in told["machines"]] == ["w1", "w2"]
     assert sum(one["compiled"] + one["failed"] for one in told["machines"]) <= 8
     assert any("8 of 8 through" in line for line in screen(row))
-    assert any(line.startswith("worker w1  tcp://127.0.0.1:") for line in machines(told["machines"]))
+    assert any(line.startswith("worker w1  127.0.0.1:") for line in machines(told["machines"]))
 
 
 def in_a_process(machine: Machine, address: str, store: FolderStore) -> subprocess.Popen[bytes]:
@@ -122,7 +127,7 @@ def in_a_process(machine: Machine, address: str, store: FolderStore) -> subproce
         "machine.root, machine.layers, machine.limits = Path(root), LAYERS, LIMITS\n"
         "machine.tree, machine.out = machine.root / 'tree', machine.root / 'out'\n"
         "machine.workers = FakeWorkers(machine.root / 'workers')\n"
-        "serve(address, machine.station(FolderStore(Path(store))), machine.root / 'scratch')\n"
+        "serve(address, machine.station(FolderStore(Path(store))))\n"
     )
     return subprocess.Popen(
         [sys.executable, "-c", program, str(machine.root), address, store.ref],
@@ -143,7 +148,7 @@ def test_a_worker_that_dies_costs_what_it_was_at(scheduler: Hub, store: FolderSt
         assert doomed.workers.tries == ["one", "waits"]
         with other.station(store) as station:
             os.killpg(child.pid, signal.SIGKILL)
-            scheduler.serve(station, tmp_path / "scratch")
+            scheduler.serve(station)
             made = campaign.end()
     finally:
         child.kill()
@@ -152,46 +157,44 @@ def test_a_worker_that_dies_costs_what_it_was_at(scheduler: Hub, store: FolderSt
     assert other.workers.tries == ["waits"], "what reached the store is not compiled twice"
 
 
-@pytest.mark.parametrize("noticed", [True, False], ids=["the scheduler knows", "the scheduler does not know yet"])
-def test_a_worker_that_dies_with_its_answer_is_not_waited_for(
-    noticed: bool,
-    scheduler: Hub,
-    store: FolderStore,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    rules = rules_of("one", warps=[1])
-    doomed, other, desk = (Machine(tmp_path / name) for name in ("doomed", "other", "desk"))
-    for machine in (doomed, other):
-        machine.provide(rules)
+def test_an_answer_outlives_its_worker(scheduler: Hub, store: FolderStore, tmp_path: Path) -> None:
+    """It lies on the board."""
+    rules = rules_of("fails", warps=[1])
+    doomed, desk = Machine(tmp_path / "doomed"), Machine(tmp_path / "desk")
     child = in_a_process(doomed, scheduler.address, store)
-    asked: list[Any] = []
-    settled = DaskExecutor._settled
-
-    def late(self: DaskExecutor, order: Any) -> Any:
-        asked.append(order.future.status)
-        if len(asked) == 1:
-            os.killpg(child.pid, signal.SIGKILL)
-            if noticed:
-                until(lambda: not ask(scheduler.address)["machines"], "loss of the worker")
-        return settled(self, order)
-
-    monkeypatch.setattr(DaskExecutor, "_settled", late)
     try:
-        with caplog.at_level(logging.WARNING):
-            campaign = InBackground(desk, rules, store, scheduler.address)
-            until(lambda: "the worker is gone, with its answer" in caplog.text, "word of it")
-            with other.station(store) as station:
-                scheduler.serve(station, tmp_path / "scratch")
-                made = campaign.end()
+        shared = SharedResults([store], desk.naming)
+        executor = DaskExecutor(scheduler.address, rules=rules, shared=shared, out=desk.out, limits=LIMITS)
+        with executor, contextlib.closing(Board(scheduler.address)) as board:
+            until(lambda: workers_on(board, Presence()), "worker")
+            waiting = deque([Order(rules[0])])
+            assert list(executor._step(waiting)) == []
+            until(lambda: board.read("answers", executor._token), "answer")
+            os.killpg(child.pid, signal.SIGKILL)
+            child.wait(30)
+            ((_, outcome),) = executor._step(waiting)
     finally:
         child.kill()
         child.wait(30)
-    assert asked[0] == "finished"
-    assert made.counts() == {"done": 1, "failed": 0, "timed_out": 0}
-    assert other.workers.tries == [], "what reached the store is not compiled twice"
-    assert "TimeoutError" not in caplog.text
+    assert outcome is not None
+    assert outcome["status"] == "failed"
+
+
+def test_an_order_that_waits_goes_to_a_worker_that_is_idle(scheduler: Hub, store: FolderStore, tmp_path: Path) -> None:
+    rules = rules_of("waits", "one", warps=[1])
+    busy, idle, desk = (Machine(tmp_path / name) for name in ("busy", "idle", "desk"))
+    for machine in (busy, idle):
+        machine.provide(rules)
+    with busy.station(store) as first, idle.station(store) as second:
+        scheduler.serve(first)
+        campaign = InBackground(desk, rules, store, scheduler.address)
+        until((busy.workers.folder / "waiting").exists, "kernel under way")
+        scheduler.serve(second)
+        until(lambda: idle.workers.tries == ["one"], "work of the other")
+        (busy.workers.folder / "go").touch()
+        made = campaign.end()
+    assert made.counts()["done"] == 2
+    assert busy.workers.tries == ["waits"]
 
 
 def test_a_scheduler_that_is_restarted_costs_nothing(scheduler: Hub, store: FolderStore, tmp_path: Path) -> None:
@@ -199,7 +202,7 @@ def test_a_scheduler_that_is_restarted_costs_nothing(scheduler: Hub, store: Fold
     worker, desk = Machine(tmp_path / "worker"), Machine(tmp_path / "desk")
     worker.provide(rules)
     with worker.station(store) as station:
-        scheduler.serve(station, tmp_path / "scratch")
+        scheduler.serve(station)
         campaign = InBackground(desk, rules, store, scheduler.address, patience=120)
         until((worker.workers.folder / "waiting").exists, "kernel under way")
         scheduler.stop()
@@ -216,7 +219,7 @@ def test_a_campaign_that_is_killed_goes_on(scheduler: Hub, store: FolderStore, t
     worker, killed, desk = (Machine(tmp_path / name) for name in ("worker", "killed", "desk"))
     worker.provide(rules)
     with worker.station(store) as station:
-        scheduler.serve(station, tmp_path / "scratch")
+        scheduler.serve(station)
         shared = SharedResults([store], killed.naming)
         with DaskExecutor(
             scheduler.address, rules=rules, shared=shared, out=killed.out, limits=LIMITS, patience=60
@@ -241,14 +244,14 @@ def test_a_worker_with_another_triton_or_other_limits_is_refused_by_name(
     for machine in (honest, other, hasty):
         machine.provide(rules)
     with other.station(store) as wrong, hasty.station(store) as short, honest.station(store) as good:
-        scheduler.serve(wrong, tmp_path / "scratch-1")
-        scheduler.serve(short, tmp_path / "scratch-2")
+        scheduler.serve(wrong)
+        scheduler.serve(short)
         until(lambda: len(ask(scheduler.address)["machines"]) == 2, "workers")
         with pytest.raises(KernelError, match=r"no worker at .* compiles for this campaign") as found:
             desk.campaign(rules, store, scheduler.address, patience=0.5)
         assert "other: it was made by another Triton" in found.value.why
         assert "hasty: its --kernel-timeout and --kernel-memory are" in found.value.why
-        scheduler.serve(good, tmp_path / "scratch-3")
+        scheduler.serve(good)
         with caplog.at_level(logging.WARNING):
             made = desk.campaign(rules, store, scheduler.address)
         rows = {row["name"]: row for row in ask(scheduler.address)["machines"]}
@@ -267,8 +270,8 @@ def test_a_worker_with_other_sources_gets_one_order_and_is_refused(
     for machine in (changed, honest):
         machine.provide(rules)
     with changed.station(store) as wrong, honest.station(store) as good:
-        scheduler.serve(wrong, tmp_path / "scratch-1")
-        scheduler.serve(good, tmp_path / "scratch-2")
+        scheduler.serve(wrong)
+        scheduler.serve(good)
         until(lambda: len(ask(scheduler.address)["machines"]) == 2, "workers")
         with caplog.at_level(logging.WARNING):
             made = desk.campaign(rules, store, scheduler.address)
@@ -285,11 +288,11 @@ def test_a_worker_whose_objects_are_useless_is_set_aside_and_others_compile_its_
     honest.provide(rules)
     broken.provide(rules, machine=3)
     with broken.station(store) as one, honest.station(store) as two:
-        scheduler.serve(one, tmp_path / "scratch-1")
+        scheduler.serve(one)
         with caplog.at_level(logging.WARNING):
             campaign = InBackground(desk, rules, store, scheduler.address)
             until(lambda: "broken is refused" in caplog.text, "refusal")
-            scheduler.serve(two, tmp_path / "scratch-2")
+            scheduler.serve(two)
             made = campaign.end()
     assert {entry.origin for entry in made.entries} == {"worker honest"}
     assert {entry.status for entry in made.entries} == {"done"}
@@ -309,8 +312,8 @@ def test_a_machine_that_cannot_compile_is_set_aside(
     honest.provide(rules)
     (broken.workers.folder / "broken").touch()
     with broken.station(store) as one, honest.station(store) as two:
-        scheduler.serve(one, tmp_path / "scratch-1")
-        scheduler.serve(two, tmp_path / "scratch-2")
+        scheduler.serve(one)
+        scheduler.serve(two)
         until(lambda: len(ask(scheduler.address)["machines"]) == 2, "workers")
         with caplog.at_level(logging.WARNING):
             made = desk.campaign(rules, store, scheduler.address)
@@ -322,7 +325,7 @@ def test_the_log_of_a_failed_kernel_comes_home(scheduler: Hub, store: FolderStor
     rules = rules_of("dies", warps=[1])
     desk, worker = Machine(tmp_path / "desk"), Machine(tmp_path / "worker")
     with worker.station(store) as station:
-        scheduler.serve(station, tmp_path / "scratch")
+        scheduler.serve(station)
         made = desk.campaign(rules, store, scheduler.address)
     (entry,) = made.failed
     assert entry.attempt == 2
@@ -346,10 +349,10 @@ def test_a_station_takes_what_the_store_has_unless_it_shall_not(store: FolderSto
     machine.provide([rule])
     name = machine.naming.name(rule)
     with machine.station(store) as station:
-        answers = [station.obey(json.loads(rule_as_text(rule, name, anew=anew))) for anew in (False, False, True)]
+        answers = [station.obey(order_of(rule, name, anew=anew)) for anew in (False, False, True)]
         assert [answer["found"] for answer in answers] == [False, True, False]
         assert len(machine.workers.tries) == 2
-        other = station.obey(json.loads(rule_as_text(rule, "0" * 64, anew=False)))
+        other = station.obey(order_of(rule, "0" * 64, anew=False))
         assert (other["status"], other["inputs"]["triton"]) == ("refused", list(LAYERS))
         assert station.obey({"rule": {}})["status"] == "refused"
         assert station.now()["compiled"] == 2

@@ -6,7 +6,6 @@ It needs neither an engine nor the rest of this tool: `stages.worker` lists the 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
 import json
 import logging
@@ -15,7 +14,8 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +28,7 @@ from toolchain.engine.resources import jobs_for, memory_available
 from toolchain.errors import ConfigError, ResourceError, ToolchainError
 from toolchain.kernels.bounds import MemoryBounds, patience
 from toolchain.kernels.dask_link import check_address, library, machine_name, security
-from toolchain.kernels.dask_worker import PATIENCE, keep_serving
+from toolchain.kernels.dask_worker import PATIENCE, serve
 from toolchain.kernels.result_name import Naming
 from toolchain.kernels.station import Bench, Limits, Station
 from toolchain.kernels.store import FolderStore
@@ -131,7 +131,7 @@ def run(asked: argparse.Namespace) -> None:
         found = {"dask": library().__version__, "python": sys.version.split()[0], "stage": kernels.stage}
         sys.stdout.write(json.dumps(found) + "\n")
         return
-    trust = security(check_address(asked.address), "worker")
+    security(check_address(asked.address), "worker")
     library()
     store = _store(asked.store)
     way = proved()
@@ -150,32 +150,30 @@ def run(asked: argparse.Namespace) -> None:
         with station:
             LOG.info("worker %s of %s: %d kernels at once, for %s", station.name, kernels.name, slots, asked.address)
             LOG.info("compile processes see no network: %s", " ".join(way[:-1]))
-            work = keep_serving(asked.address, station, scratch / "dask", trust, patience=asked.patience)
-            ended = asyncio.run(_until_ended(work))
-    if ended:
-        sys.exit(128 + ended)
+            with _ended() as (ended, numbers):
+                serve(asked.address, station, patience=asked.patience, ended=ended)
+    if numbers:
+        sys.exit(128 + numbers[0])
 
 
-async def _until_ended(work: Coroutine[Any, Any, None]) -> int:
-    """Wait for an endless work; the number of the signal that ended it.
+@contextlib.contextmanager
+def _ended() -> Iterator[tuple[threading.Event, list[int]]]:
+    """An event that a signal sets, and the numbers of the signals that came.
 
-    Raised at any place of Dask's own code, an end would leave its tasks half done. The first process of a container
-    ignores a signal that it has no handler for.
+    The first process of a container ignores a signal that it has no handler for.
     """
-    task, got = asyncio.ensure_future(work), list[int]()
+    event, numbers = threading.Event(), list[int]()
 
-    def end(number: int) -> None:
-        got.append(number)
-        task.cancel()
+    def end(number: int, _: object) -> None:
+        numbers.append(number)
+        event.set()
 
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, end, number)
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
     try:
-        await task
-    except asyncio.CancelledError:
-        if not got:
-            raise
-    return got[0] if got else 0
+        yield event, numbers
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _store(path: Path) -> FolderStore:

@@ -89,7 +89,7 @@ def serve_kernels(
             key=result_key(request.kernel_key),
         ) as station:  # fmt: skip
             console.note(f"worker {station.name}: {slots} kernels at once, for {address}; Ctrl-C ends it")
-            serve(address, station, Path(scratch) / "dask")
+            serve(address, station)
 
 
 def _bench(stage: str, source: Path, triton: Built, out: Path, workspace: BuildWorkspace) -> Bench:

@@ -52,7 +52,7 @@ def kernels_status(
 def _show_scheduler(address: str, *, as_json: bool) -> None:
     from toolchain.kernels.dask_status import ask  # noqa: PLC0415 - Dask
 
-    found = ask(address)
+    found = ask(address, watch=2.5)  # two signs of life of a worker
     if as_json:
         console.data(found)
         return

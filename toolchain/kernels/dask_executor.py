@@ -1,25 +1,27 @@
-"""A campaign whose kernels other machines compile: Dask hands the orders out, the store brings the results."""
+"""A campaign whose kernels other machines compile: orders and answers lie on the board of a Dask scheduler, results in
+the store."""
 
 from __future__ import annotations
 
 import contextlib
-import json
+import itertools
 import logging
-import queue
+import math
 import secrets
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from toolchain import strict_json
 from toolchain.errors import ConfigError, KernelError, UnreachableError
-from toolchain.kernels.dask_link import FORMAT, KEY, connect, rule_as_text, workers_of
-from toolchain.kernels.dask_worker import PATIENCE, compile_kernel
+from toolchain.kernels import dask_board
+from toolchain.kernels.dask_board import BEAT, TICK, Board, BoardError, Presence, fits, workers_on
+from toolchain.kernels.dask_link import FORMAT, order_of
+from toolchain.kernels.dask_orders import Order, Orders
+from toolchain.kernels.dask_worker import PATIENCE, RETURNED
 from toolchain.kernels.executors import Outcome
 from toolchain.kernels.ledger import DONE, FAILED, TIMEOUT
 from toolchain.kernels.oci_store import OciStore
@@ -31,34 +33,10 @@ from toolchain.kernels.worker_process import Task
 
 LOG = logging.getLogger(__name__)
 _LOOK = 1.0  # seconds between two looks at the workers
-_AHEAD = 2  # orders for each slot
 _STRIKES = 3  # of one worker
 _TRIES = 5  # of one order that ends in neither an object nor a failure
 _LATE = (0.0, 0.2, 1.0, 4.0, 10.0)  # seconds: a folder on another machine may show a file late
-
-
-class _LostError(Exception):
-    """The connection to the scheduler is gone."""
-
-
-class _NoAnswerError(Exception):
-    """A worker worked an order off, and took its answer along."""
-
-
-@dataclass(eq=False)
-class _Order:
-    """A rule on its way.
-
-    Args:
-        tries: that came to nothing.
-        future: what Dask has of it.
-        workers: addresses of those that may have it.
-    """
-
-    rule: Rule
-    tries: int = 0
-    future: Any = None
-    workers: frozenset[str] = frozenset()
+_ANSWER = {"status": str, "reason": str, "seconds": (int, float), "attempt": int}
 
 
 class DaskExecutor:
@@ -108,21 +86,27 @@ class DaskExecutor:
         self._on_log = on_log
         self._token = secrets.token_hex(4)
         self._lock = threading.Lock()
-        self._seen: dict[str, dict[str, Any]] = {}
+        self._known: dict[str, dict[str, Any]] = {}  # the workers that are there
+        self._seen: dict[str, dict[str, Any]] = {}  # those of them that fit
         self._aside: dict[str, str] = {}  # why, by worker
-        self._done: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._flying: dict[str, _Order] = {}  # by Dask's key
-        self._sent = 0
+        self._orders = Orders(self._token)
         self._strikes: Counter[str] = Counter()
         self._looked = 0.0
-        self._client: Any = connect(address)
+        self._presence = Presence()
+        self._back_until = 0.0  # when workers are expected that know of a scheduler's restart, on the monotonic clock
+        self._board: Board | None = Board(address)
+        self._ended = threading.Event()
+        # Apart from `run`, which waits while the campaign checks what came.
+        self._pulse = threading.Thread(target=self._beat, name="campaign-beat", daemon=True)
 
     def __enter__(self) -> Self:
+        self._pulse.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._ended.set()
         self._close()
 
     def about(self) -> dict[str, Any]:
@@ -137,15 +121,20 @@ class DaskExecutor:
 
     def tell(self, status: Mapping[str, Any]) -> None:
         """Let those know how far the campaign is who ask the scheduler. Nobody's kernels fail because that fails."""
-        client, told = self._client, {"campaign": self._campaign, "refused": dict(self._aside), "status": dict(status)}
-        if client is not None and client.status == "running":
-            with contextlib.suppress(Exception):
-                client.sync(
-                    client.scheduler.set_metadata,
-                    keys=[KEY, self._campaign],
-                    value=json.dumps(told),
-                    callback_timeout=5,
-                )
+        told = {"campaign": self._campaign, "refused": dict(self._aside), "status": dict(status)}
+        self._write_if_there("campaigns", self._campaign, value=told)
+
+    def _write_if_there(self, *keys: str, value: object) -> None:
+        board = self._board
+        if board is not None:
+            with contextlib.suppress(BoardError):  # `run` meets it too, and connects again
+                board.write(*keys, value=value)
+
+    def _beat(self) -> None:
+        for beat in itertools.count():
+            self._write_if_there("beats", self._token, value=beat)
+            if self._ended.wait(BEAT):
+                return
 
     def run(self, tasks: Sequence[Task]) -> Generator[Outcome, None, None]:
         """See `Executor.run`.
@@ -154,7 +143,7 @@ class DaskExecutor:
             KernelError: no worker that could compile came for so long, the store is gone, or an order ends in nothing.
             UnreachableError: the scheduler is gone for so long.
         """
-        waiting = deque(_Order(self._rules[task["id"]]) for task in tasks)
+        waiting = deque(Order(self._rules[task["id"]]) for task in tasks)
         left = len(waiting)
         self._looked = 0.0
         try:
@@ -168,30 +157,30 @@ class DaskExecutor:
         finally:
             self._drop_orders()
 
-    def _step(self, waiting: deque[_Order]) -> Iterator[tuple[_Order, Outcome | None]]:
+    def _step(self, waiting: deque[Order]) -> Iterator[tuple[Order, Outcome | None]]:
         """Send orders, and settle those that came back: an outcome each, or None for another try."""
         try:
             self._look()
-            self._send(waiting)
-            for order in self._came():
-                yield order, self._settled(order)
-        except _LostError as error:
-            waiting.extendleft(self._drop_orders())
+            for order in self._lost():
+                yield order, None
+            self._orders.assign(waiting, self._seen, self._content)
+            self._orders.post(self._there())
+            came = self._orders.answered(self._there())
+        except BoardError as error:
             self._reconnect(str(error))
+            return
+        for order, answer in came:
+            yield order, self._settled(order, answer)
+        if not came:
+            time.sleep(TICK)
 
-    def _came(self) -> Iterator[_Order]:
-        timeout = _LOOK
-        while True:
-            try:
-                key = self._done.get(timeout=timeout)
-            except queue.Empty:
-                return
-            timeout = 0.0
-            if (order := self._flying.get(key)) is not None:
-                if order.future.cancelled():
-                    raise _LostError("it knows nothing of an order")
-                del self._flying[key]
-                yield order
+    def _content(self, rule: Rule) -> dict[str, Any]:
+        return order_of(rule, self._shared.name(rule), anew=self._shared.is_rejected(rule))
+
+    def _there(self) -> Board:
+        if self._board is None:
+            raise BoardError("the connection is closed")
+        return self._board
 
     def _look(self) -> None:
         """Who is there, at most once a second; and wait while nobody is."""
@@ -200,13 +189,8 @@ class DaskExecutor:
             return
         told = False
         while True:
-            if self._client.status != "running":
-                raise _LostError(f"the connection is {self._client.status}")
-            try:
-                info = self._client.sync(self._client.scheduler.identity, n_workers=-1, callback_timeout=10)
-            except Exception as error:
-                raise _LostError(str(error) or type(error).__name__) from error
-            found = {at: row for at, row in workers_of(info).items() if self._takes(row)}
+            self._known = workers_on(self._there(), self._presence)
+            found = {key: row for key, row in self._known.items() if self._takes(row)}
             with self._lock:
                 self._seen = found
             self._looked = time.monotonic()
@@ -223,6 +207,21 @@ class DaskExecutor:
                 LOG.warning("waiting for workers at %s", self._address)
             time.sleep(_LOOK)
 
+    def _lost(self) -> list[Order]:
+        """Take orders back from workers that are gone, or that get none any more."""
+
+        def lost(order: Order) -> bool:
+            gone = order.worker not in self._known
+            return order.worker not in self._seen and not (gone and time.monotonic() < self._back_until)
+
+        found = self._orders.take_back(lost)
+        for order in found:
+            if order.worker not in self._known:
+                # Perhaps it was this very order that the machine did not survive.
+                order.tries += 1
+                LOG.warning("%s: no answer: the worker is gone", order.rule.out)
+        return found
+
     def _takes(self, row: Mapping[str, Any]) -> bool:
         """Whether a worker may compile for this campaign; why not is told once."""
         name = str(row["name"])
@@ -234,8 +233,9 @@ class DaskExecutor:
         naming = self._shared.naming
         if row.get("format") != FORMAT:
             return "it is of another version of this tool"
-        inputs, own = dict(row.get("inputs") or {}), naming.shared
-        if any(inputs.get(part) != value for part, value in own.items()):
+        own = naming.shared
+        inputs = {part: row["inputs"].get(part) for part in own}
+        if inputs != dict(own):
             return difference(inputs, own)
         if row.get("limits") != self._limits:
             return f"its --kernel-timeout and --kernel-memory are {row.get('limits')}, here they are {self._limits}"
@@ -247,57 +247,17 @@ class DaskExecutor:
             self._seen = {at: row for at, row in self._seen.items() if row["name"] != name}
         LOG.warning("the worker %s is refused: %s", name, why)
 
-    def _send(self, waiting: deque[_Order]) -> None:
-        slots = sum(int(one["slots"]) for one in self._seen.values())
-        here = frozenset(self._seen)
-        for key, order in list(self._flying.items()):
-            # Dask keeps an order for the workers that were there when it was sent, also when all of them are gone.
-            if not here & order.workers:
-                del self._flying[key]
-                order.future.cancel()
-                waiting.appendleft(order)
-        while waiting and len(self._flying) < _AHEAD * slots:
-            order = waiting.popleft()
-            text = rule_as_text(order.rule, self._shared.name(order.rule), anew=self._shared.is_rejected(order.rule))
-            self._sent += 1
-            key = f"kernel-{order.rule.id}-{self._token}-{self._sent}"
-            try:
-                future = self._client.submit(compile_kernel, text, key=key, workers=sorted(here), pure=False)
-            except Exception as error:
-                waiting.appendleft(order)
-                raise _LostError(str(error) or type(error).__name__) from error
-            order.future, order.workers = future, here
-            self._flying[key] = order
-            future.add_done_callback(lambda _, key=key: self._done.put(key))
-
-    def _settled(self, order: _Order) -> Outcome | None:
-        try:
-            answer = strict_json.read(self._answer(order))
-        except Exception as error:  # noqa: BLE001 - Dask raises what the worker raised
-            # The worker is gone with its answer, say. What it compiled is in the store.
-            order.tries += 1
-            why = str(error) if isinstance(error, _NoAnswerError) else f"{type(error).__name__}: {error}"
-            LOG.warning("%s: no answer: %s", order.rule.out, why[:500])
+    def _settled(self, order: Order, answer: Any) -> Outcome | None:
+        if isinstance(answer, dict) and answer.get("status") == RETURNED:
             return None
-        finally:
-            order.future.release()
-        return self._heard(order, answer if isinstance(answer, dict) else {})
+        if not fits(answer, _ANSWER) or not 0 <= answer["seconds"] < math.inf:
+            self._set_aside(order.name, "its answers are not understood")
+            return None
+        return self._heard(order, order.name, answer)
 
-    def _answer(self, order: _Order) -> Any:
-        # Not by `Future.result`: where the worker is gone with its answer, that waits until another one, which may
-        # never come, has worked the order off again, and leaves a task behind whose exception nobody fetches.
-        future = order.future
-        if future.status == "error":
-            raise future.exception(timeout=30)
-        if future.status == "finished":
-            told = self._client.sync(self._client.scheduler.gather, keys=[future.key], callback_timeout=30)
-            if told["status"] == "OK":
-                return told["data"][future.key]
-        raise _NoAnswerError("the worker is gone, with its answer")
-
-    def _heard(self, order: _Order, answer: Mapping[str, Any]) -> Outcome | None:
+    def _heard(self, order: Order, name: str, answer: Mapping[str, Any]) -> Outcome | None:
         """What an answer is worth."""
-        rule, name, status = order.rule, str(answer.get("worker", "")), answer.get("status")
+        rule, status = order.rule, answer["status"]
         if name in self._aside:
             return None
         if status == DONE:
@@ -306,13 +266,13 @@ class DaskExecutor:
             self._on_log(rule, name, str(answer.get("log") or answer.get("reason", "")))
             return self._outcome(rule, answer, origin=WORKER + name)
         why = str(answer.get("reason", ""))
-        if status == REFUSED and isinstance(answer.get("inputs"), dict):
+        if status == REFUSED and isinstance(told := answer.get("inputs"), dict):
             own = self._shared.naming.inputs(rule)
-            why = difference({**own, **answer["inputs"]}, own)
+            why = difference({**own, **{part: told[part] for part in own.keys() & told.keys() - {"rule"}}}, own)
         self._set_aside(name, why if status in {REFUSED, MACHINE} else f"it answers {status!r}")
         return None
 
-    def _brought(self, order: _Order, name: str, answer: Mapping[str, Any]) -> Outcome | None:
+    def _brought(self, order: Order, name: str, answer: Mapping[str, Any]) -> Outcome | None:
         rule, shared, maker = order.rule, self._shared, WORKER + name
         if not shared.stores:
             raise KernelError(
@@ -357,7 +317,7 @@ class DaskExecutor:
             "origin": origin,
         }
 
-    def _again(self, order: _Order, waiting: deque[_Order]) -> None:
+    def _again(self, order: Order, waiting: deque[Order]) -> None:
         if order.tries >= _TRIES:
             raise KernelError(
                 f"{order.rule.out} ends in neither an object nor a failure",
@@ -366,13 +326,11 @@ class DaskExecutor:
             )
         waiting.appendleft(order)
 
-    def _drop_orders(self) -> list[_Order]:
+    def _drop_orders(self) -> None:
         """Take all orders back; those that are being compiled reach the store all the same."""
-        flying, self._flying = self._flying, {}
-        with contextlib.suppress(Exception):
-            if flying and self._client.status == "running":
-                self._client.cancel([order.future for order in flying.values()], force=True)
-        return list(flying.values())
+        self._orders.take_back(lambda _: True)
+        with contextlib.suppress(BoardError):
+            self._orders.post(self._there())
 
     def _reconnect(self, why: str) -> None:
         LOG.warning("the scheduler at %s is gone (%s); waiting for it", self._address, why)
@@ -380,18 +338,18 @@ class DaskExecutor:
         until = time.monotonic() + self._patience
         while True:
             try:
-                self._client = connect(self._address)
+                self._board = Board(self._address)
             except UnreachableError:
                 if time.monotonic() > until:
                     raise
                 time.sleep(_LOOK)
             else:
-                with self._lock:
-                    self._seen = {}
+                # A scheduler that was restarted knows nothing. Workers come back as this campaign does.
+                self._orders.forget_posted()
+                self._back_until = time.monotonic() + dask_board.GONE
                 return
 
     def _close(self) -> None:
-        client, self._client = self._client, None
-        if client is not None:
-            with contextlib.suppress(Exception):
-                client.close(timeout=5)
+        board, self._board = self._board, None
+        if board is not None:
+            board.close()

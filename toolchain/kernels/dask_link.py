@@ -1,35 +1,26 @@
 """The way to a Dask scheduler: which addresses may be one, TLS, and the library, which is an extra.
 
-Whoever reaches a scheduler can run any code on it and on its workers: Dask sends pickles. So a scheduler that is not on
-this machine alone must ask for certificates.
+Whoever reaches a scheduler can run any code on it, since Dask unpickles what comes. It can also give orders to workers
+and forge their answers. So a scheduler that is not on this machine alone must ask for certificates. Workers and
+campaigns read data alone: see `dask_board`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ipaddress
-import json
 import socket
 import sys
-import warnings
 from collections.abc import Mapping
 from dataclasses import asdict
 from importlib import import_module
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from toolchain import strict_json
-from toolchain.errors import ConfigError, UnreachableError
+from toolchain.errors import ConfigError
 from toolchain.kernels.rules import Rule
 
 FORMAT = 1
-"""Of what goes through Dask: orders, answers, and what workers say of themselves."""
-KEY = "toolchain"
-"""Under which workers say of themselves what they are, and campaigns how far they are."""
-# Dask's warning where Python alone differs, which a worker's image has its own of: all that travels is text.
-_OTHER_PYTHON = (
-    r"Mismatched versions found\s+\+[-+]+\+\s+\| Package [^\n]*\s+\+[-+]+\+\s+\| python [^\n]*\s+\+[-+]+\+\s*$"
-)
+"""Of orders, answers, and of what workers say of themselves."""
 _TLS = {"client": "the campaign's", "worker": "the worker's"}
 
 
@@ -50,7 +41,7 @@ def check_address(text: str) -> str:
     if parts.scheme == "tcp" and not _is_loopback(host):
         raise ConfigError(
             f"the scheduler at {text} is not on this machine, and without TLS",
-            why="Dask sends pickles: whoever reaches it can run any code on it and on all workers",
+            why="whoever reaches it can run any code on it, and give orders to all workers",
             fix=f"start it with certificates and give tls://{host}:{port}, or tcp://127.0.0.1:{port} through a tunnel",
         )
     return text
@@ -109,56 +100,12 @@ def security(address: str, role: Literal["client", "worker"]) -> Any:
     return made
 
 
-def connect(address: str, *, timeout: float = 10.0) -> Any:
-    """A client of the scheduler; its `close` lets go of it.
-
-    Raises:
-        ConfigError: see `check_address`, `library` and `security`.
-        UnreachableError: no scheduler answers.
-    """
-    check_address(address)
-    distributed = library()
-    trust = security(address, "client")
-    warnings.filterwarnings("ignore", message=_OTHER_PYTHON)
-    try:
-        return distributed.Client(address, security=trust, timeout=timeout, set_as_default=False, name=KEY)
-    except (OSError, TimeoutError) as error:
-        raise UnreachableError(
-            f"no scheduler answers at {address}",
-            why=str(error) or type(error).__name__,
-            fix="start one: `dask scheduler`, in the same version as here; see docs/tasks/many-machines.md",
-        ) from error
-
-
-def workers_of(info: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Our workers of a scheduler, by address: what they said of themselves, and in `now` what they are at.
-
-    Args:
-        info: what the scheduler says of itself.
-    """
-    found = {}
-    for address, row in info.get("workers", {}).items():
-        said = _read(row.get(KEY))
-        if isinstance(said.get("name"), str):
-            found[str(address)] = {"slots": 1, **said, "now": _read(row.get("metrics", {}).get(KEY))}
-    return found
-
-
-def _read(text: Any) -> dict[str, Any]:
-    # Text, since what is more does not come through Dask as it was: lists become tuples.
-    with contextlib.suppress(TypeError, ValueError):
-        value = strict_json.read(text)
-        if isinstance(value, dict):
-            return value
-    return {}
-
-
 def machine_name() -> str:
     """What a worker is called where nobody gave it a name."""
     return socket.gethostname()
 
 
-def rule_as_text(rule: Rule, name: str, *, anew: bool) -> str:
+def order_of(rule: Rule, name: str, *, anew: bool) -> dict[str, Any]:
     """An order, as it goes to a worker.
 
     Args:
@@ -167,7 +114,7 @@ def rule_as_text(rule: Rule, name: str, *, anew: bool) -> str:
     """
     content = asdict(rule)
     del content["_id"]
-    return json.dumps({"format": FORMAT, "name": name, "anew": anew, "rule": content})
+    return {"format": FORMAT, "name": name, "anew": anew, "rule": content}
 
 
 def rule_of(content: Mapping[str, Any]) -> Rule:

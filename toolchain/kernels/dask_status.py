@@ -3,56 +3,62 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from typing import Any
 
-from toolchain import strict_json
 from toolchain.errors import UnreachableError
-from toolchain.kernels.dask_link import KEY, connect, workers_of
+from toolchain.kernels.dask_board import Board, BoardError, Presence, workers_on
 from toolchain.kernels.status import FORMAT, told_elsewhere
 
 _COUNTS = ("compiled", "found", "failed", "refused")
 
 
-def ask(address: str) -> dict[str, Any]:
+def ask(address: str, *, watch: float = 0.0) -> dict[str, Any]:
     """`{"campaigns", "machines"}` as `kernels status --scheduler --json` prints them.
 
+    Args:
+        watch: seconds between two looks; workers without a sign of life in between are left out. Without it those that
+            were killed are still in it.
+
     Raises:
-        ConfigError, UnreachableError: see `dask_link.connect`.
+        ConfigError, UnreachableError: see `dask_board.Board`.
     """
-    client = connect(address)
+    board = Board(address)
     try:
-        info = client.sync(client.scheduler.identity, n_workers=-1, callback_timeout=30)
-        told = client.sync(client.scheduler.get_metadata, keys=[KEY], default={}, callback_timeout=30)
-    except Exception as error:
+        before = workers_on(board, Presence())
+        time.sleep(watch)
+        workers, told = workers_on(board, Presence()), board.read("campaigns")
+    except BoardError as error:
         raise UnreachableError(
             f"the scheduler at {address} does not answer",
             why=str(error),
             fix="see that it runs and is no other version of Dask; its campaigns go on when it is there again",
         ) from error
     finally:
-        with contextlib.suppress(Exception):
-            client.close(timeout=5)
+        board.close()
     campaigns: list[dict[str, Any]] = []
     refused: dict[str, dict[str, str]] = {}
-    for name, text in sorted((told if isinstance(told, dict) else {}).items()):
-        one = strict_json.read(text)
-        if one["status"].get("format") == FORMAT:
-            campaigns.append(told_elsewhere(name, one["status"]))
-            for worker, why in one["refused"].items():
-                refused.setdefault(worker, {})[name] = why
+    for name, row in sorted(told.items()):
+        # Anybody who reaches the scheduler may have written it.
+        with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):
+            if row["status"].get("format") == FORMAT:
+                campaigns.append(told_elsewhere(name, row["status"]))
+                for worker, why in row["refused"].items():
+                    refused.setdefault(str(worker), {})[name] = str(why)
     machines = [
         {
             "name": row["name"],
-            "address": at,
+            "address": row["at"],
             "slots": row["slots"],
             "scope": row["scope"],
             "store": row["store"],
             "limits": row["limits"],
-            **{name: int(row["now"].get(name, 0)) for name in _COUNTS},
-            "memory": row["now"].get("memory", {"workers": 0, "together": 0, "share": 0, "kernel": 0}),
-            "processes": row["now"].get("processes", []),
+            **{name: row["now"][name] for name in _COUNTS},
+            "memory": row["now"]["memory"],
+            "processes": row["now"]["processes"],
             "refused_by": refused.get(row["name"], {}),
         }
-        for at, row in sorted(workers_of(info).items(), key=lambda item: (item[1]["name"], item[0]))
+        for key, row in sorted(workers.items(), key=lambda item: (item[1]["name"], item[0]))
+        if not watch or row["beat"] != before.get(key, {}).get("beat")
     ]
     return {"campaigns": campaigns, "machines": machines}

@@ -1,94 +1,163 @@
-"""A station behind a Dask scheduler: it stays where schedulers come and go."""
+"""A station that takes orders from the board of a Dask scheduler: it stays where schedulers come and go."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import json
+import itertools
 import logging
+import secrets
+import threading
 import time
-from pathlib import Path
+from collections import defaultdict
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Any
 
 from toolchain.errors import UnreachableError
-from toolchain.kernels.dask_link import KEY, check_address, library, security
-from toolchain.kernels.station import Station, answer_as_text
+from toolchain.kernels.dask_board import BEAT, TICK, Board, BoardError, Presence
+from toolchain.kernels.station import MACHINE, Answer, Station
 
 LOG = logging.getLogger(__name__)
 PATIENCE = 600.0
 """Seconds for which a worker and a campaign wait for a scheduler that is gone."""
+RETURNED = "returned"
+"""The status of an order that a campaign wants back and that was not begun."""
 _PAUSE = 1.0
-_STATION = "toolchain_station"
 
 
-def compile_kernel(order: str) -> str:
-    """What a Dask task does: it runs on a worker of `serve`, in a thread. All that travels is text."""
-    worker = library().get_worker()
-    return answer_as_text(lambda: getattr(worker, _STATION), order)
-
-
-def serve(address: str, station: Station, scratch: Path, *, patience: float = PATIENCE) -> None:
-    """Work for a scheduler until somebody interrupts.
+def serve(address: str, station: Station, *, patience: float = PATIENCE, ended: threading.Event | None = None) -> None:
+    """Work for a scheduler until somebody interrupts, or sets `ended`.
 
     Args:
-        scratch: an empty folder for Dask.
         patience: seconds; see `PATIENCE`.
 
     Raises:
         ConfigError: see `dask_link`.
         UnreachableError: no scheduler answers for so long.
     """
-    check_address(address)
-    library()
-    trust = security(address, "worker")
-    asyncio.run(keep_serving(address, station, scratch, trust, patience=patience))
-
-
-async def keep_serving(address: str, station: Station, scratch: Path, trust: Any, *, patience: float) -> None:
-    """See `serve`."""
+    ended = ended or threading.Event()
+    desk = _Desk(station, ended)
     last = time.monotonic()
-    while True:
-        try:
-            async with make_worker(address, station, scratch, trust, patience=patience) as worker:
-                LOG.info("worker %s serves %s", station.name, address)
-                await worker.finished()
-            last = time.monotonic()
-            LOG.warning("the scheduler at %s is gone; waiting for it", address)
-        except (OSError, TimeoutError) as error:
-            if time.monotonic() - last > patience:
-                raise UnreachableError(
-                    f"no scheduler answers at {address}",
-                    why=f"{str(error) or type(error).__name__}, for {patience:.0f} s",
-                    fix="start one: `dask scheduler`, in the same version as here, then this worker again",
-                ) from error
-        await asyncio.sleep(_PAUSE)
-
-
-@contextlib.asynccontextmanager
-async def make_worker(address: str, station: Station, scratch: Path, trust: Any, *, patience: float = PATIENCE) -> Any:
-    """A Dask worker that runs the orders of a station, while the block lasts."""
-    tls = address.startswith("tls://")
-    worker = library().Worker(
-        address,
-        nthreads=station.slots,
-        # Nobody but this machine need reach it where the scheduler is here; otherwise Dask finds the way out.
-        host=None if tls else "127.0.0.1",
-        protocol="tls" if tls else "tcp",
-        security=trust,
-        # Kernels compile in processes of their own, which are bounded; Dask would measure this one alone.
-        memory_limit=0,
-        dashboard=False,
-        dashboard_address="127.0.0.1:0",
-        local_directory=str(scratch),
-        startup_information={KEY: lambda _: json.dumps(station.describe())},
-        metrics={KEY: lambda _: json.dumps(station.now())},
-        # Seconds in which a scheduler must have answered.
-        death_timeout=min(30.0, max(1.0, patience)),
-    )
-    setattr(worker, _STATION, station)
     try:
-        await worker
-        yield worker
+        while not ended.is_set():
+            try:
+                board = Board(address, "worker")
+            except UnreachableError:
+                if time.monotonic() - last > patience:
+                    raise
+                ended.wait(_PAUSE)
+                continue
+            LOG.info("worker %s serves %s", station.name, address)
+            try:
+                with contextlib.closing(board):
+                    desk.attend(board)
+            except BoardError as error:
+                LOG.warning("the scheduler at %s is gone (%s); waiting for it", address, error)
+            last = time.monotonic()
     finally:
-        with contextlib.suppress(OSError, TimeoutError):
-            await worker.close(timeout=5, executor_wait=False)
+        desk.close()
+
+
+@dataclass(eq=False)
+class _Job:
+    """An order and what has become of it."""
+
+    order: Mapping[str, Any]
+    wanted: float
+    begun: bool = False
+    answer: Answer | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def run(self, station: Station) -> None:
+        """Carry it out, unless it was given back."""
+        with self.lock:
+            if self.answer is not None:
+                return
+            self.begun = True
+        try:
+            answer = station.obey(self.order)
+        except Exception as error:  # noqa: BLE001 - the campaign is told, and gives the order to another
+            answer = {"status": MACHINE, "reason": f"{type(error).__name__}: {error}"}
+        with self.lock:
+            self.answer = answer
+
+    def give_back(self) -> None:
+        """Leave it to others, if it has not been begun."""
+        with self.lock:
+            if not self.begun and self.answer is None:
+                self.answer = {"status": RETURNED}
+
+
+class _Desk:
+    """What a worker knows of orders, across connections."""
+
+    def __init__(self, station: Station, ended: threading.Event) -> None:
+        self._station = station
+        self._ended = ended
+        self._id = secrets.token_hex(8)
+        self._pool = ThreadPoolExecutor(station.slots, thread_name_prefix="order")
+        self._jobs: dict[tuple[str, str], _Job] = {}
+        self._campaigns = Presence()
+        self._beats = itertools.count()
+
+    def attend(self, board: Board) -> None:
+        """Take orders from a board and write answers to it, until the end.
+
+        Raises:
+            BoardError: the connection is gone.
+        """
+        written: dict[str, dict[str, Answer]] = {}
+        said = self._station.describe()
+        beaten = -BEAT
+        try:
+            while not self._ended.wait(TICK):
+                if time.monotonic() - beaten >= BEAT:
+                    beaten = time.monotonic()
+                    row = {"said": said, "now": self._station.now(), "at": board.local, "beat": next(self._beats)}
+                    board.write("workers", self._id, value=row)
+                answers = self._settle(board)
+                for campaign in {*answers, *written}:
+                    if answers.get(campaign) != written.get(campaign):
+                        board.write("answers", campaign, self._id, value=answers.get(campaign))
+                written = answers
+        finally:
+            with contextlib.suppress(BoardError):
+                board.write("workers", self._id, value=None)
+
+    def _settle(self, board: Board) -> dict[str, dict[str, Answer]]:
+        """Begin what is ordered; the answers that are there, by campaign and order."""
+        beats = board.read("beats")
+        answers: dict[str, dict[str, Answer]] = defaultdict(dict)
+        for campaign, orders in board.read("orders", self._id).items():
+            if not (alive := self._campaigns.alive(campaign, beats.get(campaign))):
+                board.write("orders", self._id, campaign, value=None)
+            for number, order in orders.items() if isinstance(orders, dict) else ():
+                if not isinstance(order, dict):
+                    continue
+                job = self._jobs.get((campaign, number))
+                if job is None:
+                    if not alive:
+                        continue
+                    job = self._jobs[campaign, number] = _Job(order, 0.0)
+                    self._pool.submit(job.run, self._station)
+                job.wanted = time.monotonic()
+                if order.get("back") or not alive:
+                    job.give_back()
+                if job.answer is not None:
+                    answers[campaign][number] = job.answer
+        self._forget()
+        return answers
+
+    def _forget(self) -> None:
+        """Leave out what no campaign has wanted for long; one whose scheduler was restarted asks again."""
+        oldest = time.monotonic() - PATIENCE
+        for key, job in list(self._jobs.items()):
+            if job.wanted < oldest and job.answer is not None:
+                del self._jobs[key]
+
+    def close(self) -> None:
+        """Begin nothing any more."""
+        for job in self._jobs.values():
+            job.give_back()
+        self._pool.shutdown(wait=False, cancel_futures=True)

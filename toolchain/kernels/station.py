@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 import logging
 import queue
 import shutil
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from toolchain import strict_json
 from toolchain.digest import sha256_file
 from toolchain.errors import ToolchainError
 from toolchain.filesystem import read_regular
@@ -169,7 +167,7 @@ class Station:
         }
 
     def obey(self, order: Mapping[str, Any]) -> Answer:
-        """Carry out an order, see `dask_link.rule_as_text`; JSON-able.
+        """Carry out an order, see `dask_link.order_of`; JSON-able.
 
         An order for what is being compiled now waits for that one: a scheduler that was restarted asks again.
 
@@ -319,8 +317,3 @@ class Station:
 
 class ClosedError(ToolchainError):
     """The station is closed while it compiles."""
-
-
-def answer_as_text(station: Callable[[], Station], order: str) -> str:
-    """An order and its answer, as they travel."""
-    return json.dumps(station().obey(strict_json.read(order)))

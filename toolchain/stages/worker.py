@@ -42,8 +42,8 @@ PROGRAM = "/usr/bin/kernel-worker"
 MODULES = (
     "__init__", "build/__init__", "build/contained_worker", "catalog/__init__", "catalog/gpus", "console",
     "data/__init__", "digest", "engine/__init__", "engine/own_network", "engine/resources", "errors", "filesystem",
-    "kernels/__init__", "kernels/bounds", "kernels/dask_link", "kernels/dask_worker", "kernels/executors",
-    "kernels/ledger", "kernels/reached", "kernels/result_name", "kernels/rules", "kernels/station",
+    "kernels/__init__", "kernels/bounds", "kernels/dask_board", "kernels/dask_link", "kernels/dask_worker",
+    "kernels/executors", "kernels/ledger", "kernels/reached", "kernels/result_name", "kernels/rules", "kernels/station",
     "kernels/store", "kernels/worker_process", "process", "strict_json",
 )  # fmt: skip
 _FILES = (*(f"{name}.py" for name in MODULES), "data/gpus.toml")
