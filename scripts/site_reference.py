@@ -88,6 +88,7 @@ def configuration() -> str:
         " [Options](../options.md) says which. These exist as variables only:\n"),
         table(["variable", "what"], [
             ["`TOOLCHAIN_KEY_PASSPHRASE`", "passphrase of the private key, for `keygen` and `publish`"],
+            ["`TOOLCHAIN_ISOLATION`", "`oci`: containers by runc or crun; see [isolation](../isolation.md)"],
             ["`TOOLCHAIN_LOCK_TIMEOUT`", "seconds to wait for another invocation: 86400; 0 does not wait"],
             ["`TOOLCHAIN_CONFIG`", "as `--config`"],
             ["`REGISTRY_AUTH_FILE`, `DOCKER_CONFIG`", "where logins lie, before `~/.docker/config.json`"],

@@ -56,11 +56,13 @@ class Mount:
         source: where it lies here.
         target: absolute path inside.
         read_only: whether the container may not write to it.
+        links: whether a container that may write to it may make links and pipes, which whoever reads must not follow.
     """
 
     source: Path
     target: str
     read_only: bool = True
+    links: bool = False
 
     def arguments(self) -> list[str]:
         """The option for `buildah run`, `docker run` and `podman run`.
@@ -76,6 +78,12 @@ class Mount:
                 f"{source} cannot be mounted", why="no engine takes a path with a colon and a comma", fix="move it"
             )
         return ["--mount", f"type=bind,source={source},target={self.target}" + (",ro" if self.read_only else "")]
+
+
+def plain_files(mounts: Sequence[Mount]) -> bool:
+    """Whether a container with these mounts may make nothing but files and folders."""
+    writable = [mount for mount in mounts if not mount.read_only]
+    return bool(writable) and not any(mount.links for mount in writable)
 
 
 class Runner(Protocol):

@@ -24,9 +24,9 @@ from toolchain.build.cache_usage import DAY, prune
 from toolchain.build.record import write_record
 from toolchain.cache import Cache
 from toolchain.engine import isolation
-from toolchain.engine.buildah import Buildah
+from toolchain.engine.buildah import Buildah, require_inside
 from toolchain.engine.storage import cache_mounts
-from toolchain.errors import BuildError, EngineError
+from toolchain.errors import BuildError, EngineError, HostileInputError
 from toolchain.process import CommandError
 from toolchain.recipe import Mount, Recipe
 
@@ -189,6 +189,32 @@ def test_run(here: Here) -> None:
     assert here.leftovers() == []
 
 
+@pytest.mark.parametrize("target", ["/etc/passwd", "../../../secret", "/made/nothing"])
+def test_a_tree_that_leads_out_is_refused(tmp_path: Path, target: str) -> None:
+    """Whoever packs it, or reads what a recipe left beside it, would follow."""
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made" / "fine").symlink_to("nothing")
+    (tmp_path / "made" / "also fine").symlink_to("../made")
+    require_inside(tmp_path, "tiny")
+    (tmp_path / "made" / "link").symlink_to(target)
+    with pytest.raises(HostileInputError):
+        require_inside(tmp_path, "tiny")
+
+
+def test_a_build_that_leaves_a_link_out_of_its_tree_is_refused(here: Here) -> None:
+    made = here.build("linked")
+    link = here.top / "linked tree"
+    link.mkdir()
+    (link / "LICENSE").symlink_to("/etc/shadow")
+    (here.top / "recipes" / "Linked").write_text(
+        "ARG BASE\nFROM ${BASE} AS build\nRUN :\nFROM scratch\nCOPY --from=tree . /made/\n"
+    )
+    with pytest.raises(HostileInputError, match="leads out of its own tree"):
+        here.build("linked", containerfile="Linked", contexts={"tree": link})
+    assert made.is_file(), "what was there stays"
+    assert here.leftovers() == []
+
+
 def test_no_last_word_is_lost(here: Here) -> None:
     # buildah's own relay under chroot isolation ends with the command and drops what is still in its pipes.
     script = 'n=0; while [ $n -lt 6000 ]; do n=$((n+1)); echo "line $n"; done; echo "the reason" >&2; exit 3'
@@ -228,7 +254,7 @@ def test_kill_leaves_no_process_and_the_next_call_cleans_up(here: Here, tmp_path
             """
             import sys
             from pathlib import Path
-            from toolchain.engine.buildah import Buildah
+            from toolchain.engine.buildah import Buildah, require_inside
             from toolchain.recipe import Recipe
             from toolchain.cache import Cache
             top, image, tree = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from tests.escaping_llvm import escaping_llvm, require_nothing_left
+from tests.integration.conftest import Quickstart, toolchain
 from tests.own_engine import destroy
 from toolchain.cache import Cache
 from toolchain.engine import attack, isolation, launcher, view
@@ -78,14 +80,20 @@ def test_a_second_chroot(engine: Buildah, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_keys(engine: Buildah, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(view, "seccomp", lambda: ALL_ALLOWED)
+    monkeypatch.setattr(view, "seccomp", lambda **_: ALL_ALLOWED)
     assert "a build: keyctl" in refused(engine)
     assert "a build: ptrace" in refused(engine)
 
 
+def test_links(engine: Buildah, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = view.seccomp
+    monkeypatch.setattr(view, "seccomp", lambda **_: honest())
+    assert "a container: a link where the caller reads" in refused(engine)
+
+
 def test_rights_over_mounts(engine: Buildah, monkeypatch: pytest.MonkeyPatch) -> None:
     honest = isolation.arguments
-    monkeypatch.setattr(view, "seccomp", lambda: ALL_ALLOWED)
+    monkeypatch.setattr(view, "seccomp", lambda **_: ALL_ALLOWED)
     more = ["--cap-add", "CAP_SYS_ADMIN"]
     monkeypatch.setattr(isolation, "arguments", lambda *words, **named: [*honest(*words, **named), *more])
     assert "a build: mount" in refused(engine)
@@ -139,3 +147,12 @@ def test_a_disk(engine: Buildah, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
         pytest.skip("NO DISK IS SHOWN TO A BUILD: this machine has none in /dev")
     mutant(monkeypatch, tmp_path, '"urandom", "tty")', f'"urandom", "tty", "{disks[0]}")')
     assert f"a disk: /dev/{disks[0]}" in refused(engine)
+
+
+def test_a_hostile_source_gets_nothing(quickstart: Quickstart, tmp_path: Path) -> None:
+    tree = escaping_llvm(tmp_path / "hostile", secret=tmp_path / "secret", owned=tmp_path / "owned")
+    said = toolchain(
+        "build", "llvm", "--source", f"llvm={tree}", "--only", "mlir-tblgen", "--base", "debian13", "--no-contract"
+    )
+    assert said.code == 0, said.err[-3000:]
+    require_nothing_left(said.err, tmp_path / "owned")

@@ -238,7 +238,8 @@ def modules(place: Place, source: Path, tmp_path_factory: pytest.TempPathFactory
 
 def plan_for(gpu: str, place: Place, source: Path, modules: Path, build: Path) -> None:
     """Have upstream's generator plan the kernels of one GPU, as the recipe does."""
-    mounts = [Mount(build, str(build), read_only=False), Mount(source, str(source)), Mount(modules, "/python")]
+    own = Mount(build, str(build), read_only=False, links=True)
+    mounts = [own, Mount(source, str(source)), Mount(modules, "/python")]
     env = {"PYTHONPATH": "/python", "HOME": "/tmp", "PYTHONDONTWRITEBYTECODE": "1", "AOTRITON_ENABLE_FP32": "1"}
 
     def tool(name: str, *arguments: str) -> None:

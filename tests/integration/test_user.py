@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.escaping_llvm import escaping_llvm, require_nothing_left
 from tests.integration.conftest import TOP, toolchain
 
 pytestmark = pytest.mark.engine
@@ -107,3 +108,12 @@ def test_a_user_s_layer_has_root_s_digest(user: User, tmp_path: Path) -> None:
     (row,) = [row for row in wanted.json["stages"] if row["name"] == "llvm"]
     assert row["manifest"] in built, built[-3000:]
     user.tool("cache", "prune", "--unused-for", "1")
+
+
+def test_a_hostile_source_gets_nothing_of_the_user_s(user: User) -> None:
+    """The base is the one that the bundle above brought."""
+    owned = user.home / "owned"
+    escaping_llvm(user.home / "hostile", secret=user.home / "secret", owned=owned)
+    subprocess.run(["chown", "-R", f"{NAME}:", user.home / "hostile", user.home / "secret"], check=True)
+    words = ("--source", f"llvm={user.home}/hostile", "--only", "mlir-tblgen", "--base", "debian13", "--no-contract")
+    require_nothing_left(user.tool("build", "llvm", *words), owned)

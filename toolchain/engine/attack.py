@@ -41,6 +41,7 @@ class Given(TypedDict):
         secrets: files that only the caller may read, by their paths inside and outside.
         unseen: paths of the machine that must not be there.
         locked: a folder that anybody may write to, shown read-only.
+        written: a folder of the caller's that a container may write to.
         disk: major and minor number of a disk.
         namespaces: the caller's, as `/proc/self/ns` has them.
         attempts: which to make.
@@ -49,6 +50,7 @@ class Given(TypedDict):
     secrets: list[str]
     unseen: list[str]
     locked: str
+    written: str
     disk: tuple[int, int]
     namespaces: dict[str, str]
     attempts: list[str]
@@ -116,6 +118,20 @@ def locked(given: Given) -> str:
     remount = 32 | 4096  # MS_REMOUNT, MS_BIND
     _LIBC.mount(None, os.fsencode(given["locked"]), None, ctypes.c_ulong(remount), None)
     return _first(write, [f"{given['locked']}/written"])
+
+
+def links(given: Given) -> str:
+    """Make a link or a pipe where the caller reads and writes."""
+
+    def pipe(path: str) -> None:
+        os.mkfifo(path)
+        os.unlink(path)
+
+    def link(path: str) -> None:
+        os.symlink("/etc/shadow", path)
+        os.unlink(path)
+
+    return _first(link, [f"{given['written']}/link"]) or _first(pipe, [f"{given['written']}/pipe"])
 
 
 def disk(given: Given) -> str:
@@ -206,6 +222,7 @@ ATTEMPTS: dict[str, Callable[[Given], str]] = {
     "another process's root or memory": other_process,
     "the machine's files": unseen,
     "writing to a read-only mount": locked,
+    "a link where the caller reads": links,
     "a disk": disk,
     "ptrace": trace,
     "mount": mount,

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import re
+import stat
 import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,9 +22,9 @@ from toolchain.engine.probe import probe
 from toolchain.engine.resources import ulimits
 from toolchain.engine.single import single_layout
 from toolchain.engine.storage import CCACHE_MOUNT, Storage, build_tag, cache_mounts, discard, remove_tree
-from toolchain.errors import BuildError, EngineError
+from toolchain.errors import BuildError, EngineError, HostileInputError
 from toolchain.process import Result
-from toolchain.recipe import PARTS, Mount, Recipe
+from toolchain.recipe import PARTS, Mount, Recipe, plain_files
 
 LOG = logging.getLogger(__name__)
 
@@ -139,6 +140,7 @@ class Buildah(Storage):
         Raises:
             BuildError: it failed; `why` holds the last 40 lines.
             EngineError: the engine does not work, or the build sees a network it must not have.
+            HostileInputError: what it made leads out of its tree; see `require_inside`.
         """
         source = root / recipe.containerfile
         mode = isolation or self.isolation
@@ -169,6 +171,8 @@ class Buildah(Storage):
                 view.own(partial)
                 self.attempt(argv, log=log, on_line=witness.line)
                 witness.check(finished=not recipe.network)
+                if not recipe.network:
+                    require_inside(partial, recipe.name)
                 self._keep(partial, out)
             except process.CommandError as error:
                 witness.check(finished=False)
@@ -197,7 +201,9 @@ class Buildah(Storage):
                     why=f"{path} is not a folder",
                     fix="run the command again; if that folder was deleted meanwhile, it is made again",
                 )
-            show.append(Mount(view.visible(path, folder / "copies"), f"/contexts/{name}"))
+            # What lies in the store has modes that all may read by.
+            stored = path.is_relative_to(self.cache.store)
+            show.append(Mount(path if stored else view.visible(path, folder / "copies"), f"/contexts/{name}"))
             words += ["--build-context", f"{name}=/contexts/{name}"]
         return words, show
 
@@ -301,7 +307,7 @@ class Buildah(Storage):
         if workdir is not None:
             options += ["--workingdir", workdir]
         mode = self.isolation
-        granted = isolating.arguments("from", mode, network=network)
+        granted = isolating.arguments("from", mode, network=network, plain=plain_files(mounts))
         with self.container(image, *granted) as container, self.invocation("run") as folder:
             show = []
             for number, mount in enumerate(mounts):
@@ -320,6 +326,33 @@ class Buildah(Storage):
         """Delete the tree cache of the recipe `name` with the cache key `key`: the next build of it starts clean."""
         for place in cache_mounts(self.cache, f"toolchain-{name}-tree-{key}" if key else f"toolchain-{name}-tree"):
             discard(place)
+
+
+def require_inside(tree: Path, name: str) -> None:
+    """Refuse a build's tree that would lead whoever reads or writes in it elsewhere.
+
+    Args:
+        name: of what was built, for the message.
+
+    Raises:
+        HostileInputError: a link leads out of the tree, or there is a device, pipe or socket.
+    """
+    top = os.path.realpath(tree)
+    for folder, names, files in os.walk(tree):
+        for entry in (*names, *files):
+            path = os.path.join(folder, entry)  # noqa: PTH118 - a hundred thousand files
+            mode = os.lstat(path).st_mode
+            if stat.S_ISLNK(mode):
+                if os.path.realpath(path).startswith(f"{top}/"):
+                    continue
+                why = f"/{os.path.relpath(path, tree)} leads to {os.readlink(path)}"  # noqa: PTH115
+            elif stat.S_ISREG(mode) or stat.S_ISDIR(mode):
+                continue
+            else:
+                why = f"/{os.path.relpath(path, tree)} is neither file, link nor folder"
+            raise HostileInputError(
+                f"what {name} was built to leads out of its own tree", why=why, fix="look at the source's install rules"
+            )
 
 
 def _build_error(recipe: Recipe, error: process.CommandError) -> BuildError:

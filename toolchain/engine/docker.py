@@ -26,7 +26,7 @@ from toolchain.engine.single import layers_of, single_layout
 from toolchain.engine.storage import process_identity
 from toolchain.errors import EngineError
 from toolchain.process import CommandError, Result
-from toolchain.recipe import Mount
+from toolchain.recipe import Mount, plain_files
 
 # What images of ours are called in a daemon's storage.
 IMAGES = "localhost/toolchain"
@@ -248,6 +248,7 @@ class DockerRunner:
     def _options(
         self, mounts: Sequence[Mount], env: Mapping[str, str] | None, workdir: str | None, *, network: bool = False
     ) -> dict[str, Any]:
+        profile = self._profile(plain=plain_files(mounts))
         return {
             "entrypoint": "/bin/sh",
             "envs": dict(env or {}),
@@ -258,16 +259,16 @@ class DockerRunner:
             "networks": ["host" if network else "none"],
             "cap_drop": list(DROPPED),
             # Where SELinux rules, a container reads no folder of a user's otherwise; nothing is relabelled for it.
-            "security_options": ["label=disable", "no-new-privileges", f"seccomp={self._profile()}"],
+            "security_options": ["label=disable", "no-new-privileges", f"seccomp={profile}"],
             **({"user": self.user} if self.user else {}),
             **({"workdir": workdir} if workdir is not None else {}),
         }
 
-    def _profile(self) -> Path:
+    def _profile(self, *, plain: bool) -> Path:
         if self._settings is None:
             self._settings = Path(tempfile.mkdtemp(prefix="toolchain-"))
             weakref.finalize(self, shutil.rmtree, self._settings, ignore_errors=True)
-        return view.profile(self._settings)
+        return view.profile(self._settings, plain=plain)
 
     def _stream(
         self, image: str, argv: Sequence[str], options: Mapping[str, Any], lines: _Lines, timeout: float | None

@@ -55,7 +55,7 @@ def mode_of_user() -> str:
     return mode
 
 
-def arguments(verb: Verb, mode: str, *, network: bool = False) -> list[str]:
+def arguments(verb: Verb, mode: str, *, network: bool = False, plain: bool = False) -> list[str]:
     """Options of a buildah verb for an isolation mode: what a container may do.
 
     The network namespace is the launcher's (see `engine.view`), so that no mode needs a bridge; chroot isolation
@@ -63,6 +63,7 @@ def arguments(verb: Verb, mode: str, *, network: bool = False) -> list[str]:
 
     Args:
         network: whether it may reach out; packages of a base may bring files with capabilities.
+        plain: whether it makes nothing but files and folders (see `view.seccomp`).
     """
     words = ["--isolation", mode]
     if verb != "from":
@@ -70,7 +71,11 @@ def arguments(verb: Verb, mode: str, *, network: bool = False) -> list[str]:
     for name in [name for name in DROPPED if not (network and name == "CAP_SETFCAP")]:
         words += ["--cap-drop", name]
     # A container that `run` enters has what `from` gave it.
-    return words if verb == "run" else [*words, "--security-opt", f"seccomp={view.SECCOMP}"]
+    return (
+        words
+        if verb == "run"
+        else [*words, "--security-opt", f"seccomp={view.SECCOMP_PLAIN if plain else view.SECCOMP}"]
+    )
 
 
 def before_first_run(containerfile: str, instructions: Sequence[str]) -> str:

@@ -12,6 +12,7 @@ import platform
 import shlex
 import shutil
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -27,9 +28,12 @@ from toolchain.recipe import Mount
 _PROBE = "/probe"
 _NAMESPACES = ("mnt", "pid", "ipc", "uts", "net", "user")
 _SECONDS = 120.0
-# Outside a container mounts are made and namespaces begun, so there these prove nothing.
-_INSIDE_ALONE = frozenset({"a second chroot", "mount", "ptrace", "a user namespace", "keyctl",
-                           "a socket to the host of a virtual machine"})  # fmt: skip
+# What a build writes to is its own, and is looked at before anybody reads it: see `buildah.require_inside`.
+_IN_BUILD = tuple(name for name in attack.ATTEMPTS if name != "a link where the caller reads")
+# Outside a container mounts are made and namespaces begun, so there the others prove nothing.
+_OUTSIDE = ("a file of the caller's", "another process's root or memory", "the machine's files", "a disk",
+            "writing to a read-only mount", "new privileges", "a namespace of the caller's",
+            "the kernel's settings")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -80,7 +84,8 @@ def measures(mode: str) -> str:
     """Digest of what isolates: options of buildah, the profile of system calls, and the programs that use them."""
     options = [isolation.arguments(verb, mode) for verb in isolation.VERBS]
     programs = [sha256_file(Path(str(module.__file__))) for module in (attack, launcher, relay, view)]
-    return sha256_json({"options": options, "profile": view.seccomp(), "programs": programs})
+    profiles = [view.seccomp(), view.seccomp(plain=True)]
+    return sha256_json({"options": options, "profiles": profiles, "programs": programs})
 
 
 class _Trial:
@@ -103,12 +108,12 @@ class _Trial:
         """
         tag = build_tag(self._folder)
         try:
-            judge("a build", self._in_build(tag))
-            with self._storage.container(tag, *isolation.arguments("from", self._mode)) as name:
+            judge("a build", self._in_build(tag), _IN_BUILD)
+            with self._storage.container(tag, *isolation.arguments("from", self._mode, plain=True)) as name:
                 judge("a container", self._in_container(name))
         finally:
             self._storage.call("rmi", "--force", tag, check=False)
-        judge("outside a container", self._outside(), inside=False)
+        judge("outside a container", self._outside(), _OUTSIDE, interfaces=False)
 
     def _shown(self) -> list[Mount]:
         """What the program needs: this machine's Python, and what to look for."""
@@ -122,14 +127,15 @@ class _Trial:
             "secrets": [f"{_PROBE}/secret", os.fspath(folder.absolute() / "secret")],
             "unseen": [os.fspath(folder.absolute() / "seen"), "/etc/shadow", "/home", "/root/.ssh", "/boot"],
             "locked": f"{_PROBE}/locked",
+            "written": f"{_PROBE}/written",
             "disk": (os.major(number), os.minor(number)),
             "namespaces": {name: os.fspath(Path(f"/proc/self/ns/{name}").readlink()) for name in _NAMESPACES},
-            "attempts": list(attack.ATTEMPTS),
+            "attempts": [],
         }
-        write_atomically(folder / "given.json", json.dumps(given).encode())
-        outside = [name for name in attack.ATTEMPTS if name not in _INSIDE_ALONE]
-        write_atomically(folder / "outside.json", json.dumps({**given, "attempts": outside}).encode())
-        names = ("secret", "locked", "given.json", "outside.json")
+        places = {"build": _IN_BUILD, "container": tuple(attack.ATTEMPTS), "outside": _OUTSIDE}
+        for name, attempts in places.items():
+            write_atomically(folder / f"{name}.json", json.dumps({**given, "attempts": attempts}).encode())
+        names = ("secret", "locked", *(f"{name}.json" for name in places))
         show = [Mount(folder / name, f"{_PROBE}/{name}") for name in names]
         show.append(Mount(view.visible(Path(attack.__file__), folder / "copies"), f"{_PROBE}/attack.py"))
         prefix = Path(sys.base_prefix).resolve()
@@ -156,7 +162,7 @@ class _Trial:
         pipes = relay.make(self._folder) if self._mode == "chroot" else None
         shell = [relay.SHELL] if pipes is not None else []
         steps = ["FROM scratch", "COPY tree /", *shell, isolation.PROOF]
-        steps.append(f"RUN {shlex.join([*self._program, f'{_PROBE}/given.json'])}")
+        steps.append(f"RUN {shlex.join([*self._program, f'{_PROBE}/build.json'])}")
         write_atomically(context / "Containerfile", "\n".join(steps).encode())
         words = ["build", "--no-cache", "--layers=false", "--force-rm", *isolation.arguments("build", self._mode)]
         words += [*ulimits(), *self._volumes(), "--tag", tag, "--format", "docker"]
@@ -170,10 +176,13 @@ class _Trial:
         return result
 
     def _in_container(self, name: str) -> process.Result:
-        script = f"{isolation.SCRIPT}; exec {shlex.join([*self._program, f'{_PROBE}/given.json'])}"
+        script = f"{isolation.SCRIPT}; exec {shlex.join([*self._program, f'{_PROBE}/container.json'])}"
+        written = Mount(self._folder / "written", f"{_PROBE}/written", read_only=False)
+        view.own(written.source)
         argv = isolation.run_command(
             self._storage, self._folder, self._mode, name, ["/bin/sh", "-c", script],
-            options=self._volumes(), show=self._show,
+            options=[*self._volumes(), *Mount(Path(written.target), written.target, read_only=False).arguments()],
+            show=[*self._show, written],
         )  # fmt: skip
         return self._storage.attempt(argv, check=False, capture=True, timeout=_SECONDS)
 
@@ -184,12 +193,16 @@ class _Trial:
         return self._storage.attempt(argv, check=False, capture=True, timeout=_SECONDS)
 
 
-def judge(where: str, result: process.Result, *, inside: bool = True) -> None:
+def judge(
+    where: str, result: process.Result, attempts: Sequence[str] = tuple(attack.ATTEMPTS), *, interfaces: bool = True
+) -> None:
     """Refuse an isolation that the program got out of.
 
     Args:
         where: it ran.
-        result: what it said; inside a container the network's interfaces are told before.
+        result: what it said.
+        attempts: that it was to make.
+        interfaces: whether the network's were counted before.
 
     Raises:
         EngineError: it got out, saw a network, or did not answer.
@@ -199,11 +212,11 @@ def judge(where: str, result: process.Result, *, inside: bool = True) -> None:
     answered = {line.partition(":")[0] for line in out} | {
         line.removeprefix("@held ") for line in lines if line.startswith("@held ")
     }
-    missing = sorted({*attack.ATTEMPTS} - answered - (set() if inside else _INSIDE_ALONE))
+    missing = sorted({*attempts} - answered)
     numbers = [number for line in lines if (number := isolation.answer(line)) is not None]
-    if inside and numbers and numbers[0] > 0:
+    if numbers and numbers[0] > 0:
         out.append(f"{numbers[0]} network interfaces are visible")
-    elif missing or (inside and numbers != [0]):
+    elif missing or (interfaces and numbers != [0]):
         last = " ".join(result.tail[-3:])
         out.append(f"no answer: {', '.join(missing) or 'the network'} (exit code {result.returncode}): {last}")
     if out:

@@ -22,6 +22,7 @@ STORAGE = "/engine/storage"
 RUNROOT = "/engine/run"
 WORK = "/engine/work"
 SECCOMP = "/etc/containers/seccomp.json"
+SECCOMP_PLAIN = "/etc/containers/seccomp-plain-files.json"
 
 # Neither useradd (up to 600100000) nor systemd (up to 1879048191) gives these to anybody.
 FIRST_ID = 1879048192
@@ -91,7 +92,7 @@ def command(
         network: whether it keeps this machine's network.
         oci: whether an OCI runtime runs in it.
     """
-    files = {**_FILES, **({} if network else _OFFLINE), SECCOMP: json.dumps(seccomp())}
+    files = {**_FILES, **({} if network else _OFFLINE), **_profiles()}
     shown = [*show, *(Mount(path, inside) for inside, path in _written(settings, files).items())]
     etc = [Path("/etc") / name for name in (*_ETC, *(_NETWORK if network else ()))]
     shown += [Mount(path, os.fspath(path)) for path in etc if path.exists()]
@@ -110,9 +111,17 @@ def command(
     return [sys.executable, "-I", "-S", os.fspath(PROGRAM), json.dumps(spec), *argv]
 
 
-def profile(settings: Path) -> Path:
-    """The file with the profile of system calls, for engines that are not started here; it is made if need be."""
-    return _written(settings, {SECCOMP: json.dumps(seccomp())})[SECCOMP]
+def profile(settings: Path, *, plain: bool = False) -> Path:
+    """The file with the profile of system calls, for engines that are not started here; it is made if need be.
+
+    Args:
+        plain: see `seccomp`.
+    """
+    return _written(settings, _profiles())[SECCOMP_PLAIN if plain else SECCOMP]
+
+
+def _profiles() -> dict[str, str]:
+    return {SECCOMP: json.dumps(seccomp()), SECCOMP_PLAIN: json.dumps(seccomp(plain=True))}
 
 
 def _written(folder: Path, files: Mapping[str, str]) -> dict[str, Path]:
@@ -126,11 +135,16 @@ def _written(folder: Path, files: Mapping[str, str]) -> dict[str, Path]:
     return there
 
 
-def seccomp() -> dict[str, object]:
-    """The profile of system calls, as containers' engines read it: data/syscalls.toml, for this machine's own calls."""
+def seccomp(*, plain: bool = False) -> dict[str, object]:
+    """The profile of system calls, as containers' engines read it: data/syscalls.toml, for this machine's own calls.
+
+    Args:
+        plain: of a container that makes nothing but files and folders.
+    """
     rows = load("syscalls")
+    refused = [*rows["refused"], *(rows["refused-where-written"] if plain else ())]
     rules: list[dict[str, object]] = [
-        {"names": row["names"], "action": "SCMP_ACT_ERRNO", "errnoRet": row.get("errno", 1)} for row in rows["refused"]
+        {"names": row["names"], "action": "SCMP_ACT_ERRNO", "errnoRet": row.get("errno", 1)} for row in refused
     ]
     for row in rows["refused-with"]:
         operator = "SCMP_CMP_MASKED_EQ" if row.get("mask") else "SCMP_CMP_EQ"

@@ -1,0 +1,62 @@
+"""An LLVM source tree whose CMake files try to leave the build, and what a build of it must print."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+
+from tests.hostile_llvm import hostile_llvm
+from toolchain.engine import attack
+from toolchain.engine.attack import ATTEMPTS, Given
+
+# Beside the program's attempts: what somebody would write who knows this machine.
+_PROBE = """
+here=$(dirname "$0")
+python3 -I -S -B "$here/attack.py" "$here/given.json"
+for path in OWNED "/proc/1/root/OWNED" "/proc/1/cwd/OWNED"; do
+  if { echo owned >"$path"; } 2>/dev/null; then echo "@out a file outside: $path"; rm -f "$path"; fi
+done
+perl -e 'opendir(my $d, "/") && mkdir("/second") && chroot("/second") && chdir($d) && exit 0; exit 1' 2>/dev/null &&
+  echo "@out chroot by perl: it worked"
+id -u; head -3 /proc/self/uid_map
+echo "@tried everything"
+"""
+
+
+def escaping_llvm(folder: Path, *, secret: Path, owned: Path) -> Path:
+    """Make the tree in `folder`.
+
+    Args:
+        secret: a file of the caller's that the build looks for; made here, for its owner alone.
+        owned: a file that it tries to write outside.
+    """
+    tree = hostile_llvm(folder, probe=_PROBE.replace("OWNED", os.fspath(owned)), says=f"from {os.getpid()}")
+    secret.write_text("a key")
+    secret.chmod(0o600)
+    number = folder.stat().st_dev
+    given: Given = {
+        "secrets": [os.fspath(secret)],
+        "unseen": [os.fspath(secret.parent), os.fspath(folder)],
+        "locked": "/src/llvm",
+        "written": "/src/llvm",
+        "disk": (os.major(number), os.minor(number)),
+        "namespaces": {name: os.readlink(f"/proc/self/ns/{name}") for name in ("mnt", "pid", "ipc", "net")},  # noqa: PTH115
+        "attempts": list(ATTEMPTS),
+    }  # fmt: skip
+    (tree / "llvm" / "given.json").write_text(json.dumps(given))
+    shutil.copy(attack.__file__, tree / "llvm" / "attack.py")
+    return tree
+
+
+def require_nothing_left(said: str, owned: Path) -> None:
+    """Insist that a build of the tree, which printed `said` and named its log, made every attempt in vain."""
+    found = re.search(r"full log: (\S+/llvm-[^/\s]+\.log)", said)
+    assert found, said
+    lines = Path(found[1]).read_text(encoding="utf-8").splitlines()
+    assert "@tried everything" in lines, lines[-20:]
+    assert [line for line in lines if line.startswith("@out")] == []
+    assert {line.removeprefix("@held ") for line in lines if line.startswith("@held ")} == set(ATTEMPTS)
+    assert not owned.exists()
