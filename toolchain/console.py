@@ -16,8 +16,18 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 _WIDE = 220  # columns of a table that goes into a file or a log
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-_IN_LINES = re.compile(r"[\x00-\x1f\x7f]")
+# What steers a terminal, ends a line, turns the direction of text or is not seen: Unicode's categories Cc, Cf, Cs, Zl
+# and Zp, and letters without a form. A newline apart.
+_UNSEEN = (
+    "\\x00-\\x09\\x0b-\\x1f\\x7f-\\x9f\\xad\\u034f\\u0600-\\u0605\\u061c\\u06dd\\u070f\\u0890\\u0891\\u08e2\\u115f\\u1160"
+    "\\u17b4\\u17b5\\u180b-\\u180f\\u200b-\\u200f\\u2028-\\u202e\\u2060-\\u206f\\u3164\\ud800-\\udfff\\ufe00-\\ufe0f\\ufeff"
+    "\\uffa0\\ufff9-\\ufffb\\U000110bd\\U000110cd\\U00013430-\\U0001343f\\U0001bca0-\\U0001bca3\\U0001d173-\\U0001d17a"
+    "\\U000e0000-\\U000e0fff"
+)
+_HARMFUL = re.compile(f"[\\n{_UNSEEN}]")
+_HARMFUL_IN_JSON = re.compile(f"[{_UNSEEN}]|#(?=#\\[)")
+# What GitHub's runner takes as a command: `::` at the start of a line, behind spaces too, and `##[` anywhere in it.
+_COMMAND = re.compile(r"^(\s*):(?=:)|#(?=#\[)")
 _said: list[Any] = []
 """What this command has printed as data; a command prints one document."""
 
@@ -31,13 +41,25 @@ def err() -> Console:
 
 
 def plain(text: str) -> str:
-    """Text without control characters: names and messages of strangers must not paint over what stands there."""
-    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+    """`text` as one line that is what it looks like, whoever wrote it: escaped is what steers a terminal, ends a line,
+    turns or hides text, and what a log of GitHub's would take as a command."""
+    seen = _HARMFUL.sub(_escape, text)
+    return _COMMAND.sub(lambda found: (found[1] or "") + ("\\x3a" if found[0].endswith(":") else "\\x23"), seen)
+
+
+def plain_lines(text: str) -> str:
+    """As `plain`, for a text of several lines of ours."""
+    return "\n".join(map(plain, text.split("\n")))
+
+
+def _escape(found: re.Match[str]) -> str:
+    number = ord(found[0])
+    return f"\\x{number:02x}" if number < 1 << 8 else f"\\u{number:04x}" if number < 1 << 16 else f"\\U{number:08x}"
 
 
 def one_line(text: str) -> str:
     """Text for a file or a command that must not span lines, nor hold what a lock cannot."""
-    return _IN_LINES.sub("?", text)
+    return _HARMFUL.sub("?", text)
 
 
 def note(text: str) -> None:
@@ -47,8 +69,14 @@ def note(text: str) -> None:
 
 def warn(text: str) -> None:
     """A warning for people; GitHub shows it beside the file."""
-    prefix = "::warning::" if os.environ.get("GITHUB_ACTIONS") else "warning: "
-    err().print(plain(f"{prefix}{text}"), style="yellow", markup=False)
+    err().print(_announced("warning", text, "warning: "), style="yellow", markup=False)
+
+
+def _announced(command: str, text: str, otherwise: str) -> str:
+    """A line that a job on GitHub shows as a warning or an error; there `%` begins an escape."""
+    if os.environ.get("GITHUB_ACTIONS"):
+        return f"::{command}::{plain(text).replace('%', '%25')}"
+    return plain(f"{otherwise}{text}")
 
 
 def command() -> str:
@@ -66,7 +94,8 @@ def data(value: Any) -> None:
     _said.append(value)
     plain_ascii = "utf" not in (sys.stdout.encoding or "utf-8").lower()
     written = json.dumps(value, indent=2, sort_keys=False, ensure_ascii=plain_ascii)
-    text(_CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", written))
+    # Escaped as JSON has it, so that whoever reads it gets what was there.
+    _write(_HARMFUL_IN_JSON.sub(lambda found: "\\u0023" if found[0] == "#" else json.dumps(found[0])[1:-1], written))
 
 
 def show(*pictures: RenderableType) -> None:
@@ -80,10 +109,13 @@ def show(*pictures: RenderableType) -> None:
         out.print(picture)
 
 
-def text(value: str) -> None:
-    """Print plain data on standard output."""
-    # Text of others may hold what no encoding can: half a surrogate pair out of somebody's JSON.
-    sys.stdout.write(plain(value.encode("utf-8", "backslashreplace").decode("utf-8")) + "\n")
+def text(*cells: str) -> None:
+    """Print one line of plain data on standard output: its cells, with tabs between them."""
+    _write("\t".join(map(plain, cells)))
+
+
+def _write(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
 
@@ -93,12 +125,11 @@ def failure(error: ToolchainError, *, as_json: bool) -> None:
     A command that has printed its result as data (what differed, what is not trusted) has told a script why it fails;
     a second document would make the whole unreadable.
     """
-    prefix = "::error::" if os.environ.get("GITHUB_ACTIONS") else ""
-    err().print(plain(f"{prefix}{error.title}: {error.what}"), style="bold red", markup=False)
+    err().print(_announced("error", f"{error.title}: {error.what}", ""), style="bold red", markup=False)
     if error.why:
-        err().print(plain(f"  why: {error.why}"), markup=False)
+        err().print(plain_lines(f"  why: {error.why}"), markup=False)
     if error.fix:
-        err().print(plain(f"  do:  {error.fix}"), markup=False)
+        err().print(plain_lines(f"  do:  {error.fix}"), markup=False)
     if as_json:
         error_data(error.as_json())
 

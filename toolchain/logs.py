@@ -35,4 +35,4 @@ class _Plain(logging.Formatter):
     """Records without what would steer the terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return console.plain(super().format(record))
+        return console.plain_lines(super().format(record))

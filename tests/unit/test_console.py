@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
+import unicodedata
 
 import pytest
 import typer
 
 from toolchain import console, logs
 from toolchain.cli.failing import handled
+from toolchain.cli.listing import Listing
+from toolchain.engine.progress import Progress
 from toolchain.errors import NotReproducedError
 
 
@@ -27,7 +31,7 @@ def test_names_of_strangers_do_not_steer_the_terminal(capsys: pytest.CaptureFixt
     console.warn(evil)
     console.failure(NotReproducedError(evil, why=evil, fix=evil), as_json=False)
     logging.getLogger("some").warning("%s", evil)
-    console.text(f"a\t{evil}")
+    console.text("a", evil)
     said = capsys.readouterr()
     assert not {"\x1b", "\r", "\x9b"} & set(said.err + said.out)
     assert said.out == "a\t\\x1b[2K\\x1b[1A\\x1b[32mtrusted\\x0d\\x9b31m\n"
@@ -56,3 +60,90 @@ def test_without_json_nothing_is_data(capsys: pytest.CaptureFixture[str]) -> Non
     said = capsys.readouterr()
     assert said.out == ""
     assert "a.a: content" in said.err
+
+
+EVIL = {
+    "newline": "x\n::error::forged",
+    "escape": "x\x1b[31m",
+    "OSC": "x\x1b]0;title\x07",
+    "C1": "x\x9b31m",
+    "right to left": "x\u202egnp.exe",
+    "isolate": "x\u2066y",
+    "line separator": "x\u2028::error::forged",
+    "paragraph separator": "x\u2029y",
+    "next line": "x\x85::error::forged",
+    "zero width": "ad\u200bmin",
+    "joiner": "ad\u200dmin",
+    "byte order mark": "\ufeffx",
+    "soft hyphen": "ad\xadmin",
+    "tag": "x\U000e0041",
+    "half a pair": "x\ud800",
+    "tab": "x\ttrusted",
+    "command": "::error::forged",
+    "command behind spaces": "  \t::set-output name=x::y",
+    "old command": "x ##[error]forged",
+}
+HARMLESS = ("a::b", "std::vector<int>", "#[derive]", "caf\u00e9 \u65e5\u672c\u8a9e \U0001f600", "100%")
+
+
+@pytest.mark.parametrize("github", [True, False])
+@pytest.mark.parametrize("kind", EVIL)
+def test_nothing_that_is_printed_is_more_than_it_looks(
+    kind: str, github: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GITHUB_ACTIONS", raising=False)
+    if github:
+        monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    evil = EVIL[kind]
+    logs.setup(0)
+    console.note(evil)
+    console.warn(evil)
+    console.failure(NotReproducedError(evil, why=evil, fix=evil), as_json=False)
+    logging.getLogger("some").warning("%s", evil)
+    console.text(evil)
+    console.show(Listing(columns=("what",), rows=[(evil,)], head=("what",)))
+    with Progress(evil, console=console.err(), weights={evil: 1.0}) as progress:
+        progress.line(f"@step {evil}")
+        progress.line(f"@count 1/2 {evil}")
+    said = capsys.readouterr()
+    for line in (said.err + said.out).split("\n"):
+        assert not {unicodedata.category(char) for char in line} & {"Cc", "Cf", "Cs", "Zl", "Zp"}, repr(line)
+        ours = line.startswith(("::warning::", "::error::Not reproduced: ", "::group::", "::endgroup::"))
+        assert not line.strip().startswith("::") or (github and ours), line
+        assert "##[" not in line
+
+
+def test_json_says_what_was_there_without_showing_it(capsys: pytest.CaptureFixture[str]) -> None:
+    for value in EVIL.values():
+        console.data({value: [value]})
+        said = capsys.readouterr().out
+        assert not {unicodedata.category(char) for char in said.replace("\n", "")} & {"Cc", "Cf", "Cs", "Zl", "Zp"}
+        assert "##[" not in said
+        assert json.loads(said) == {value: [value]}
+
+
+def test_harmless_text_stays() -> None:
+    assert [console.plain(text) for text in HARMLESS] == list(HARMLESS)
+
+
+def test_every_character_that_is_not_seen_is_escaped() -> None:
+    """By the database of this Python."""
+    shown = [
+        char
+        for char in map(chr, range(sys.maxunicode + 1))
+        if unicodedata.category(char) in {"Cc", "Cf", "Cs", "Zl", "Zp"} and console.plain(char) == char
+    ]
+    assert shown == []
+
+
+def test_a_percent_sign_is_no_escape_of_github(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    console.warn("50 %0A::error::forged")
+    assert capsys.readouterr().err == "::warning::50 %250A::error::forged\n"
+
+
+def test_lines_of_ours_stay_lines() -> None:
+    assert console.plain_lines("a\nb\n::error::c") == "a\nb\n\\x3a:error::c"
+    assert console.one_line("a\nb\u202ec") == "a?b?c"

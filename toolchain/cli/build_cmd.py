@@ -245,7 +245,7 @@ def _show(request: Request, target: str, built: list[Built]) -> None:
     for one in built:
         size = console.size(float(one.facts.get("blob_bytes", 0)))
         how = f"taken from {one.taken_from}" if one.taken_from else "already here" if one.reused else "built"
-        console.text(f"{one.planned.image}\t{one.manifest}\t{size}\t{how}")
+        console.text(one.planned.image, one.manifest, size, how)
     if names:
         where = [] if request.cache == Cache(default_cache()) else ["--cache", str(request.cache.root)]
         console.note(f"to publish: {shlex.join(['toolchain', 'publish', 'DEST', *names, *where])}")

@@ -35,10 +35,10 @@ def bundle_export(dest: DestArg, stage: StageArg = "all", *, request: Request) -
         console.data(done.as_json())
         return
     for entry in done.entries:
-        console.text(f"{entry.kind}\t{entry.name}\t{entry.title}\t{console.size(entry.blob.size)}")
+        console.text(entry.kind, entry.name, entry.title, console.size(entry.blob.size))
     there = done.published
     sent = f"{console.size(there.pushed_bytes)} sent, {console.size(there.skipped_bytes)} already there"
-    console.text(f"{there.ref}\t{', '.join(there.tags)}\t{sent}")
+    console.text(there.ref, ", ".join(there.tags), sent)
 
 
 def bundle_import(
@@ -59,5 +59,5 @@ def bundle_import(
     for one in done.taken:
         size = console.size(one.entry.blob.size)
         came = "came" if one.new else "already here"
-        console.text(f"{one.entry.kind}\t{one.entry.name}\t{one.entry.title}\t{one.entry.blob.digest}\t{size}\t{came}")
+        console.text(one.entry.kind, one.entry.name, one.entry.title, one.entry.blob.digest, size, came)
     console.note(f"now: {' '.join(done.command)}")

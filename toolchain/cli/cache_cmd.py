@@ -108,7 +108,7 @@ def _show(items: Sequence[Item]) -> None:
         of_kind = [one for one in items if one.kind == kind]
         shown = [one for one in of_kind if one.bytes >= _SMALL or kind == "image"]
         for one in shown:
-            table.add_row(kind, Text(one.name), console.size(one.bytes), _ago(one.used))
+            table.add_row(kind, Text(console.plain(one.name)), console.size(one.bytes), _ago(one.used))
         if rest := [one for one in of_kind if one not in shown]:
             table.add_row(kind, f"{len(rest)} small ones", console.size(_total(rest)), _ago(max(r.used for r in rest)))
     if items:

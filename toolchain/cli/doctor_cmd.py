@@ -54,7 +54,7 @@ def doctor(
         table.add_column(column, overflow="fold")
     for check in checks:
         detail = check.detail if not check.fix or check.status == "ok" else f"{check.detail}\n→ {check.fix}"
-        table.add_row(f"[{_STYLES[check.status]}]{check.status}[/]", check.name, Text(detail))
+        table.add_row(f"[{_STYLES[check.status]}]{check.status}[/]", check.name, Text(console.plain_lines(detail)))
     console.err().print(table)
     failed = [check.name for check in checks if check.status == "fail"]
     if failed:

@@ -63,7 +63,7 @@ def init(ctx: typer.Context, given: dict[str, Any]) -> None:
     write_new(path, written)
     _approve_own(path, written.encode())
     words = ["toolchain", *(["--config", str(path)] if config else []), "plan"]
-    console.text(f"{path}\twritten\t{len(given)} options set")
+    console.text(str(path), "written", f"{len(given)} options set")
     console.note(f"now: {' '.join(map(_quoted, words))}")
 
 
@@ -91,7 +91,7 @@ def trust(
     config = ctx.parent.params.get("config") if ctx.parent is not None else None
     path = file or Path(config or DEFAULT)
     if take_back:
-        console.text(f"{path}\t{'approval revoked' if revoke(path) else 'was not approved'}")
+        console.text(str(path), "approval revoked" if revoke(path) else "was not approved")
         return
     content = read_content(path)
     values = by_option(read_values(path, content))

@@ -46,7 +46,8 @@ def kernels_status(
     for row in rows if not json_ else []:
         from toolchain.cli.kernels_view import screen  # noqa: PLC0415 - for people
 
-        console.text("\n".join(screen(row)))
+        for said in screen(row):
+            console.text(said)
 
 
 def _show_scheduler(address: str, *, as_json: bool) -> None:
@@ -58,8 +59,10 @@ def _show_scheduler(address: str, *, as_json: bool) -> None:
         return
     from toolchain.cli.kernels_view import machines, screen  # noqa: PLC0415 - for people
 
-    console.text("\n".join(text for row in found["campaigns"] for text in screen(row)) or "no campaign")
-    console.text("\n".join(machines(found["machines"])) or "no worker")
+    for said in [line for row in found["campaigns"] for line in screen(row)] or ["no campaign"]:
+        console.text(said)
+    for said in list(machines(found["machines"])) or ["no worker"]:
+        console.text(said)
 
 
 def _read(work: Path) -> list[dict[str, Any]]:
@@ -89,7 +92,8 @@ def _watch(work: Path) -> None:
             for row in running:
                 ask_for_more(work / row["campaign"])
             if live is not None:
-                live.update("\n".join(text for row in rows for text in screen(row)) or _NONE, refresh=True)
+                shown = "\n".join(console.plain(said) for row in rows for said in screen(row))
+                live.update(shown or _NONE, refresh=True)
             else:
                 for row in running or rows:
                     console.text(line(row))

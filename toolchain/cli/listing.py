@@ -12,6 +12,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from toolchain.console import plain_lines
+
 _ANY_WIDTH = 1 << 20
 _NOTHING = ("", "-")
 
@@ -75,7 +77,7 @@ class Listing:
 
 
 def _text(cell: str | Text) -> Text:
-    return cell if isinstance(cell, Text) else Text(cell)
+    return cell if isinstance(cell, Text) else Text(plain_lines(cell))
 
 
 def _width(cell: Text) -> int:

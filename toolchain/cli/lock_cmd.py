@@ -52,4 +52,4 @@ def lock(
         console.data({"file": str(output), "complete": made.complete, "sources": sources, "bases": bases})
         return
     count = f"{len(made.sources)} sources, {sum(len(base.packages) for base in made.bases)} base packages"
-    console.text(f"{output}\t{'as it was locked' if check else 'written'}\t{count}")
+    console.text(str(output), f"{'as it was locked' if check else 'written'}", count)

@@ -132,4 +132,4 @@ def fetch(stage: StageArg = "all", *, request: Request) -> None:
         console.data({"sources": found})
     else:
         for entry in found:
-            console.text(f"{entry['name']}\t{entry['digest']}\t{entry['path']}")
+            console.text(*(str(entry[key]) for key in ("name", "digest", "path")))

@@ -111,12 +111,13 @@ def _places(words: list[str], dest: str | None) -> tuple[str, list[str]]:
 def _tell(done: Sequence[Delivered]) -> None:
     for one in done:
         sent = f"{console.size(one.pushed_bytes)} sent, {console.size(one.skipped_bytes)} already there"
-        console.text(f"{one.refs[0]}\t{one.digest}\t{sent}")
+        console.text(one.refs[0], one.digest, sent)
         if one.files is not None:
             sent = f"{console.size(one.files.pushed_bytes)} sent, {console.size(one.files.skipped_bytes)} already there"
-            console.text(f"{one.files.refs[0]}\t{one.files.digest}\t{sent}")
+            console.text(one.files.refs[0], one.files.digest, sent)
     for one in done:
-        console.note(f"\nto use {one.image}, paste into a Containerfile:\n")
+        for line in ("", f"to use {one.image}, paste into a Containerfile:", ""):
+            console.note(line)
         for line in one.use.text():
             console.note(line)
 
@@ -129,4 +130,4 @@ def keygen(
     """Make a key for `publish --key`. With TOOLCHAIN_KEY_PASSPHRASE set it is encrypted."""
     from toolchain.trust.keys import new_key  # noqa: PLC0415
 
-    console.text(f"{path}.pub\t{new_key(path).id}")
+    console.text(f"{path}.pub", f"{new_key(path).id}")

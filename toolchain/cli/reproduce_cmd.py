@@ -91,8 +91,8 @@ def _expected(ref: str, scratch: Path, arch: str) -> dict[str, Any]:
 def _tell(found: Reproduced) -> None:
     if found.equal:
         same = "the same blob" if found.blobs[0] == found.blobs[1] else "compressed otherwise"
-        console.text(f"{found.image}\tequal\t{found.diff_ids[0]}\t{same}")
+        console.text(found.image, "equal", found.diff_ids[0], same)
         return
-    console.text(f"{found.image}\tNOT equal\t{found.diff_ids[0]}\t{found.diff_ids[1]}")
+    console.text(found.image, "NOT equal", found.diff_ids[0], found.diff_ids[1])
     for line in found.explained:
         console.note(line)

@@ -111,8 +111,8 @@ def verify(
         console.data({"images": [row.as_json() for row in rows], "ok": not any(row.problems for row in rows)})
     for row in rows:
         if not json_:
-            what = f"\t{named(row.provenance)}" if row.provenance is not None else ""
-            console.text(f"{row.ref}\t{row.digest}\t{_WORDS[row.verdict]}{what}")
+            told = [named(row.provenance)] if row.provenance is not None else []
+            console.text(row.ref, row.digest, _WORDS[row.verdict], *told)
             if row.provenance is not None and (command := invocation(row.provenance)):
                 console.note(f"it, or its part for one architecture, was asked for by: {command}")
     bad = next((row for row in rows if row.problems), None)

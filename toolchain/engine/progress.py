@@ -261,12 +261,12 @@ class Progress:
             left = self.estimate()
             if left is not None and self._ended is None:
                 parts.append(f"about {people.duration(left)} left")
-            return ", ".join(parts)
+            return people.plain(", ".join(parts))
 
     def __rich__(self) -> Text:
         text = Text(self.text(), no_wrap=True, overflow="ellipsis")
         if self._steps and self._steps[-1].label:
-            text.append(f"  {self._steps[-1].label}", style="dim")
+            text.append(f"  {people.plain(self._steps[-1].label)}", style="dim")
         return text
 
     def _say(self, now: float) -> None:
@@ -285,7 +285,7 @@ class Progress:
 
     def __enter__(self) -> Self:
         if self._github:
-            self._console.print(f"::group::{self.stage}", markup=False, highlight=False)
+            self._console.print(f"::group::{people.plain(self.stage)}", markup=False, highlight=False)
         if self._console.is_terminal and not self._github and not os.environ.get("CI"):
             self._live = Live(get_renderable=self.__rich__, console=self._console, refresh_per_second=4, transient=True)
             self._live.start()

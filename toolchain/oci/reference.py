@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from toolchain.errors import ConfigError
 
-_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _HOST = re.compile(r"(?:\[[0-9a-fA-F:]+\]|[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?)(?::[0-9]{1,5})?")
 _COMPONENT = re.compile(r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
@@ -113,7 +113,7 @@ def check_tag(tag: str) -> None:
     Raises:
         ConfigError: it cannot.
     """
-    if not _TAG.fullmatch(tag):
+    if not TAG.fullmatch(tag):
         raise ConfigError(
             f"{tag!r} is not a tag",
             why="at most 128 letters, digits, . _ -, and neither . nor - first",
@@ -152,7 +152,7 @@ def parse(text: str) -> Target:
         )
     name, at, digest = rest.partition("@")
     name, colon, tag = name.partition(":")
-    if colon and not _TAG.fullmatch(tag):
+    if colon and not TAG.fullmatch(tag):
         raise ConfigError(f"{text!r} is not a reference", why=f"{tag!r} is not a tag", fix="use letters, digits, . _ -")
     return RegistryRef(
         host, _repository(name.removesuffix("/"), text), tag if colon else None, _digest(digest, text) if at else None
@@ -175,7 +175,7 @@ def _layout(text: str) -> LayoutRef:
     head, colon, tail = place.rpartition(":")
     tag: str | None = None
     if colon and "/" not in tail:
-        if not _TAG.fullmatch(tail):
+        if not TAG.fullmatch(tail):
             raise ConfigError(
                 f"{text!r} is not a reference",
                 why=f"{tail!r} is not a tag",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from email.parser import HeaderParser
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from toolchain.catalog.codegen import codegens
+from toolchain.console import one_line
 from toolchain.errors import EngineError, UntrustedError
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
@@ -18,7 +20,7 @@ from toolchain.oci.image import labels_of
 from toolchain.oci.labels import INPUT_DIGEST, PARTIAL, TITLE
 from toolchain.oci.layer_files import layer_paths, read_member
 from toolchain.oci.layout import Layout
-from toolchain.oci.reference import Target
+from toolchain.oci.reference import TAG, Target
 from toolchain.stages.profile import FOLDER as PROFILE
 
 Kind = Literal["llvm", "llvm-part", "aotriton", "triton", "kernels", "profile", "base", "unknown"]
@@ -69,7 +71,7 @@ class Use:
     def text(self) -> Iterator[str]:
         """The lines to print; what is not known stands among them as comments."""
         yield from self.lines
-        yield from (f"# not known: {one}" for one in self.unknown)
+        yield from (f"# not known: {one_line(one)}" for one in self.unknown)
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,8 @@ def use_of(layout: Layout, found: Descriptor, where: Target, *, name: str = "") 
         where: the reference that consumers have: a registry's, or that of a layout folder.
         name: what the image is called, for a layout folder; otherwise its label or tag says it.
     """
+    if why := _pasteable(where):
+        return Use("unknown", "", "", (), (why,))
     images = [one for one in layout.walk(found) if one.media_type in media.IMAGES]
     if images and are_files(layout.read_json(images[0])):
         return Use("unknown", str(where), "", (), (f"what it is: no image, but files: oras pull {where}",))
@@ -149,6 +153,18 @@ def _wheel(path: Path, media_type: str, file: str) -> str:
     return f"{found[1]}-{'-'.join(columns)}.whl"
 
 
+def _pasteable(where: Target) -> str:
+    """Why no line is printed for a reference: a name that could hold another line, or words; empty where one is."""
+    if where.path is None:
+        return ""  # it was read as a reference, by the same grammar
+    if where.tag is not None and not TAG.fullmatch(where.tag):
+        return "how to name it: its tag is none that a reference can have"
+    folder = str(where.path.absolute())
+    if not folder.isprintable() or ":" in folder:
+        return "how to name it: the folder's path holds what no line can, or a colon, at which programs cut it"
+    return ""
+
+
 def _source(where: Target, found: Descriptor, name: str) -> tuple[str, tuple[str, ...]]:
     """What stands behind `--from=`, and the lines that come before it."""
     if where.path is None:
@@ -158,13 +174,13 @@ def _source(where: Target, found: Descriptor, name: str) -> tuple[str, tuple[str
     lines = [
         f"# It lies in the folder {folder}, digest {found.digest}.",
         "# BuildKit takes it from there by digest:",
-        f"#   docker buildx build --build-context {local}=oci-layout://{folder}@{found.digest} .",
+        f"#   docker buildx build --build-context {shlex.quote(f'{local}=oci-layout://{folder}@{found.digest}')} .",
     ]
     if where.tag:
         lines += [
             "# For other builders bring it to the engine first: buildah and podman, or docker.",
-            f"#   skopeo copy oci:{folder}:{where.tag} containers-storage:{local}",
-            f"#   skopeo copy oci:{folder}:{where.tag} docker-daemon:{local}",
+            f"#   skopeo copy {shlex.quote(f'oci:{folder}:{where.tag}')} containers-storage:{local}",
+            f"#   skopeo copy {shlex.quote(f'oci:{folder}:{where.tag}')} docker-daemon:{local}",
         ]
     return local, tuple(lines)
 
