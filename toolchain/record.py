@@ -8,16 +8,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from toolchain import strict_json
 from toolchain.strict_json import Keys
+from toolchain.typed import TypedError, typed
 
 VERSION = 2
 # A name of this project's own, not an address: what it means stands in docs/trust.md.
 LOCAL_BUILDER = "urn:toolchain:builder:local"
-_Kind = TypeVar("_Kind")
-_NEEDED: Any = object()
 
 
 class RecordError(ValueError):
@@ -58,26 +57,6 @@ class RecordedSource:
     license: str = ""
     locked: bool
     patches: tuple[Patch, ...] = ()
-
-    @classmethod
-    def parse(cls, value: Any) -> Self:
-        """Read a row of a record.
-
-        Raises:
-            RecordError: it is none.
-        """
-        row = _object(value, "a source")
-        return cls(
-            name=_take(row, "name", str),
-            ref=_take(row, "ref", str),
-            repository=_take(row, "repository", str),
-            digest=_take(row, "digest", str, None),
-            tag=_take(row, "tag", str, ""),
-            kind=_take(row, "kind", str),
-            license=_take(row, "license", str),
-            locked=_take(row, "locked", bool),
-            patches=tuple(_patch(patch) for patch in _take(row, "patches", list)),
-        )
 
     def as_json(self) -> dict[str, Any]:
         """As the record holds it."""
@@ -126,17 +105,11 @@ class LayerFacts:
         Raises:
             RecordError: they lack something.
         """
-        seconds = _take(facts, "seconds", dict)
-        largest = [_object(one, "largest") for one in _take(facts, "largest", list, [])]
-        return cls(
-            unpacked_bytes=_take(facts, "unpacked_bytes", int),
-            blob_bytes=_take(facts, "blob_bytes", int),
-            diff_id=_take(facts, "diff_id", str),
-            seconds={step: _take(seconds, step, float) for step in seconds},
-            total_seconds=_take(facts, "total_seconds", float),
-            largest=tuple({"path": _take(one, "path", str), "bytes": _take(one, "bytes", int)} for one in largest),
-            disk_bytes=_take(facts, "disk_bytes", int, None),
-        )
+        known = {one.name for one in fields(cls)}
+        try:
+            return typed(cls, {name: value for name, value in facts.items() if name in known and value is not None})
+        except TypedError as error:
+            raise RecordError(str(error)) from error
 
     def as_json(self) -> dict[str, Any]:
         """As facts hold them."""
@@ -190,32 +163,16 @@ class Record:
         Raises:
             RecordError: it is none, or of another version.
         """
-        given = _object(value, "a record")
-        if (version := _take(given, "version", int, 0)) != VERSION:
+        given = dict(value) if isinstance(value, dict) else {}
+        if (version := given.pop("version", None)) != VERSION:
             raise OtherVersionError(f"it is a record of version {version}, and this tool reads {VERSION}")
-        if unknown := sorted(given.keys() - {"version", *(one.name for one in fields(cls))}):
-            raise RecordError(f"{unknown[0][:80]}: records have no such key")
-        taken = _take(given, "taken_from", dict, None)
-        return cls(
-            stage=_take(given, "stage", str),
-            image=_take(given, "image", str),
-            input_digest=_take(given, "input_digest", str),
-            manifest=_take(given, "manifest", str),
-            inputs=_take(given, "inputs", dict),
-            sources=tuple(RecordedSource.parse(row) for row in _take(given, "sources", list)),
-            request=_take(given, "request", dict),
-            started=_take(given, "started", float, None),
-            finished=_take(given, "finished", float, None),
-            tool=_texts(_take(given, "tool", dict), "tool"),
-            isolation=_take(given, "isolation", dict, None),
-            binaries=tuple(_text(name, "binaries") for name in _take(given, "binaries", list)),
-            partial=_take(given, "partial", str),
-            arch=_take(given, "arch", str),
-            layers=tuple(_layer(one) for one in _take(given, "layers", list)),
-            compressor=_take(given, "compressor", str),
-            facts=_take(given, "facts", dict),
-            taken_from=None if taken is None else TakenFrom(_take(taken, "ref", str), _take(taken, "key", str)),
-        )
+        try:
+            record = typed(cls, given)
+        except TypedError as error:
+            raise RecordError(str(error)) from error
+        if not all(isinstance(layer.get("digest"), str) for layer in record.layers):
+            raise RecordError("layers: one has no digest")
+        return record
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Self:
@@ -281,44 +238,3 @@ KEYS: Keys = {
     },
     "taken_from": dict.fromkeys(("ref", "key")),
 }
-
-
-def _object(value: Any, what: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise RecordError(f"{what} is no object")
-    return value
-
-
-def _take(value: Mapping[str, Any], key: str, kind: type[_Kind], default: Any = _NEEDED) -> Any:
-    """A value of a kind; the default where there is none, or null."""
-    found = value.get(key)
-    if found is None:
-        if default is _NEEDED:
-            raise RecordError(f"{key}: is missing")
-        return default
-    number = kind is float and type(found) is int
-    # A truth value is a number to Python.
-    if not number and (not isinstance(found, kind) or (isinstance(found, bool) and kind is not bool)):
-        raise RecordError(f"{key}: is no {kind.__name__}")
-    return found
-
-
-def _text(value: Any, what: str) -> str:
-    if not isinstance(value, str):
-        raise RecordError(f"{what}: is no str")
-    return value
-
-
-def _texts(value: Mapping[str, Any], what: str) -> dict[str, str]:
-    return {key: _text(one, what) for key, one in value.items()}
-
-
-def _patch(value: Any) -> Patch:
-    row = _object(value, "a patch")
-    return Patch(_take(row, "name", str), _take(row, "digest", str))
-
-
-def _layer(value: Any) -> dict[str, Any]:
-    layer = _object(value, "a layer")
-    _take(layer, "digest", str)
-    return layer

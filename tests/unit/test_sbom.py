@@ -38,6 +38,7 @@ from toolchain.trust.image_facts import (
     parse_os_release,
     with_sources,
 )
+from toolchain.typed import typed
 
 WHEEL = RecordedSource(
     name="triton", ref="pypi:triton==3.7.1", repository="pypi", digest=f"sha256:{'7' * 64}",
@@ -293,7 +294,7 @@ def test_files_let_in_from_a_source_tree(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_how_sources_are_named(row: dict[str, Any], purl: str, location: str) -> None:
     of_all = {"repository": "", "digest": "sha256:ab", "license": "", "locked": True, "patches": []}
-    found = origin(RecordedSource.parse(of_all | row))
+    found = origin(typed(RecordedSource, of_all | row))
     assert (found.purl, found.location) == (purl, location)
     assert PackageURL.from_string(purl).to_string() == purl
 

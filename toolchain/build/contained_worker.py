@@ -20,7 +20,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import Popen
-from typing import Any
 
 from toolchain import process, strict_json
 from toolchain.engine.own_network import proved, without_network
@@ -32,16 +31,13 @@ from toolchain.kernels.dask_worker import PATIENCE, serve
 from toolchain.kernels.result_name import Naming
 from toolchain.kernels.station import Bench, Limits, Station
 from toolchain.kernels.store import FolderStore
+from toolchain.typed import typed
 
 LOG = logging.getLogger("toolchain")
 FORMAT = 1
 STORE = Path("/store")
 KERNELS = Path(__file__).resolve().parents[2] / "kernels.json"
 """In the image: whose kernels compile there, and on what. See `Kernels`."""
-_KINDS = {
-    "name": str, "stage": str, "source": str, "command": list, "variables": dict, "triton": list, "recipe": dict,
-    "environment": dict, "search": list,
-}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,17 +74,14 @@ class Kernels:
             ConfigError: it is none.
         """
         try:
-            said: dict[str, Any] = strict_json.read(path.read_bytes())
-            if said.pop("format") != FORMAT:
+            content = strict_json.read(path.read_bytes())
+            if not isinstance(content, dict) or content.pop("format", None) != FORMAT:
                 raise ValueError("another format")
-            for name, kind in _KINDS.items():
-                if not isinstance(said[name], kind):
-                    raise TypeError(f"{name} is no {kind.__name__}")
-            lists = {name: tuple(map(str, said[name])) for name in ("command", "triton", "search")}
-            if not lists["command"]:
+            kernels = typed(cls, content)
+            if not kernels.command:
                 raise ValueError("command is empty")
-            return cls(**{**said, **lists})
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            return kernels
+        except (OSError, ValueError) as error:
             raise ConfigError(
                 f"{path} does not say whose kernels compile here",
                 why=f"{type(error).__name__}: {error}",

@@ -56,8 +56,7 @@ def codegens() -> tuple[Codegen, ...]:
     path = FOLDER / "codegen.toml"
     found = []
     for name, row in load("codegen").items():
-        fields = {key.replace("-", "_"): value for key, value in row.items()} if isinstance(row, dict) else row
-        found.append(typed_row(Codegen, fields | {"name": name} if isinstance(row, dict) else row, name, path))
+        found.append(typed_row(Codegen, row | {"name": name} if isinstance(row, dict) else row, name, path))
     for one in found:
         paths = [one.project, one.place, one.installed, *one.reads]
         if any(PurePosixPath(text).is_absolute() or ".." in PurePosixPath(text).parts for text in paths):

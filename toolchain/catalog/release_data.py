@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from toolchain import recipe
-from toolchain.data import FOLDER, read_toml
+from toolchain.data import FOLDER, Row, read_toml, typed_row
 from toolchain.errors import PinError
 
 Certainty = Literal["verified", "inferred", "unknown"]
@@ -122,10 +122,10 @@ class TritonRelease:
         warnings: what was decided for the user, e.g. which patch release `3.7` became.
     """
 
-    version: str
-    commit: str
-    llvm: str
-    repository: str
+    version: str = ""
+    commit: str = ""
+    llvm: str = ""
+    repository: str = ""
     certainty: Certainty
     source: str
     commit_certainty: Certainty = "unknown"
@@ -134,6 +134,15 @@ class TritonRelease:
     codegen: tuple[CodegenPin, ...] = ()
     note: str = ""
     warnings: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        problems = _problems(self, "commit", "llvm")
+        known = self.commit_certainty != "unknown"
+        if known != bool(self.commit) or (known and not self.commit_source):
+            problems.append("an unknown commit is left out, any other has commit-certainty and commit-source")
+        if len({pin.target for pin in self.codegen}) != len(self.codegen):
+            problems.append("two of its codegen are of one target")
+        _refuse(self.title, problems)
 
     @property
     def ref(self) -> str:
@@ -176,10 +185,10 @@ class AotritonRelease:
 
     name: str
     date: str
-    commit: str
-    triton: str
-    llvm: str
-    repository: str
+    commit: str = ""
+    triton: str = ""
+    llvm: str = ""
+    repository: str = ""
     gpus: tuple[str, ...]
     certainty: Certainty
     source: str
@@ -187,6 +196,9 @@ class AotritonRelease:
     tag_source: str
     note: str = ""
     warnings: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        _refuse(self.title, _problems(self, "commit", "triton", "llvm"))
 
     @property
     def title(self) -> str:
@@ -209,7 +221,7 @@ class PytorchRow:
 
     version: str
     aotriton: str
-    alternatives: tuple[str, ...]
+    alternatives: tuple[str, ...] = ()
     certainty: Certainty
     source: str
     note: str = ""
@@ -247,24 +259,20 @@ def require(row: TritonRelease | AotritonRelease, *fields: str) -> None:
     )
 
 
-def _checked(path: Path, raw: dict[str, Any], commits: tuple[str, ...]) -> dict[str, Any]:
-    """A row with every absent commit and repository as the empty string; says what is wrong with a bad one."""
-    row: dict[str, Any] = {
-        key.replace("-", "_"): tuple(value) if isinstance(value, list) else value for key, value in raw.items()
-    }
-    problems = [f"{field} is not a commit" for field in commits if row.get(field) and not is_commit(row[field])]
-    sure = [row.get("certainty"), *(row.get(f"{what}_certainty", "unknown") for what in ("tag", "commit"))]
-    if not set(sure) <= set(CERTAINTIES):
-        problems.append(f"certainty is none of {', '.join(CERTAINTIES)}")
-    if not row.get("source"):
+def _problems(row: TritonRelease | AotritonRelease, *commits: str) -> list[str]:
+    problems = [f"{name} is not a commit" for name in commits if (text := getattr(row, name)) and not is_commit(text)]
+    if not row.source:
         problems.append("source is missing")
-    if "llvm" in commits and (row.get("certainty") == "unknown") != (not row.get("llvm")):
+    if (row.certainty == "unknown") != (not row.llvm):
         problems.append("an unknown row has no llvm, any other has one")
-    if row.get("llvm") and not REPOSITORY.fullmatch(row.get("repository", "")):
+    if row.llvm and not REPOSITORY.fullmatch(row.repository):
         problems.append("repository is missing or malformed")
+    return problems
+
+
+def _refuse(title: str, problems: list[str]) -> None:
     if problems:
-        raise PinError(f"{path.name}: bad row {raw}", why="; ".join(problems), fix="correct the row")
-    return {**dict.fromkeys((*commits, "repository") if "llvm" in commits else commits, ""), **row}
+        raise PinError(f"the row of {title} is malformed", why="; ".join(problems), fix="correct the row")
 
 
 def numbers(version: str) -> tuple[int, ...]:
@@ -277,45 +285,26 @@ def triton_data() -> tuple[tuple[TritonRelease, ...], tuple[int, ...]]:
     """All rows in the order of versions, commits last; and the first version with LLVMs of their own for GPUs."""
     path = _DATA / "triton.toml"
     content = read_toml(path, error=PinError)
-    rows = [_with_commit(path, _checked(path, raw, ("commit", "llvm"))) for raw in content["release"]]
-    named = {"version": "", "commit_certainty": "verified", "commit_source": "asked for by its own name"}
-    commits = [{**named, **_checked(path, raw, ("commit", "llvm"))} for raw in content["commit"]]
-    ordered = sorted(rows, key=lambda row: numbers(row["version"]))
-    tritons = tuple(TritonRelease(**_with_codegen(path, row)) for row in [*ordered, *commits])
-    return tritons, numbers(content["codegen-from"])
+    rows = _rows(TritonRelease, path, content["release"])
+    named = {"commit-certainty": "verified", "commit-source": "asked for by its own name"}
+    commits = _rows(TritonRelease, path, [named | row for row in content["commit"]])
+    ordered = sorted(rows, key=lambda row: numbers(row.version))
+    return (*ordered, *commits), numbers(content["codegen-from"])
 
 
-def _with_codegen(path: Path, row: dict[str, Any]) -> dict[str, Any]:
-    """A row whose tables of codegen LLVMs are pins, one for a target."""
-    try:
-        pins = tuple(CodegenPin(**one) for one in row.get("codegen", ()))
-    except TypeError as error:
-        raise PinError(f"{path.name}: bad row {row}", why=str(error), fix="correct the row") from error
-    if len({pin.target for pin in pins}) != len(pins):
-        raise PinError(f"{path.name}: bad row {row}", why="two of its codegen are of one target", fix="correct the row")
-    return {**row, "codegen": pins}
-
-
-def _with_commit(path: Path, row: dict[str, Any]) -> dict[str, Any]:
-    """A release's row, once its own commit has a certainty and a source, or is unknown."""
-    known = row.get("commit_certainty", "unknown") != "unknown"
-    if known != bool(row["commit"]) or (known and not row.get("commit_source")):
-        why = "an unknown commit is left out, any other has commit-certainty and commit-source"
-        raise PinError(f"{path.name}: bad row {row}", why=why, fix="correct the row")
-    return row
+def _rows(kind: type[Row], path: Path, rows: list[dict[str, Any]]) -> tuple[Row, ...]:
+    return tuple(typed_row(kind, row, f"{kind.__name__}.{at}", path, error=PinError) for at, row in enumerate(rows))
 
 
 @lru_cache(maxsize=1)
 def aotriton_data() -> tuple[AotritonRelease, ...]:
     """All rows, oldest first."""
     path = recipe.root() / "aotriton" / "releases.toml"
-    rows = [_checked(path, raw, ("commit", "triton", "llvm")) for raw in read_toml(path, error=PinError)["release"]]
-    return tuple(AotritonRelease(**row) for row in rows)
+    return _rows(AotritonRelease, path, read_toml(path, error=PinError)["release"])
 
 
 @lru_cache(maxsize=1)
 def pytorch_data() -> tuple[PytorchRow, ...]:
     """All rows, oldest first."""
     path = _DATA / "pytorch.toml"
-    rows = [{"alternatives": (), **_checked(path, raw, ())} for raw in read_toml(path, error=PinError)["release"]]
-    return tuple(PytorchRow(**row) for row in rows)
+    return _rows(PytorchRow, path, read_toml(path, error=PinError)["release"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import math
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ from toolchain.digest import sha256_bytes
 from toolchain.errors import ConfigError
 from toolchain.filesystem import NewFile, read_regular
 from toolchain.options import Kind, Option, into, moved, out_of, plain
+from toolchain.typed import TypedError, typed
 
 DEST = Option(
     name="dest", place="oci", example="oci:out", help="Where `publish` sends images: oci:DIR or REGISTRY/NS.",
@@ -105,19 +105,10 @@ def read_values(path: Path, written: bytes) -> dict[str, Any]:
     return {known[name].parameter: _value(known[name], value, move) for name, value in content.items()}
 
 
-_WANTED: dict[Kind, str] = {
-    "text": "text in quotes", "path": "text in quotes", "count": "a whole number", "seconds": "a number",
-    "flag": "true or false", "commas": "text in quotes, or a list of such", "names": "a list of texts in quotes",
-    "pairs": "a list of texts in quotes",
+_TYPES: dict[Kind, Any] = {
+    "text": str, "path": str, "count": int, "seconds": float, "flag": bool, "commas": str | tuple[str, ...],
+    "names": tuple[str, ...], "pairs": tuple[str, ...],
 }  # fmt: skip
-_TYPES = {bool: "true or false", int: "a whole number", float: "a number", str: "text", list: "a list", dict: "a table"}
-
-
-def _begin(value: Any) -> str:
-    try:
-        return str(value)[:100]
-    except RecursionError:
-        return "tables in tables"
 
 
 def _check_value(path: Path, option: Option, value: Any) -> None:
@@ -126,30 +117,14 @@ def _check_value(path: Path, option: Option, value: Any) -> None:
     Raises:
         ConfigError: another type; the message has the key, what is wanted and what is there.
     """
-    match option.kind:
-        case "text" | "path":
-            fits = isinstance(value, str)
-        case "count":
-            fits = isinstance(value, int) and not isinstance(value, bool)
-        case "seconds":
-            fits = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        case "flag":
-            fits = isinstance(value, bool)
-        case _:
-            texts = isinstance(value, list) and all(isinstance(text, str) for text in value)
-            fits = texts or (option.kind == "commas" and isinstance(value, str))
-    there = _TYPES.get(type(value), "a date or time")
-    if (
-        isinstance(value, list)
-        and (other := next((text for text in value if not isinstance(text, str)), None)) is not None
-    ):
-        there = f"a list with {_TYPES.get(type(other), 'a date or time')} in it"
-    if not fits:
+    try:
+        typed(_TYPES[option.kind], value, option.name)
+    except TypedError as error:
         raise ConfigError(
-            f"{path}: {option.name} must be {_WANTED[option.kind]}, and is {there}",
-            why=f"it reads {_begin(value)}",
+            f"{path}: bad value for {error.where}",
+            why=error.why,
             fix=f"write it as in: {option.name} = {toml_text.value(_shown(option))}",
-        )
+        ) from error
     if option.least is not None and value < option.least:
         raise ConfigError(
             f"{path}: {option.name} is {value}", why=f"it must be at least {option.least:g}", fix="correct it"

@@ -7,27 +7,30 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-_MARK = "_runtime_param"
+_READER = "get_runtime_param"
 
 
 def take_as_given(parameters: Iterable[Any]) -> None:
     """Let a command's parameters pass what needs no reader: nothing at all, text, lists of text, paths without demands.
 
     Typer asks pydantic for a reader of each parameter, given or not. Loading it takes a quarter of the time of a plan.
-    A Typer that keeps its readers elsewhere is as slow as it was, and reads the same.
+    Each parameter gives its reader by a method, which is replaced here. A Typer that asks in another way is as slow as
+    it was, and reads the same.
 
     Args:
         parameters: of a command, as Typer made them, before any value was read.
     """
     for parameter in parameters:
-        if getattr(parameter, _MARK, parameter) is None and hasattr(parameter, "type_descriptor"):
-            setattr(parameter, _MARK, _AsGiven(parameter))
+        if _READER not in vars(parameter) and hasattr(parameter, _READER) and hasattr(parameter, "type_descriptor"):
+            reader = _AsGiven(parameter)
+            setattr(parameter, _READER, lambda reader=reader: reader)
 
 
 class _AsGiven:
     """A reader of one parameter's values, and behind it Typer's own for those that need one."""
 
     def __init__(self, parameter: Any) -> None:
+        self._typers = getattr(parameter, _READER)
         about, demands = parameter.type_descriptor, parameter.type_descriptor.parameter_info
         checked = about.is_ranged or about.is_choice or about.is_file or demands.parser is not None
         if about.annotation is Path:
@@ -35,7 +38,7 @@ class _AsGiven:
         self._kind = None if checked else about.annotation
 
     def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
-        """The value, as `typer._coercion.RuntimeParam.coerce` gives it."""
+        """The value, as Typer's own reader gives it."""
         if value is None:
             return () if param.multiple or param.nargs == -1 else None
         texts = isinstance(value, list | tuple) and all(type(text) is str for text in value)
@@ -44,5 +47,4 @@ class _AsGiven:
         # What is there and may not be read Typer refuses.
         if self._kind is Path and type(value) is str and (not os.path.lexists(value) or os.access(value, os.R_OK)):
             return Path(value)
-        setattr(param, _MARK, None)
-        return param.get_runtime_param().coerce(value, param=param, ctx=ctx)
+        return self._typers().coerce(value, param=param, ctx=ctx)

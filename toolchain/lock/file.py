@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -10,9 +9,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
-
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from typing import Any, Literal
 
 from toolchain import request as request_module
 from toolchain import toml_text
@@ -23,6 +20,7 @@ from toolchain.errors import ConfigError
 from toolchain.filesystem import read_regular
 from toolchain.options import Option, as_list
 from toolchain.sources.spec import PACKAGE, PROJECT, VERSION, SourceSpec, parse_source_spec
+from toolchain.typed import TypedError, typed
 
 SCHEMA = 2
 DEFAULT = "toolchain.lock"
@@ -38,7 +36,6 @@ _REFS = {
     "pypi": re.compile(rf"pypi:{PROJECT.pattern}(=={VERSION.pattern})?"),
     "local": re.compile(r"local:[^/\x00-\x1f\x7f]+"),
 }
-_STRICT = ConfigDict(extra="forbid", strict=True)
 
 State = Literal["resolved", "open", "unresolved", "image"]
 
@@ -47,7 +44,6 @@ State = Literal["resolved", "open", "unresolved", "image"]
 class LockedPatch:
     """A patch on a source: its file's name, and `sha256:<hex>`."""
 
-    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
     name: str
     digest: str
 
@@ -65,7 +61,6 @@ class LockedSource:
         patches: in the order in which they are applied.
     """
 
-    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
     name: str
     kind: Literal["git", "archive", "distro", "local", "pypi"]
     ref: str
@@ -99,7 +94,6 @@ class LockedSource:
 class LockedPackage:
     """A package of a base: `sha256` of a deb's file, `header` of an rpm's header; hex."""
 
-    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
     name: str
     version: str
     arch: str
@@ -123,7 +117,6 @@ class LockedBase:
         packages_digest: of the list as the stages above count it.
     """
 
-    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
     name: str
     arch: str
     state: State
@@ -164,7 +157,6 @@ class Lock:
         request: what was asked for, for people.
     """
 
-    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
     toolchain: str
     epoch: int
     format: int
@@ -327,14 +319,9 @@ def parse(content: bytes, name: str, *, again: str = "toolchain lock, with the o
     value["bases"] = [row | {"stage": stage} if isinstance(row, dict) else row for stage, row in systems]
     value["sources"] = [*_rows(value.pop("source", [])), *_rows(value.pop("wheel", []))]
     try:
-        # By way of JSON: there lists may become tuples while all else stays strict.
-        lock = TypeAdapter(Lock).validate_json(json.dumps(value))
-    except (TypeError, RecursionError) as error:
-        raise ConfigError(f"{name} holds a value that no lock has", why=str(error), fix="make it again") from error
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise ConfigError(f"{name}: bad value for {where!r}", why=first["msg"], fix="make it again") from error
+        lock = typed(Lock, value)
+    except TypedError as error:
+        raise ConfigError(f"{name}: bad value for {error.where!r}", why=error.why, fix="make it again") from error
     for wrong in _malformed(lock):
         raise ConfigError(f"{name}: {wrong}", fix="make it again: toolchain lock")
     return lock

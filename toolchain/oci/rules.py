@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import lru_cache
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias
 
-from toolchain.data import FOLDER, read_toml
+from toolchain.data import FOLDER, read_toml, typed_row
 from toolchain.errors import ConfigError, RegistryError
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
@@ -40,7 +40,7 @@ class Rules:
         source: where that is said.
 
     Raises:
-        RegistryError: a word that is none of these.
+        RegistryError: no source.
     """
 
     name: str
@@ -66,13 +66,6 @@ class Rules:
     source: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        words = {"upload": get_args(Upload), "tried": get_args(Tried)}
-        words |= {"position": ("range", "sent"), "last": ("empty", "piece")}
-        for name, known in words.items():
-            if getattr(self, name) not in known:
-                raise RegistryError(
-                    f"{self.name}: {name} is {getattr(self, name)!r}", why=f"there are {known}", fix="correct the row"
-                )
         if not self.source:
             raise RegistryError(f"{self.name}: nothing says where this is from", fix="name a source")
 
@@ -88,20 +81,8 @@ def known() -> tuple[Rules, ...]:
     Raises:
         RegistryError: the file is damaged.
     """
-    try:
-        rows = read_toml(_DATA, error=RegistryError)["registry"]
-        names = {field.name for field in fields(Rules)}
-        if strange := {name for row in rows for name in row} - names:
-            raise RegistryError(
-                f"{_DATA} has {', '.join(sorted(strange))}", why="no rule has that name", fix="correct the file"
-            )
-        return tuple(Rules(**{name: _frozen(value) for name, value in row.items()}) for row in rows)
-    except (KeyError, TypeError) as error:
-        raise RegistryError(f"{_DATA} cannot be read", why=str(error), fix="install the tool again") from error
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+    rows = read_toml(_DATA, error=RegistryError).get("registry", [])
+    return tuple(typed_row(Rules, row, f"registry.{at}", _DATA, error=RegistryError) for at, row in enumerate(rows))
 
 
 def for_host(host: str) -> Rules:

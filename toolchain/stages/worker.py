@@ -44,7 +44,7 @@ MODULES = (
     "data/__init__", "digest", "engine/__init__", "engine/own_network", "engine/resources", "errors", "filesystem",
     "kernels/__init__", "kernels/bounds", "kernels/dask_board", "kernels/dask_link", "kernels/dask_worker",
     "kernels/executors", "kernels/ledger", "kernels/reached", "kernels/result_name", "kernels/rules", "kernels/station",
-    "kernels/store", "kernels/worker_process", "process", "strict_json",
+    "kernels/store", "kernels/worker_process", "process", "strict_json", "typed",
 )  # fmt: skip
 _FILES = (*(f"{name}.py" for name in MODULES), "data/gpus.toml")
 _START = f"""#!/bin/sh

@@ -1,0 +1,68 @@
+"""toolchain.typed: what fits a type, and where it says that something does not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import pytest
+
+from toolchain.typed import TypedError, typed
+
+
+@dataclass(frozen=True)
+class Part:
+    name: str
+    weight: float = 1.0
+
+
+@dataclass(frozen=True)
+class Whole:
+    kind: Literal["a", "b"]
+    count: int
+    parts: tuple[Part, ...] = ()
+    by_name: Mapping[str, Part] = field(default_factory=dict)
+    note: str | None = None
+    free: Any = None
+
+
+GOOD: dict[str, Any] = {
+    "kind": "a", "count": 2, "parts": [{"name": "x", "weight": 3}], "by-name": {"y": {"name": "y"}}, "note": None,
+    "free": [1, {}],
+}  # fmt: skip
+
+
+def test_a_table_becomes_its_dataclass() -> None:
+    whole = typed(Whole, GOOD)
+    assert whole == Whole("a", 2, (Part("x", 3.0),), {"y": Part("y")}, None, [1, {}])
+    assert type(whole.parts[0].weight) is float
+    assert typed(Whole, {"kind": "b", "count": 0}) == Whole("b", 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "where"),
+    [
+        ({"kind": "c"}, "row.kind"),
+        ({"count": True}, "row.count"),
+        ({"count": 1.0}, "row.count"),
+        ({"parts": {}}, "row.parts"),
+        ({"parts": [{"name": "x"}, {"name": 1}]}, "row.parts.1.name"),
+        ({"parts": [{"weight": 1.0}]}, "row.parts.0.name"),
+        ({"parts": [{"name": "x", "weight": float("nan")}]}, "row.parts.0.weight"),
+        ({"by-name": {"y": {"name": "y", "more": 1}}}, "row.by-name.y.more"),
+        ({"by_name": {}}, "row.by_name"),
+        ({"note": 5}, "row.note"),
+        ({"other": 1}, "row.other"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_its_place(change: dict[str, Any], where: str) -> None:
+    with pytest.raises(TypedError) as caught:
+        typed(Whole, GOOD | change, "row")
+    assert caught.value.where == where
+
+
+@pytest.mark.parametrize("value", [None, [], "text", 1])
+def test_what_is_no_table_is_refused(value: Any) -> None:
+    with pytest.raises(TypedError):
+        typed(Whole, value)
