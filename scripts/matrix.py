@@ -1,0 +1,237 @@
+"""Builds each LLVM of the distribution and a Triton on it, one after the other, and writes the evidence.
+
+    .venv/bin/python scripts/matrix.py build --tritons FOLDER [--only 19,21]
+    .venv/bin/python scripts/matrix.py write
+
+`build` takes hours. FOLDER holds a checkout for each commit of `PAIRS`, called by the commit's first nine digits;
+without --tritons only the LLVMs are built. It can be stopped and started again: what was built from the same inputs is
+not built twice, and each result is written to scripts/matrix.json at once. Then all unfinished work is pruned:
+one build tree of LLVM lies on the disk at a time. So give it a cache of its own (TOOLCHAIN_CACHE).
+
+`write` makes docs/measurements/generations.md out of the results, and rows of toolchain/data/tried.toml.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+TOP = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(TOP))
+RESULTS = TOP / "scripts" / "matrix.json"
+PAGE = TOP / "docs" / "measurements" / "generations.md"
+TRIED = TOP / "toolchain" / "data" / "tried.toml"
+SITE = TOP / "mkdocs.yml"
+_MARK = "\n# Written by scripts/matrix.py, to the end of this file.\n"
+_SECTION = "Generations of LLVM and Triton"
+_FLOOR = "2.31"
+_STEPS = re.compile(r"^@ninja (\d+)/(\d+) ", re.MULTILINE)
+_CPU = re.compile(r"^CPU of this run, user and system: (\d+)m([\d.]+)s (\d+)m([\d.]+)s", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """An LLVM of the distribution, and the Triton nearest to the point where it was branched, by a short commit."""
+
+    llvm: int
+    triton: str
+    pythons: str = "3.11,3.13"
+
+    @property
+    def source(self) -> str:
+        """As `--source` takes it."""
+        return f"llvm=distro:llvm-toolchain-{self.llvm}"
+
+
+# In the order in which they are wanted.
+PAIRS = (
+    Pair(22, "d8da7c998"),
+    Pair(19, "915b396c1"),
+    Pair(21, "918223185"),
+    Pair(18, "e6e5d5468"),
+    Pair(23, "be7e23cc6"),
+)
+
+
+def words_of(pair: Pair, stage: str, tritons: Path | None) -> list[str]:
+    """The command line behind `toolchain plan` or `toolchain build`."""
+    words = [stage, "--source", pair.source]
+    if stage == "triton":
+        words += ["--source", f"triton={tritons}/{pair.triton}", "--python", pair.pythons]
+        words += ["--allow-binary", "libdevice"]
+    return words
+
+
+def toolchain(*words: str) -> Any:
+    """What a verb prints with `--json`.
+
+    Raises:
+        SystemExit: it failed; what it said is on standard error.
+    """
+    done = subprocess.run(
+        [sys.executable, "-m", "toolchain", *words, "--json"], cwd=TOP, stdout=subprocess.PIPE, text=True, check=False
+    )
+    if done.returncode != 0:
+        raise SystemExit(f"toolchain {' '.join(words)}: exit code {done.returncode}\n{done.stdout[-2000:]}")
+    return json.loads(done.stdout)
+
+
+def build(asked: argparse.Namespace) -> None:
+    """Build what has no result of the same inputs yet."""
+    from toolchain.cache import Cache, default_cache  # noqa: PLC0415 - the other half needs no cache
+
+    cache, results = Cache(default_cache()), read()
+    only = {int(number) for number in asked.only.split(",")} if asked.only else {pair.llvm for pair in PAIRS}
+    for pair in PAIRS:
+        for stage in ("llvm", "triton") if asked.tritons else ("llvm",):
+            name = f"{stage}-{pair.llvm}"
+            if pair.llvm not in only or is_done(results.get(name), pair, stage, asked.tritons):
+                continue
+            print(f"== {name}", file=sys.stderr, flush=True)
+            row = _row(toolchain("build", *words_of(pair, stage, asked.tritons)), stage)
+            digest = row["input_digest"].removeprefix("sha256:")[:12]
+            log = max(cache.logs.glob(f"{stage}-{digest}-*.log"), default=None)
+            if stage == "triton":
+                row["commit"] = _head(asked.tritons / pair.triton)
+            elif log is not None:
+                row |= measured(log.read_text(encoding="utf-8", errors="replace"))
+            results[name] = row | {"date": time.strftime("%d %B %Y", time.gmtime()), "machine": asked.machine}
+            RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+            toolchain("cache", "prune", "--unfinished", "--unused-for", "3650")
+
+
+def is_done(row: dict[str, Any] | None, pair: Pair, stage: str, tritons: Path | None) -> bool:
+    """Whether there is a result of the inputs that a plan has now."""
+    if row is None:
+        return False
+    planned = toolchain("plan", *words_of(pair, stage, tritons))["stages"]
+    return any(one["name"] == stage and one["input_digest"] == row["input_digest"] for one in planned)
+
+
+def _row(said: Any, stage: str) -> dict[str, Any]:
+    """What of a build is kept."""
+    built = next(one for one in said["stages"] if one["name"] == stage)
+    facts = built["facts"]
+    row = {key: built[key] for key in ("image", "input_digest")}
+    row |= {key: facts[key] for key in ("blob_bytes", "disk_bytes", "diff_id", "version", "serves") if key in facts}
+    row["seconds"] = round(facts.get("total_seconds", 0))
+    if wheels := facts.get("wheels"):
+        row["wheels"] = [{key: wheel[key] for key in ("file", "bytes")} for wheel in wheels]
+    checks = facts.get("contract", {}).get("checks", [])
+    row["contract"] = f"{sum(check['ok'] for check in checks)} of {len(checks)}" if checks else "compiled a kernel"
+    row["symbols"] = next((check["detail"] for check in checks if check["name"] == "symbols"), "")
+    return row
+
+
+def measured(log: str) -> dict[str, int]:
+    """Steps of ninja and CPU seconds, out of a build's log; of a build that was gone on with those of its last run."""
+    found: dict[str, int] = {}
+    if steps := _STEPS.findall(log):
+        found["steps"] = int(steps[-1][1])
+    if cpu := _CPU.findall(log):
+        user, system = (float(cpu[-1][at]) * 60 + float(cpu[-1][at + 1]) for at in (0, 2))
+        found |= {"cpu_user": round(user), "cpu_system": round(system)}
+    return found
+
+
+def _head(checkout: Path) -> str:
+    done = subprocess.run(["git", "-C", checkout, "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def read() -> dict[str, dict[str, Any]]:
+    """The results so far."""
+    if not RESULTS.is_file():
+        return {}
+    results: dict[str, dict[str, Any]] = json.loads(RESULTS.read_text(encoding="utf-8"))
+    return results
+
+
+def page(results: dict[str, dict[str, Any]]) -> str:
+    """The page of figures."""
+    llvms, tritons = [], []
+    for pair in sorted(PAIRS, key=lambda one: one.llvm):
+        if row := results.get(f"llvm-{pair.llvm}"):
+            cpu = f"{row['cpu_user']:,} and {row['cpu_system']:,}" if "cpu_user" in row else "not measured"
+            llvms.append(
+                f"| {row['version']} | {row['serves']} | {row.get('steps', 0):,} | {cpu} | {row['blob_bytes']:,} "
+                f"| {row['disk_bytes']:,} | {row['contract']} | {row['symbols'] or 'not asked'} "
+                f"| {row['date']}, {row['machine']} |"
+            )
+        if row := results.get(f"triton-{pair.llvm}"):
+            wheels = "<br>".join(f"`{wheel['file']}` {wheel['bytes']:,}" for wheel in row.get("wheels", []))
+            llvm = results[f"llvm-{pair.llvm}"]["version"]
+            tritons.append(f"| {llvm} | `{row['commit'][:12]}` | {wheels} | {row['seconds']:,} | {row['date']} |")
+    head = "| LLVM | parts for Triton | steps | CPU seconds, user and system | as gzip, bytes | on disk, bytes "
+    return "\n".join([
+        f"# {_SECTION}\n",
+        "Made by `scripts/matrix.py write` from `scripts/matrix.json`. Do not edit this page.\n",
+        f"Each LLVM is a source package of the distribution, portable (glibc {_FLOOR}), for amd64.\n",
+        f"{head}| contract | symbols | when, where |",
+        "|" + "---|" * 9,
+        *llvms,
+        "",
+        "| on LLVM | Triton | wheels, bytes | seconds | when |",
+        "|" + "---|" * 5,
+        *tritons,
+    ]) + "\n"  # fmt: skip
+
+
+def rows(results: dict[str, dict[str, Any]], by_hand: Sequence[dict[str, str]]) -> str:
+    """Rows of tried.toml for the results that it does not have by hand."""
+    known = {(row["what"], row["of"], row["as"]) for row in by_hand}
+    found = []
+    for pair in PAIRS:
+        llvm, triton = results.get(f"llvm-{pair.llvm}"), results.get(f"triton-{pair.llvm}")
+        if llvm is not None:
+            found.append({"what": "llvm", "of": llvm["version"], "triton": llvm["serves"]})
+        if llvm is not None and triton is not None:
+            pythons = pair.pythons.replace(",", " and ")
+            found.append({"what": "wheel", "of": triton["commit"], "llvm": llvm["version"], "part": pythons})
+    return "".join(_tried(row) for row in found if (row["what"], row["of"], f"glibc {_FLOOR}") not in known)
+
+
+def _tried(row: dict[str, str]) -> str:
+    row = {**row, "as": f"glibc {_FLOOR}", "section": _SECTION}
+    return "\n[[tried]]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in row.items())
+
+
+def write(_: argparse.Namespace) -> None:
+    """Write the page, and the end of tried.toml."""
+    results = read()
+    if not results:
+        raise SystemExit("scripts/matrix.json holds no result yet")
+    PAGE.write_text(page(results), encoding="utf-8")
+    by_hand = TRIED.read_text(encoding="utf-8").partition(_MARK)[0].rstrip("\n") + "\n"
+    TRIED.write_text(by_hand + _MARK + rows(results, tomllib.loads(by_hand)["tried"]), encoding="utf-8")
+    site = SITE.read_text(encoding="utf-8")
+    if (line := f"          - Generations: measurements/{PAGE.name}\n") not in site:
+        before, entry, after = site.partition("          - Triton: measurements/triton.md\n")
+        SITE.write_text(before + line + entry + after, encoding="utf-8")
+
+
+def main(words: Sequence[str]) -> None:
+    """Run as a program."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    verbs = parser.add_subparsers(required=True)
+    building = verbs.add_parser("build")
+    building.add_argument("--tritons", type=Path, help="folder of checkouts; without it the LLVMs alone are built")
+    building.add_argument("--only", default="", help="LLVMs by their major version, with commas")
+    building.add_argument("--machine", default="two cores", help="what to call this machine on the page")
+    building.set_defaults(run=build)
+    verbs.add_parser("write").set_defaults(run=write)
+    asked = parser.parse_args(words)
+    asked.run(asked)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
