@@ -6,17 +6,19 @@ import errno
 import hashlib
 import os
 import secrets
+import shutil
 import stat
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, BinaryIO, Self, cast
 
-from toolchain.errors import DigestError
+from toolchain.errors import DigestError, HostileInputError
 
 if TYPE_CHECKING:
     from io import BufferedReader
 
 _CHUNK = 1 << 20
+_BUILD = "look at what its sources do; the log says what was built"
 _LONGEST_NAME = 200  # bytes; file systems allow 255, and a partial name has some more
 
 
@@ -68,6 +70,35 @@ def read_regular(path: Path, limit: int, *, within: Path | None = None) -> bytes
     if len(content) > limit:
         raise OSError(errno.EFBIG, f"it has more than {limit} bytes", str(path))
     return content
+
+
+def read_built(tree: Path, name: str, limit: int = 16 << 20) -> str:
+    """A text that a build left in a folder. What built it may be hostile: its links lead to files of this machine.
+
+    Raises:
+        HostileInputError: it is a link out of the folder, or no regular file; or it is too large, or not UTF-8.
+    """
+    try:
+        return read_regular(tree / name, limit, within=tree).decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise HostileInputError(f"a build left no {name} that can be read", why=str(why), fix=_BUILD) from error
+
+
+def copy_built(tree: Path, name: str, target: Path) -> None:
+    """Copy a file that a build left in a folder, see `read_built`; whether it is a program stays.
+
+    Raises:
+        HostileInputError: it is a link out of the folder, or no regular file.
+    """
+    try:
+        with open_regular(tree / name, within=tree) as source, target.open("wb") as sink:
+            shutil.copyfileobj(source, sink, _CHUNK)
+            target.chmod(0o755 if os.fstat(source.fileno()).st_mode & 0o100 else 0o644)
+    except OSError as error:
+        raise HostileInputError(
+            f"a build left no {name} that can be copied", why=str(error.strerror), fix=_BUILD
+        ) from error
 
 
 def is_inside(path: Path, folder: Path) -> bool:

@@ -8,19 +8,22 @@ import stat
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tests.places import publish
 from tests.registry_fixtures import small_index
 from toolchain.digest import sha256_bytes, write_atomically
-from toolchain.errors import DigestError, RegistryError
-from toolchain.filesystem import NewFile, open_regular, read_regular
+from toolchain.errors import DigestError, HostileInputError, RegistryError
+from toolchain.filesystem import NewFile, copy_built, open_regular, read_built, read_regular
 from toolchain.oci import descriptor as media
 from toolchain.oci.check import verify_layout
 from toolchain.oci.layer import HashedFile
 from toolchain.oci.layout import Layout
 from toolchain.oci.reference import LayoutRef
+from toolchain.stages.aotriton import assemble
+from toolchain.stages.aotriton_library import library_facts
 
 SECRET = b"a secret of somebody\n"
 
@@ -228,3 +231,58 @@ def test_a_layout_is_read_from_regular_files_alone(
     with pytest.raises(RegistryError) as error:
         layout.refs()
     assert "secret of somebody" not in str(error.value)
+
+
+# What builds leave: whoever wrote the sources decides what lies there.
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("kind", NOT_REGULAR)
+def test_what_a_build_left_is_read_and_copied_where_it_is_a_file_of_it(
+    tmp_path: Path, secret: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = tmp_path / "built"
+    built.mkdir()
+    monkeypatch.chdir(built)
+    NOT_REGULAR[kind](built / "said", secret)
+    with pytest.raises(HostileInputError) as error:
+        read_built(built, "said")
+    assert "a secret of somebody" not in str(error.value)
+    with pytest.raises(HostileInputError):
+        copy_built(built, "said", tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()
+
+
+def test_what_a_build_left_keeps_its_content(tmp_path: Path) -> None:
+    (tmp_path / "program").write_bytes(b"x")
+    (tmp_path / "program").chmod(0o700)
+    (tmp_path / "link").symlink_to("program")
+    assert read_built(tmp_path, "link") == "x"
+    copy_built(tmp_path, "link", tmp_path / "copy")
+    assert ((tmp_path / "copy").read_bytes(), stat.S_IMODE((tmp_path / "copy").stat().st_mode)) == (b"x", 0o755)
+
+
+def test_facts_of_a_build_hold_no_file_of_this_machine(tmp_path: Path, secret: Path) -> None:
+    """They go into records, and are published."""
+    built = tmp_path / "built"
+    built.mkdir()
+    (built / "redirected.json").write_text("{}")
+    (built / "hip-version").write_text("7.1\n")
+    assert library_facts(built)["hip"] == "7.1"
+    (built / "hip-version").unlink()
+    (built / "hip-version").symlink_to(secret)
+    with pytest.raises(HostileInputError):
+        library_facts(built)
+
+
+def test_a_library_lays_images_into_its_own_tree_alone(tmp_path: Path, secret: Path) -> None:
+    """Upstream's installation may hold a link in the place of the folder that images go to."""
+    installed, build = tmp_path / "installed", tmp_path / "build"
+    (installed / "usr/lib").mkdir(parents=True)
+    (installed / "usr/lib/aotriton.images").symlink_to(secret.parent)
+    (build / "amd-gfx942").mkdir(parents=True)
+    (build / "amd-gfx942" / "__signature__").write_text("x")
+    made = SimpleNamespace(packs=["amd-gfx942"], folder=build, archives=(), result=None, partial=False)
+    with pytest.raises(HostileInputError, match="holds a link"):
+        assemble(tmp_path / "tree", "/usr", installed, made, gpus=["gfx942"])  # type: ignore[arg-type]
+    assert [path.name for path in secret.parent.iterdir()] == [secret.name]

@@ -14,8 +14,9 @@ from typing import Any
 from toolchain import recipe
 from toolchain.cache import Cache
 from toolchain.catalog.gpus import known_gpus, pack
-from toolchain.digest import sha256_json
-from toolchain.errors import ContractError
+from toolchain.digest import sha256_json, write_atomically
+from toolchain.errors import ContractError, HostileInputError
+from toolchain.filesystem import copy_built, is_inside
 from toolchain.kernels.campaign import CampaignResult
 from toolchain.kernels.ledger import DONE, Entry, reproducible
 from toolchain.locks import held
@@ -215,8 +216,13 @@ def assemble(tree: Path, prefix: str, installed: Path, made: MadeImages, *, gpus
         # An earlier part may have left other archives there; these are the ones that were checked.
         for file in (*(one for one in made.archives if one.is_relative_to(source)), source / "__signature__"):
             target = images / file.relative_to(made.folder)
+            if not is_inside(target, tree):
+                raise HostileInputError(
+                    f"{installed} holds a link where AOTriton's images go", why=str(target), fix="look at its sources"
+                )
             target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file, target)
+            target.unlink(missing_ok=True)
+            copy_built(made.folder, file.relative_to(made.folder).as_posix(), target)
         lacks = lacking(gpus).get(name, ())
         entries = [entry for entry in result.entries if entry.cluster.startswith(f"{name}/")]
         bad = sorted(entry.out for entry in entries if entry.status != DONE)
@@ -237,7 +243,7 @@ def assemble(tree: Path, prefix: str, installed: Path, made: MadeImages, *, gpus
 
 
 def _write_json(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    write_atomically(path, (json.dumps(value, indent=1, sort_keys=True) + "\n").encode())
 
 
 def partial_text(made: MadeImages, *, asked: str, gpus: Sequence[str]) -> str:

@@ -18,6 +18,7 @@ from typing import Any
 from toolchain import console, recipe, strict_json
 from toolchain.digest import sha256_bytes, write_atomically
 from toolchain.errors import ContractError, UnsupportedError
+from toolchain.filesystem import read_regular
 from toolchain.kernels.aks2 import read_archive
 from toolchain.kernels.aotriton_plan import Archive, BarePlan, Cluster
 from toolchain.kernels.bounds import OVER_MEMORY, patience
@@ -28,6 +29,7 @@ from toolchain.kernels.rules import Rule, RuleSet
 from toolchain.kernels.shards import shard_of
 from toolchain.kernels.shared import SharedResults
 from toolchain.kernels.station import Bench
+from toolchain.kernels.store import LARGEST_METADATA, LARGEST_OBJECT
 from toolchain.recipe import Mount
 from toolchain.stages.kernel_workers import (
     COMMAND,
@@ -104,7 +106,7 @@ class KernelImages:
         request = self.workspace.request
         # Laid into the folder that also holds the objects of earlier runs.
         self.build.mkdir(parents=True, exist_ok=True)
-        shutil.copytree(built / "plan", self.build, dirs_exist_ok=True)
+        shutil.copytree(built / "plan", self.build, dirs_exist_ok=True, symlinks=True)
         plan = read_plan(self.build, self.source, build=PLAN, source=SOURCE)
         require_gpus(gpus, {rule.target for rule in plan.rules})
         rules, clusters = plan.part(select=request.select, limit=request.limit)
@@ -398,7 +400,7 @@ def check_images(
                 )
             for one in kernels:
                 path = wanted[one.name]
-                content = (build / path).read_bytes()
+                content = read_regular(build / path, LARGEST_OBJECT, within=build)
                 if one.content != content or bool(content) != (path in good):
                     raise ContractError(
                         f"{archive.path}: {one.name} is not what was compiled",
@@ -425,5 +427,5 @@ def check_images(
 
 def _launch(path: Path) -> tuple[int, int]:
     """Shared memory in bytes and threads of a block, from the JSON beside an object."""
-    told = strict_json.read(path.with_suffix(".json").read_text(encoding="utf-8"))
+    told = strict_json.read(read_regular(path.with_suffix(".json"), LARGEST_METADATA))
     return int(told["shared"]), int(told["num_warps"]) * int(told["warp_size"])

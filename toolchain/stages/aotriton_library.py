@@ -12,6 +12,7 @@ from toolchain.catalog.gpus import short_list
 from toolchain.catalog.releases import aotriton_release
 from toolchain.digest import sha256_json
 from toolchain.errors import PinError, UnsupportedError
+from toolchain.filesystem import read_built
 from toolchain.recipe import COMPILER_CACHE, Recipe, digests
 from toolchain.request import Request
 from toolchain.sources.resolve import locate
@@ -94,8 +95,8 @@ def library_facts(built: Path) -> dict[str, Any]:
         kernels lead to Triton's now, by operator and GPU.
     """
     return {
-        "hip": (built / "hip-version").read_text(encoding="utf-8").strip(),
-        "redirected": strict_json.read((built / "redirected.json").read_bytes()),
+        "hip": read_built(built, "hip-version").strip(),
+        "redirected": strict_json.read(read_built(built, "redirected.json")),
     }
 
 

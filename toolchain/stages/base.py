@@ -17,6 +17,7 @@ from toolchain.catalog.bases import BaseRecipe, base_recipe
 from toolchain.deb822 import stanzas
 from toolchain.digest import EPOCH, sha256_bytes, sha256_json, write_atomically
 from toolchain.errors import BuildError, SourceError, UnreachableError, UnsupportedError
+from toolchain.filesystem import read_built
 from toolchain.oci import descriptor as media
 from toolchain.oci.layout import Layout
 from toolchain.process import CommandError
@@ -247,7 +248,7 @@ def _from_containerfile(stage: BaseStage, planned: Planned, recipe: BaseRecipe, 
         )
     )
     listing = tree / "toolchain-packages"
-    lock = {"recipe": recipe_digest(recipe), "packages": sorted(listing.read_text().split())}
+    lock = {"recipe": recipe_digest(recipe), "packages": sorted(read_built(tree, listing.name).split())}
     listing.unlink()
     resolved = Planned(
         name=planned.name,

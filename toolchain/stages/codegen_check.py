@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from toolchain.digest import sha256_file
-from toolchain.errors import ContractError
+from toolchain.errors import ContractError, HostileInputError
+from toolchain.filesystem import read_built
 from toolchain.stages.wheel_check import ELF_NAMES, binary_of
 
 # Of the C and C++ run-time libraries, which every system has that a wheel is for.
@@ -26,8 +27,8 @@ def exported_by(script: Path) -> tuple[str, ...]:
         ContractError: there is none, or it has another form.
     """
     try:
-        found = _SCRIPT.fullmatch(script.read_text(encoding="utf-8").strip())
-    except (OSError, UnicodeDecodeError):
+        found = _SCRIPT.fullmatch(read_built(script.parent, script.name).strip())
+    except HostileInputError:
         found = None
     if found is None:
         raise ContractError(

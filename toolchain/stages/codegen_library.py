@@ -15,6 +15,7 @@ from toolchain.catalog.architectures import this_machine
 from toolchain.catalog.codegen import Codegen
 from toolchain.digest import sha256_file
 from toolchain.errors import BuildError, ContractError, PolicyError, SourceError
+from toolchain.filesystem import copy_built
 from toolchain.recipe import COMPILER_CACHE, Recipe, digests
 from toolchain.request import Request
 from toolchain.sources.tree import Source
@@ -129,7 +130,7 @@ class CodegenLibraryStage:
         place.mkdir(parents=True)
         for name in (rule.library, rule.exports, "LICENSE"):
             if (out / name).is_file():
-                shutil.copy(out / name, place / name)
+                copy_built(out, name, place / name)
 
         def check(image: str) -> Mapping[str, Any]:
             workspace.step("contract")

@@ -11,6 +11,7 @@ from subprocess import Popen
 from typing import TYPE_CHECKING, Any
 
 from toolchain import console, recipe
+from toolchain.digest import write_atomically
 from toolchain.errors import PolicyError
 from toolchain.oci import labels
 from toolchain.recipe import Mount, digests
@@ -133,7 +134,7 @@ class KernelsStage:
             planned = replace(planned, partial=", ".join([*told, f"{len(result.bad)} kernels known bad"]))
         licence = next((p for p in (source.path / "LICENSE", source.path / "LICENSE.txt") if p.is_file()), None)
         if licence is not None:
-            (out / "LICENSE").write_bytes(licence.read_bytes())
+            write_atomically(out / "LICENSE", licence.read_bytes())  # a worker writes there, links too
         workspace.step("layer")
         return workspace.finish(
             planned,

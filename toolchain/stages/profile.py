@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from toolchain import console, recipe
+from toolchain.digest import write_atomically
 from toolchain.errors import BuildError
 from toolchain.recipe import Mount, digests
 from toolchain.request import Request
@@ -119,10 +120,11 @@ class ProfileStage:
         llvm, triton = (dependencies[name].planned.sources[0] for name in (LLVM, TRITON))
         trained = {"kernels": len(tasks) - len(failed), "gpus": sorted({rule.target for rule in rules})}
         said = about(llvm, triton, request.patches, trained=trained)
-        (merged / ABOUT).write_text(json.dumps(said, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        # A container wrote here: the names may be links.
+        write_atomically(merged / ABOUT, (json.dumps(said, indent=1, sort_keys=True) + "\n").encode())
         tree = work / "tree"
         shutil.rmtree(tree, ignore_errors=True)
-        shutil.copytree(merged, tree / FOLDER.lstrip("/"))
+        shutil.copytree(merged, tree / FOLDER.lstrip("/"), symlinks=True)
         return workspace.finish(
             planned,
             tree=tree,

@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from toolchain.errors import BuildError
+from toolchain.filesystem import read_regular
+
+_LARGEST_LOG = 256 << 20  # bytes
 
 
 def lit_totals(path: Path) -> dict[str, Any]:
@@ -65,7 +68,7 @@ def lit(out: Path, *, asked: bool) -> dict[str, Any]:
 def ninja_seconds(path: Path) -> dict[str, float]:
     """Seconds of ninja's own log by kind of output: objects, libraries and programs, the rest; summed over jobs."""
     sums = {"compile": 0.0, "link": 0.0, "other": 0.0}
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+    for line in read_regular(path, _LARGEST_LOG).decode("utf-8", "replace").splitlines():
         fields = line.split("\t")
         if len(fields) < 4 or not fields[0].isdigit():
             continue

@@ -15,6 +15,7 @@ from toolchain.catalog.codegen import Codegen, codegens
 from toolchain.catalog.components import check_files
 from toolchain.digest import sha256_file
 from toolchain.errors import BuildError, ContractError, PinError, UnsupportedError
+from toolchain.filesystem import copy_built, read_built
 from toolchain.oci.image import read_layers
 from toolchain.oci.layer_files import layer_files
 from toolchain.oci.layout import Layout
@@ -68,7 +69,7 @@ class TritonSourceStage:
         taken = take_source(planned, dependencies, workspace)
         args = {"PYTHONS": " ".join(workspace.request.pythons)}
         out = build_wheels("triton", taken, dependencies, workspace, args=args, contexts={})
-        own = (out / "python").read_text(encoding="utf-8").strip()
+        own = read_built(out, "python").strip()
         return finish(
             taken,
             out,
@@ -289,7 +290,7 @@ def finish(
     request = workspace.request
     known = {
         "wheels": [_keep(one, workspace) for one in wheels_in(out)],
-        "auditwheel": (out / "auditwheel.txt").read_text(encoding="utf-8"),
+        "auditwheel": read_built(out, "auditwheel.txt"),
         "lit": lit(out, asked=request.contract and tested),
         "found_binaries": taken.intake.rows(taken.findings),
         "seconds_by_kind": {path.stem: ninja_seconds(path) for path in sorted(out.glob("ninja-*.log"))},
@@ -413,7 +414,7 @@ def _keep(wheel: Path, workspace: Workspace) -> dict[str, Any]:
     store = Store(workspace.cache.store)
     if store.file(digest, verify=True) is None:
         copy = wheel.with_name(f".{wheel.name}.kept")
-        shutil.copyfile(wheel, copy)
+        copy_built(wheel.parent, wheel.name, copy)
         store.partial.mkdir(parents=True, exist_ok=True)
         store.add_file(copy, digest, name=wheel.name)
     return {"file": wheel.name, "digest": digest, "bytes": size}
