@@ -13,11 +13,15 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import platform
 import signal
-import socket
 import sys
-from typing import Any, NoReturn, TypedDict
+
+# It starts for each call of buildah, so no module is loaded that only types or conveniences need.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NoReturn, TypedDict
+else:
+    TypedDict = dict
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -69,25 +73,28 @@ def main(argv: list[str]) -> int:
     os.umask(0o022)
     flags = _NEWPID | _NEWIPC | _NEWUTS | (0 if spec["network"] else _NEWNET)
     _check(_LIBC.unshare(flags), "no namespace of PIDs, IPC, names and network")
-    socket.sethostname("toolchain")
-    ours, theirs = socket.socketpair()
+    _check(_LIBC.sethostname(b"toolchain", 9), "no host name")
+    told, tell = os.pipe()
+    wait, go_on = os.pipe()
     child = os.fork()
     if child == 0:
-        ours.close()
+        os.close(told)
+        os.close(go_on)
         try:
-            _become(spec, argv[2:], theirs)
+            _become(spec, argv[2:], tell, wait)
         except BaseException as error:  # noqa: BLE001 - nothing of the parent's may run here
             sys.stderr.write(f"toolchain: {error}\n")
             sys.stderr.flush()
         os._exit(125)
-    theirs.close()
+    os.close(tell)
+    os.close(wait)
     # Polite signals end the namespace as rude ones do; what is left of it is gone before this ends.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda _number, _frame: os.kill(child, signal.SIGKILL))
-    if ours.recv(1):
+    if os.read(told, 1):
         _map(child, spec["ids"])
-        ours.send(b"m")
-    ours.close()
+        os.write(go_on, b"m")
+    os.close(go_on)
     _, status = os.waitpid(child, 0)
     if os.WIFSIGNALED(status):
         ended_by = os.WTERMSIG(status)
@@ -104,16 +111,15 @@ def _map(child: int, ids: tuple[int, int]) -> None:
             table.write(f"0 {first} {count}\n")
 
 
-def _become(spec: Spec, argv: list[str], parent: socket.socket) -> NoReturn:
+def _become(spec: Spec, argv: list[str], tell: int, wait: int) -> NoReturn:
     _die_with_parent()
     _check(_LIBC.unshare(_NEWNS), "no namespace of mounts")
     _build_root(spec)
     _forget_keys()
     _check(_LIBC.unshare(_NEWUSER | _NEWNS), "no user namespace")
-    parent.send(b"u")
-    if not parent.recv(1):
+    os.write(tell, b"u")
+    if not os.read(wait, 1):
         raise OSError("the process that started this one is gone")
-    parent.close()
     os.setgroups([])
     os.setresgid(0, 0, 0)
     os.setresuid(0, 0, 0)
@@ -128,7 +134,15 @@ def _become(spec: Spec, argv: list[str], parent: socket.socket) -> NoReturn:
     _mount("devpts", "/dev/pts", "devpts", _MS_NOSUID | _MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620")
     if not spec["privileges"]:
         _check(_LIBC.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
-    os.execvpe(argv[0], argv, spec["environment"])
+    os.execve(_found(argv[0], spec["environment"]["PATH"]), argv, spec["environment"])
+
+
+def _found(program: str, places: str) -> str:
+    """The path of a program. `os.execvpe` would load a module, and this Python's lie in no folder that is left."""
+    for place in places.split(":") if "/" not in program else ():
+        if os.access(f"{place}/{program}", os.X_OK):
+            return f"{place}/{program}"
+    return program
 
 
 def _die_with_parent() -> None:
@@ -215,7 +229,7 @@ def _touch(path: str) -> None:
 
 def _forget_keys() -> None:
     """Leave the caller's session keyring; a kernel without keyrings has none to leave."""
-    number = _KEYCTL.get(platform.machine())
+    number = _KEYCTL.get(os.uname().machine)
     if number is not None:
         _LIBC.syscall(number, _JOIN_SESSION_KEYRING, None)
 
