@@ -179,7 +179,7 @@ def names() -> str:
             ["`llvm-amdgpu-HASH8`, `triton-codegen-amdgpu-HASH8`", "for Triton 3.9 and later: the LLVM for AMD's GPUs, and the library on it"],
             ["`…-instrumented`, `…-profile`, `…-pgo`", "LLVM and Triton that count what runs; the profile; both built by it"],
             ["`kernel-worker-NAME-VERSION-BASE`", "a worker of a scheduler: of `aotriton` or `flash-attn`"],
-            ["`flash-attn-kernels-VERSION-BASE`", "FlashAttention code objects; `-partial-` where not all"],
+            ["`flash-attn-kernels-VERSION-triton-TRITON-BASE`", "FlashAttention code objects; `-partial-` where not all"],
             ["`aotriton-HASH8-GPUS-BASE`", "AOTriton's library and kernels"],
         ]),
         ("BASE is the base's name; of an image of your own (`--base oci:mybase`) it is `local-` and the first eight digits of its"

@@ -85,9 +85,9 @@ def record(**changes: Any) -> Record:
         "isolation": {
             "mode": "chroot",
             "interfaces": 0,
-            "offered": {"chroot": 0},
             "buildah": "1.28.2",
-            "refused": {"oci": "no /root/place"},
+            "measures": f"sha256:{'4' * 64}",
+            "held": ["mount"],
         },
         "tool": {"version": "0.1.0", "builder": LOCAL_BUILDER},
         "facts": {},

@@ -44,6 +44,7 @@ def main(folder: Path) -> None:
     os.chdir(folder)
     cache = Cache(folder / "cache")
     os.environ["TOOLCHAIN_CACHE"] = str(cache.root)
+    cache.make()
     finished_base(cache, folder / "work")
     (folder / "notes").mkdir()
     (folder / "notes" / "report.txt").write_text("all is well\n")

@@ -29,7 +29,7 @@ from toolchain.oci.layout import Layout
 pytestmark = pytest.mark.engine
 LLVM = "llvm-triton-mlir-tblgen-22.1.8"
 WHEEL = ("--source", "triton=pypi:3.7.1")
-KERNELS = "flash-attn-kernels-2.8.3.post2-debian13"
+KERNELS = "flash-attn-kernels-2.8.3.post2-triton-3.7.1-debian13"
 
 
 def layers(layout: Layout, name: str) -> list[Path]:

@@ -18,10 +18,14 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
-from tests.evidence_fixtures import BASE, COMMIT, FINISHED, LLVM, ed25519_signer, image_facts, p256_signer
+from tests.evidence_fixtures import BASE, COMMIT, FINISHED, LLVM, ed25519_signer, image_facts, p256_signer, record
 from toolchain.digest import canonical, sha256_json
 from toolchain.errors import ConfigError, UntrustedError
+from toolchain.record import RecordedSource
 from toolchain.trust import attest, dsse, keys
+from toolchain.trust.contents import of_provenance, of_records
+from toolchain.trust.image_facts import ImageFacts
+from toolchain.trust.invocation import invocation
 from toolchain.trust.keys import PublicKey, Signer, load_public, load_signer, new_key
 
 SUBJECT = attest.subjects("thing", [f"sha256:{'1' * 64}", f"sha256:{'2' * 64}"])
@@ -286,7 +290,7 @@ def test_a_provenance_says_it_all() -> None:
     probe = run["byproducts"][0]
     shown = json.loads(base64.b64decode(probe["content"]))
     assert shown == {
-        "mode": "chroot", "interfaces": 0, "offered": {"chroot": 0}, "buildah": "1.28.2", "refused": ["oci"],
+        "mode": "chroot", "interfaces": 0, "buildah": "1.28.2", "measures": f"sha256:{'4' * 64}", "held": ["mount"],
     }  # fmt: skip
     assert "/root/place" not in canonical(said).decode()
 
@@ -317,3 +321,34 @@ def test_a_checkout_has_no_digest_of_a_file() -> None:
 def test_signer_is_frozen() -> None:
     with pytest.raises(AttributeError):
         Signer(ed25519_signer().key).key = None  # type: ignore[misc,assignment]
+
+
+def test_the_request_names_the_sources_of_the_stages_below() -> None:
+    """What makes kernels is their Triton too, and a checkout is named by its tree."""
+    wheel = {"name": "triton", "ref": "pypi:triton==3.7.1", "repository": "pypi", "digest": f"sha256:{'1' * 64}"}
+    tree = {"name": "flash-attn", "ref": "local:mine", "repository": "local", "digest": f"sha256:{'2' * 64}"}
+    rest: dict[str, Any] = {"license": "", "locked": True, "patches": []}
+    triton = record(
+        stage="triton", sources=[wheel | rest | {"kind": "pypi"}], request={"sources": {"triton": "pypi:triton==3.7.1"}}
+    )
+    asked = {"stage": "kernels", "base": "oci:", "sources": {"flash-attn": "local:mine"}}
+    kernels = record(stage="kernels", sources=[tree | rest | {"kind": "local"}], request=asked)
+    facts = ImageFacts(record=kernels, dependencies=(BASE, triton))
+    assert attest.asked_for(facts) == {
+        "stage": "kernels",
+        "base": f"oci:DIR@{BASE.manifest}",
+        "sources": {"triton": "pypi:triton==3.7.1", "flash-attn": f"stored:mine@sha256:{'2' * 64}"},
+    }
+    command = invocation(attest.provenance(facts, SUBJECT))
+    assert "--source triton=pypi:triton==3.7.1" in command
+    inside = of_provenance(attest.provenance(facts, SUBJECT))
+    assert inside == of_records(kernels, [BASE, triton])
+    assert (str(inside.triton).split()[0], inside.llvm is not None) == ("3.7.1", True)
+
+
+def test_the_sources_of_a_commit_and_an_archive_as_options() -> None:
+    def spec(**row: Any) -> str:
+        return attest.spec_of(RecordedSource(name="llvm", repository=LLVM, digest="d", locked=True, **row))
+
+    assert spec(ref=COMMIT, kind="git") == f"{LLVM}@{COMMIT}"
+    assert spec(ref="https://x/y.tar.gz#sha256=1", kind="archive") == "https://x/y.tar.gz#sha256=1"

@@ -66,6 +66,7 @@ class Home:
 def home(tmp_path: Path) -> Home:
     request = Request(cache=Cache(tmp_path / "cache"), sources=specs({"llvm": "distro:llvm-toolchain-22"}))
     request.cache.make()
+    request.cache.make()
     finished_base(request.cache, tmp_path / "base")
     return Home(request.cache, finished_llvm(request, tmp_path / "llvm", FILES))
 

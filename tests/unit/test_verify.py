@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.evidence_fixtures import (
+    COMMIT,
     FILES,
     FINISHED,
     LLVM,
@@ -270,6 +271,8 @@ def test_another_image_under_this_name(stand: Stand) -> None:
     assert said == {
         "image": name, "stage": "llvm", "partial": "", "contract": True,
         "input_digest": stand.image_facts.record.input_digest,
+        "isolation": f"chroot sha256:{'4' * 12}", "compiler_cache": "none",
+        "triton": None, "llvm": {"version": None, "commit": COMMIT, "tree": None}, "gpus": [], "pythons": [],
         "command": "toolchain build llvm --base debian13",
     }  # fmt: skip
     other = stand.provenance()
@@ -278,6 +281,31 @@ def test_another_image_under_this_name(stand: Stand) -> None:
     assert policy.said(other)["command"] == ""
     assert wrong(look(stand, image="aotriton-gfx942")) == f"provenance: it is about {name}, not about aotriton-gfx942"
     assert "provenance" not in look(stand, image="aotriton-gfx942").as_json()
+
+
+def test_how_it_was_built_can_be_demanded(tmp_path: Path) -> None:
+    for number, (facts, isolation, wanted) in enumerate((
+        ({}, {"mode": "chroot", "measures": "sha256:1"}, ""),
+        ({"compiler_cache": "0123456789abcdef"}, {"mode": "chroot"}, "0123456789abcdef"),
+        ({}, None, "isolation"),
+    )):  # fmt: skip
+        stand = Stand(
+            Layout(tmp_path / f"{number}"), tmp_path / f"w{number}", image_facts(facts=facts, isolation=isolation)
+        )
+        stand.say_all()
+        verdict = look(stand, isolated=True, fresh=True)
+        assert (verdict.verdict == "trusted") == (not wanted), verdict.problems
+        assert wanted in (verdict.problems or [""])[0]
+        assert look(stand).verdict == "trusted"
+
+
+def test_a_refusal_that_an_option_lifts_says_so(tmp_path: Path) -> None:
+    facts = image_facts(binaries=["triton-wheel", "dask"], inputs={"stage": "llvm"})
+    stand = Stand(Layout(tmp_path / "l"), tmp_path / "w", facts)
+    stand.say_all()
+    verdict = look(stand, source_only=True, allow=("dask",))
+    assert verdict.fix.endswith("--allow-binary triton-wheel")
+    assert look(stand, source_only=True, allow=("dask", "triton-wheel")).verdict == "trusted"
 
 
 def test_bytes_come_first(stand: Stand) -> None:
@@ -311,6 +339,8 @@ def test_both_images_of_an_index_must_be_signed(stand: Stand) -> None:
 
 
 def test_policies_from_options() -> None:
+    several = make_policy("source-only, isolated,fresh")
+    assert (several.source_only, several.isolated, several.fresh) == (True, True, True)
     made = make_policy("source-only", allow=["a"], source_repos=["triton-lang/triton"], max_age=1)
     assert made == Policy(
         source_only=True, allow=("a",), source_repos=("https://github.com/triton-lang/triton",), max_age=1

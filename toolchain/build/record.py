@@ -5,18 +5,19 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from toolchain import __version__, console, strict_json
 from toolchain.cache import Cache
-from toolchain.catalog.stages import STAGES, source_license
+from toolchain.catalog.stages import STAGES, involves, source_license
 from toolchain.digest import write_atomically
 from toolchain.oci.layout import Layout
 from toolchain.options import declared, plain
 from toolchain.record import LOCAL_BUILDER, Patch, Record, RecordedSource, RecordError
 from toolchain.request import Request
+from toolchain.sources.edits import shipped
 from toolchain.sources.patch import listed
 from toolchain.sources.tree import Source
 from toolchain.stages.stage import Built, Planned
@@ -102,10 +103,29 @@ def asked_for(request: Request, planned: Planned) -> dict[str, Any]:
         # Of a local image the digest counts, which is among the inputs; its path is this machine's affair.
         "base": "oci:" if request.base.image is not None else str(request.base),
         "glibc": request.glibc or None,
-        "sources": {source.name: source.ref for source in planned.sources if source.name in request.sources},
-        "patches": {name: [path.name for path in files] for name, files in request.patches.items()},
+        "sources": _asked_sources(request, planned),
+        "patches": {name: names for name, files in request.patches.items() if (names := _names(files))},
     }
     return {name: value for name, value in asked.items() if value not in (None, [], {})}
+
+
+def _asked_sources(request: Request, planned: Planned) -> dict[str, str]:
+    """What was named for the stage and those below it; of a folder its name alone, since its path is this machine's."""
+    own = {source.name: source.ref for source in planned.sources}
+    wanted = {name for row in STAGES if involves(planned.name, row.name) for name in row.sources}
+    # Which libraries LLVM is built with is the affair of the Triton that it is for.
+    wanted |= {"triton"} if "llvm" in wanted else set()
+    return {
+        name: own.get(name) or (f"local:{spec.path.name}" if spec.path is not None else str(spec))
+        for name, spec in request.sources.items()
+        if name in wanted
+    }
+
+
+def _names(files: Sequence[Path]) -> list[str]:
+    """The names of the user's own patches: those that the tool ships are taken by themselves."""
+    own = {edits.path for edits in shipped()}
+    return [path.name for path in files if path not in own]
 
 
 def isolation_facts(cache: Cache) -> dict[str, Any] | None:

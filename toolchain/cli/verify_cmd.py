@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,6 +15,9 @@ from toolchain.cli.config_file import PUBLIC_KEY, SOURCE_REPO
 from toolchain.deadline import LONGEST_CHECK, deadline
 from toolchain.errors import ConfigError, DigestError, DocumentError, UnreachableError, UntrustedError
 from toolchain.oci.reference import parse
+
+if TYPE_CHECKING:
+    from toolchain.trust.contents import Contents
 
 _WORDS = {"trusted": "trusted", "intact": "intact, not authenticated (no --public-key)", "untrusted": "NOT ok"}
 _DO_NOT = "do not use it; fetch or build it again"
@@ -51,7 +55,7 @@ def verify(
         typer.Option(
             "--policy",
             envvar="TOOLCHAIN_POLICY",
-            help="`source-only`: nothing prebuilt but what --allow-binary names.",
+            help="`source-only`: nothing prebuilt but what --allow-binary names; `isolated`; `fresh`: without ccache.",
         ),
     ] = None,
     allow_binary: o.AllowBinaryOpt = None,
@@ -69,10 +73,10 @@ def verify(
     """Say whether an image is what it must be: bytes, signature, provenance, SBOM, policy; the first fault counts."""
     from toolchain.oci.place import open_place  # noqa: PLC0415 - the registry client
     from toolchain.trust import verify as trust  # noqa: PLC0415 - cryptography
-    from toolchain.trust.invocation import invocation  # noqa: PLC0415
+    from toolchain.trust.contents import of_provenance  # noqa: PLC0415
     from toolchain.trust.keyless import Identity, require  # noqa: PLC0415
     from toolchain.trust.keys import PublicKey, load_public  # noqa: PLC0415
-    from toolchain.trust.policy import make_policy, named  # noqa: PLC0415
+    from toolchain.trust.policy import make_policy, named, said  # noqa: PLC0415
 
     demands = make_policy(
         policy, allow=allow_binary or (), source_repos=source_repo or (), max_age=max_age, image=image
@@ -113,11 +117,21 @@ def verify(
         if not json_:
             told = [named(row.provenance)] if row.provenance is not None else []
             console.text(row.ref, row.digest, _WORDS[row.verdict], *told)
-            if row.provenance is not None and (command := invocation(row.provenance)):
-                console.note(f"it, or its part for one architecture, was asked for by: {command}")
+            if row.provenance is not None:
+                _tell(said(row.provenance), of_provenance(row.provenance))
     bad = next((row for row in rows if row.problems), None)
     if bad is not None:
-        raise UntrustedError(f"{bad.ref}: {bad.problems[0]}", fix=_DO_NOT)
+        raise UntrustedError(f"{bad.ref}: {bad.problems[0]}", fix=bad.fix or _DO_NOT)
+
+
+def _tell(row: Mapping[str, Any], inside: Contents) -> None:
+    """What is inside a trusted image, how it was built, and the command that makes it."""
+    for name, text in inside.told():
+        console.note(f"  {name}: {text}")
+    console.note(f"  isolation of the build: {row['isolation'] or 'not said'}")
+    console.note(f"  compiler cache: {row['compiler_cache'] or 'not said'}")
+    if row["command"]:
+        console.note(f"  made by: {row['command']}")
 
 
 def took_too_long(ref: str, seconds: float) -> UnreachableError:

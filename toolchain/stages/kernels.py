@@ -80,9 +80,10 @@ class KernelsStage:
                 **limits(request),
             }
         stem = "flash-attn-kernels-partial" if part else "flash-attn-kernels"
+        triton = next((one.short_id for one in dependencies["triton"].sources if one.name == "triton"), "unknown")
         return Planned(
             name=self.name,
-            image=f"{stem}-{source.short_id}-{base_label(request)}",
+            image=f"{stem}-{source.short_id}-triton-{triton}-{base_label(request)}",
             inputs=inputs,
             sources=(source,),
             binaries=dependencies["triton"].binaries,

@@ -94,11 +94,12 @@ def provenance(image_facts: ImageFacts, subject: Sequence[Resource]) -> Statemen
         "predicate": {
             "buildDefinition": {
                 "buildType": BUILD_TYPE,
-                "externalParameters": dict(record.request or {"stage": record.stage}),
+                "externalParameters": asked_for(image_facts),
                 "internalParameters": {
                     "image": record.image,
                     "stage": record.stage,
                     "partial": record.partial,
+                    "isolation": isolation_of(record),
                     "compilerCache": str(record.facts.get("compiler_cache", "none")),
                     # The whole of what the input digest is the digest of: anyone can compute it again.
                     "inputs": inputs,
@@ -120,6 +121,41 @@ def provenance(image_facts: ImageFacts, subject: Sequence[Resource]) -> Statemen
             },
         },
     }
+
+
+def isolation_of(record: Record) -> str:
+    """How the build was isolated: the mode, and the beginning of the digest of all measures; `none` where none was
+    proved."""
+    found = record.isolation or {}
+    return " ".join(str(found[key])[:19] for key in ("mode", "measures") if found.get(key)) or "none"
+
+
+def asked_for(image_facts: ImageFacts) -> dict[str, Any]:
+    """The request that makes the image: that of its record, with the sources that were named for the stages below.
+
+    A source is what `--source` takes: a checkout is its tree in the store, `stored:NAME@sha256:DIGEST`.
+    """
+    record = image_facts.record
+    asked = dict(record.request or {"stage": record.stage})
+    sources = {str(name): str(text) for name, text in (asked.get("sources") or {}).items()}
+    for one in (*image_facts.dependencies, record):
+        named = one.request.get("sources") or {}
+        sources |= {row.name: spec_of(row) for row in one.sources if row.name in named}
+    base = image_facts.base
+    if asked.get("base") == "oci:" and base is not None:
+        asked["base"] = f"oci:DIR@{base.manifest}"
+    return asked | ({"sources": sources} if sources else {})
+
+
+def spec_of(row: RecordedSource) -> str:
+    """A recorded source as `--source` takes it."""
+    match row.kind:
+        case "git":
+            return f"{row.repository}@{row.ref}"
+        case "local":
+            return f"stored:{row.ref.removeprefix('local:')}@{row.digest}"
+        case _:
+            return row.ref
 
 
 def _dependencies(image_facts: ImageFacts) -> list[Resource]:
@@ -198,16 +234,15 @@ def _report(record: Record) -> list[Resource]:
     return [{"name": REPORT, "mediaType": "application/json", "content": base64.b64encode(canonical(facts)).decode()}]
 
 
+_OF_PROBE = ("mode", "interfaces", "measures", "held", "buildah", "kernel", "runner")
+
+
 def _probe(image_facts: ImageFacts) -> list[Resource]:
     recorded = image_facts.record.isolation
     found = recorded or image_facts.isolation
     if not found:
         return []
-    # Which modes were refused counts; why is text of engines, with paths of the machine in it.
-    shown = {
-        key: found[key] for key in ("mode", "interfaces", "offered", "buildah", "kernel", "runner") if key in found
-    }
-    shown["refused"] = sorted(found.get("refused") or ())
+    shown = {key: found[key] for key in _OF_PROBE if key in found}
     when = WITH_THE_BUILD if recorded else "on the machine that published, after the build"
     return [
         {

@@ -60,7 +60,7 @@ def signed_files(
             policy.first("provenance", policy.check_provenance(one, demands, label=None))
             policy.first("source-repo", policy.check_sources(one, demands))
             policy.first("age", policy.check_age(one, demands, now))
-            policy.first("policy", policy.check_allowed(one, demands))
+            policy.require_policy(one, demands)
         except UntrustedError as error:  # one good one is enough, whatever else was signed
             problem = problem or error
             continue
@@ -74,8 +74,8 @@ def signed_files(
         checks["source-repo"] = f"every source comes from {' or '.join(demands.source_repos)}"
     if demands.max_age is not None:
         checks["age"] = f"built within {demands.max_age:g} days"
-    if demands.source_only:
-        checks["policy"] = "nothing prebuilt but what was allowed"
+    if held := policy.kept(demands):
+        checks["policy"] = held
     return chosen
 
 

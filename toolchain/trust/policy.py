@@ -13,12 +13,16 @@ from toolchain.catalog.stages import of_packages
 from toolchain.digest import sha256_json
 from toolchain.errors import ConfigError, UntrustedError
 from toolchain.trust import attest, sbom
+from toolchain.trust.contents import of_provenance
 from toolchain.trust.invocation import invocation
 
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
 # Clocks differ; a build from the future is a lie or a broken clock.
 _SLACK = timedelta(hours=1)
 _DAY = 86400.0
+
+
+POLICIES = ("source-only", "isolated", "fresh")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +32,8 @@ class Policy:
     Args:
         source_only: nothing prebuilt but what `allow` names. The base distribution's own packages are not meant: they
             are listed in the SBOM and are the distribution's.
+        isolated: an isolation of the build was proved on the machine that built.
+        fresh: it was built without a compiler cache.
         allow: names of prebuilt things, as `--allow-binary` takes them.
         source_repos: every source of the image must come from one of these (see `normal_repository`).
         max_age: days since the build ended; None for no limit.
@@ -36,6 +42,8 @@ class Policy:
     """
 
     source_only: bool = False
+    isolated: bool = False
+    fresh: bool = False
     allow: tuple[str, ...] = ()
     source_repos: tuple[str, ...] = ()
     max_age: float | None = None
@@ -61,10 +69,19 @@ def make_policy(
     Raises:
         ConfigError: no such policy, or not a repository.
     """
-    if name not in {None, "source-only"}:
-        raise ConfigError(f"no such policy: {name!r}", fix="--policy source-only, or leave it out")
+    names = [] if name is None else [part.strip() for part in name.split(",")]
+    if unknown := [part for part in names if part not in POLICIES]:
+        raise ConfigError(f"no such policy: {unknown[0]!r}", fix=f"one of {', '.join(POLICIES)}, with commas between")
     repos = tuple(normal_repository(one) for one in source_repos)
-    return Policy(source_only=name is not None, allow=tuple(allow), source_repos=repos, max_age=max_age, image=image)
+    return Policy(
+        source_only="source-only" in names,
+        isolated="isolated" in names,
+        fresh="fresh" in names,
+        allow=tuple(allow),
+        source_repos=repos,
+        max_age=max_age,
+        image=image,
+    )
 
 
 def normal_repository(text: str) -> str:
@@ -156,20 +173,52 @@ def check_age(statement: Mapping[str, Any], policy: Policy, now: datetime) -> It
         yield f"the build ended at {text}, longer ago than {policy.max_age:g} days"
 
 
-def check_binaries(statement: Mapping[str, Any], document: Mapping[str, Any], policy: Policy) -> Iterator[str]:
-    """Whether provenance and SBOM name the same prebuilt things, and only such as are allowed."""
+def check_binaries(statement: Mapping[str, Any], document: Mapping[str, Any]) -> Iterator[str]:
+    """Whether provenance and SBOM name the same prebuilt things."""
     said, listed = _binaries(statement), sbom.binaries_in(document)
     if said != listed:
         yield f"provenance and SBOM disagree about prebuilt things: {', '.join(said)} and {', '.join(listed)}"
-    yield from check_allowed(statement, policy)
+
+
+def require_policy(statement: Mapping[str, Any], policy: Policy) -> None:
+    """Insist on a policy.
+
+    Raises:
+        UntrustedError: it is not met; where an option would lift the refusal, `fix` names it.
+    """
+    try:
+        first("policy", check_allowed(statement, policy))
+    except UntrustedError as error:
+        error.fix = remedy(statement, policy)
+        raise
+    first("policy", check_build(statement, policy))
+
+
+def kept(policy: Policy) -> str:
+    """What holds where a policy is met, for people; empty where none was demanded."""
+    held = (
+        (policy.source_only, "nothing prebuilt but what was allowed"),
+        (policy.isolated, "built in a proved isolation"),
+        (policy.fresh, "built without a compiler cache"),
+    )
+    return "; ".join(text for demanded, text in held if demanded)
+
+
+def check_build(statement: Mapping[str, Any], policy: Policy) -> Iterator[str]:
+    """Whether the build was isolated, and without a compiler cache, as far as that is demanded."""
+    inner = statement["predicate"]["buildDefinition"]["internalParameters"]
+    if policy.isolated and str(inner["isolation"]) == "none":
+        yield "no isolation of the build was proved"
+    if policy.fresh and str(inner["compilerCache"]) != "none":
+        yield f"it was built with the compiler cache {inner['compilerCache']}, and not with --fresh"
 
 
 def check_allowed(statement: Mapping[str, Any], policy: Policy) -> Iterator[str]:
     """The prebuilt things that a provenance names and nobody allowed."""
     if policy.source_only:
-        for name in _binaries(statement):
-            if name not in policy.allow:
-                yield f"it was made with the prebuilt {name}, which is not allowed (--allow-binary {name})"
+        names = [name for name in _binaries(statement) if name not in policy.allow]
+        if names:
+            yield f"it was made with the prebuilt {', '.join(names)}, which is not allowed"
 
 
 def _binaries(statement: Mapping[str, Any]) -> list[str]:
@@ -200,8 +249,17 @@ def said(statement: Mapping[str, Any]) -> dict[str, Any]:
         "partial": str(inner.get("partial", "")),
         "contract": asked.get("contract") is not False if isinstance(asked, dict) else None,
         "input_digest": str(inner["inputDigest"]),
+        "isolation": str(inner.get("isolation", "")),
+        "compiler_cache": str(inner.get("compilerCache", "")),
+        **of_provenance(statement).as_json(),
         "command": invocation(statement),
     }
+
+
+def remedy(statement: Mapping[str, Any], policy: Policy) -> str:
+    """What would lift the refusal of an image that is otherwise as it must be; empty where nothing would."""
+    names = [name for name in _binaries(statement) if name not in policy.allow] if policy.source_only else []
+    return f"if you accept them: {' '.join(f'--allow-binary {name}' for name in names)}" if names else ""
 
 
 def named(statement: Mapping[str, Any]) -> str:

@@ -38,6 +38,7 @@ class Verdict:
             and nothing contradicts them, but nobody was asked who made them. `untrusted`: something is wrong.
         problems: what is wrong; of several the first.
         checks: what was looked at and held, in order, with a word for people.
+        fix: what would make it right, where that is in the caller's hands; not in `as_json`.
         provenance: the signed statement that was believed; of several images that of the last. In `as_json` what it
             says that the image is.
     """
@@ -48,6 +49,7 @@ class Verdict:
     problems: list[str] = field(default_factory=list)
     checks: dict[str, str] = field(default_factory=dict)
     provenance: Mapping[str, Any] | None = None
+    fix: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """A row of `verify --json`."""
@@ -119,6 +121,7 @@ def verify(
     except UntrustedError as error:
         verdict.verdict = "untrusted"
         verdict.problems = [error.what + (f" ({error.why})" if error.why else "")]
+        verdict.fix = error.fix
         verdict.provenance = None
         return verdict
     verdict.verdict = "intact" if key is None else "trusted"
@@ -210,9 +213,10 @@ class _Image:
         listed = about(statements, self._needed, {sbom.PREDICATE}, "sbom")
         document = one_of([one["predicate"] for one in listed], self._compare)
         self._checks["sbom"] = f"{len(document['files'])} files are as the signed SBOM lists them"
-        policy.first("policy", policy.check_binaries(chosen, document, demands))
-        if demands.source_only:
-            self._checks["policy"] = "nothing prebuilt but what was allowed"
+        policy.first("policy", policy.check_binaries(chosen, document))
+        policy.require_policy(chosen, demands)
+        if held := policy.kept(demands):
+            self._checks["policy"] = held
         return chosen
 
     def _provenance(self, statement: dict[str, Any], demands: Policy, now: datetime) -> None:
