@@ -43,6 +43,7 @@ def main(folder: Path) -> None:
 
     os.chdir(folder)
     cache = Cache(folder / "cache")
+    cache.make()
     os.environ["TOOLCHAIN_CACHE"] = str(cache.root)
     cache.make()
     finished_base(cache, folder / "work")
