@@ -23,8 +23,8 @@ from toolchain.kernels.ledger import Ledger
 from toolchain.kernels.result_name import Naming
 from toolchain.kernels.rules import Rule
 from toolchain.kernels.shared import SharedResults
-from toolchain.kernels.station import Bench, Limits, Station
 from toolchain.kernels.store import FolderStore
+from toolchain.kernels.worker import CompileSetup, KernelWorker, Limits
 
 LAYERS = ("sha256:" + "a" * 64,)
 LIMITS = Limits(timeout=60)
@@ -72,9 +72,9 @@ class Hub:
     def stop(self) -> None:
         self.call(self._scheduler.close())
 
-    def serve(self, station: Station) -> None:
+    def serve(self, worker: KernelWorker) -> None:
         work = {"patience": 120, "ended": self._ended}
-        thread = threading.Thread(target=serve, args=(self.address, station), kwargs=work, daemon=True)
+        thread = threading.Thread(target=serve, args=(self.address, worker), kwargs=work, daemon=True)
         thread.start()
         self._workers.append(thread)
 
@@ -128,9 +128,9 @@ class Machine:
             made = make_object(rule.target, rule.kernel, **changes) + more
             (self.workers.folder / f"{rule.target}{rule.kernel}").write_bytes(made)
 
-    def station(self, store: FolderStore, *, slots: int = 1, name: str = "") -> Station:
-        bench = Bench(start=self.workers, naming=self.naming, out=self.out, seen=("/src", str(self.out)))
-        return Station(bench, store, name=name or self.root.name, slots=slots, limits=self.limits, watch=0.2)
+    def serving(self, store: FolderStore, *, slots: int = 1, name: str = "") -> KernelWorker:
+        setup = CompileSetup(start=self.workers, naming=self.naming, out=self.out, seen=("/src", str(self.out)))
+        return KernelWorker(setup, store, name=name or self.root.name, slots=slots, limits=self.limits, watch=0.2)
 
     def campaign(
         self, rules: Sequence[Rule], store: FolderStore | None, address: str = "", *, patience: float = 60, **how: Any

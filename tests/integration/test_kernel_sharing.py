@@ -35,8 +35,8 @@ from toolchain.kernels.result_name import Naming
 from toolchain.kernels.rules import RuleSet
 from toolchain.kernels.shards import shard_of
 from toolchain.kernels.shared import SharedResults
-from toolchain.kernels.station import Bench, Station
 from toolchain.kernels.store import FolderStore
+from toolchain.kernels.worker import CompileSetup, KernelWorker
 
 __all__ = ["python"]  # the fixture
 Files = dict[str, str]
@@ -119,11 +119,11 @@ def test_a_compile_process_that_is_killed_costs_nothing_but_its_kernel(
     machine, store = Machine(tmp_path / "machine", python), FolderStore(tmp_path / "store")
     out, naming, rules = machine.root / "out", machine.naming(), machine.rules()
     out.mkdir()
-    at = Bench(start=machine.worker, naming=naming, out=out, seen=(str(machine.root), str(out)))
-    with Station(at, store, name="one", slots=1, limits=replace(LIMITS, timeout=300)) as station:
-        killer = threading.Thread(target=kill_once, args=(station,), daemon=True)
+    at = CompileSetup(start=machine.worker, naming=naming, out=out, seen=(str(machine.root), str(out)))
+    with KernelWorker(at, store, name="one", slots=1, limits=replace(LIMITS, timeout=300)) as worker:
+        killer = threading.Thread(target=kill_once, args=(worker,), daemon=True)
         killer.start()
-        answers = [station.obey(order_of(rule, naming.name(rule), anew=False)) for rule in rules]
+        answers = [worker.carry_out(order_of(rule, naming.name(rule), recompile=False)) for rule in rules]
         killer.join(60)
     assert [answer["status"] for answer in answers] == ["done"] * 4
     assert [answer["attempt"] for answer in answers] == [2, 1, 1, 1]
@@ -133,11 +133,11 @@ def test_a_compile_process_that_is_killed_costs_nothing_but_its_kernel(
     assert result.shared["taken"] == 4
 
 
-def kill_once(station: Station) -> None:
+def kill_once(worker: KernelWorker) -> None:
     """kill -9 of the first process that compiles a kernel."""
     end = time.monotonic() + 60
     while time.monotonic() < end:
-        for row in station.now()["processes"]:
+        for row in worker.now()["processes"]:
             if row["kernel"]:
                 os.kill(row["pid"], signal.SIGKILL)
                 return
@@ -159,9 +159,11 @@ def test_two_workers_of_a_scheduler_make_what_one_machine_makes(
             machine = Machine(tmp_path / name, python)
             out = machine.root / "out"
             out.mkdir()
-            at = Bench(start=machine.worker, naming=machine.naming(), out=out, seen=(str(machine.root), str(out)))
-            station = stack.enter_context(Station(at, store, name=name, slots=1, limits=limits))
-            scheduler.serve(station)
+            at = CompileSetup(
+                start=machine.worker, naming=machine.naming(), out=out, seen=(str(machine.root), str(out))
+            )
+            worker = stack.enter_context(KernelWorker(at, store, name=name, slots=1, limits=limits))
+            scheduler.serve(worker)
         until(lambda: len(ask(scheduler.address)["machines"]) == 2, "workers")
         shared, rules, out = SharedResults([store], desk.naming()), desk.rules(), desk.root / "out"
         with (

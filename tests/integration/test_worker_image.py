@@ -120,11 +120,11 @@ def test_its_objects_are_those_of_a_local_campaign(built: Said, quickstart: Quic
                     rules, executor, ledger, out, worker_tree=said.source, shared=shared, on_count=look,
                     tell=executor.tell,
                 )  # fmt: skip
-            (station,) = (
+            (worker,) = (
                 pid for pid, text in below(child.pid).items() if "build.contained_worker" in text.split("sh ")[0]
             )
-            assert interfaces(station) == interfaces(os.getpid())
-            os.kill(station, signal.SIGTERM)
+            assert interfaces(worker) == interfaces(os.getpid())
+            os.kill(worker, signal.SIGTERM)
             child.wait(60)
             assert child.returncode == 128 + signal.SIGTERM, lines
     assert {entry.origin for entry in made.entries} == {"worker boxed"}

@@ -166,10 +166,10 @@ def test_a_compile_process_sees_no_interface_and_the_station_does(
         with ThreadPoolExecutor(1) as beside:
             looking = beside.submit(look)
             made = desk.campaign(rules, FolderStore(image.store), scheduler.address)
-        compiles, station, environment = looking.result()
+        compiles, worker, environment = looking.result()
         assert compiles == ["lo"]
-        assert station == interfaces(os.getpid())
-        assert set(station) != {"lo"} or len(interfaces(os.getpid())) == 1
+        assert worker == interfaces(os.getpid())
+        assert set(worker) != {"lo"} or len(interfaces(os.getpid())) == 1
         assert b"SECRET_OF_THE_STATION" not in environment
         assert {entry.origin for entry in made.entries} == {"worker container"}
         assert made.counts()["done"] == 2
@@ -211,8 +211,8 @@ def test_it_ends_in_the_middle_of_a_kernel(image: Image, scheduler: Hub, tmp_pat
         assert child.wait(60) == 128 + signal.SIGTERM, image.log.read_text()
         assert time.monotonic() - began < 8, "an engine waits ten seconds, and kills it"
         assert machine.workers.alive == []
-        with other.station(store) as station:
-            scheduler.serve(station)
+        with other.serving(store) as serving:
+            scheduler.serve(serving)
             assert made.result(120).counts()["done"] == 2
     assert other.workers.tries == ["waits"]
 

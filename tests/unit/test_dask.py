@@ -31,9 +31,9 @@ from toolchain.kernels.dask_status import ask
 from toolchain.kernels.ledger import reproducible
 from toolchain.kernels.oci_store import OciStore
 from toolchain.kernels.shared import SharedResults
-from toolchain.kernels.station import Limits
 from toolchain.kernels.status import told_elsewhere
 from toolchain.kernels.store import FolderStore, read_record
+from toolchain.kernels.worker import Limits
 
 TOP = Path(__file__).resolve().parents[2]
 pytestmark = [
@@ -88,7 +88,7 @@ def test_two_workers_make_what_one_machine_makes_and_what_a_store_gives(
     alone, first, second, desk, later = (Machine(tmp_path / name) for name in ("alone", "w1", "w2", "desk", "later"))
     for machine in (alone, first, second):
         machine.provide(rules)
-    with first.station(store) as one, second.station(store) as two:
+    with first.serving(store) as one, second.serving(store) as two:
         scheduler.serve(one)
         scheduler.serve(two)
         until(lambda: len(ask(scheduler.address)["machines"]) == 2, "workers")
@@ -127,7 +127,7 @@ def in_a_process(machine: Machine, address: str, store: FolderStore) -> subproce
         "machine.root, machine.layers, machine.limits = Path(root), LAYERS, LIMITS\n"
         "machine.tree, machine.out = machine.root / 'tree', machine.root / 'out'\n"
         "machine.workers = FakeWorkers(machine.root / 'workers')\n"
-        "serve(address, machine.station(FolderStore(Path(store))))\n"
+        "serve(address, machine.serving(FolderStore(Path(store))))\n"
     )
     return subprocess.Popen(
         [sys.executable, "-c", program, str(machine.root), address, store.ref],
@@ -146,9 +146,9 @@ def test_a_worker_that_dies_costs_what_it_was_at(scheduler: Hub, store: FolderSt
         campaign = InBackground(desk, rules, store, scheduler.address)
         until((doomed.workers.folder / "waiting").exists, "kernel under way")
         assert doomed.workers.tries == ["one", "waits"]
-        with other.station(store) as station:
+        with other.serving(store) as serving:
             os.killpg(child.pid, signal.SIGKILL)
-            scheduler.serve(station)
+            scheduler.serve(serving)
             made = campaign.end()
     finally:
         child.kill()
@@ -185,7 +185,7 @@ def test_an_order_that_waits_goes_to_a_worker_that_is_idle(scheduler: Hub, store
     busy, idle, desk = (Machine(tmp_path / name) for name in ("busy", "idle", "desk"))
     for machine in (busy, idle):
         machine.provide(rules)
-    with busy.station(store) as first, idle.station(store) as second:
+    with busy.serving(store) as first, idle.serving(store) as second:
         scheduler.serve(first)
         campaign = InBackground(desk, rules, store, scheduler.address)
         until((busy.workers.folder / "waiting").exists, "kernel under way")
@@ -201,8 +201,8 @@ def test_a_scheduler_that_is_restarted_costs_nothing(scheduler: Hub, store: Fold
     rules = rules_of("one", "waits", "two", warps=[1])
     worker, desk = Machine(tmp_path / "worker"), Machine(tmp_path / "desk")
     worker.provide(rules)
-    with worker.station(store) as station:
-        scheduler.serve(station)
+    with worker.serving(store) as serving:
+        scheduler.serve(serving)
         campaign = InBackground(desk, rules, store, scheduler.address, patience=120)
         until((worker.workers.folder / "waiting").exists, "kernel under way")
         scheduler.stop()
@@ -218,8 +218,8 @@ def test_a_campaign_that_is_killed_goes_on(scheduler: Hub, store: FolderStore, t
     rules = rules_of("one", "waits", "two", warps=[1])
     worker, killed, desk = (Machine(tmp_path / name) for name in ("worker", "killed", "desk"))
     worker.provide(rules)
-    with worker.station(store) as station:
-        scheduler.serve(station)
+    with worker.serving(store) as serving:
+        scheduler.serve(serving)
         shared = SharedResults([store], killed.naming)
         with DaskExecutor(
             scheduler.address, rules=rules, shared=shared, out=killed.out, limits=LIMITS, patience=60
@@ -243,7 +243,7 @@ def test_a_worker_with_another_triton_or_other_limits_is_refused_by_name(
     hasty = Machine(tmp_path / "hasty", limits=Limits(timeout=5))
     for machine in (honest, other, hasty):
         machine.provide(rules)
-    with other.station(store) as wrong, hasty.station(store) as short, honest.station(store) as good:
+    with other.serving(store) as wrong, hasty.serving(store) as short, honest.serving(store) as good:
         scheduler.serve(wrong)
         scheduler.serve(short)
         until(lambda: len(ask(scheduler.address)["machines"]) == 2, "workers")
@@ -269,7 +269,7 @@ def test_a_worker_with_other_sources_gets_one_order_and_is_refused(
     (changed.tree / "kernels.py").write_text("WIDTH = 2\n")
     for machine in (changed, honest):
         machine.provide(rules)
-    with changed.station(store) as wrong, honest.station(store) as good:
+    with changed.serving(store) as wrong, honest.serving(store) as good:
         scheduler.serve(wrong)
         scheduler.serve(good)
         until(lambda: len(ask(scheduler.address)["machines"]) == 2, "workers")
@@ -287,7 +287,7 @@ def test_a_worker_whose_objects_are_useless_is_set_aside_and_others_compile_its_
     desk, broken, honest = (Machine(tmp_path / name) for name in ("desk", "broken", "honest"))
     honest.provide(rules)
     broken.provide(rules, machine=3)
-    with broken.station(store) as one, honest.station(store) as two:
+    with broken.serving(store) as one, honest.serving(store) as two:
         scheduler.serve(one)
         with caplog.at_level(logging.WARNING):
             campaign = InBackground(desk, rules, store, scheduler.address)
@@ -311,7 +311,7 @@ def test_a_machine_that_cannot_compile_is_set_aside(
     desk, broken, honest = (Machine(tmp_path / name) for name in ("desk", "broken", "honest"))
     honest.provide(rules)
     (broken.workers.folder / "broken").touch()
-    with broken.station(store) as one, honest.station(store) as two:
+    with broken.serving(store) as one, honest.serving(store) as two:
         scheduler.serve(one)
         scheduler.serve(two)
         until(lambda: len(ask(scheduler.address)["machines"]) == 2, "workers")
@@ -324,8 +324,8 @@ def test_a_machine_that_cannot_compile_is_set_aside(
 def test_the_log_of_a_failed_kernel_comes_home(scheduler: Hub, store: FolderStore, tmp_path: Path) -> None:
     rules = rules_of("dies", warps=[1])
     desk, worker = Machine(tmp_path / "desk"), Machine(tmp_path / "worker")
-    with worker.station(store) as station:
-        scheduler.serve(station)
+    with worker.serving(store) as serving:
+        scheduler.serve(serving)
         made = desk.campaign(rules, store, scheduler.address)
     (entry,) = made.failed
     assert entry.attempt == 2
@@ -348,14 +348,14 @@ def test_a_station_takes_what_the_store_has_unless_it_shall_not(store: FolderSto
     rule, machine = rules_of("one")[0], Machine(tmp_path / "machine")
     machine.provide([rule])
     name = machine.naming.name(rule)
-    with machine.station(store) as station:
-        answers = [station.obey(order_of(rule, name, anew=anew)) for anew in (False, False, True)]
+    with machine.serving(store) as serving:
+        answers = [serving.carry_out(order_of(rule, name, recompile=recompile)) for recompile in (False, False, True)]
         assert [answer["found"] for answer in answers] == [False, True, False]
         assert len(machine.workers.tries) == 2
-        other = station.obey(order_of(rule, "0" * 64, anew=False))
+        other = serving.carry_out(order_of(rule, "0" * 64, recompile=False))
         assert (other["status"], other["inputs"]["triton"]) == ("refused", list(LAYERS))
-        assert station.obey({"rule": {}})["status"] == "refused"
-        assert station.now()["compiled"] == 2
+        assert serving.carry_out({"rule": {}})["status"] == "refused"
+        assert serving.now()["compiled"] == 2
     assert machine.workers.alive == []
     assert list(machine.out.iterdir()) == []
 

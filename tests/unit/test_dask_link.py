@@ -53,8 +53,8 @@ def test_tls_with_certificates_of_ones_own(tmp_path: Path) -> None:
     worker.provide(rules)
     with dask.config.set(certificates(tmp_path / "ours", "ours")):
         trust = distributed.Security(require_encryption=True)
-        with hub(trust) as scheduler, worker.station(store) as station:
-            scheduler.serve(station)
+        with hub(trust) as scheduler, worker.serving(store) as serving:
+            scheduler.serve(serving)
             assert scheduler.address.startswith("tls://")
             assert desk.campaign(rules, store, scheduler.address).counts()["done"] == 1
             with dask.config.set(certificates(tmp_path / "theirs", "theirs")), pytest.raises(UnreachableError):
@@ -125,6 +125,6 @@ def test_nobody_there_is_told(tmp_path: Path) -> None:
 
 def test_an_order_travels_as_text() -> None:
     for rule in rules_of("one"):
-        order = json.loads(json.dumps(order_of(rule, "name", anew=False)))
+        order = json.loads(json.dumps(order_of(rule, "name", recompile=False)))
         assert rule_of(order["rule"]) == rule
         assert rule_of(order["rule"]).id == rule.id

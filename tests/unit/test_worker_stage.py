@@ -78,8 +78,8 @@ def test_a_base_with_another_python_is_refused(cache: Cache) -> None:
     assert "Python 3.13" in caught.value.why
 
 
-@pytest.mark.parametrize(("of", "ground"), [("kernels", kernels.GROUND), ("aotriton", aotriton_images.GROUND)])
-def test_results_have_the_names_of_a_local_campaign(tmp_path: Path, of: str, ground: Any) -> None:
+@pytest.mark.parametrize(("of", "project"), [("kernels", kernels.PROJECT), ("aotriton", aotriton_images.PROJECT)])
+def test_results_have_the_names_of_a_local_campaign(tmp_path: Path, of: str, project: Any) -> None:
     source, tree = tmp_path / "source", tmp_path / "tree"
     (source / "pack" / "__pycache__").mkdir(parents=True)
     (source / ".git").mkdir()
@@ -91,16 +91,16 @@ def test_results_have_the_names_of_a_local_campaign(tmp_path: Path, of: str, gro
 
     inside = tree / FOLDER.lstrip("/")
     found = Kernels.read(inside / "kernels.json")
-    assert (found.name, found.stage, found.source) == ("kernel-worker-x", of, ground.source)
-    local = ground.naming(source, TRITON)
-    assert found.bench(tmp_path, ()).naming.shared == local.shared
-    laid = tree / ground.source.lstrip("/")
+    assert (found.name, found.stage, found.source) == ("kernel-worker-x", of, project.source)
+    local = project.naming(source, TRITON)
+    assert found.compile_setup(tmp_path, ()).naming.shared == local.shared
+    laid = tree / project.source.lstrip("/")
     assert (laid / "pack" / "link.py").readlink() == Path("kernels.py")
     assert sorted(path.name for path in laid.rglob("*")) == ["kernels.py", "link.py", "pack"]
-    assert dict(found.variables) == {**ground.variables, "LD_PRELOAD": base_recipe("debian13").allocator}
-    assert found.environment == ground.environment, "an allocator is in no result's name"
+    assert dict(found.variables) == {**project.variables, "LD_PRELOAD": base_recipe("debian13").allocator}
+    assert found.environment == project.environment, "an allocator is in no result's name"
     assert (tree / found.command[1].lstrip("/")).is_file()
-    assert (inside / "toolchain" / "kernels" / "station.py").is_file()
+    assert (inside / "toolchain" / "kernels" / "worker.py").is_file()
     assert os.access(tree / PROGRAM.lstrip("/"), os.X_OK)
 
 

@@ -1,4 +1,4 @@
-"""What runs in the image of a kernel worker: a station behind a scheduler, and compile processes without a network.
+"""What runs in the image of a kernel worker: a worker behind a scheduler, and compile processes without a network.
 
 It needs neither an engine nor the rest of this tool: `stages.worker` lists the modules that the image holds.
 """
@@ -29,8 +29,8 @@ from toolchain.kernels.bounds import MemoryBounds, patience
 from toolchain.kernels.dask_link import check_address, library, machine_name, security
 from toolchain.kernels.dask_worker import PATIENCE, serve
 from toolchain.kernels.result_name import Naming
-from toolchain.kernels.station import Bench, Limits, Station
 from toolchain.kernels.store import FolderStore
+from toolchain.kernels.worker import CompileSetup, KernelWorker, Limits
 from toolchain.typed import typed
 
 LOG = logging.getLogger("toolchain")
@@ -42,7 +42,7 @@ KERNELS = Path(__file__).resolve().parents[2] / "kernels.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Kernels:
-    """Whose kernels an image compiles; what of it names results is as in `stages.kernel_workers.Ground`.
+    """Whose kernels an image compiles; what of it names results is as in `stages.kernel_workers.KernelProject`.
 
     Args:
         name: of the image.
@@ -88,7 +88,7 @@ class Kernels:
                 fix="run this in an image that `toolchain build worker` made",
             ) from error
 
-    def bench(self, out: Path, way: Sequence[str]) -> Bench:
+    def compile_setup(self, out: Path, way: Sequence[str]) -> CompileSetup:
         """Where they compile.
 
         Args:
@@ -107,7 +107,7 @@ class Kernels:
         def start() -> AbstractContextManager[Popen[str]]:
             return process.piped(words, env=self.variables)
 
-        return Bench(start=start, naming=naming, out=out, seen=(self.source, str(out)))
+        return CompileSetup(start=start, naming=naming, out=out, seen=(self.source, str(out)))
 
 
 def run(asked: argparse.Namespace) -> None:
@@ -132,19 +132,19 @@ def run(asked: argparse.Namespace) -> None:
     limits = Limits(timeout=patience(asked.kernel_timeout), memory=asked.kernel_memory * 10**6)
     bounds = MemoryBounds.of(memory_available(), slots, limits.memory)
     with _scratch() as scratch:
-        station = Station(
-            kernels.bench(scratch / "out", way),
+        worker = KernelWorker(
+            kernels.compile_setup(scratch / "out", way),
             store,
             name=asked.name or machine_name(),
             slots=slots,
             limits=limits,
             bounds=bounds,
         )
-        with station:
-            LOG.info("worker %s of %s: %d kernels at once, for %s", station.name, kernels.name, slots, asked.address)
+        with worker:
+            LOG.info("worker %s of %s: %d kernels at once, for %s", worker.name, kernels.name, slots, asked.address)
             LOG.info("compile processes see no network: %s", " ".join(way[:-1]))
             with _ended() as (ended, numbers):
-                serve(asked.address, station, patience=asked.patience, ended=ended)
+                serve(asked.address, worker, patience=asked.patience, ended=ended)
     if numbers:
         sys.exit(128 + numbers[0])
 

@@ -1,4 +1,4 @@
-"""A worker of a Dask scheduler on this machine: the Triton image, the kernels' sources, and a station before them."""
+"""A worker of a Dask scheduler on this machine: the Triton image, the kernels' sources, and a worker before them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from toolchain.stages.stage import Built
 
 if TYPE_CHECKING:
     from toolchain.build.reuse import Reuse
-    from toolchain.kernels.station import Bench
+    from toolchain.kernels.worker import CompileSetup
 
 
 def serve_kernels(
@@ -50,7 +50,7 @@ def serve_kernels(
     from toolchain.kernels.dask_link import check_address, machine_name, security  # noqa: PLC0415
     from toolchain.kernels.dask_worker import serve  # noqa: PLC0415
     from toolchain.kernels.oci_store import OciStore  # noqa: PLC0415
-    from toolchain.kernels.station import Station  # noqa: PLC0415
+    from toolchain.kernels.worker import KernelWorker  # noqa: PLC0415
 
     security(check_address(address), "worker")
     if request.kernel_store is None:
@@ -83,20 +83,20 @@ def serve_kernels(
         out.mkdir()
         slots, limits = workspace.jobs("kernel"), kernel_limits(request)
         bounds = MemoryBounds.of(workspace.memory(), slots, limits.memory)
-        at = _bench(stage, source.path, triton, out, workspace)
-        with Station(
+        at = _setup(stage, source.path, triton, out, workspace)
+        with KernelWorker(
             at, store, name=name or machine_name(), slots=slots, limits=limits, bounds=bounds,
             key=result_key(request.kernel_key),
-        ) as station:  # fmt: skip
-            console.note(f"worker {station.name}: {slots} kernels at once, for {address}; Ctrl-C ends it")
-            serve(address, station)
+        ) as worker:  # fmt: skip
+            console.note(f"worker {worker.name}: {slots} kernels at once, for {address}; Ctrl-C ends it")
+            serve(address, worker)
 
 
-def _bench(stage: str, source: Path, triton: Built, out: Path, workspace: BuildWorkspace) -> Bench:
+def _setup(stage: str, source: Path, triton: Built, out: Path, workspace: BuildWorkspace) -> CompileSetup:
     if stage == "kernels":
-        from toolchain.stages.kernels import bench  # noqa: PLC0415 - one of the two
+        from toolchain.stages.kernels import compile_setup  # noqa: PLC0415 - one of the two
 
-        return bench(source, triton, out, workspace)
-    from toolchain.stages.aotriton_images import bench as images  # noqa: PLC0415
+        return compile_setup(source, triton, out, workspace)
+    from toolchain.stages.aotriton_images import compile_setup as images  # noqa: PLC0415
 
     return images(source, triton, out, workspace)

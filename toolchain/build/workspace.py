@@ -105,7 +105,7 @@ class BuildWorkspace:
 
     def fetch(self, source: Source) -> FetchedSource:
         self.prefetch.wait(source.name)
-        # What is built from is read once more: neither a disk that decays nor a hand in the store shall be built in.
+        # What is built from is read once more: neither a disk that decays nor a slot in the store shall be built in.
         got = fetch_for(self.request, source, patched=True, verify=True)
         within_lock(self.request, [], fetched=got)
         return got

@@ -27,8 +27,8 @@ from toolchain.kernels.ledger import DONE, FAILED, TIMEOUT
 from toolchain.kernels.oci_store import OciStore
 from toolchain.kernels.rules import Rule
 from toolchain.kernels.shared import WORKER, SharedResults
-from toolchain.kernels.station import MACHINE, REFUSED, Limits
 from toolchain.kernels.store import DamagedError, UnsignedError, difference
+from toolchain.kernels.worker import MACHINE, REFUSED, Limits
 from toolchain.kernels.worker_process import Task
 
 LOG = logging.getLogger(__name__)
@@ -175,7 +175,7 @@ class DaskExecutor:
             time.sleep(TICK)
 
     def _content(self, rule: Rule) -> dict[str, Any]:
-        return order_of(rule, self._shared.name(rule), anew=self._shared.is_rejected(rule))
+        return order_of(rule, self._shared.name(rule), recompile=self._shared.is_rejected(rule))
 
     def _there(self) -> Board:
         if self._board is None:

@@ -105,16 +105,16 @@ def machine_name() -> str:
     return socket.gethostname()
 
 
-def order_of(rule: Rule, name: str, *, anew: bool) -> dict[str, Any]:
+def order_of(rule: Rule, name: str, *, recompile: bool) -> dict[str, Any]:
     """An order, as it goes to a worker.
 
     Args:
         name: of the result.
-        anew: compile it whatever the store has.
+        recompile: compile it whatever the store has.
     """
     content = asdict(rule)
     del content["_id"]
-    return {"format": FORMAT, "name": name, "anew": anew, "rule": content}
+    return {"format": FORMAT, "name": name, "recompile": recompile, "rule": content}
 
 
 def rule_of(content: Mapping[str, Any]) -> Rule:

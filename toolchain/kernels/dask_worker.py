@@ -1,4 +1,4 @@
-"""A station that takes orders from the board of a Dask scheduler: it stays where schedulers come and go."""
+"""A worker that takes orders from the board of a Dask scheduler: it stays where schedulers come and go."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 
 from toolchain.errors import UnreachableError
 from toolchain.kernels.dask_board import BEAT, TICK, Board, BoardError, Presence
-from toolchain.kernels.station import MACHINE, Answer, Station
+from toolchain.kernels.worker import MACHINE, Answer, KernelWorker
 
 LOG = logging.getLogger(__name__)
 PATIENCE = 600.0
@@ -26,7 +26,9 @@ RETURNED = "returned"
 _PAUSE = 1.0
 
 
-def serve(address: str, station: Station, *, patience: float = PATIENCE, ended: threading.Event | None = None) -> None:
+def serve(
+    address: str, worker: KernelWorker, *, patience: float = PATIENCE, ended: threading.Event | None = None
+) -> None:
     """Work for a scheduler until somebody interrupts, or sets `ended`.
 
     Args:
@@ -37,7 +39,7 @@ def serve(address: str, station: Station, *, patience: float = PATIENCE, ended: 
         UnreachableError: no scheduler answers for so long.
     """
     ended = ended or threading.Event()
-    desk = _Desk(station, ended)
+    desk = _Desk(worker, ended)
     last = time.monotonic()
     try:
         while not ended.is_set():
@@ -48,7 +50,7 @@ def serve(address: str, station: Station, *, patience: float = PATIENCE, ended: 
                     raise
                 ended.wait(_PAUSE)
                 continue
-            LOG.info("worker %s serves %s", station.name, address)
+            LOG.info("worker %s serves %s", worker.name, address)
             try:
                 with contextlib.closing(board):
                     desk.attend(board)
@@ -69,14 +71,14 @@ class _Job:
     answer: Answer | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def run(self, station: Station) -> None:
+    def run(self, worker: KernelWorker) -> None:
         """Carry it out, unless it was given back."""
         with self.lock:
             if self.answer is not None:
                 return
             self.begun = True
         try:
-            answer = station.obey(self.order)
+            answer = worker.carry_out(self.order)
         except Exception as error:  # noqa: BLE001 - the campaign is told, and gives the order to another
             answer = {"status": MACHINE, "reason": f"{type(error).__name__}: {error}"}
         with self.lock:
@@ -92,11 +94,11 @@ class _Job:
 class _Desk:
     """What a worker knows of orders, across connections."""
 
-    def __init__(self, station: Station, ended: threading.Event) -> None:
-        self._station = station
+    def __init__(self, worker: KernelWorker, ended: threading.Event) -> None:
+        self._worker = worker
         self._ended = ended
         self._id = secrets.token_hex(8)
-        self._pool = ThreadPoolExecutor(station.slots, thread_name_prefix="order")
+        self._pool = ThreadPoolExecutor(worker.slots, thread_name_prefix="order")
         self._jobs: dict[tuple[str, str], _Job] = {}
         self._campaigns = Presence()
         self._beats = itertools.count()
@@ -108,13 +110,13 @@ class _Desk:
             BoardError: the connection is gone.
         """
         written: dict[str, dict[str, Answer]] = {}
-        said = self._station.describe()
+        said = self._worker.describe()
         beaten = -BEAT
         try:
             while not self._ended.wait(TICK):
                 if time.monotonic() - beaten >= BEAT:
                     beaten = time.monotonic()
-                    row = {"said": said, "now": self._station.now(), "at": board.local, "beat": next(self._beats)}
+                    row = {"said": said, "now": self._worker.now(), "at": board.local, "beat": next(self._beats)}
                     board.write("workers", self._id, value=row)
                 answers = self._settle(board)
                 for campaign in {*answers, *written}:
@@ -140,7 +142,7 @@ class _Desk:
                     if not alive:
                         continue
                     job = self._jobs[campaign, number] = _Job(order, 0.0)
-                    self._pool.submit(job.run, self._station)
+                    self._pool.submit(job.run, self._worker)
                 job.wanted = time.monotonic()
                 if order.get("back") or not alive:
                     job.give_back()

@@ -102,12 +102,12 @@ class LocalExecutor:
         self.bounds = bounds
         self._watch = watch
         self._about: dict[str, Any] = {}
-        self._crew: Crew | None = None
+        self._pool: WorkerPool | None = None
 
     def workers(self) -> list[dict[str, Any]]:
         """See `Executor.workers`."""
-        crew = self._crew
-        return [] if crew is None else sorted((one.as_json() for one in crew.live()), key=lambda row: int(row["pid"]))
+        pool = self._pool
+        return [] if pool is None else sorted((one.as_json() for one in pool.live()), key=lambda row: int(row["pid"]))
 
     def about(self) -> dict[str, Any]:
         """See `Executor.about`; empty before the first worker is up."""
@@ -119,31 +119,33 @@ class LocalExecutor:
             return
         workers = min(self._workers, len(tasks))
         shares = groups(tasks, most=-(-len(tasks) // (workers * SHARES)))
-        crew = self._crew = Crew(self._make, shares, timeout=self._timeout, recycle=self._recycle, bounds=self.bounds)
-        watch = Watch(self.bounds, crew.live, every=self._watch)
+        pool = self._pool = WorkerPool(
+            self._make, shares, timeout=self._timeout, recycle=self._recycle, bounds=self.bounds
+        )
+        watch = Watch(self.bounds, pool.live, every=self._watch)
         watch.start()
-        crew.start(workers)
+        pool.start(workers)
         try:
             for _ in tasks:
-                outcome = crew.outcomes.get()
-                self._about = crew.about
+                outcome = pool.outcomes.get()
+                self._about = pool.about
                 if isinstance(outcome, BaseException):
                     raise outcome
                 yield outcome
         finally:
             watch.stop()
-            crew.stop()
+            pool.stop()
 
 
 @dataclass(eq=False)
-class _Hand:
-    """The worker that one thread of a crew has now, and the tasks that are next for it."""
+class _Slot:
+    """The worker that one thread of a pool has now, and the tasks that are next for it."""
 
     worker: Worker | None = None
     tasks: deque[Task] = field(default_factory=deque)
 
 
-class Crew:
+class WorkerPool:
     """The threads of one run, each with a worker of its own.
 
     Args:
@@ -174,7 +176,7 @@ class Crew:
         self._turns = Turns(self._stopping)
         self._lock = threading.Lock()
         self._live: set[Worker] = set()
-        self._idle: list[_Hand] = []
+        self._idle: list[_Slot] = []
         self._threads: list[threading.Thread] = []
 
     def start(self, count: int) -> None:
@@ -200,52 +202,52 @@ class Crew:
         for thread in self._threads:
             thread.join(30)
 
-    def _next(self, hand: _Hand) -> Task | None:
+    def _next(self, slot: _Slot) -> Task | None:
         with self._lock:
-            if hand.tasks:
-                return hand.tasks.popleft()
-            self._idle.append(hand)
+            if slot.tasks:
+                return slot.tasks.popleft()
+            self._idle.append(slot)
         try:
             with self._taking:
-                hand.tasks.extend(next(self._shares, ()))
+                slot.tasks.extend(next(self._shares, ()))
         finally:
             with self._lock:
-                self._idle.remove(hand)
-        return hand.tasks.popleft() if hand.tasks else None
+                self._idle.remove(slot)
+        return slot.tasks.popleft() if slot.tasks else None
 
     def _drop_idle(self) -> None:
         """Have those who wait for a task let go of their memory: somebody needs all of it."""
         with self._lock:
-            workers = [hand.worker for hand in self._idle if hand.worker is not None]
-            for hand in self._idle:
-                hand.worker = None
+            workers = [slot.worker for slot in self._idle if slot.worker is not None]
+            for slot in self._idle:
+                slot.worker = None
         for worker in workers:
             self._end(worker)
 
     def _work(self) -> None:
-        hand = _Hand()
+        slot = _Slot()
         try:
-            while not self._stopping.is_set() and (task := self._next(hand)) is not None:
-                self.outcomes.put(self._settle(hand, task))
+            while not self._stopping.is_set() and (task := self._next(slot)) is not None:
+                self.outcomes.put(self._settle(slot, task))
         except StoppedError:
             pass
         except BaseException as error:  # noqa: BLE001 - raised again where the outcomes are read
             self.outcomes.put(error)
         finally:
-            self._drop(hand, patience=0.0 if self._stopping.is_set() else 5.0)
+            self._drop(slot, patience=0.0 if self._stopping.is_set() else 5.0)
 
-    def _settle(self, hand: _Hand, task: Task) -> Outcome:
+    def _settle(self, slot: _Slot, task: Task) -> Outcome:
         """Try a rule until there is an outcome."""
         attempt, alone = 1, False
         while True:
-            if hand.worker is not None and self._recycle and hand.worker.served >= self._recycle:
-                self._drop(hand, patience=5.0)
-            with self._turns.alone() if alone else self._turns.beside(before_waiting=lambda: self._drop(hand)):
+            if slot.worker is not None and self._recycle and slot.worker.served >= self._recycle:
+                self._drop(slot, patience=5.0)
+            with self._turns.alone() if alone else self._turns.beside(before_waiting=lambda: self._drop(slot)):
                 if self._stopping.is_set():
                     raise StoppedError
                 if alone:
                     self._drop_idle()
-                worker = hand.worker = hand.worker or self._begin()
+                worker = slot.worker = slot.worker or self._begin()
                 started = time.monotonic()
                 try:
                     outcome, alive = self._try(worker, task, attempt, last=alone or attempt >= ATTEMPTS)
@@ -255,19 +257,19 @@ class Crew:
                     outcome = _ended(task, "failed", str(error), started, attempt) if last else None
                     alone, alive = True, False
                 if not alive or worker.over is not None or self._turns.wanted:
-                    self._drop(hand)
-            self._drop_grown(hand)
+                    self._drop(slot)
+            self._drop_grown(slot)
             if outcome is not None:
                 return outcome
             attempt += 1
 
-    def _drop_grown(self, hand: _Hand) -> None:
-        if hand.worker is not None and (memory := over_share(hand.worker.pid, self._bounds)):
+    def _drop_grown(self, slot: _Slot) -> None:
+        if slot.worker is not None and (memory := over_share(slot.worker.pid, self._bounds)):
             LOG.info("a worker has %d MB, more than its share; another takes its place", memory // 10**6)
-            self._drop(hand, patience=5.0)
+            self._drop(slot, patience=5.0)
 
-    def _drop(self, hand: _Hand, *, patience: float = 0.0) -> None:
-        worker, hand.worker = hand.worker, None
+    def _drop(self, slot: _Slot, *, patience: float = 0.0) -> None:
+        worker, slot.worker = slot.worker, None
         if worker is not None:
             self._end(worker, patience=patience)
 

@@ -28,13 +28,13 @@ from toolchain.kernels.result_name import Naming
 from toolchain.kernels.rules import Rule, RuleSet
 from toolchain.kernels.shards import shard_of
 from toolchain.kernels.shared import SharedResults
-from toolchain.kernels.station import Bench
 from toolchain.kernels.store import LARGEST_METADATA, LARGEST_OBJECT
+from toolchain.kernels.worker import CompileSetup
 from toolchain.recipe import Mount
 from toolchain.stages.kernel_workers import (
     COMMAND,
     WORKER_FILES,
-    Ground,
+    KernelProject,
     allocator,
     compiling,
     layer_digests,
@@ -48,7 +48,7 @@ PLAN, SOURCE = "/build/plan", "/build/src"
 IMAGES = "aotriton.images"
 # Settings of upstream's own kernel command lines.
 ENVIRONMENT = {"TRITON_F32_DEFAULT": "ieee"}
-GROUND = Ground(source=SOURCE, environment={"PYTHONPATH": SITE, **ENVIRONMENT}, recipe=WORKER_FILES)
+PROJECT = KernelProject(source=SOURCE, environment={"PYTHONPATH": SITE, **ENVIRONMENT}, recipe=WORKER_FILES)
 # Results that are compiled a second time by upstream's own script.
 SAMPLE = 20
 
@@ -145,7 +145,7 @@ class KernelImages:
         Raises:
             KernelError: rules failed, and the request does not say to keep going.
         """
-        request, at = self.workspace.request, self.bench()
+        request, at = self.workspace.request, self.compile_setup()
         about, known = self.build.with_name("about.json"), self.build.with_name("ledger.sqlite")
         if not about.is_file():
             # Killed before it could be told what compiles here: a ledger without that is worth nothing.
@@ -176,24 +176,24 @@ class KernelImages:
         # The same whether something was left to compile or not.
         return replace(result, about=strict_json.read(about.read_bytes())) if about.is_file() else result
 
-    def bench(self) -> Bench:
+    def compile_setup(self) -> CompileSetup:
         """Where the kernels compile: `build` holds the objects."""
         mounts = [
             Mount(self.source, SOURCE, read_only=True),
             Mount(recipe.root() / "aotriton", "/recipe/aotriton", read_only=True),
             Mount(self.build, PLAN, read_only=False),
         ]
-        env = {**GROUND.variables, **allocator(self.workspace.request)}
+        env = {**PROJECT.variables, **allocator(self.workspace.request)}
 
         def start() -> AbstractContextManager[Popen[str]]:
             return self.workspace.worker(self.image, COMMAND, mounts=mounts, env=env)
 
         name = self.build.parent.name
-        return Bench(start=start, naming=self.naming(), out=self.build, seen=(SOURCE, PLAN), campaign=name)
+        return CompileSetup(start=start, naming=self.naming(), out=self.build, seen=(SOURCE, PLAN), campaign=name)
 
     def naming(self) -> Naming:
         """What names the results: GPUs, and how the library is built, are not among it."""
-        return GROUND.naming(self.source, self.layers)
+        return PROJECT.naming(self.source, self.layers)
 
     def pack(
         self, plan: BarePlan, clusters: Sequence[Cluster], *, python: Path, sha1: str, gpus: Sequence[str]
@@ -277,7 +277,7 @@ class KernelImages:
         return compare(chosen, bad, answers)
 
 
-def bench(source: Path, triton: Built, out: Path, workspace: Workspace) -> Bench:
+def compile_setup(source: Path, triton: Built, out: Path, workspace: Workspace) -> CompileSetup:
     """Where the kernels of an AOTriton tree compile.
 
     Args:
@@ -285,7 +285,7 @@ def bench(source: Path, triton: Built, out: Path, workspace: Workspace) -> Bench
     """
     return KernelImages(
         out, source, workspace.image_to_run(triton), workspace, layer_digests(triton, workspace.cache)
-    ).bench()
+    ).compile_setup()
 
 
 def require_gpus(gpus: Sequence[str], planned: AbstractSet[str]) -> None:

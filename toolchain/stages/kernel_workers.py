@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from toolchain.kernels.result_name import Naming
     from toolchain.kernels.rules import Rule
     from toolchain.kernels.shared import SharedResults
-    from toolchain.kernels.station import Bench, Limits
+    from toolchain.kernels.worker import CompileSetup, Limits
     from toolchain.kernels.worker_process import MakeWorker
 
 # What runs beside Triton in a worker, below the recipe root: it counts in what a kernel's result depends on.
@@ -34,7 +34,7 @@ COMMAND = ("python3", f"{RECIPE}/aotriton/worker.py")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ground:
+class KernelProject:
     """What the kernels of one project compile on beside Triton. Results are named by it: it is the same everywhere.
 
     Args:
@@ -91,14 +91,14 @@ class Workers:
 
 @contextlib.contextmanager
 def compiling(
-    bench: Bench, workspace: Workspace, rules: Sequence[Rule], shared: SharedResults | None
+    setup: CompileSetup, workspace: Workspace, rules: Sequence[Rule], shared: SharedResults | None
 ) -> Iterator[Workers]:
     """Those who compile for a campaign, until the end of the block: workers here, or those of the scheduler.
 
     Raises:
         ConfigError, UnreachableError: see `dask_executor`.
     """
-    here = local_workers(bench.start, workspace)
+    here = local_workers(setup.start, workspace)
     address = workspace.request.scheduler
     if address is None:
         yield Workers(executor=here, bounds=here.bounds, tell=None)
@@ -110,8 +110,8 @@ def compiling(
             stream.write(f"--- {rule.out} did not compile on {worker}; its log ends so:\n{text}\n")
 
     elsewhere = DaskExecutor(
-        address, rules=rules, shared=shared, out=bench.out, limits=kernel_limits(workspace.request),
-        campaign=bench.campaign, on_log=log,
+        address, rules=rules, shared=shared, out=setup.out, limits=kernel_limits(workspace.request),
+        campaign=setup.campaign, on_log=log,
     )  # fmt: skip
     with elsewhere:
         yield Workers(executor=elsewhere, bounds=None, tell=elsewhere.tell)
@@ -132,7 +132,7 @@ def allocator(request: Request) -> dict[str, str]:
 def kernel_limits(request: Request) -> Limits:
     """What one kernel may take."""
     from toolchain.kernels.bounds import patience  # noqa: PLC0415 - a plan compiles nothing
-    from toolchain.kernels.station import Limits  # noqa: PLC0415
+    from toolchain.kernels.worker import Limits  # noqa: PLC0415
 
     return Limits(timeout=patience(request.kernel_timeout), memory=(request.kernel_memory or 0) * 10**6)
 

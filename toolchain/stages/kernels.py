@@ -25,7 +25,7 @@ from toolchain.stages.kernel_workers import (
     COMMAND,
     RECIPE,
     WORKER_FILES,
-    Ground,
+    KernelProject,
     allocator,
     compiling,
     layer_digests,
@@ -37,13 +37,13 @@ from toolchain.stages.stage import Built, Planned, Stage, Workspace, common_inpu
 from toolchain.stages.triton_wheel import SITE
 
 if TYPE_CHECKING:
-    from toolchain.kernels.station import Bench
+    from toolchain.kernels.worker import CompileSetup
 
 DEFAULT_GPUS = ("gfx1100", "gfx942")
 # Where the image holds its code objects.
 PREFIX = "/usr/lib64/flash-attn-kernels"
 _RULES = "aotriton/flash-attn.toml"
-GROUND = Ground(
+PROJECT = KernelProject(
     source="/src/kernels",
     environment={"PYTHONPATH": f"{SITE}:{RECIPE}/aotriton/standin:/src/kernels"},
     recipe=(*WORKER_FILES, "aotriton/standin"),
@@ -71,7 +71,7 @@ class KernelsStage:
                 **common_inputs(self.name, request),
                 "triton": under,
                 "sources": sources,
-                "recipe": digests(_RULES, *GROUND.recipe),
+                "recipe": digests(_RULES, *PROJECT.recipe),
                 "gpus": list(gpus),
                 "select": request.select,
                 "limit": request.limit,
@@ -109,7 +109,7 @@ class KernelsStage:
         tree = work / "tree"
         out = tree / PREFIX.lstrip("/")
         out.mkdir(parents=True, exist_ok=True)
-        at = bench(source.path, dependencies["triton"], out, workspace, campaign=work.name)
+        at = compile_setup(source.path, dependencies["triton"], out, workspace, campaign=work.name)
         workspace.step("compile")
         with Ledger(work / "ledger.sqlite") as ledger, workspace.shared_results(at.naming) as shared:
             shard = shard_of(rules, request.shard, shared)
@@ -160,7 +160,7 @@ class KernelsStage:
         )
 
 
-def bench(
+def compile_setup(
     source: Path,
     triton: Built,
     out: Path,
@@ -169,7 +169,7 @@ def bench(
     campaign: str = "",
     mounts: Sequence[Mount] = (),
     variables: Mapping[str, str] | None = None,
-) -> Bench:
+) -> CompileSetup:
     """Where the kernels compile.
 
     Args:
@@ -177,25 +177,25 @@ def bench(
         out: folder of the objects.
         mounts, variables: what compile processes get besides the usual.
     """
-    from toolchain.kernels.station import Bench  # noqa: PLC0415 - a plan compiles nothing
+    from toolchain.kernels.worker import CompileSetup  # noqa: PLC0415 - a plan compiles nothing
 
     image = workspace.image_to_run(triton)
     mounts = [
         *mounts,
-        Mount(source, GROUND.source, read_only=True),
+        Mount(source, PROJECT.source, read_only=True),
         Mount(recipe.root() / "aotriton", f"{RECIPE}/aotriton", read_only=True),
         Mount(out, "/out", read_only=False),
     ]
-    env = {**GROUND.variables, **allocator(workspace.request), **(variables or {})}
+    env = {**PROJECT.variables, **allocator(workspace.request), **(variables or {})}
 
     def start() -> AbstractContextManager[Popen[str]]:
         return workspace.worker(image, COMMAND, mounts=mounts, env=env)
 
-    return Bench(
+    return CompileSetup(
         start=start,
-        naming=GROUND.naming(source, layer_digests(triton, workspace.cache)),
+        naming=PROJECT.naming(source, layer_digests(triton, workspace.cache)),
         out=out,
-        seen=(GROUND.source, "/out"),
+        seen=(PROJECT.source, "/out"),
         campaign=campaign,
     )
 

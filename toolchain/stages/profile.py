@@ -61,7 +61,7 @@ class ProfileStage:
                 **common_inputs(self.name, request),
                 TRITON: under,
                 "sources": sources,
-                "recipe": digests(_RULES, *kernels.GROUND.recipe),
+                "recipe": digests(_RULES, *kernels.PROJECT.recipe),
                 "gpus": list(request.gpus or CONTRACT_GPUS),
                 "select": request.select,
                 "limit": request.limit,
@@ -95,7 +95,7 @@ class ProfileStage:
         # Counts of a run that was killed are of kernels that are counted again.
         for path in counts.iterdir():
             path.unlink()
-        at = kernels.bench(
+        at = kernels.compile_setup(
             source.path,
             dependencies[TRITON],
             objects,

@@ -23,7 +23,7 @@ from toolchain.sources.tree import Source
 from toolchain.stages import aotriton_images, kernels
 from toolchain.stages.aotriton_library import aotriton_source, require_aotriton
 from toolchain.stages.base import base_label
-from toolchain.stages.kernel_workers import COMMAND, RECIPE, Ground, allocator, layer_digests
+from toolchain.stages.kernel_workers import COMMAND, RECIPE, KernelProject, allocator, layer_digests
 from toolchain.stages.prebuilt import names_allowed, take_in
 from toolchain.stages.python import own_python
 from toolchain.stages.stage import Built, Planned, Stage, Workspace, common_inputs, image_labels, source_inputs
@@ -43,7 +43,7 @@ MODULES = (
     "__init__", "build/__init__", "build/contained_worker", "catalog/__init__", "catalog/gpus", "console",
     "data/__init__", "digest", "engine/__init__", "engine/own_network", "engine/resources", "errors", "filesystem",
     "kernels/__init__", "kernels/bounds", "kernels/dask_board", "kernels/dask_link", "kernels/dask_worker",
-    "kernels/executors", "kernels/ledger", "kernels/reached", "kernels/result_name", "kernels/rules", "kernels/station",
+    "kernels/executors", "kernels/ledger", "kernels/reached", "kernels/result_name", "kernels/rules", "kernels/worker",
     "kernels/store", "kernels/worker_process", "process", "strict_json", "typed",
 )  # fmt: skip
 _FILES = (*(f"{name}.py" for name in MODULES), "data/gpus.toml")
@@ -65,9 +65,9 @@ class WorkerStage:
     name: str = "worker"
 
     @property
-    def ground(self) -> Ground:
+    def project(self) -> KernelProject:
         """What they compile on."""
-        return aotriton_images.GROUND if self.of == "aotriton" else kernels.GROUND
+        return aotriton_images.PROJECT if self.of == "aotriton" else kernels.PROJECT
 
     def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned:
         _check_python(request)
@@ -82,8 +82,8 @@ class WorkerStage:
                 "triton": triton.input_digest,
                 "sources": sources,
                 "of": self.of,
-                "variables": {**self.ground.variables, **allocator(request)},
-                "recipe": digests(*self.ground.recipe),
+                "variables": {**self.project.variables, **allocator(request)},
+                "recipe": digests(*self.project.recipe),
                 "program": {name: sha256_file(_package() / name) for name in _FILES},
             }
         of = "aotriton" if self.of == "aotriton" else "flash-attn"
@@ -132,27 +132,27 @@ class WorkerStage:
 
     def _lay(self, tree: Path, planned: Planned, request: Request, source: Path, triton: Sequence[str]) -> None:
         """Lay all but Dask into the tree of the layer; `triton` as `layer_digests` gives it."""
-        ground, top, folder = self.ground, recipe.root(), tree / FOLDER.lstrip("/")
-        beside = digests(*ground.recipe)
+        project, top, folder = self.project, recipe.root(), tree / FOLDER.lstrip("/")
+        beside = digests(*project.recipe)
         for name in beside:
             _copy(top / name, tree / RECIPE.lstrip("/") / name)
         for name in _FILES:
             _copy(_package() / name, folder / "toolchain" / name)
         shutil.copytree(
-            source, tree / ground.source.lstrip("/"), symlinks=True,
+            source, tree / project.source.lstrip("/"), symlinks=True,
             ignore=shutil.ignore_patterns(".git", "__pycache__"),
         )  # fmt: skip
         said = {
             "format": 1,
             "name": planned.image,
             "stage": self.of,
-            "source": ground.source,
+            "source": project.source,
             "command": COMMAND,
-            "variables": {**ground.variables, **allocator(request)},
+            "variables": {**project.variables, **allocator(request)},
             "triton": list(triton),
             "recipe": beside,
-            "environment": dict(ground.environment),
-            "search": ground.search,
+            "environment": dict(project.environment),
+            "search": project.search,
         }
         (folder / "kernels.json").write_bytes(canonical(said) + b"\n")
         program = tree / PROGRAM.lstrip("/")

@@ -1,6 +1,6 @@
 """A machine that compiles kernels for campaigns elsewhere: orders come in, results go to the store, answers go back.
 
-It believes no campaign: what it compiles follows from its own sources and its own Triton, and an order whose result
+It trusts no campaign: what it compiles follows from its own sources and its own Triton, and an order whose result
 would have another name is refused.
 """
 
@@ -24,7 +24,7 @@ from toolchain.errors import ToolchainError
 from toolchain.filesystem import read_regular
 from toolchain.kernels.bounds import EVERY, MemoryBounds, Watch
 from toolchain.kernels.dask_link import FORMAT, rule_of
-from toolchain.kernels.executors import Crew, Outcome
+from toolchain.kernels.executors import Outcome, WorkerPool
 from toolchain.kernels.ledger import DONE, FAILED
 from toolchain.kernels.result_name import Naming, name_of
 from toolchain.kernels.rules import Rule
@@ -49,7 +49,7 @@ Answer = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bench:
+class CompileSetup:
     """Where kernels of one kind compile.
 
     Args:
@@ -81,16 +81,16 @@ class Limits:
 
 
 @dataclass
-class _Crew:
+class _Running:
     """Compile processes, the orders that wait for one, and whoever waits for an order."""
 
-    crew: Crew
+    pool: WorkerPool
     watch: Watch
     tasks: queue.Queue[Task | None]
     waiting: dict[str, Future[Outcome]] = field(default_factory=dict)
 
 
-class Station:
+class KernelWorker:
     """Compiles what it is told, with so many processes at once. Any number of threads may tell it.
 
     Args:
@@ -103,7 +103,7 @@ class Station:
 
     def __init__(
         self,
-        bench: Bench,
+        setup: CompileSetup,
         store: KernelStore,
         *,
         name: str,
@@ -115,7 +115,7 @@ class Station:
     ) -> None:
         self.name = name
         self.slots = slots
-        self._bench = bench
+        self._setup = setup
         self._store = store
         self._limits = limits
         self._bounds = bounds
@@ -124,7 +124,7 @@ class Station:
         self._lock = threading.Lock()
         self._store_lock = threading.Lock()
         self._serial = itertools.count(1)
-        self._crew: _Crew | None = None
+        self._processes: _Running | None = None
         self._running: dict[str, Future[Answer]] = {}
         self._counts = {"compiled": 0, "found": 0, "failed": 0, "refused": 0}
 
@@ -138,12 +138,12 @@ class Station:
 
     def describe(self) -> dict[str, Any]:
         """What it says of itself to campaigns, which take or refuse it by that."""
-        shared = self._bench.naming.shared
+        shared = self._setup.naming.shared
         return {
             "format": FORMAT,
             "name": self.name,
             "slots": self.slots,
-            "scope": self._bench.naming.scope,
+            "scope": self._setup.naming.scope,
             "inputs": {name: shared[name] for name in _PARTS},
             "limits": {"timeout": self._limits.timeout, "memory": self._limits.memory},
             "store": self._store.ref,
@@ -152,8 +152,9 @@ class Station:
     def now(self) -> dict[str, Any]:
         """What it is at: its processes as `Executor.workers` has them, their bounds, and orders counted."""
         with self._lock:
-            crew, counts = self._crew, dict(self._counts)
-        rows = [] if crew is None else sorted((one.as_json() for one in crew.crew.live()), key=lambda row: row["pid"])
+            running, counts = self._processes, dict(self._counts)
+        live = running.pool.live() if running is not None else []
+        rows = sorted((process.as_json() for process in live), key=lambda row: row["pid"])
         bounds = self._bounds
         return {
             **counts,
@@ -166,7 +167,7 @@ class Station:
             },
         }
 
-    def obey(self, order: Mapping[str, Any]) -> Answer:
+    def carry_out(self, order: Mapping[str, Any]) -> Answer:
         """Carry out an order, see `dask_link.order_of`; JSON-able.
 
         An order for what is being compiled now waits for that one: a scheduler that was restarted asks again.
@@ -178,8 +179,8 @@ class Station:
         """
         try:
             rule = rule_of(order["rule"])
-            name, anew = str(order["name"]), bool(order["anew"])
-            inputs = self._bench.naming.inputs(rule)
+            name, recompile = str(order["name"]), bool(order["recompile"])
+            inputs = self._setup.naming.inputs(rule)
         except (KeyError, TypeError, ValueError, OSError) as error:
             return self._answer(REFUSED, reason=f"it cannot name the result: {type(error).__name__}: {error}")
         if name_of(inputs) != name:
@@ -191,7 +192,7 @@ class Station:
         if running is not mine:
             return running.result()
         try:
-            mine.set_result(self._made(rule, name, inputs, anew=anew))
+            mine.set_result(self._made(rule, name, inputs, recompile=recompile))
         except BaseException as error:
             mine.set_exception(error)
             raise
@@ -206,21 +207,21 @@ class Station:
             self._counts["found" if more.get("found") else counted] += 1
         return {"status": status, "worker": self.name, "reason": "", "seconds": 0.0, "attempt": 1, **more}
 
-    def _made(self, rule: Rule, name: str, inputs: Mapping[str, Any], *, anew: bool) -> Answer:
+    def _made(self, rule: Rule, name: str, inputs: Mapping[str, Any], *, recompile: bool) -> Answer:
         folder = f"order-{next(self._serial)}"
-        out = self._bench.out / folder
+        out = self._setup.out / folder
         try:
-            found, useless = (None, True) if anew else self._found(name, inputs)
+            found, useless = (None, True) if recompile else self._found(name, inputs)
             if found is not None:
                 digest = hashlib.sha256(found.code).hexdigest()
                 return self._answer(DONE, found=True, seconds=found.seconds, sha256=digest)
-            tree, seen = self._bench.seen
+            tree, seen = self._setup.seen
             # Its id is one of ours: two campaigns may want the same rule of other sources.
             task = {**replace(rule, out=f"{folder}/kernel.hsaco").task(tree, seen), "id": f"{rule.id} {folder}"}
             outcome = self._compile(task)
             told = {name: outcome[name] for name in ("reason", "seconds", "attempt")}
             if outcome["status"] != DONE:
-                wrong = outcome["status"] == FAILED and machine_fault(str(outcome["reason"]), self._bench.out)
+                wrong = outcome["status"] == FAILED and machine_fault(str(outcome["reason"]), self._setup.out)
                 log = "\n".join(outcome.get("log", ()))
                 return self._answer(MACHINE if wrong else outcome["status"], **told, log=log)
             path = out / "kernel.hsaco"
@@ -228,8 +229,8 @@ class Station:
                 raise OSError(f"{path} is not what the compiler wrote")
             result = Result(
                 inputs=inputs,
-                code=read_regular(path, LARGEST_OBJECT, within=self._bench.out),
-                metadata=read_regular(path.with_suffix(".json"), LARGEST_METADATA, within=self._bench.out),
+                code=read_regular(path, LARGEST_OBJECT, within=self._setup.out),
+                metadata=read_regular(path.with_suffix(".json"), LARGEST_METADATA, within=self._setup.out),
                 bitcode=tuple(outcome["bitcode"]),
                 seconds=float(outcome["seconds"]),
                 about=self._about(),
@@ -261,59 +262,59 @@ class Station:
 
     def _about(self) -> dict[str, Any]:
         with self._lock:
-            return {} if self._crew is None else dict(self._crew.crew.about)
+            return {} if self._processes is None else dict(self._processes.pool.about)
 
     def _compile(self, task: Task) -> Outcome:
         future: Future[Outcome] = Future()
         with self._lock:
-            crew = self._crew = self._crew or self._begin()
-            crew.waiting[task["id"]] = future
-        crew.tasks.put(task)
+            running = self._processes = self._processes or self._begin()
+            running.waiting[task["id"]] = future
+        running.tasks.put(task)
         return future.result()
 
-    def _begin(self) -> _Crew:
+    def _begin(self) -> _Running:
         tasks: queue.Queue[Task | None] = queue.Queue()
         shares = ([task] for task in iter(tasks.get, None))
-        crew = Crew(self._bench.start, shares, timeout=self._limits.timeout, bounds=self._bounds)
-        watch = Watch(self._bounds, crew.live, every=self._watch)
-        begun = _Crew(crew, watch, tasks)
+        pool = WorkerPool(self._setup.start, shares, timeout=self._limits.timeout, bounds=self._bounds)
+        watch = Watch(self._bounds, pool.live, every=self._watch)
+        begun = _Running(pool, watch, tasks)
         watch.start()
-        crew.start(self.slots)
-        threading.Thread(target=self._hand_out, args=(begun,), name="kernel-station", daemon=True).start()
+        pool.start(self.slots)
+        threading.Thread(target=self._hand_out, args=(begun,), name="kernel-outcomes", daemon=True).start()
         return begun
 
-    def _hand_out(self, crew: _Crew) -> None:
+    def _hand_out(self, running: _Running) -> None:
         while True:
-            outcome = crew.crew.outcomes.get()
+            outcome = running.pool.outcomes.get()
             if isinstance(outcome, BaseException):
-                # A process did not start, or the station closes: the next order finds new ones.
-                self._end(crew, outcome)
+                # A process did not start, or the worker closes: the next order finds new ones.
+                self._end(running, outcome)
                 return
             with self._lock:
-                future = crew.waiting.pop(outcome["id"], None)
+                future = running.waiting.pop(outcome["id"], None)
             if future is not None:
                 future.set_result(outcome)
 
-    def _end(self, crew: _Crew, error: BaseException) -> None:
+    def _end(self, running: _Running, error: BaseException) -> None:
         with self._lock:
-            if self._crew is crew:
-                self._crew = None
-            waiting, crew.waiting = list(crew.waiting.values()), {}
-        crew.tasks.put(None)
+            if self._processes is running:
+                self._processes = None
+            waiting, running.waiting = list(running.waiting.values()), {}
+        running.tasks.put(None)
         for future in waiting:
             future.set_exception(error)
-        crew.watch.stop()
-        crew.crew.stop()
+        running.watch.stop()
+        running.pool.stop()
 
     def close(self) -> None:
         """End all processes, in the middle of a kernel if need be."""
         with self._lock:
-            crew = self._crew
-        if crew is not None:
-            crew.crew.outcomes.put(ClosedError("the worker ends"))
-            crew.tasks.put(None)
-            crew.crew.stop()
+            running = self._processes
+        if running is not None:
+            running.pool.outcomes.put(ClosedError("the worker ends"))
+            running.tasks.put(None)
+            running.pool.stop()
 
 
 class ClosedError(ToolchainError):
-    """The station is closed while it compiles."""
+    """The worker is closed while it compiles."""
