@@ -145,3 +145,18 @@ def test_write_through_a_link(tmp_path: Path, tree: Path, together: bool) -> Non
     with pytest.raises(PatchError):
         apply_patches(tree, [patch(tmp_path, text, f"{n}") for n, text in enumerate(texts)], tmp_path / "dest")
     assert (tmp_path / "victim").read_text() == "old\n"
+
+
+def test_a_patch_that_unpacks_to_gigabytes_is_refused(
+    tmp_path: Path, tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """git allocates what a binary part says of itself. Three megabytes took three gigabytes."""
+    monkeypatch.setattr("toolchain.sources.patch._MEMORY", 64 << 20)
+    text = (
+        "diff --git a/z b/z\nnew file mode 100644\n"
+        f"index {'0' * 40}..{'1' * 40}\nGIT binary patch\nliteral {1 << 30}\nHcmV?d00001\n\nliteral 0\nHcmV?d00001\n\n"
+    )
+    with pytest.raises(PatchError) as caught:
+        apply_patches(tree, [patch(tmp_path, text)], tmp_path / "dest")
+    assert "memory" in caught.value.why
+    assert not (tmp_path / "dest" / "z").exists()

@@ -16,6 +16,8 @@ from toolchain.sources.edits import apply_edits, read_edits
 from toolchain.sources.tree import check_links
 
 _LIMIT = 64 << 20
+# A patch of some megabytes may unpack to gigabytes, by what its binary parts say of themselves.
+_MEMORY = 2 << 30  # bytes of git's address space
 
 
 def listed(patches: Sequence[Path]) -> list[dict[str, str]]:
@@ -61,7 +63,8 @@ def apply_patches(tree: Path, patches: Sequence[Path], dest: Path) -> None:
             apply_edits(read_edits(patch), dest)
             continue
         # The user's own attributes could change the ends of lines.
-        argv: list[str | os.PathLike[str]] = ["git", "-c", "core.attributesFile=/dev/null"]
+        argv: list[str | os.PathLike[str]] = ["prlimit", f"--as={_MEMORY}", "git"]
+        argv += ["-c", "core.attributesFile=/dev/null"]
         argv += ["apply", "-p1", "--whitespace=nowarn"]
         for mode in (["--check"], []):
             try:
