@@ -176,3 +176,20 @@ def test_hooks_and_config_of_the_user_play_no_part(
     sha = git(repository, "rev-parse", "HEAD")
     tree = fetch_git(str(repository), sha, store, offline=False)
     assert (tree / "llvm" / "CMakeLists.txt").read_bytes() == b"one\n"
+
+
+@pytest.mark.parametrize("swapped", ["commit", "tree", "blob"])
+def test_a_server_cannot_give_another_tree(repository: Path, store: Store, swapped: str) -> None:
+    """Under the name of an object it has the bytes of another."""
+    sha = git(repository, "rev-parse", "HEAD")
+    victim = git(repository, "rev-parse", {"commit": sha, "tree": f"{sha}^{{tree}}", "blob": f"{sha}:run"}[swapped])
+    (repository / "run").write_text("evil\n")
+    git(repository, "commit", "-qam", "evil")
+    other = git(repository, "rev-parse", {"commit": "HEAD", "tree": "HEAD^{tree}", "blob": "HEAD:run"}[swapped])
+    places = [repository / ".git" / "objects" / name[:2] / name[2:] for name in (victim, other)]
+    content = places[1].read_bytes()
+    places[0].unlink()
+    places[0].write_bytes(content)
+    with pytest.raises((SourceError, UnreachableError)):
+        fetch_git(str(repository), sha, store, offline=False)
+    assert not any(path.read_bytes() == b"evil\n" for path in store.root.rglob("run") if path.is_file())
