@@ -20,6 +20,7 @@ from tests.registry_through_proxy import (
     some_blob,
 )
 from toolchain.errors import DigestError, RegistryError, ResourceError, UnreachableError
+from toolchain.filesystem import NewFile
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.layout import Layout
@@ -124,7 +125,15 @@ def test_no_room_is_no_network_failure(
     blob, path = some_blob(layout)
     registry = connect(chunk=1 << 26)
     registry.push_blob(repository, blob, path)
-    monkeypatch.setattr(fresh, "partial", lambda digest: Path("/dev/full"))
-    monkeypatch.setattr(Path, "unlink", lambda self, missing_ok=False: None)
+    real = fresh.new
+
+    def full(digest: str) -> NewFile:
+        made = real(digest)
+        made.stream.close()
+        made.stream = Path("/dev/full").open("r+b", buffering=0)  # noqa: SIM115 - it is closed with `made`
+        return made
+
+    monkeypatch.setattr(fresh, "new", full)
     with pytest.raises(ResourceError, match="cannot write"):
         registry.pull_blob(repository, blob, fresh)
+    assert leftovers(fresh) == []
