@@ -25,7 +25,7 @@ def test_four_kernels_come_out_the_same_in_docker(tmp_path: Path) -> None:
     assert first.code == 0, first.err
     with dockerd(tmp_path) as address:
         again = toolchain(
-            "reproduce", "--stage", "kernels", *WORDS, "--runner", "docker", env={"DOCKER_HOST": address}
+            "reproduce", *first.json["publish"], "--runner", "docker", "--json", env={"DOCKER_HOST": address}
         )  # fmt: skip
     assert again.code == 0, again.err
     assert "contract checks and kernels run on docker " in again.err

@@ -86,7 +86,7 @@ def twice(tmp_path_factory: pytest.TempPathFactory) -> Twice:
     done = subprocess.run(
         [
             *("unshare", "--uts", "sh", "-c", named, "sh", "faketime", "+400 days"),
-            *(sys.executable, "-m", "toolchain", "reproduce", f"oci:{out}:tampered", "--stage", "llvm", *OPTIONS),
+            *(sys.executable, "-m", "toolchain", "reproduce", f"oci:{out}:tampered"),
             *("--jobs", "3", "--json"),
         ],
         capture_output=True,

@@ -75,7 +75,7 @@ def call(env: dict[str, str], *words: str, cwd: Path | None = None) -> subproces
         (("build", "aotriton", "--aotriton", "0.11.1b", "--arch", "s390x"), 7, "aotriton is not built for s390x"),
         (("build", "kernels", "--arch", "ppc64le"), 7, "kernels is not built for ppc64le"),
         (("build", "llvm", "--arch", "arm64", "--base", "ubi9"), 7, "nothing is built for arm64 on base ubi9"),
-        (("reproduce", "--arch", "amd64,arm64"), 7, "2 architectures"),
+        (("reproduce", "llvm"), 5, "no finished image here"),
         (("build", "llvm", "--source", "llvm"), 3, "NAME=VALUE"),
         (("build", "llvm", "--source", "gcc=/tmp"), 3, "unknown source 'gcc'"),
         (("plan", "llvm", "--source", "llvm=/a", "--source", "llvm=/b"), 3, "names llvm more than once"),

@@ -38,7 +38,6 @@ def test_stages(line: str) -> None:
     ("line", "some"),
     [
         ("toolchain build ll", ["llvm", "llvm-amdgpu", "llvm-instrumented"]),
-        ("toolchain reproduce --stage l", ["llvm", "llvm-amdgpu", "llvm-instrumented"]),
         ("toolchain plan llvm --triton 3.7", ["3.7.0", "3.7.1"]),
         ("toolchain plan aotriton --aotriton 0.12", ["0.12b", "0.12.1b", "0.12.50tp", "0.12.50tp2"]),
         ("toolchain plan aotriton --gpu gfx11", [gpu for gpu in known_gpus() if gpu.startswith("gfx11")]),

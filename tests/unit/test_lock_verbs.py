@@ -184,8 +184,6 @@ def test_a_checkout_is_locked_and_held_to_it(here: Here, checkout: Path, tmp_pat
         done = here.call(verb, *words, "--locked")
         assert done.exit_code == 21, verb
         assert "the source llvm: the tree sha256:" in done.stderr, verb
-    done = here.call("reproduce", "--stage", *words, "--locked")
-    assert done.exit_code == 21
     done = here.call("lock", *words, "--check", "--json")
     assert (done.exit_code, json.loads(done.stdout)["error"]) == (21, "Not locked")
     assert not (here.folder / "out").exists()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from tests.evidence_fixtures import Stand, finished_base, small_image
+from tests.evidence_fixtures import Stand, ed25519_signer, finished_base, finished_llvm, small_image
 from tests.request_fixtures import specs
 from toolchain.build.plan import plan
 from toolchain.build.reproduce import clean_cache, reproduce
@@ -82,9 +83,55 @@ def test_what_is_missing_is_named_with_the_stage_that_makes_it(tmp_path: Path) -
     """A base and a sysroot are on no other stage: building one brings no other."""
     request = Request(cache=Cache(tmp_path), glibc=DEFAULT_GLIBC, sources=specs({"llvm": "distro:llvm-toolchain-22"}))
     with pytest.raises(SourceError, match="not built yet: toolchain-base") as caught:
-        reproduce(request, "llvm")
+        reproduce(request, "llvm", {})
     assert caught.value.fix == "toolchain build base and toolchain build sysroot, with the same options"
     finished_base(request.cache, tmp_path / "base")
     with pytest.raises(SourceError, match="not built yet: toolchain-sysroot") as caught:
-        reproduce(request, "llvm")
+        reproduce(request, "llvm", {})
     assert caught.value.fix == "toolchain build sysroot, with the same options"
+
+
+def test_the_request_of_a_finished_image_is_taken_and_can_be_overruled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sources = specs({"llvm": "distro:llvm-toolchain-22"})
+    asked = Request(cache=Cache(tmp_path / "cache"), sources=sources, only="support")
+    finished_base(asked.cache, tmp_path / "base")
+    llvm = finished_llvm(asked, tmp_path / "llvm", {"usr/lib64/x/a": b"x"})
+    seen: list[tuple[Request, str, Any]] = []
+
+    def noting(request: Request, target: str, expected: Any, **_: object) -> None:
+        seen.append((request, target, expected))
+        raise SourceError("seen", fix="-")
+
+    monkeypatch.setattr("toolchain.cli.reproduce_cmd.reproduce", noting)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    # Neither a pin nor a file nor a variable of the folder has a say in what made it.
+    Path("llvm-hash.txt").write_text("f6ded0be897e2878612dd903f7e8bb85448269e5")
+    monkeypatch.setenv("TOOLCHAIN_ONLY", "tablegen")
+    home = ("--cache", str(asked.cache.root))
+    done = CliRunner().invoke(app, ["reproduce", "llvm-triton", *home])
+    assert done.exit_code == 5, done.output
+    made_by = "toolchain build llvm --base debian13 --source llvm=distro:llvm-toolchain-22=22.1.8 --only support"
+    assert made_by in done.stderr
+    request, target, expected = seen.pop()
+    assert (target, request.only, request.glibc, str(request.base)) == ("llvm", "support", "", "debian13")
+    assert plan(request, "llvm")[-1].planned.input_digest == llvm.input_digest == expected["input_digest"]
+    CliRunner().invoke(app, ["reproduce", "llvm-triton", *home, "--only", "tablegen", "--jobs", "3"])
+    request, *_ = seen.pop()
+    assert (request.only, request.jobs) == ("tablegen", 3)
+    assert CliRunner().invoke(app, ["reproduce", "toolchain-base", *home]).exit_code == 7
+
+
+def test_who_made_a_published_image_must_be_known(tmp_path: Path) -> None:
+    stand = Stand(Layout(tmp_path / "lay"), tmp_path / "work")
+    stand.say_all()
+    ref, home = f"oci:{stand.layout.root}:thing", ("--cache", str(tmp_path / "c"))
+    done = CliRunner().invoke(app, ["reproduce", ref, *home])
+    assert (done.exit_code, "--public-key" in done.stderr) == (3, True)
+    for signer, code in ((stand.signer, 5), (ed25519_signer(), 17)):
+        key = tmp_path / f"{code}.pub"
+        key.write_bytes(signer.public.pem())
+        done = CliRunner().invoke(app, ["reproduce", ref, *home, "--public-key", str(key)])
+        assert done.exit_code == code, done.output

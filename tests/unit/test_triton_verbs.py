@@ -33,7 +33,6 @@ VERBS: dict[str, tuple[tuple[str, ...], str]] = {
     "kernels run": (("kernels", "run"), "toolchain.cli.build_cmd.build_stages"),
     "kernels merge": (("kernels", "merge", "kernels", "store"), "toolchain.cli.build_cmd.build_stages"),
     "kernels worker": (("kernels", "worker", "tcp://127.0.0.1:1"), "toolchain.build.kernel_worker.serve_kernels"),
-    "reproduce": (("reproduce", "--stage", "GOAL"), "toolchain.cli.reproduce_cmd.reproduce"),
     "bundle export": (("bundle", "export", "oci:out", "GOAL"), "toolchain.bundle.export.export"),
 }
 GOALS = ("triton", "kernels", "all", "aotriton")

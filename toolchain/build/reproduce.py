@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from toolchain import console
-from toolchain.build.plan import PlanRow, find, plan
+from toolchain.build.plan import PlanRow, plan
 from toolchain.build.record import image_tag, read_record, write_record
 from toolchain.build.run import build
 from toolchain.cache import Cache
@@ -23,6 +23,7 @@ from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.image import diff_ids_of, platform_of, standard_annotations, write_index
 from toolchain.oci.layer_diff import Blob, FileDifference, differences, explain
 from toolchain.oci.layout import Layout
+from toolchain.record import Record
 from toolchain.request import Request
 from toolchain.stages.stage import Built
 
@@ -67,9 +68,7 @@ class Reproduced:
         }
 
 
-def reproduce(
-    request: Request, target: str, expected: Mapping[str, Any] | None = None, *, command: Sequence[str] = ()
-) -> Reproduced:
+def reproduce(request: Request, target: str, expected: Mapping[str, Any], *, command: Sequence[str] = ()) -> Reproduced:
     """Build the topmost stage of `target` once more, in a cache folder of its own, and compare it with the first time.
 
     Sources and the stages below are taken as they are: each of them is reproduced by itself. Trees, the compiler
@@ -77,8 +76,7 @@ def reproduce(
 
     Args:
         request: as the first build was asked.
-        expected: an image elsewhere to compare with, as `{"input_digest", "diff_id", "blob", "index", "media_type",
-            "path"}`; None for the one in this cache.
+        expected: the image to compare with, as `{"input_digest", "diff_id", "blob", "index", "media_type", "path"}`.
 
     Raises:
         SourceError: the stage, or one below it, has not been built here.
@@ -98,25 +96,27 @@ def reproduce(
             # Each of them: a base, a sysroot and CPythons are on no other stage, so none brings the other.
             fix=" and ".join(f"toolchain build {planned.name}" for planned in missing) + ", with the same options",
         )
-    first = expected or _in_cache(request.cache, top)
     digest = top.planned.input_digest
-    if digest != first["input_digest"]:
+    if digest != expected["input_digest"]:
         raise UnsupportedError(
             f"these options make {top.planned.image} from other inputs than the image was made from",
-            why=f"input digest {digest}, the image says {first['input_digest']}",
+            why=f"input digest {digest}, the image says {expected['input_digest']}",
             fix="give the options, sources and version of the tool that it was built with",
         )
     with clean_cache(request.cache, rows[:-1], str(digest)) as cache:
         again = build(replace(request, cache=cache), target, command=command)[-1]
-        return _compare(first, again, cache)
+        return _compare(expected, again, cache)
 
 
-def _in_cache(cache: Cache, row: PlanRow) -> dict[str, Any]:
-    built = find(cache, row.planned)
-    if built is None:
-        raise SourceError(f"{row.planned.image} is not built here", fix="build it first, or name an image to compare")
-    require_whole(Layout(cache.images), Layout(cache.images).resolve(built.manifest), built.planned.image)
-    return _own_layer(built, Layout(cache.images))
+def expected_of(cache: Cache, record: Record) -> dict[str, Any]:
+    """What a finished image of the cache is compared by.
+
+    Raises:
+        DigestError: its layers are not what it says.
+    """
+    layout = Layout(cache.images)
+    require_whole(layout, layout.resolve(record.manifest), record.image)
+    return _own_layer(record, layout)
 
 
 def require_whole(layout: Layout, image: Descriptor, name: str) -> None:
@@ -129,13 +129,13 @@ def require_whole(layout: Layout, image: Descriptor, name: str) -> None:
         raise DigestError(f"{name} does not match its digests", why=problem, fix="fetch or build it again")
 
 
-def _own_layer(built: Built, layout: Layout) -> dict[str, Any]:
-    layer, manifest = built.layers[-1], layout.resolve(built.manifest).plain
+def _own_layer(record: Record, layout: Layout) -> dict[str, Any]:
+    layer, manifest = record.layers[-1], layout.resolve(record.manifest).plain
     config = layout.read_json(layout.children(manifest)[0])
-    annotations = standard_annotations(epoch=EPOCH, title=built.planned.image)
+    annotations = standard_annotations(epoch=EPOCH, title=record.image)
     return {
-        "image": built.planned.image,
-        "input_digest": built.input_digest,
+        "image": record.image,
+        "input_digest": record.input_digest,
         "diff_id": diff_ids_of(config)[-1],
         "blob": layer["digest"],
         "index": write_index(layout, [replace(manifest, platform=platform_of(config))], annotations).digest,
@@ -145,7 +145,7 @@ def _own_layer(built: Built, layout: Layout) -> dict[str, Any]:
 
 
 def _compare(first: Mapping[str, Any], again: Built, cache: Cache) -> Reproduced:
-    second = _own_layer(again, Layout(cache.images))
+    second = _own_layer(read_record(cache, again.input_digest), Layout(cache.images))
     found = Reproduced(
         image=again.planned.image,
         input_digest=again.input_digest,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import shlex
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,32 +14,67 @@ from typing import Annotated, Any
 import typer
 
 from toolchain import console
-from toolchain.build.reproduce import Reproduced, reproduce, require_whole
-from toolchain.catalog import stages
+from toolchain.build.reproduce import Reproduced, reproduce
+from toolchain.catalog.stages import of_packages
 from toolchain.cli import options as o
+from toolchain.cli.config_file import PUBLIC_KEY
+from toolchain.cli.images_cmd import IMAGE_HELP, cache_of, is_image_name
 from toolchain.cli.request import with_request
 from toolchain.errors import NotReproducedError, UnsupportedError
 from toolchain.request import Request
+from toolchain.trust.invocation import asked_command
 
-RefArg = Annotated[
-    str | None,
-    typer.Argument(
-        help="oci:DIR:TAG or REGISTRY/NS/NAME[:TAG|@DIGEST]; the one built here otherwise.", show_default=False
-    ),
+ImageArg = Annotated[
+    str, typer.Argument(metavar="IMAGE|REF", help=f"{IMAGE_HELP} Or oci:DIR:TAG, REGISTRY/NS/NAME[:TAG|@DIGEST].")
 ]
-_WITHOUT = (*stages.of_packages(), stages.ALL)
-StageOpt = Annotated[str, typer.Option("--stage", help=stages.choice(*_WITHOUT), autocompletion=o.stage(*_WITHOUT))]
+PublicKeyOpt = Annotated[Path | None, o.typed(PUBLIC_KEY, help="Key in PEM that must have signed REF's provenance.")]
 _LISTED = 20
 
 
-@with_request("offline", "contract")
-def reproduce_image(ref: RefArg = None, stage: StageOpt = "llvm", *, request: Request) -> None:
-    """Build an image again from a clean tree, with the options it was built with, and compare the bytes."""
+def _asked(given: dict[str, Any], chosen: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The stage and the options that made the image; what it is compared by takes the place of its name.
+
+    Args:
+        given: the verb's own parameters.
+        chosen: the cache and the architecture that were given, if they were.
+    """
+    from toolchain.build.original import given_options, of_name, of_reference  # noqa: PLC0415 - brings cryptography in
+    from toolchain.trust.keys import load_public  # noqa: PLC0415
+
+    cache, arch = cache_of(chosen["cache"]), str(chosen.get("arch") or "")
+    key = given.pop("public_key")
+    if is_image_name(given["image"]):
+        original = of_name(cache, given["image"], arch)
+    else:
+        scratch = tempfile.TemporaryDirectory(prefix="toolchain-reproduce-")
+        atexit.register(scratch.cleanup)
+        public = load_public(key) if key is not None else None
+        original = of_reference(cache, given["image"], arch, public, Path(scratch.name))
+    if original.stage in of_packages():
+        raise UnsupportedError(
+            f"{original.name} is not built again",
+            why="it holds a distribution's packages, which the mirrors have as they are today",
+            fix="name an image of another stage",
+        )
+    given["image"] = original
+    return original.stage, given_options(original, cache)
+
+
+@with_request("offline", "contract", recorded=_asked)
+def reproduce_image(image: ImageArg, public_key: PublicKeyOpt = None, *, request: Request) -> None:
+    """Build an image again from a clean tree, with the options it was built with, and compare the bytes.
+
+    The options are those of its record, or of the provenance that the key has signed. What the command line gives
+    overrules them.
+    """
+    original: Any = image  # `_asked` has put it there
+    command = asked_command(dict(original.asked))
+    if command:
+        console.note(f"{original.name} was made by: {command}")
     again = [shlex.quote(word) for word in ("toolchain", *sys.argv[1:])]
-    with tempfile.TemporaryDirectory(prefix="toolchain-reproduce-") as scratch:
-        expected = _expected(ref, Path(scratch), request.arch[0]) if ref is not None else None
-        # The bytes are compared; what is below may have been built without a contract check, and so may this.
-        found = reproduce(replace(request, offline=True, contract=False), stage, expected, command=again)
+    # The bytes are compared; what is below may have been built without a contract check, and so may this.
+    asked = replace(request, offline=True, contract=False)
+    found = reproduce(asked, original.stage, original.expected, command=again)
     if request.json:
         console.data(found.as_json())
     else:
@@ -48,44 +85,6 @@ def reproduce_image(ref: RefArg = None, stage: StageOpt = "llvm", *, request: Re
             why="\n".join(str(one) for one in found.differing[:_LISTED]) or "the files are the same, their headers not",
             fix="compare the tools that built both; with diffoscope installed the first difference is explained",
         )
-
-
-def _expected(ref: str, scratch: Path, arch: str) -> dict[str, Any]:
-    """The image to compare with, as `reproduce.reproduce` takes it; its blobs lie below `scratch` or in its layout."""
-    from toolchain.oci import descriptor as media  # noqa: PLC0415
-    from toolchain.oci.image import diff_ids_of, labels_of  # noqa: PLC0415
-    from toolchain.oci.labels import INPUT_DIGEST  # noqa: PLC0415
-    from toolchain.oci.place import open_place  # noqa: PLC0415 - the registry client
-    from toolchain.oci.reference import parse  # noqa: PLC0415
-
-    with open_place(parse(ref)) as place:
-        layout, found = place.images(scratch)
-    if len(found) != 1:
-        raise UnsupportedError(f"{ref} names {len(found)} images", fix="name one: oci:DIR:TAG")
-    descriptor = found[0].image
-    images = [one for one in layout.walk(descriptor) if one.media_type in media.IMAGES]
-    configs = [(image, layout.read_json(layout.children(image)[0])) for image in images]
-    chosen = [(one, content) for one, content in configs if len(images) == 1 or content.get("architecture") == arch]
-    if len(chosen) != 1:
-        raise UnsupportedError(f"{ref} holds {len(images)} images, {len(chosen)} for {arch}", fix="name one: --arch")
-    ((manifest, content),) = chosen
-    require_whole(layout, manifest, ref)
-    layers, diff_ids = layout.children(manifest)[1:], diff_ids_of(content)
-    if not layers or len(layers) != len(diff_ids):
-        raise UnsupportedError(
-            f"{ref} holds no image of this tool",
-            why=f"{len(layers)} layers, {len(diff_ids)} named",
-            fix="name an image that `toolchain publish` or `toolchain build` made",
-        )
-    return {
-        "image": ref,
-        "input_digest": labels_of(content).get(INPUT_DIGEST, ""),
-        "diff_id": diff_ids[-1],
-        "blob": layers[-1].digest,
-        "index": descriptor.digest if descriptor.media_type == media.INDEX and len(images) == 1 else "",
-        "media_type": layers[-1].media_type,
-        "path": layout.blob(layers[-1].digest),
-    }
 
 
 def _tell(found: Reproduced) -> None:

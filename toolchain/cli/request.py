@@ -31,7 +31,14 @@ if TYPE_CHECKING:
     from toolchain.lock.file import Lock
 
 
-def with_request(*without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+# Of a verb's own parameters, and of the options that were given for the request: the stage, and the options that were
+# recorded. It may change the former.
+Recorded = Callable[[dict[str, Any], Mapping[str, Any]], tuple[str, dict[str, Any]]]
+
+
+def with_request(
+    *without: str, recorded: Recorded | None = None
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a verb the options that make a `Request`, instead of its parameter `request`.
 
     A verb with a parameter `trusting` gets the rows of `_trusting` in it.
@@ -41,6 +48,8 @@ def with_request(*without: str) -> Callable[[Callable[..., None]], Callable[...,
 
     Args:
         without: fields of `Request` that mean nothing to this verb.
+        recorded: what an image was made with: it stands in the place of environment, file and default, and the command
+            line overrules it.
     """
 
     def decorate(verb: Callable[..., None]) -> Callable[..., None]:
@@ -49,9 +58,17 @@ def with_request(*without: str) -> Callable[[Callable[..., None]], Callable[...,
         @functools.wraps(verb)
         def command(ctx: typer.Context, **given: Any) -> None:
             target = str(given.get("stage", "kernels"))  # `kernels run` names no stage
-            ranks = _ranks(ctx, given)
-            origins = _join_weaker(ctx, given, _origins(ctx, [option.name for option in offered]))
+            ranks: dict[str, int] = {}
+            origins: dict[str, Mapping[str, str]] = {}
+            folder = Path.cwd()
+            if recorded is not None:
+                target = _take_recorded(ctx, given, recorded)
+                folder = Path(os.devnull)  # what lies in the folder is no part of it
+            else:
+                ranks = _ranks(ctx, given)
+                origins = _join_weaker(ctx, given, _origins(ctx, [option.name for option in offered]))
             request = make_request(
+                folder=folder,
                 **{option.name: given.pop(option.name) for option in offered},
                 target=target,
                 ranks=ranks,
@@ -74,6 +91,32 @@ def with_request(*without: str) -> Callable[[Callable[..., None]], Callable[...,
         return command
 
     return decorate
+
+
+def _take_recorded(context: typer.Context, given: dict[str, Any], recorded: Recorded) -> str:
+    """Put what was recorded in the place of what the command line does not give; the stage."""
+    declared = {one.option.parameter: one for one in request_module.options() if one.option.parameter in given}
+
+    def typed(name: str) -> bool:
+        found = context.get_parameter_source(name)
+        return found is not None and found.name == "COMMANDLINE"
+
+    own = {name: value for name, value in given.items() if name not in declared}
+    chosen = {name: given[name] for name in declared if typed(name) or name == "cache"}
+    target, values = recorded(own, chosen)
+    given.update(own)
+    for name in own.keys() ^ {name for name in given if name not in declared}:
+        del given[name]
+    for name, one in declared.items():
+        if one.option.kind == "pairs" and typed(name):
+            given[name] = [*given[name], *beside(given[name], values.get(name, ()))]
+        elif one.option.counts and not typed(name):
+            given[name] = values.get(name, one.given_default)
+    if typed("base"):
+        given["glibc"] = None if not typed("glibc") else given["glibc"]
+    elif typed("glibc"):
+        given["base"] = None
+    return target
 
 
 def _ranks(context: typer.Context, given: Mapping[str, Any]) -> dict[str, int]:
@@ -236,11 +279,11 @@ def _join_weaker(
     return by_text
 
 
-def _settled(asked: Asked, lock: Lock | None, request: Request) -> Asked:
+def _settled(asked: Asked, lock: Lock | None, request: Request, folder: Path) -> Asked:
     """Which Triton is meant; what was decided for the user is told, a line each."""
     if not asked.target and asked.triton is None:
         return asked
-    found = settle(asked, lock=lock, folder=Path.cwd(), cache=request.cache)
+    found = settle(asked, lock=lock, folder=folder, cache=request.cache)
     hint = wheel_hint(found, request.allow_binary)
     for line in (*found.notes, *([hint] if hint else [])):
         console.note(line)
@@ -250,7 +293,12 @@ def _settled(asked: Asked, lock: Lock | None, request: Request) -> Asked:
 
 
 def make_request(
-    *, target: str = "", ranks: Mapping[str, int] | None = None, origins: Origins | None = None, **given: Any
+    *,
+    target: str = "",
+    ranks: Mapping[str, int] | None = None,
+    origins: Origins | None = None,
+    folder: Path | None = None,
+    **given: Any,
 ) -> Request:
     """Check and combine option values.
 
@@ -258,6 +306,7 @@ def make_request(
         target: the stage that is asked for; empty where none is, and then nothing is looked for in the folder.
         ranks: see `toolchain.build.triton_choice.Asked`.
         origins: which places values are from, for the messages.
+        folder: where pins and checkouts are looked for; the current one by default.
         given: by parameter, as the command line gives them; the default holds for what is missing or None.
 
     Raises:
@@ -291,7 +340,7 @@ def make_request(
         ranks=dict(ranks or {}),
     )
     with _told_where(origins):
-        asked = _settled(asked, lock, request)
+        asked = _settled(asked, lock, request, folder or Path.cwd())
     request = replace(request, triton=asked.triton, aotriton=asked.aotriton, sources=dict(asked.sources), lock=lock)
     if "llvm" not in request.sources:
         return request

@@ -172,6 +172,8 @@ def fetch_source(
     how = _How(part_of(source.name, tests=tests or bool(patches)), verify, mirrors)
     with in_use(cache, make=True):
         got = _fetched(source, cache, offline, how)
+        for patch in patches:  # so that what is made with them can be made again
+            _keep(patch, sha256_file(patch), Store(cache.store), cache)
         return replace(got, path=_patched(got, patches, Store(cache.store), how)) if patches else got
 
 

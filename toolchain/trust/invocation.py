@@ -6,7 +6,6 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from toolchain import console
 from toolchain.options import plain
 from toolchain.request import DEFAULT_GLIBC, options
 
@@ -16,15 +15,19 @@ _LONGEST = 4000
 def invocation(statement: Mapping[str, Any]) -> str:
     """What an image was asked for with, as a command; empty where its provenance has another form or no end.
 
-    A checkout is named without its path and a patch by its file name, since paths are the other machine's; a commit
-    without its repository. Options that a plain call has anyway are left out, and so are the sources of lower stages.
+    A checkout is named by its tree in the store and a patch by its file name, since paths are the other machine's.
+    Options that a plain call has anyway are left out.
     """
-    asked = statement["predicate"]["buildDefinition"].get("externalParameters")
+    return asked_command(statement["predicate"]["buildDefinition"].get("externalParameters"))
+
+
+def asked_command(asked: Any) -> str:
+    """The command for a request as provenances have it; empty where it has another form or no end."""
     if not isinstance(asked, Mapping) or not isinstance(asked.get("stage"), str):
         return ""
     try:
         words = ["toolchain", "build", asked["stage"], *_words(asked)]
-        text = " ".join(shlex.quote(console.one_line(word)) for word in words)
+        text = shlex.join(words)
     except (TypeError, ValueError, RecursionError):  # a stranger's own form
         return ""
     # People copy it: what a terminal hides or turns around must not be in it.
