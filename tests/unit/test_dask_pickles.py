@@ -85,7 +85,7 @@ def scheduler(tmp_path: Path) -> Iterator[tuple[str, int]]:
         stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
     try:
-        until(file.exists, "scheduler")
+        until(lambda: file.exists() and file.read_bytes().rstrip().endswith(b"}"), "scheduler")
         yield json.loads(file.read_bytes())["address"], child.pid
     finally:
         with contextlib.suppress(ProcessLookupError):
