@@ -175,3 +175,10 @@ def test_prune_takes_a_name(home: Home) -> None:
     assert [path.suffix for path in home.cache.records.iterdir()] == [".json"]
     home.call("cache", "prune", "toolchain-base")
     assert finished_images(home.cache) == []
+
+
+def test_a_bundle_of_what_an_image_is_made_of(home: Home, tmp_path: Path) -> None:
+    by_name = home.call("bundle", "export", f"oci:{tmp_path / 'one'}", "toolchain-base")
+    by_stage = home.call("bundle", "export", f"oci:{tmp_path / 'two'}", "base", "--base", "debian13")
+    assert by_name["entries"] == by_stage["entries"]
+    assert home.call("bundle", "export", f"oci:{tmp_path / 'x'}", "no-such", code=5)["exit_code"] == 5

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from toolchain.build.images import one_image
+from toolchain.build.images import named_images, one_image
 from toolchain.build.record import known_record, stages_below
 from toolchain.build.reproduce import expected_of, require_whole
 from toolchain.cache import Cache
@@ -61,6 +61,17 @@ def of_name(cache: Cache, name: str, arch: str) -> Original:
     """
     record = one_image(cache, name, arch)
     return _of_record(cache, record, expected_of(cache, record))
+
+
+def of_architectures(cache: Cache, name: str) -> Original:
+    """The finished images of one name, with the request for all their architectures; they are not compared.
+
+    Raises:
+        SourceError, ConfigError: as `images.named_images`.
+    """
+    records = named_images(cache, [name])
+    first = _of_record(cache, records[0], {})
+    return replace(first, asked={**first.asked, "arch": sorted(record.arch for record in records)})
 
 
 def of_reference(cache: Cache, ref: str, arch: str, key: PublicKey | None, scratch: Path) -> Original:

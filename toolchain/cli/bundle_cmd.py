@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from toolchain import console
 from toolchain.catalog import stages
 from toolchain.cli import options as o
+from toolchain.cli.images_cmd import IMAGE_HELP, cache_of
 from toolchain.cli.request import make_request, with_request
 from toolchain.lock.file import DEFAULT
 from toolchain.locks import in_use
@@ -18,14 +20,33 @@ from toolchain.request import Request
 
 DestArg = Annotated[str, typer.Argument(help="oci:DIR[:TAG] or REGISTRY/NS/NAME:TAG.", show_default=False)]
 RefArg = Annotated[str, typer.Argument(help="oci:DIR[:TAG] or REGISTRY/NS/NAME[:TAG|@DIGEST].", show_default=False)]
-StageArg = Annotated[str, typer.Argument(help=stages.choice(), autocompletion=o.stage())]
+StageArg = Annotated[
+    str,
+    typer.Argument(
+        metavar="[STAGE|IMAGE]",
+        help=f"{stages.choice()} Or a finished image, with the options that made it: {IMAGE_HELP}",
+        autocompletion=o.stage(),
+    ),
+]
 OutOpt = Annotated[
     Path,
     typer.Option("--lock-file", envvar="TOOLCHAIN_LOCK_FILE", help="Must list all that comes; written if not there."),
 ]
 
 
-@with_request("jobs", "contract")
+def _asked(given: dict[str, Any], chosen: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
+    """The stage and the options that made the image that is named; None where it is a stage."""
+    if given["stage"] in stages.targets():
+        return None
+    from toolchain.build.original import given_options, of_architectures  # noqa: PLC0415 - brings cryptography in
+
+    cache = cache_of(chosen["cache"])
+    original = of_architectures(cache, given["stage"])
+    given["stage"] = original.stage
+    return original.stage, given_options(original, cache)
+
+
+@with_request("jobs", "contract", recorded=_asked)
 def bundle_export(dest: DestArg, stage: StageArg = "all", *, request: Request) -> None:
     """Write sources, wheels, patches, the finished base and their lock as one OCI artifact. The base must be built."""
     from toolchain.bundle.export import export  # noqa: PLC0415 - brings the registry client in

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 
 # Of a verb's own parameters, and of the options that were given for the request: the stage, and the options that were
-# recorded. It may change the former.
-Recorded = Callable[[dict[str, Any], Mapping[str, Any]], tuple[str, dict[str, Any]]]
+# recorded; None where nothing was. It may change the former.
+Recorded = Callable[[dict[str, Any], Mapping[str, Any]], tuple[str, dict[str, Any]] | None]
 
 
 def with_request(
@@ -61,8 +61,9 @@ def with_request(
             ranks: dict[str, int] = {}
             origins: dict[str, Mapping[str, str]] = {}
             folder = Path.cwd()
-            if recorded is not None:
-                target = _take_recorded(ctx, given, recorded)
+            taken = _take_recorded(ctx, given, recorded) if recorded is not None else None
+            if taken is not None:
+                target = taken
                 folder = Path(os.devnull)  # what lies in the folder is no part of it
             else:
                 ranks = _ranks(ctx, given)
@@ -93,8 +94,12 @@ def with_request(
     return decorate
 
 
-def _take_recorded(context: typer.Context, given: dict[str, Any], recorded: Recorded) -> str:
-    """Put what was recorded in the place of what the command line does not give; the stage."""
+def _take_recorded(context: typer.Context, given: dict[str, Any], recorded: Recorded) -> str | None:
+    """Put what was recorded in the place of what the command line does not give.
+
+    Returns:
+        The stage; None where nothing was recorded.
+    """
     declared = {one.option.parameter: one for one in request_module.options() if one.option.parameter in given}
 
     def typed(name: str) -> bool:
@@ -103,7 +108,9 @@ def _take_recorded(context: typer.Context, given: dict[str, Any], recorded: Reco
 
     own = {name: value for name, value in given.items() if name not in declared}
     chosen = {name: given[name] for name in declared if typed(name) or name == "cache"}
-    target, values = recorded(own, chosen)
+    if (found := recorded(own, chosen)) is None:
+        return None
+    target, values = found
     given.update(own)
     for name in own.keys() ^ {name for name in given if name not in declared}:
         del given[name]
