@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import io
 import os
+import subprocess
 import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from tests.small_llvm import small_llvm
+from toolchain.cli.app import app
 from toolchain.cli.request import make_request
 from toolchain.errors import SourceError
 
@@ -80,3 +84,33 @@ def test_archives_and_wheels_are_sources(here: Path, how: str) -> None:
     (here / "x.tar.zst").write_bytes(b"\x28\xb5\x2f\xfd\x00")
     for file in (name, "x-1-py3-none-any.whl", "x.tar.zst"):
         assert make_request(cache=here / "cache", source=[f"triton={file}"]).sources["triton"].where == file
+
+
+def test_nothing_that_a_checkout_configures_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree, mark = tmp_path / "llvm-project", tmp_path / "mark"
+    small_llvm(tree, ("llvm", "mlir", "lld", "cmake", "third-party"))
+    script = tmp_path / "evil"
+    script.write_text(f"#!/bin/sh\necho $0 >> {mark}\ncat\n")
+    script.chmod(0o755)
+
+    def git(*words: str) -> None:
+        subprocess.run(["git", "-C", tree, *words], check=True, capture_output=True)
+
+    git("init", "-q")
+    git("add", "-A")
+    git("-c", "user.name=t", "-c", "user.email=t@example.test", "commit", "-qm", "1")
+    (tree / ".gitattributes").write_text("* filter=evil diff=evil\n")
+    for name in ("core.fsmonitor", "core.sshCommand", "core.pager", "core.editor", "credential.helper",
+                 "filter.evil.clean", "filter.evil.smudge", "filter.evil.process", "diff.evil.textconv",
+                 "diff.external", "uploadpack.packObjectsHook"):  # fmt: skip
+        git("config", name, str(script))
+    for hook in ("post-checkout", "post-index-change", "reference-transaction"):
+        (tree / ".git" / "hooks" / hook).write_bytes(script.read_bytes())
+        (tree / ".git" / "hooks" / hook).chmod(0o755)
+    monkeypatch.setenv("TOOLCHAIN_CACHE", str(tmp_path / "cache"))
+    for verb in ("plan", "fetch"):
+        done = CliRunner().invoke(app, [verb, "llvm", "--source", f"llvm={tree}"])
+        assert done.exit_code == 0, done.output
+    assert not mark.exists()
+    subprocess.run(["git", "-C", tree, "status"], capture_output=True, check=False)
+    assert mark.exists(), "git itself runs it"

@@ -19,7 +19,7 @@ HELD = {
     "T4": ("unit/test_patch.py::test_refused", "unit/test_patch.py::test_write_through_a_link",
            "unit/test_patch.py::test_a_patch_that_unpacks_to_gigabytes_is_refused"),
     "T5": ("unit/test_git.py::test_a_server_cannot_give_another_tree", "unit/test_pypi.py::test_wrong_digest"),
-    "T6": ("unit/test_git.py::test_hooks_and_config_of_the_user_play_no_part",),
+    "T6": ("unit/test_local.py::test_nothing_that_a_checkout_configures_is_run",),
     "T7": ("unit/test_pace.py::test_a_manifest_that_trickles", "unit/test_deadline.py::test_verify_as_a_whole",
            "unit/test_layout.py::test_many_layers_that_unpack_to_much_are_not_unpacked_all",
            "unit/test_deadline.py::test_a_blob_that_does_not_fit_is_not_asked_for"),
