@@ -24,7 +24,7 @@ import sys
 import tempfile
 import traceback
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,16 +43,25 @@ class UnsupportedGpuError(Exception):
 
 
 def source() -> Any:
-    """The kernel with its types and constants, as this Triton takes them."""
+    """The vector addition as this Triton takes it."""
     sys.path.insert(0, str(Path(__file__).resolve().parent / "contract"))
+    return kernel_of(importlib.import_module("vector_add").vector_add, SIGNATURE, CONSTANTS, ALIGNED)
+
+
+def kernel_of(function: Any, signature: Mapping[str, str], constants: Mapping[str, Any], aligned: Sequence[int]) -> Any:
+    """A kernel with its types and constants, as this Triton takes them.
+
+    Args:
+        signature: type by argument, `constexpr` for a constant.
+        aligned: numbers of the arguments that are multiples of 16.
+    """
     compiler = importlib.import_module("triton.compiler.compiler")
-    function = importlib.import_module("vector_add").vector_add
     if not is_old(compiler):
-        attributes: Any = {(index,): [["tt.divisibility", 16]] for index in ALIGNED}
-        return compiler.ASTSource(fn=function, signature=SIGNATURE, constexprs=CONSTANTS, attrs=attributes)
-    signature = {name: kind for name, kind in SIGNATURE.items() if name not in CONSTANTS}
-    attributes = compiler.AttrsDescriptor(divisible_by_16=set(ALIGNED), equal_to_1=set())
-    return compiler.ASTSource(fn=function, signature=signature, constants=CONSTANTS, attrs=attributes)
+        attributes: Any = {(index,): [["tt.divisibility", 16]] for index in aligned}
+        return compiler.ASTSource(fn=function, signature=signature, constexprs=constants, attrs=attributes)
+    types = {name: kind for name, kind in signature.items() if name not in constants}
+    attributes = compiler.AttrsDescriptor(divisible_by_16=set(aligned), equal_to_1=set())
+    return compiler.ASTSource(fn=function, signature=types, constants=constants, attrs=attributes)
 
 
 def is_old(compiler: Any) -> bool:
@@ -66,15 +75,15 @@ def target_of(backend: str, arch: Any, warp: int) -> Any:
     return module.GPUTarget(backend, arch, warp) if hasattr(module, "GPUTarget") else (backend, arch)
 
 
-def by_stages(target: Any, options: dict[str, Any], *, without: str = "") -> Any:
-    """What an old Triton's stages make of the kernel: its own `compile` asks for a GPU's driver.
+def by_stages(kernel: Any, target: Any, options: dict[str, Any], *, without: str = "") -> Any:
+    """What an old Triton's stages make of a kernel: its own `compile` asks for a GPU's driver.
 
     Args:
         without: a stage that is left out.
     """
     compiler = importlib.import_module("triton.compiler.compiler")
     ir = importlib.import_module("triton._C.libtriton").ir
-    kernel, backend = source(), compiler.make_backend(target)
+    backend = compiler.make_backend(target)
     if hasattr(backend, "path_to_rocm_lld"):
         type(backend).path_to_rocm_lld = staticmethod(linker)
     parsed = backend.parse_options(options)
@@ -107,8 +116,8 @@ def linker() -> str:
     return found
 
 
-def code_object(gpu: str) -> dict[str, Any]:
-    """Compile for an AMD GPU.
+def code_object(gpu: str, kernel: Any) -> dict[str, Any]:
+    """Compile a kernel for an AMD GPU.
 
     Raises:
         UnsupportedGpuError: Triton or LLVM says so.
@@ -118,9 +127,9 @@ def code_object(gpu: str) -> dict[str, Any]:
     target = target_of("hip", gpu, 32 if int(gpu[3:-2]) >= 10 else 64)
     with said_on_stderr() as said:
         if is_old(importlib.import_module("triton.compiler.compiler")):
-            code = bytes(by_stages(target, {}))
+            code = bytes(by_stages(kernel, target, {}))
         else:
-            code = bytes(triton.compile(source(), target=target).kernel)
+            code = bytes(triton.compile(kernel, target=target).kernel)
         if any(text in said() for text in UNSUPPORTED):
             raise UnsupportedGpuError(gpu)
     if code[:4] != b"\x7fELF" or int.from_bytes(code[18:20], "little") != EM_AMDGPU:
@@ -165,7 +174,7 @@ def ptx() -> dict[str, Any]:
         return {"missing": "libdevice was left out of this build"}
     target, options = target_of("cuda", 90, 32), {"ptx_version": PTX_VERSION}
     if is_old(importlib.import_module("triton.compiler.compiler")):
-        text = str(by_stages(target, options, without="cubin"))
+        text = str(by_stages(source(), target, options, without="cubin"))
     else:
         text = new_ptx(nvidia.CUDABackend, target, options)
     if ".target sm_90" not in text or ".entry vector_add" not in text:
@@ -193,20 +202,25 @@ def new_ptx(backend: Any, target: Any, options: dict[str, Any]) -> str:
         backend.__init__, backend.add_stages = make, stages
 
 
-def main(gpus: list[str]) -> int:
-    """Run as a program."""
+def prepare() -> None:
+    """What is set before Triton is imported."""
     # The version of PTX would be asked of ptxas otherwise.
     os.environ["TRITON_MOCK_PTX_VERSION"] = "12.0"
     os.environ["TRITON_DISABLE_LINE_INFO"] = "1"
     if importlib.util.find_spec("setuptools") is None:
         sys.modules["setuptools"] = types.ModuleType("setuptools")
+
+
+def main(gpus: list[str]) -> int:
+    """Run as a program."""
+    prepare()
     version = importlib.import_module("triton").__version__
     found: dict[str, Any] = {"triton": version, "objects": {}, "unsupported": [], "failed": {}}
     with tempfile.TemporaryDirectory() as cache:
         os.environ["TRITON_CACHE_DIR"] = cache
         for gpu in gpus:
             try:
-                found["objects"][gpu] = code_object(gpu)
+                found["objects"][gpu] = code_object(gpu, source())
             except UnsupportedGpuError:
                 found["unsupported"].append(gpu)
             except Exception as error:  # noqa: BLE001 - whatever the compiler raises is the finding

@@ -37,6 +37,8 @@ _FLOOR = "2.31"
 _STEPS = re.compile(r"^@ninja (\d+)/(\d+) ", re.MULTILINE)
 _CPU = re.compile(r"^CPU of this run, user and system: (\d+)m([\d.]+)s (\d+)m([\d.]+)s", re.MULTILINE)
 
+ALLOWED = ("--allow-binary", "libdevice")
+
 
 @dataclass(frozen=True)
 class Pair:
@@ -45,6 +47,7 @@ class Pair:
     llvm: int
     triton: str
     pythons: str = "3.11,3.13"
+    binaries: tuple[str, ...] = ALLOWED
 
     @property
     def source(self) -> str:
@@ -57,7 +60,7 @@ PAIRS = (
     Pair(22, "d8da7c998"),
     Pair(19, "915b396c1"),
     Pair(21, "918223185"),
-    Pair(18, "e6e5d5468"),
+    Pair(18, "c2d2909d9", binaries=(*ALLOWED, "--allow-binary", "cuda2gcn", "--drop-binary", "libamdhip64")),
     Pair(23, "be7e23cc6"),
 )
 
@@ -67,7 +70,7 @@ def words_of(pair: Pair, stage: str, tritons: Path | None) -> list[str]:
     words = [stage, "--source", pair.source]
     if stage == "triton":
         words += ["--source", f"triton={tritons}/{pair.triton}", "--python", pair.pythons]
-        words += ["--allow-binary", "libdevice"]
+        words += pair.binaries
     return words
 
 

@@ -80,17 +80,26 @@ class _Backend(BaseHTTPRequestHandler):
             "HTTP_CONTENT_ENCODING": self.headers.get("Content-Encoding", ""),
             "REMOTE_ADDR": "127.0.0.1",
         }
-        done = subprocess.run(["git", "http-backend"], env=env, input=body, capture_output=True, check=False)
-        head, _, content = done.stdout.partition(b"\r\n\r\n")
-        fields = [line.split(": ", 1) for line in head.decode().splitlines()]
-        status = next((value for name, value in fields if name == "Status"), "200 OK")
-        self.send_response(int(status.split()[0]))
-        for name, value in fields:
-            if name != "Status":
-                self.send_header(name, value)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
+        # As it comes: while a large pack is made, git sends signs of life, and the client waits for them.
+        with subprocess.Popen(
+            ["git", "http-backend"], env=env, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as backend:
+            assert backend.stdin is not None
+            assert backend.stdout is not None
+            with backend.stdin as request:
+                request.write(body)
+            fields: list[list[str]] = []
+            while (line := backend.stdout.readline()) not in {b"", b"\r\n"}:
+                fields.append(line.decode().rstrip("\r\n").split(": ", 1))
+            status = next((value for name, value in fields if name == "Status"), "200 OK")
+            self.send_response(int(status.split()[0]))
+            for name, value in fields:
+                if name != "Status":
+                    self.send_header(name, value)
+            self.end_headers()
+            while chunk := os.read(backend.stdout.fileno(), 1 << 16):
+                self.wfile.write(chunk)
+                self.wfile.flush()
 
 
 def triton_repository(path: Path, *, version: str, llvm: str, tag: str) -> str:

@@ -1,0 +1,121 @@
+"""From a pin to `COPY --from`: LLVM at the commit in llvm-hash.txt, fetched by git, built, published and copied.
+
+No git host can be reached by the tests, so a server on loopback gives LLVM 22.1.8's tree under a commit of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.git_server import git, served
+from tests.integration.conftest import Quickstart, Said, toolchain
+from toolchain.build.fetching import fetch_for
+from toolchain.cache import Cache, default_cache
+from toolchain.request import Request
+from toolchain.sources.distro import known_distro
+
+pytestmark = [pytest.mark.engine, pytest.mark.registry]
+
+
+@dataclass(frozen=True)
+class Pinned:
+    """A folder with nothing but a pin, and the git host that has its commit."""
+
+    folder: Path
+    commit: str
+    url: str
+    asked: list[str]
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """What sends the tool to that host."""
+        return ("--mirror", f"https://github.com/={self.url}/")
+
+    def call(self, *words: str) -> Said:
+        """The tool in that folder."""
+        return toolchain(*words, *self.options, cwd=self.folder)
+
+
+@pytest.fixture(scope="module")
+def pinned(quickstart: Quickstart, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pinned]:
+    """The tree that the quickstart built from, as a commit of `llvm/llvm-project`."""
+    assert quickstart.said.code == 0
+    cache = Cache(default_cache())
+    source = known_distro("llvm", "llvm-toolchain-22", "22.1.8", cache=cache)
+    tree = fetch_for(Request(cache=cache, offline=True), source).path
+    hosted = tmp_path_factory.mktemp("host")
+    repository = hosted / "llvm" / "llvm-project"
+    repository.mkdir(parents=True)
+    git(repository, "init", "--quiet", "--bare")
+    # The same bytes whatever LLVM's own attributes say of line ends.
+    (repository / "info/attributes").write_text("* -text -ident -filter\n")
+    git(repository, "--work-tree", str(tree), "-c", "core.compression=1", "add", "--all", "--force")
+    commit = git(repository, "commit-tree", git(repository, "write-tree"), "-m", "A pin")
+    # In one pack already: what is made while a client waits may take longer than it waits for.
+    git(repository, "update-ref", "refs/heads/main", commit)
+    git(repository, "repack", "-q", "-a", "-d", "--window=0")
+    folder = tmp_path_factory.mktemp("triton")
+    (folder / "llvm-hash.txt").write_text(commit)
+    try:
+        with served(hosted) as (url, asked):
+            yield Pinned(folder, commit, url, asked)
+    finally:
+        shutil.rmtree(hosted)
+
+
+def copied(dest: str, image: str, prefix: str, folder: Path) -> Path:
+    """What a Containerfile of a stranger's copies out of a published image, by plain buildah."""
+    folder.mkdir()
+    (folder / "Containerfile").write_text(f"FROM scratch\nCOPY --from={dest}/{image}:latest {prefix} {prefix}\n")
+    run = Path("/run") / f"tc-pin-{os.getpid()}"
+    words = ["buildah", "--root", str(folder / "storage"), "--runroot", str(run), "--storage-driver", "vfs"]
+    words += ["build", "--isolation", "chroot", "--tls-verify=false", "--output", "type=local,dest=tree", "."]
+    try:
+        env = {**os.environ, "TMPDIR": str(folder)}
+        done = subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    finally:
+        shutil.rmtree(run, ignore_errors=True)
+    return folder / "tree" / prefix.lstrip("/")
+
+
+@pytest.mark.parametrize(
+    ("only", "stem", "files"),
+    [
+        ("mlir-tblgen", "llvm-triton-mlir-tblgen", ("bin/mlir-tblgen",)),
+        pytest.param(
+            "distribution",
+            "llvm-triton",
+            ("bin/mlir-tblgen", "bin/FileCheck", "lib/libLLVMAMDGPUCodeGen.a", "lib/cmake/mlir/MLIRConfig.cmake"),
+            marks=[pytest.mark.full, pytest.mark.timeout(0)],
+        ),
+    ],
+)
+def test_a_pin_becomes_an_image_that_others_copy_from(
+    pinned: Pinned, registry_host: str, tmp_path: Path, only: str, stem: str, files: tuple[str, ...]
+) -> None:
+    short, dest = pinned.commit[:8], f"{registry_host}/pins"
+    image, prefix = f"{stem}-{short}", f"/usr/lib64/llvm-triton-{short}"
+    words = ("llvm", "--only", only)
+    row = pinned.call("plan", *words, "--json").json["stages"][-1]
+    assert (row["image"], row["sources"][0]["ref"]) == (image, pinned.commit)
+    assert row["sources"][0]["repository"] == "https://github.com/llvm/llvm-project"
+    made = pinned.call("build", *words)
+    assert made.code == 0, made.err[-4000:]
+    assert pinned.commit in made.err
+    assert any("llvm/llvm-project" in request for request in pinned.asked)
+    published = pinned.call("publish", dest, "--stage", *words, "--json")
+    assert published.code == 0, published.err
+    assert image in {row["image"] for row in published.json["published"]}
+    tree = copied(dest, image, prefix, tmp_path / "consumer")
+    for name in files:
+        assert (tree / name).is_file(), name
+    said = subprocess.run([tree / "bin/mlir-tblgen", "--version"], capture_output=True, text=True, check=True).stdout
+    assert "LLVM version 22.1.8" in said
