@@ -24,7 +24,7 @@ _HELPER = Path("/usr/lib/apt/apt-helper")
 _ORIG = re.compile(r"_(?P<version>[^_/]+)\.orig\.tar\.(?:xz|gz|bz2|zst)")
 # What apt says of a mirror that answers and has no such suite, and of an index that is older than it may be.
 _GONE = re.compile(r"does not have a Release file|404 +Not Found|File not found|Failed to stat")
-_HOST = re.compile(r"\b[a-z+]+://[^/\s]+| *\[IP: [^\]]*\]|(?<=connect to )\S+( \([^)]*\))?|(?<=resolve ')[^']+")
+_HOST = re.compile(r"\b[a-z+]+://[^/\s]+|(?<=connect to )\S+( \([^)]*\))?|(?<=resolve ')[^']+")
 _EXPIRED = re.compile(r"Release file for .* is expired|invalid since")
 
 
@@ -263,4 +263,4 @@ def worst(error: CommandError) -> str:
     """apt's own errors out of its output."""
     lines = [line for line in error.tail if line.startswith(("E:", "W:", "Err:"))] or list(error.tail)
     # Which mirror this machine uses is nobody's business where messages are kept.
-    return _HOST.sub("<mirror>", "\n".join(lines[-6:]))
+    return _HOST.sub("<mirror>", re.sub(r" *\[IP: [^\]]*\]", "", "\n".join(lines[-6:])))
