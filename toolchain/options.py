@@ -9,10 +9,13 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 Kind = Literal["text", "count", "seconds", "flag", "commas", "names", "pairs", "path"]
 Keep = Literal["never", "changed", "always"]
+Panel = Literal["What", "Versions and sources", "Kernels", "Trust", "Machine"]
+PANELS: tuple[Panel, ...] = get_args(Panel)
+"""In the order in which the help of a verb has them."""
 # What is given on the command line.
 GIVEN: dict[Kind, Any] = {
     "text": str, "count": int, "seconds": float, "flag": bool, "commas": str, "names": list[str], "pairs": list[str],
@@ -28,6 +31,7 @@ class Option:
         name: after the two dashes, and the key in toolchain.toml; TOOLCHAIN_NAME in the environment.
         kind: `commas` is one text with commas between, `names` and `pairs` are given again for each.
         help: for people, one or two sentences.
+        panel: under which the help of a verb lists it.
         example: a value for a file in which it has none.
         short: one letter.
         least: the smallest number.
@@ -45,6 +49,7 @@ class Option:
 
     name: str
     help: str
+    panel: Panel = "What"
     kind: Kind = "text"
     metavar: str | None = None
     example: Any = None

@@ -100,7 +100,8 @@ class Request:
     sources: Mapping[str, SourceSpec] = field(
         default_factory=dict,
         metadata=option(
-            "source", kind="pairs", metavar="NAME=WHERE", place="pair", of=reading.SOURCES, counts=True, lock="changed",
+            "source", panel="Versions and sources",
+            kind="pairs", metavar="NAME=WHERE", place="pair", of=reading.SOURCES, counts=True, lock="changed",
             help="NAME=PATH, URL@COMMIT, archive:COMMIT, distro:PACKAGE or pypi:VERSION; from a bundle also"
             " stored:NAME@sha256:DIGEST. Again for each source.",
             example=["llvm=../llvm-project"], is_path=reading.is_path, read=reading.sources,
@@ -109,14 +110,16 @@ class Request:
     patches: dict[str, tuple[Path, ...]] = field(
         default_factory=dict,
         metadata=option(
-            "patch", kind="pairs", metavar="NAME=FILE", place="pair", of=reading.SOURCES, counts=True, lock="changed",
+            "patch", panel="Versions and sources",
+            kind="pairs", metavar="NAME=FILE", place="pair", of=reading.SOURCES, counts=True, lock="changed",
             help="Patch for a source; again for each.", example=["triton=my.patch"], read=reading.patches,
         ),
     )  # fmt: skip
     triton: str | None = field(
         default=None,
         metadata=option(
-            "triton", metavar="VERSION|COMMIT|FOLDER", example="3.7.1", counts=True, lock="changed", place="path",
+            "triton", panel="Versions and sources",
+            metavar="VERSION|COMMIT|FOLDER", example="3.7.1", counts=True, lock="changed", place="path",
             is_path=reading.is_triton_path, known=reading.known_tritons,
             help="Triton from source, and its LLVM: a version, a commit, or a checkout. For llvm a pin file too.",
         ),
@@ -124,7 +127,8 @@ class Request:
     aotriton: str | None = field(
         default=None,
         metadata=option(
-            "aotriton", help="AOTriton release: it decides the commits of Triton and LLVM.", example="0.11b",
+            "aotriton", panel="Versions and sources",
+            help="AOTriton release: it decides the commits of Triton and LLVM.", example="0.11b",
             counts=True, lock="changed", known=reading.known_aotritons,
         ),
     )  # fmt: skip
@@ -140,49 +144,56 @@ class Request:
     select: str | None = field(
         default=None,
         metadata=option(
-            "select", help="Only kernels that match this shell pattern.", example="attn_fwd*", counts=True,
+            "select", panel="Kernels",
+            help="Only kernels that match this shell pattern.", example="attn_fwd*", counts=True,
             lock="changed",
         ),
     )  # fmt: skip
     limit: int | None = field(
         default=None,
         metadata=option(
-            "limit", kind="count", least=1, example=100, counts=True, lock="changed",
+            "limit", panel="Kernels",
+            kind="count", least=1, example=100, counts=True, lock="changed",
             help="Take kernels until there are this many; a cluster is taken whole.",
         ),
     )  # fmt: skip
     keep_going: bool = field(
         default=False,
         metadata=option(
-            "keep-going", kind="flag", counts=True, lock="changed",
+            "keep-going", panel="Kernels",
+            kind="flag", counts=True, lock="changed",
             help="Continue when kernels fail, and mark them as known bad; the exit code is then 12.",
         ),
     )  # fmt: skip
     kernel_timeout: float | None = field(
         default=None,
         metadata=option(
-            "kernel-timeout", kind="seconds", least=1, help="Seconds for one kernel; an hour by default.", example=900,
+            "kernel-timeout", panel="Kernels",
+            kind="seconds", least=1, help="Seconds for one kernel; an hour by default.", example=900,
             counts=True, lock="changed",
         ),
     )  # fmt: skip
     kernel_memory: int | None = field(
         default=None,
         metadata=option(
-            "kernel-memory", kind="count", metavar="MB", least=64, example=4000, counts=True, lock="changed",
+            "kernel-memory", panel="Kernels",
+            kind="count", metavar="MB", least=64, example=4000, counts=True, lock="changed",
             help="Megabytes of memory for one kernel; by default they share what the machine has.",
         ),
     )  # fmt: skip
     shard: tuple[int, int] | None = field(
         default=None,
         metadata=option(
-            "shard", metavar="K/N", environment=True, file=False, counts=True, read=reading.shard,
+            "shard", panel="Kernels",
+            metavar="K/N", environment=True, file=False, counts=True, read=reading.shard,
             help="Only the K-th of N parts of the kernels, in whole clusters; `kernels merge` joins them.",
         ),
     )  # fmt: skip
     kernel_store: str | None = field(
         default=None,
         metadata=option(
-            "kernel-store", metavar="WHERE", place="path", is_path=reading.is_store_folder,
+            "kernel-store", panel="Kernels",
+            metavar="WHERE", place="path", is_path=reading.is_store_folder,
             read=reading.kernel_store, example="kernel-store",
             help="Share kernels with other campaigns by a folder, oci:DIR or REGISTRY/NAME: take what is there, add the"
             " rest.",
@@ -191,7 +202,8 @@ class Request:
     scheduler: str | None = field(
         default=None,
         metadata=option(
-            "scheduler", metavar="ADDRESS", example="tcp://127.0.0.1:8786", read=reading.scheduler,
+            "scheduler", panel="Kernels",
+            metavar="ADDRESS", example="tcp://127.0.0.1:8786", read=reading.scheduler,
             help="Compile kernels by the workers of a Dask scheduler, at tls://HOST:PORT or a loopback tcp://;"
             " needs --kernel-store.",
         ),
@@ -199,14 +211,16 @@ class Request:
     allow_binary: tuple[str, ...] = field(
         default=(),
         metadata=option(
-            "allow-binary", kind="names", metavar="NAME", help="Allow a prebuilt thing by name.",
+            "allow-binary", panel="Trust",
+            kind="names", metavar="NAME", help="Allow a prebuilt thing by name.",
             example=["libdevice"], counts=True, lock="changed",
         ),
     )  # fmt: skip
     drop_binary: tuple[str, ...] = field(
         default=(),
         metadata=option(
-            "drop-binary", kind="names", metavar="NAME", example=["libdevice"], counts=True, lock="changed",
+            "drop-binary", panel="Trust",
+            kind="names", metavar="NAME", example=["libdevice"], counts=True, lock="changed",
             help="Leave a prebuilt file of a source out, by name or path.",
         ),
     )  # fmt: skip
@@ -227,54 +241,71 @@ class Request:
     )  # fmt: skip
     jobs: int = field(
         default=0,
-        metadata=option("jobs", kind="count", short="j", least=0, help="Jobs; 0 for what cores and memory allow."),
+        metadata=option(
+            "jobs", panel="Machine", kind="count", short="j", least=0, help="Jobs; 0 for what cores and memory allow."
+        ),
     )
     runner: Literal["buildah", "docker", "podman"] = field(
         default="buildah",
         metadata=option(
-            "runner", metavar="PROGRAM", known=lambda: reading.RUNNERS, read=reading.runner, example="docker",
+            "runner", panel="Machine",
+            metavar="PROGRAM", known=lambda: reading.RUNNERS, read=reading.runner, example="docker",
             help="What runs contract checks and kernel workers: buildah, docker or podman. buildah builds the layers.",
         ),
     )  # fmt: skip
     fresh: bool = field(
         default=False,
-        metadata=option("fresh", kind="flag", help="Use no compiler cache and no earlier tree."),
+        metadata=option("fresh", panel="Machine", kind="flag", help="Use no compiler cache and no earlier tree."),
     )
-    offline: bool = field(default=False, metadata=option("offline", kind="flag", help="Use no network."))
+    offline: bool = field(
+        default=False, metadata=option("offline", panel="Machine", kind="flag", help="Use no network.")
+    )
     contract: bool = field(
         default=True,
         metadata=option(
-            "contract", kind="flag", negated=True, environment=False, file=False, counts=True,
+            "contract", panel="Trust",
+            kind="flag", negated=True, environment=False, file=False, counts=True,
             help="Prove that the layer serves Triton before it counts.",
         ),
     )  # fmt: skip
     mirrors: tuple[tuple[str, str], ...] = field(
         default=(),
         metadata=option(
-            "mirror", kind="names", metavar="URL=URL", read=reading.mirrors,
+            "mirror", panel="Machine",
+            kind="names", metavar="URL=URL", read=reading.mirrors,
             help="Fetch git and archives whose URL begins with the first from the second; again for each.",
             example=["https://github.com/=https://git.example/github/"],
         ),
     )  # fmt: skip
     locked: bool = field(
-        default=False, metadata=option("locked", kind="flag", help="Take in nothing that is not in toolchain.lock.")
+        default=False,
+        metadata=option("locked", panel="Trust", kind="flag", help="Take in nothing that is not in toolchain.lock."),
     )
     lock_file: Path | None = field(
         default=None,
         metadata=option(
-            "lock-file", kind="path", place="path", help="The lock, ./toolchain.lock otherwise; implies --locked.",
+            "lock-file", panel="Trust",
+            kind="path", place="path", help="The lock, ./toolchain.lock otherwise; implies --locked.",
             example="toolchain.lock",
         ),
     )  # fmt: skip
     cache: Cache = field(
         metadata=option(
-            "cache", kind="path", place="path", help="The tool's own folder.", example="/var/cache/toolchain",
+            "cache", panel="Machine",
+            kind="path", place="path", help="The tool's own folder.", example="/var/cache/toolchain",
             read=_cache,
         ),
     )  # fmt: skip
     json: bool = field(
         default=False,
-        metadata=option("json", kind="flag", environment=False, file=False, help="Data on standard output, as JSON."),
+        metadata=option(
+            "json",
+            panel="Machine",
+            kind="flag",
+            environment=False,
+            file=False,
+            help="Data on standard output, as JSON.",
+        ),
     )
     lock: HeldLock | None = None
     kernel_key: Path | None = None

@@ -31,9 +31,14 @@ if TYPE_CHECKING:
 GoalArg = Annotated[
     str, typer.Argument(help=f"{stages.choice()} Without it `stage` of toolchain.toml.", autocompletion=o.stage())
 ]
-ReuseOpt = Annotated[str | None, o.typed(REUSE_FROM)]
+ReuseOpt = Annotated[str | None, o.typed(REUSE_FROM, panel=True)]
 ReuseOnlyOpt = Annotated[
-    bool, typer.Option("--reuse-only", help="With --reuse-from: build nothing; fail where something would be built.")
+    bool,
+    typer.Option(
+        "--reuse-only",
+        rich_help_panel="Trust",
+        help="With --reuse-from: build nothing; fail where something would be built.",
+    ),
 ]
 PublicKeyOpt = Annotated[
     Path | None,
@@ -41,11 +46,15 @@ PublicKeyOpt = Annotated[
         PUBLIC_KEY,
         "--key",
         help="Key in PEM whose signature counts, for --reuse-from.",
+        panel=True,
     ),
 ]
-KernelKeyOpt = Annotated[Path | None, o.typed(KERNEL_KEY)]
+KernelKeyOpt = Annotated[Path | None, o.typed(KERNEL_KEY, panel=True)]
 ArchiveOpt = Annotated[
-    Path | None, typer.Option("--archive", help="Also write plain files into this folder: archives and wheels.")
+    Path | None,
+    typer.Option(
+        "--archive", rich_help_panel="What", help="Also write plain files into this folder: archives and wheels."
+    ),
 ]
 AddressArg = Annotated[str, typer.Argument(help="Of the scheduler: tls://HOST:PORT, or a loopback tcp://.")]
 WorkedArg = Annotated[

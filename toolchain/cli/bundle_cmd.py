@@ -12,7 +12,7 @@ from toolchain import console
 from toolchain.catalog import stages
 from toolchain.cli import options as o
 from toolchain.cli.images_cmd import IMAGE_HELP, cache_of
-from toolchain.cli.request import make_request, with_request
+from toolchain.cli.request import CAMPAIGN, make_request, with_request
 from toolchain.lock.file import DEFAULT
 from toolchain.locks import in_use
 from toolchain.oci.reference import parse
@@ -46,7 +46,7 @@ def _asked(given: dict[str, Any], chosen: Mapping[str, Any]) -> tuple[str, dict[
     return original.stage, given_options(original, cache)
 
 
-@with_request("jobs", "contract", recorded=_asked)
+@with_request(*CAMPAIGN, "contract", recorded=_asked)
 def bundle_export(dest: DestArg, stage: StageArg = "all", *, request: Request) -> None:
     """Write sources, wheels, patches, the finished base and their lock as one OCI artifact. The base must be built."""
     from toolchain.bundle.export import export  # noqa: PLC0415 - brings the registry client in

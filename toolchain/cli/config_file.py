@@ -21,27 +21,27 @@ DEST = Option(
     name="dest", place="oci", example="oci:out", help="Where `publish` sends images: oci:DIR or REGISTRY/NS.",
 )  # fmt: skip
 COMPRESSION = Option(
-    name="compression", known=lambda: ("gzip", "zstd"), example="zstd",
+    name="compression", panel="Machine", known=lambda: ("gzip", "zstd"), example="zstd",
     help="How `publish` compresses layers: gzip, which every engine reads, or zstd, a third smaller.",
 )  # fmt: skip
 KEY = Option(
-    name="key", kind="path", place="path", example="release-key",
+    name="key", panel="Trust", kind="path", place="path", example="release-key",
     help="Private key in PEM, with which `publish` signs SBOM and provenance.",
 )  # fmt: skip
 PUBLIC_KEY = Option(
-    name="public-key", kind="path", place="path", example="release-key.pub",
+    name="public-key", panel="Trust", kind="path", place="path", example="release-key.pub",
     help="Key in PEM whose signature counts: for `build --reuse-from`, and from the environment for `verify`.",
 )  # fmt: skip
 KERNEL_KEY = Option(
-    name="kernel-key", kind="path", place="path", example="kernels-key.pub",
+    name="kernel-key", panel="Kernels", kind="path", place="path", example="kernels-key.pub",
     help="Key in PEM for `--kernel-store`: what is taken must be signed by it, and a private one signs what is added.",
 )  # fmt: skip
 SOURCE_REPO = Option(
-    name="source-repo", kind="names", metavar="OWNER/NAME|URL", example=["llvm/llvm-project"],
+    name="source-repo", panel="Trust", kind="names", metavar="OWNER/NAME|URL", example=["llvm/llvm-project"],
     help="For `verify`: every source must come from here; again for each.",
 )  # fmt: skip
 REUSE_FROM = Option(
-    name="reuse-from", place="oci", metavar="WHERE", example="registry.example/ns",
+    name="reuse-from", panel="Trust", place="oci", metavar="WHERE", example="registry.example/ns",
     help="REGISTRY/NS or oci:DIR: take finished images from there, each only once it is verified. Needs --public-key.",
 )  # fmt: skip
 STAGE = Option(

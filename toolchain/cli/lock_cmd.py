@@ -10,7 +10,7 @@ import typer
 from toolchain import console
 from toolchain.catalog import stages
 from toolchain.cli import options as o
-from toolchain.cli.request import with_request
+from toolchain.cli.request import CAMPAIGN, with_request
 from toolchain.lock.file import DEFAULT
 from toolchain.request import Request
 
@@ -22,7 +22,7 @@ OpenOpt = Annotated[
 ]
 
 
-@with_request("jobs", "contract", "locked", "lock_file")
+@with_request(*CAMPAIGN, "contract", "locked", "lock_file")
 def lock(
     stage: StageArg = "all",
     output: OutOpt = Path(DEFAULT),

@@ -14,13 +14,14 @@ from toolchain.catalog import stages
 from toolchain.options import GIVEN, Declared, Option
 
 
-def typed(option: Option, *also: str, help: str = "", environment: bool = True) -> Any:  # noqa: A002 - as Typer has it
+def typed(option: Option, *also: str, help: str = "", environment: bool = True, panel: bool = False) -> Any:  # noqa: A002 - as Typer has it
     """What Typer reads beside a parameter's type.
 
     Args:
         also: further flags of one verb.
         help: what it is for one verb, where that is not the same for all.
         environment: whether a variable sets it, where one can.
+        panel: whether the help has it under its panel: in verbs with many options.
     """
     names = [f"{option.flag}/--no-{option.name}" if option.negated else option.flag]
     names += [*([f"-{option.short}"] if option.short else []), *also]
@@ -30,6 +31,7 @@ def typed(option: Option, *also: str, help: str = "", environment: bool = True) 
         text, variable = f"{text} \\[env var: {variable}]", None
     return typer.Option(
         *names, help=text, envvar=variable, min=option.least, metavar=option.metavar, autocompletion=completion(option),
+        rich_help_panel=option.panel if panel else None,
     )  # fmt: skip
 
 
@@ -64,7 +66,7 @@ def parameter(declared: Declared, *, environment: bool = True) -> inspect.Parame
         declared.option.parameter,
         inspect.Parameter.KEYWORD_ONLY,
         default=default,
-        annotation=Annotated[kind, typed(declared.option, environment=environment)],
+        annotation=Annotated[kind, typed(declared.option, environment=environment, panel=True)],
     )
 
 

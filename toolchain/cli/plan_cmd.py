@@ -16,7 +16,7 @@ from toolchain.catalog import stages
 from toolchain.catalog.costs import Cost, cost_of
 from toolchain.catalog.stages import row as stage_row
 from toolchain.cli import options as o
-from toolchain.cli.request import with_request
+from toolchain.cli.request import CAMPAIGN, with_request
 from toolchain.engine.resources import MEMORY, cores
 from toolchain.errors import PolicyError
 from toolchain.request import Request
@@ -26,7 +26,7 @@ from toolchain.stages.prebuilt import let_in_names
 StageArg = Annotated[str, typer.Argument(help=stages.choice(), autocompletion=o.stage())]
 
 
-@with_request("jobs", "contract")
+@with_request(*CAMPAIGN, "contract", "mirrors")
 def plan(stage: StageArg = "all", *, request: Request, trusting: Sequence[dict[str, Any]] = ()) -> None:
     """Show what would be built and what is already here. No network, no engine."""
     rows = plan_stages(request, stage, proved=True)
@@ -114,7 +114,7 @@ def _how_sure(source: Source) -> str:
     return tag + ("" if source.locked or tag else " (unlocked)")
 
 
-@with_request("jobs", "contract")
+@with_request(*CAMPAIGN, "contract")
 def fetch(stage: StageArg = "all", *, request: Request) -> None:
     """Bring the sources of a stage into the store."""
     from toolchain.build.fetching import fetch_for  # noqa: PLC0415 - plan needs none of it

@@ -24,11 +24,15 @@ from toolchain.cli.defaults import beside, pairs_from_environment
 from toolchain.cli.options import parameter
 from toolchain.errors import ConfigError, ToolchainError
 from toolchain.locks import in_use
-from toolchain.options import as_list
+from toolchain.options import PANELS, as_list
 from toolchain.request import DEFAULT_GLIBC, Request
 
 if TYPE_CHECKING:
     from toolchain.lock.file import Lock
+
+
+CAMPAIGN = ("jobs", "runner", "fresh", "kernel_store", "scheduler")
+"""Fields of `Request` that only say how things are built: what builds nothing does not take them."""
 
 
 # Of a verb's own parameters, and of the options that were given for the request: the stage, and the options that were
@@ -43,8 +47,8 @@ def with_request(
 
     A verb with a parameter `trusting` gets the rows of `_trusting` in it.
 
-    So each verb that is about a build takes what `build` takes: a command line, a configuration file or a lock serves
-    one as it serves the other.
+    Verbs that are about a build take the options that decide what is built, so that a command line serves one as it
+    serves the other. How it is built is asked of those that build.
 
     Args:
         without: fields of `Request` that mean nothing to this verb.
@@ -53,7 +57,8 @@ def with_request(
     """
 
     def decorate(verb: Callable[..., None]) -> Callable[..., None]:
-        offered = [parameter(declared) for declared in request_module.options() if declared.field not in without]
+        declared = [one for one in request_module.options() if one.field not in without]
+        offered = [parameter(one) for one in declared]
 
         @functools.wraps(verb)
         def command(ctx: typer.Context, **given: Any) -> None:
@@ -86,7 +91,8 @@ def with_request(
         own = [own for name, own in _parameters(verb).items() if name not in {"request", "trusting"}]
         keyword = inspect.Parameter.KEYWORD_ONLY
         context = inspect.Parameter("ctx", keyword, annotation=typer.Context)
-        everything = [context, *(option.replace(kind=keyword) for option in (*own, *offered))]
+        ordered = sorted((*own, *offered), key=_place_in_help)
+        everything = [context, *(option.replace(kind=keyword) for option in ordered)]
         command.__signature__ = inspect.Signature(everything)  # type: ignore[attr-defined] # what Typer reads
         command.__annotations__ = {option.name: option.annotation for option in everything}
         return command
@@ -124,6 +130,12 @@ def _take_recorded(context: typer.Context, given: dict[str, Any], recorded: Reco
     elif typed("glibc"):
         given["base"] = None
     return target
+
+
+def _place_in_help(one: inspect.Parameter) -> int:
+    """By panel, in their order; what has none comes first."""
+    panels = [getattr(about, "rich_help_panel", None) for about in getattr(one.annotation, "__metadata__", ())]
+    return next((PANELS.index(panel) for panel in panels if panel in PANELS), -1)
 
 
 def _ranks(context: typer.Context, given: Mapping[str, Any]) -> dict[str, int]:

@@ -1,0 +1,106 @@
+"""No option is declared for nothing, and no verb takes one that it does not use."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from tests.request_fixtures import with_base
+from toolchain.cli.app import app
+from toolchain.cli.config_file import OF_VERBS
+from toolchain.options import PANELS
+from toolchain.request import Request, options
+
+PACKAGE = Path(__file__).resolve().parents[2] / "toolchain"
+FIELDS = {declared.field: declared.option for declared in options()}
+WHEEL = ("--source", "triton=pypi:3.7.1", "--allow-binary", "triton-wheel")
+# Together they ask for everything that plans and sources depend on. `fetch` and `bundle export` plan as `plan` does.
+CALLS: dict[str, list[tuple[str, ...]]] = {
+    "plan": [
+        ("triton", "--triton", "3.7.1", "--python", "3.13", "--allow-binary", "libdevice"),
+        ("kernels", *WHEEL, "--keep-going", "--kernel-timeout", "9", "--kernel-memory", "4000", "--base", "debian13"),
+    ],
+    "lock": [("kernels", *WHEEL, "--offline")],
+}
+# Read where a source of AOTriton or Triton is here.
+LATER = {"drop_binary"}
+
+
+def commands(command: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+    command = getattr(command, "loaded", command)
+    for name, below in getattr(command, "commands", {}).items():
+        yield from commands(below, (*words, name))
+    if not getattr(command, "commands", None):
+        yield " ".join(words), command
+
+
+VERBS = dict(commands(typer.main.get_command(app)))
+
+
+def attributes_read(package: Path) -> set[str]:
+    """The names of all attributes that are read somewhere, but for where a request is declared and made."""
+    found = set()
+    for path in package.rglob("*.py"):
+        if path.relative_to(package).as_posix() not in {"request.py", "cli/request.py"}:
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            found |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    return found
+
+
+def test_every_option_of_a_request_is_used_somewhere(tmp_path: Path) -> None:
+    of_making = {"locked", "lock_file", "glibc"}  # used where the request is made
+    assert FIELDS.keys() - of_making - attributes_read(PACKAGE) == set()
+    (tmp_path / "module.py").write_text("def use(request):\n    return request.jobs\n")
+    assert attributes_read(tmp_path) == {"jobs"}, "an option that nothing reads is found"
+
+
+def test_every_other_option_of_the_file_is_one_of_a_verb() -> None:
+    taken = {parameter.name for command in VERBS.values() for parameter in command.params}
+    assert {option.parameter for option in OF_VERBS} - taken == set()
+
+
+@pytest.mark.parametrize("verb", CALLS)
+def test_a_verb_reads_the_options_that_it_takes(verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    read: set[str] = set()
+    plain = Request.__getattribute__
+
+    def noted(self: Request, name: str) -> Any:
+        asked = sys._getframe(1).f_globals.get("__name__")
+        if name in FIELDS and asked != "dataclasses":
+            read.add(name)
+        return plain(self, name)
+
+    monkeypatch.setattr(Request, "__getattribute__", noted)
+    with_base(tmp_path / "cache")
+    for words in CALLS[verb]:
+        CliRunner().invoke(app, [verb, *words, "--cache", str(tmp_path / "cache")])
+    offered = {parameter.name for parameter in VERBS[verb].params}
+    unread = {field for field, option in FIELDS.items() if option.parameter in offered} - read
+    assert unread <= LATER
+
+
+def test_fetch_and_bundle_export_take_what_plan_takes() -> None:
+    own = {"json", "stage", "dest", "ref", "ctx"}
+    plan, *others = ({one.name for one in VERBS[verb].params} - own for verb in ("plan", "fetch", "bundle export"))
+    assert all(other == plan | {"mirror"} for other in others)
+
+
+@pytest.mark.parametrize("verb", ["plan", "fetch", "lock", "bundle export"])
+def test_what_builds_nothing_does_not_ask_how_to_build(verb: str) -> None:
+    offered = {parameter.name for parameter in VERBS[verb].params}
+    assert not offered & {"jobs", "runner", "fresh", "scheduler", "kernel_store", "contract"}
+
+
+def test_the_help_of_a_build_has_its_options_under_panels_in_order() -> None:
+    panels = [parameter.rich_help_panel for parameter in VERBS["build"].params if parameter.name != "ctx"]
+    named = [panel for panel in panels if panel in PANELS]
+    assert named == sorted(named, key=PANELS.index)
+    assert set(named) == set(PANELS)
