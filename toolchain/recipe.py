@@ -109,6 +109,8 @@ class Runner(Protocol):
 
 COMPILER_CACHE = "containerfiles/ccache.conf"
 """How every recipe's compiler cache is configured."""
+CCACHE_MOUNT = "toolchain-ccache"
+"""The id that Containerfiles give the mount of their compiler cache."""
 
 
 def root() -> Path:

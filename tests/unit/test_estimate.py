@@ -13,6 +13,7 @@ from rich.console import Console
 
 from scripts import step_costs as reading
 from scripts.replay_estimates import at, ninja_lines, reduced, replay, worst
+from tests.small_llvm import small_llvm
 from toolchain.build.prefetch import Prefetch
 from toolchain.build.workspace import BuildWorkspace
 from toolchain.cache import Cache
@@ -71,7 +72,7 @@ def test_a_build_of_llvm_brings_its_course_to_the_line_that_is_shown(
         raise KeyboardInterrupt
 
     def fetch(_: BuildWorkspace, source: Source) -> FetchedSource:
-        return replace(source, digest="sha256:" + "1" * 64).fetched(tmp_path)
+        return replace(source, digest="sha256:" + "1" * 64).fetched(small_llvm(tmp_path / "tree"))
 
     request = Request(cache=Cache(tmp_path / "cache"))
     workspace = BuildWorkspace(

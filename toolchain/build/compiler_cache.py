@@ -16,8 +16,6 @@ from toolchain import console, strict_json
 from toolchain.cache import Cache
 from toolchain.catalog.stages import row
 from toolchain.digest import canonical, sha256_json, write_atomically
-from toolchain.engine.resources import disk_bytes
-from toolchain.engine.storage import cache_mounts, ccache_mount, discard
 from toolchain.request import Request
 from toolchain.sources.tree import Source
 from toolchain.stages.stage import Built, Planned, source_inputs
@@ -82,6 +80,9 @@ def trim(cache: Cache, *, keep: str = "", limit: int = LIMIT) -> list[CompilerCa
     Returns:
         What was removed.
     """
+    from toolchain.engine.resources import disk_bytes  # noqa: PLC0415 - a plan starts no engine
+    from toolchain.engine.storage import discard  # noqa: PLC0415
+
     gone: list[CompilerCache] = []
     total = 0
     for known in sorted(compiler_caches(cache), key=lambda known: (known.key != keep, -known.used)):
@@ -98,6 +99,8 @@ def trim(cache: Cache, *, keep: str = "", limit: int = LIMIT) -> list[CompilerCa
 
 def compiler_caches(cache: Cache) -> Iterator[CompilerCache]:
     """The compiler caches that builds here have used."""
+    from toolchain.engine.storage import cache_mounts, ccache_mount  # noqa: PLC0415 - a plan starts no engine
+
     for path in sorted(cache.compiler_caches.glob("*.json")) if cache.compiler_caches.is_dir() else []:
         try:
             sources = str(strict_json.read(path.read_bytes())["sources"])

@@ -135,7 +135,7 @@ def wanted(request: Request, users: Collection[str]) -> list[Need]:
 
 def _replaced() -> list[Known]:
     """The prebuilt files of Triton's tree that give way to the base's own."""
-    return [row for row in known_files() if row.source == "triton" and row.replace]
+    return [row for row in known_files() if row.source == "triton" and row.replace and not row.rare]
 
 
 def _decided(request: Request) -> set[str]:

@@ -126,7 +126,7 @@ def _build_stages(request: Request, target: str, run: _Run) -> list[Built]:
                     run.ready()
                     run.prefetch.check()
                     built = _build_stage(own, stage, planned, built_below, run, of=(number, len(stages)))
-                    if known_record(own.cache, built.input_digest) is None:  # an image of the user's, taken as it is
+                    if own.base.image is not None and known_record(own.cache, built.input_digest) is None:
                         record_as_it_is(own, built)
         # Only now it shows what is in a base that was not here when the build was planned, whoever made it since.
         within_lock(request, [built.planned])

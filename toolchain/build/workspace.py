@@ -18,13 +18,12 @@ from toolchain.build.record import image_tag, new_record, recorded_source, stage
 from toolchain.cache import Cache
 from toolchain.catalog.architectures import this_machine
 from toolchain.digest import EPOCH
-from toolchain.engine.storage import CCACHE_MOUNT
 from toolchain.oci.image import ImageSpec, LayerBlob, add_layer, read_layers, standard_annotations, write_image
 from toolchain.oci.labels import INPUT_DIGEST
 from toolchain.oci.layer import Compression, compressor_id, normalise_tar, write_layer
 from toolchain.oci.layer import compress as compress_layer
 from toolchain.oci.layout import Layout
-from toolchain.recipe import Mount, Recipe
+from toolchain.recipe import CCACHE_MOUNT, Mount, Recipe
 from toolchain.record import LayerFacts
 from toolchain.request import Request
 from toolchain.sources.tree import FetchedSource, Source

@@ -21,10 +21,10 @@ from toolchain.engine.attended import attended
 from toolchain.engine.probe import probe
 from toolchain.engine.resources import ulimits
 from toolchain.engine.single import single_layout
-from toolchain.engine.storage import CCACHE_MOUNT, Storage, build_tag, cache_mounts, discard, remove_tree
+from toolchain.engine.storage import Storage, build_tag, cache_mounts, discard, remove_tree
 from toolchain.errors import BuildError, EngineError, HostileInputError
 from toolchain.process import Result
-from toolchain.recipe import PARTS, Mount, Recipe, plain_files
+from toolchain.recipe import CCACHE_MOUNT, PARTS, Mount, Recipe, plain_files
 
 LOG = logging.getLogger(__name__)
 

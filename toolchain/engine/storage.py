@@ -30,14 +30,12 @@ from toolchain.digest import write_atomically
 from toolchain.engine import namespace, relay, view
 from toolchain.engine.resources import ulimits
 from toolchain.errors import EngineError
-from toolchain.recipe import Mount
+from toolchain.recipe import CCACHE_MOUNT, Mount
 
 LOG = logging.getLogger(__name__)
 
 INSTALL = "apt-get install buildah"
 DELETED = ".deleted"
-# The id that Containerfiles give the mount of their compiler cache.
-CCACHE_MOUNT = "toolchain-ccache"
 _NUMBER = itertools.count()
 _STARTS = 4
 _NOT_STARTED = "sealing memfd copy"

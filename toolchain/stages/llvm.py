@@ -84,6 +84,8 @@ class LlvmStage:
 
     def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned:
         arch, source = request.arch[0], llvm_source(request)
+        if source.path is not None and source.path.is_dir():  # a checkout: look before anything is made
+            require(source.path, "llvm/CMakeLists.txt", "mlir/CMakeLists.txt")
         known = major_of(source)
         needs = llvm_needs(request, known)
         part, cross = subset_of(request.only, needs), arch != this_machine()

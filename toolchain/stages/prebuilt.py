@@ -29,6 +29,7 @@ class Known:
     path: str
     why: str
     replace: str = ""
+    rare: bool = False
 
     def matches(self, file: str) -> bool:
         """Whether it is about a file of its source."""
