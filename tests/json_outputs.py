@@ -103,6 +103,7 @@ def main(folder: Path) -> None:
     values = ["--grid", "1", "--arg", "x=normal:512", "--arg", "out=zeros:1"]
     call("emulate", "a kernel", str(emulated), *values)
     call("emulate", "a list of instructions", str(emulated))
+    call("kernels check", "a kernel without a case", str(emulated.parent))
     call("keygen", "", "key", data=False)
     call("publish", "signed, with files", "oci:out", "report", "--key", "key", "--files")
     call("publish", "unsigned", "oci:plain", "toolchain-base")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from toolchain.catalog.gpus import machine_flag
 from toolchain.kernels.rules import Rule
-from toolchain.process import _die_with_parent
+from toolchain.process import die_with_parent
 
 
 def make_object(gpu: str, kernel: str, *, machine: int = 224, osabi: int = 64, descriptor: int = 64) -> bytes:
@@ -153,7 +153,7 @@ class FakeWorkers:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
-            preexec_fn=_die_with_parent,  # noqa: PLW1509 - as the real ones
+            preexec_fn=die_with_parent,  # noqa: PLW1509 - as the real ones
         )
         try:
             yield child

@@ -77,7 +77,8 @@ def clean_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     return env
 
 
-def _die_with_parent() -> None:  # pragma: no cover - runs in the child
+def die_with_parent() -> None:  # pragma: no cover - runs in the child
+    """Have the kernel end this process when its parent ends."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
@@ -207,7 +208,7 @@ def _started(
         text=True,
         errors="replace",
         start_new_session=True,
-        preexec_fn=_die_with_parent,  # noqa: PLW1509 - prctl alone runs between fork and exec
+        preexec_fn=die_with_parent,  # noqa: PLW1509 - prctl alone runs between fork and exec
     )
     try:
         yield child
@@ -287,7 +288,7 @@ def output(argv: Sequence[str | os.PathLike[str]], *, env: Mapping[str, str] | N
             stdout=subprocess.PIPE,
             stderr=errors,
             start_new_session=True,
-            preexec_fn=_die_with_parent,  # noqa: PLW1509 - prctl alone runs between fork and exec
+            preexec_fn=die_with_parent,  # noqa: PLW1509 - prctl alone runs between fork and exec
             pipesize=1 << 20,
         )
         assert child.stdout is not None  # noqa: S101

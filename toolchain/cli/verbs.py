@@ -84,6 +84,11 @@ VERBS = (
         "Compile kernels for the campaigns of a Dask scheduler.",
         engine=True,
     ),
+    Verb(
+        "kernels check",
+        "toolchain.cli.check_cmd:kernels_check",
+        "Check the numbers of compiled kernels, without a GPU.",
+    ),
     Verb("kernels status", "toolchain.cli.kernels_cmd:kernels_status", "Show how many kernels are done."),
     Verb("bundle export", "toolchain.cli.bundle_cmd:bundle_export", "Write all inputs of a build as one OCI artifact."),
     Verb("bundle import", "toolchain.cli.bundle_cmd:bundle_import", "Fill the cache from a bundle."),

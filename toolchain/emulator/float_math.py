@@ -37,6 +37,8 @@ def fma_half(a: Array, b: Array, c: Array) -> Array:
 def maximum(a: Array, b: Array) -> Array:
     """V_MAX: the number where the other is NaN, and +0 above -0."""
     result = np.fmax(a, b)
+    if np.count_nonzero(result) == np.size(result):
+        return result
     zeros = (result == 0) & (np.asarray(a) == 0) & (np.asarray(b) == 0) & ~(np.signbit(a) & np.signbit(b))
     return np.where(zeros, np.abs(result), result)
 
@@ -44,6 +46,8 @@ def maximum(a: Array, b: Array) -> Array:
 def minimum(a: Array, b: Array) -> Array:
     """V_MIN: the number where the other is NaN, and -0 below +0."""
     result = np.fmin(a, b)
+    if np.count_nonzero(result) == np.size(result):
+        return result
     zeros = (result == 0) & (np.asarray(a) == 0) & (np.asarray(b) == 0) & (np.signbit(a) | np.signbit(b))
     return np.where(zeros, -np.abs(result), result)
 
@@ -55,7 +59,8 @@ def median(a: Array, b: Array, c: Array) -> Array:
 
 
 def _flushed(values: Array) -> Array:
-    return np.where(np.abs(values) < _TINY, np.copysign(np.float32(0), values), values)
+    small = np.abs(values) < _TINY
+    return np.where(small, np.copysign(np.float32(0), values), values) if small.any() else values
 
 
 def exp2(values: Array) -> Array:

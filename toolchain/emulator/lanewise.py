@@ -39,14 +39,41 @@ def handler(row: LaneOp) -> Handler:
     """What decodes an instruction of the table."""
 
     def build(operands: Operands) -> Run:
-        compute, put = parts(operands, row)
+        gets, put = sources_and_put(operands, row)
+        if isinstance(row.compute, np.ufunc) and len(gets) == 2 and row.result in "uif":
+            return _in_place(operands, row, gets, put)
+        compute = _joined(row.compute, gets)
         return lambda wave: put(wave, compute(wave))
 
     return build
 
 
+def _in_place(operands: Operands, row: LaneOp, gets: list[Get], put: Put) -> Run:
+    """Two sources and a function of numpy's own, which writes straight to the register where all lanes are active."""
+    function, (left, right) = row.compute, gets
+    index = operands.vector(operands.instruction.operands[0]).index
+    letter = row.result
+    if letter == "f" and operands.instruction.modifiers.flag("clamp"):
+        return lambda wave: put(wave, function(left(wave), right(wave)))
+
+    def run(wave: Wave) -> None:
+        if wave.all_lanes:
+            rows = wave.u if letter == "u" else wave.f if letter == "f" else wave.i
+            function(left(wave), right(wave), rows[index])
+        else:
+            put(wave, function(left(wave), right(wave)))
+
+    return run
+
+
 def parts(operands: Operands, row: LaneOp) -> tuple[Get, Put]:
     """The function that computes an instruction's result, and the one that writes it."""
+    gets, put = sources_and_put(operands, row)
+    return _joined(row.compute, gets), put
+
+
+def sources_and_put(operands: Operands, row: LaneOp) -> tuple[list[Get], Put]:
+    """The functions that read an instruction's sources, and the one that writes its result."""
     instruction = operands.instruction
     texts = list(instruction.operands)
     # A compare in its short form names VCC like any destination; other short forms leave it out.
@@ -68,7 +95,7 @@ def parts(operands: Operands, row: LaneOp) -> tuple[Get, Put]:
         raise instruction.unknown(f"{len(texts)} operands")
     target = texts[0] if first else operands.vcc
     high_result = selected[len(row.sources)] if len(selected) > len(row.sources) else None
-    return _joined(row.compute, gets), destination(operands, row, target, high_result or None)
+    return gets, destination(operands, row, target, high_result or None)
 
 
 def _has_halves(row: LaneOp) -> bool:

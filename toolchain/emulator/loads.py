@@ -50,7 +50,8 @@ class Access:
 
 def active(wave: Wave, values: Array) -> Array:
     """The values of the active lanes."""
-    values = np.broadcast_to(values, (wave.lanes,))
+    if not values.ndim:
+        values = np.broadcast_to(values, (wave.lanes,))
     return values if wave.all_lanes else values[wave.mask]
 
 

@@ -18,9 +18,11 @@ _PAIR = re.compile(r"ds_(?:(read|write)2(st64)?|(load|store)_2addr(_stride64)?)_
 
 
 def _places(wave: Wave, address: Array, offset: int, size: int, pc: int) -> Array:
-    place = active(wave, address).astype(np.int64) + offset
+    place = active(wave, address).astype(np.int64)
+    if offset:
+        place += offset
     limit = wave.group.lds_size
-    if len(place) and (int(place.max()) + size > limit or int(place.min()) < 0):
+    if len(place) and int(place.max()) + size > limit:
         raise NumbersError(
             f"an LDS access at {pc:#x} is outside of the workgroup's LDS",
             why=f"offset {int(place.max()):#x}, {size} bytes, of {limit}",
@@ -83,9 +85,13 @@ def _pair(*, load: bool, size: int, stride: int) -> Handler:
     return build
 
 
+def _wide(wave: Wave, values: Array) -> Array:
+    return values if values.ndim else np.broadcast_to(values, (wave.lanes,))
+
+
 def _fetched(wave: Wave, get: Get, lanes: Array) -> Array:
     """A register of other lanes; 0 from those that are not active."""
-    values = np.broadcast_to(get(wave), (wave.lanes,))[lanes]
+    values = _wide(wave, get(wave))[lanes]
     return values if wave.all_lanes else np.where(wave.mask[lanes], values, np.uint32(0))
 
 
@@ -97,7 +103,7 @@ def backward_permute(operands: Operands) -> Run:
 
     def run(wave: Wave) -> None:
         lanes = ((lane(wave).astype(np.int64) + offset) >> 2) & (wave.lanes - 1)
-        put(wave, _fetched(wave, get, np.broadcast_to(lanes, (wave.lanes,))))
+        put(wave, _fetched(wave, get, _wide(wave, lanes)))
 
     return run
 

@@ -48,21 +48,21 @@ def _numbers(rows: Array, kind: str) -> Array:
     return columns.view(np.float32).astype(np.float64)
 
 
-def _mfma_rows(size: int) -> Array:
-    """The row of the result that register r of lane l holds, `[r, l]`."""
-    lane, register = np.arange(64)[None], np.arange(size * size // 64)[:, None]
+def _mfma_registers(product: Array, size: int) -> Array:
+    """A product as registers: register r of lane l holds column l % size.
+
+    Its row is 8*(r // 4) + 4*(l // 32) + r % 4 for 32 rows, 4*(l // 16) + r for 16.
+    """
     if size == 32:
-        return 8 * (register // 4) + 4 * (lane // 32) + register % 4
-    return 4 * (lane // 16) + register
+        return product.reshape(4, 2, 4, 32).transpose(0, 2, 1, 3).reshape(16, 64)
+    return product.reshape(4, 4, 16).transpose(1, 0, 2).reshape(4, 64)
 
 
-_MFMA_ROWS = {size: _mfma_rows(size) for size in (16, 32)}
-_MFMA_COLUMNS = {size: np.arange(64) % size for size in (16, 32)}
-_WMMA_COLUMNS = np.arange(32) % 16
-_WMMA_ROWS = {
-    11: 2 * np.arange(8)[:, None] + np.arange(32)[None] // 16,
-    12: np.arange(8)[:, None] + 8 * (np.arange(32)[None] // 16),
-}
+def _wmma_registers(product: Array, generation: int) -> Array:
+    """The same on 32 lanes: row 2*r + l // 16 on gfx11, r + 8*(l // 16) on gfx12, column l % 16."""
+    if generation == 11:
+        return product.reshape(8, 32)
+    return product.reshape(2, 8, 16).transpose(1, 0, 2).reshape(8, 32)
 
 
 def mfma(a: Array, b: Array, c: Array, size: int, kind: str) -> Array:
@@ -78,9 +78,8 @@ def mfma(a: Array, b: Array, c: Array, size: int, kind: str) -> Array:
     left, right = _numbers(a, kind), _numbers(b, kind)
     parts = 64 // size
     left = left.reshape(parts, size, -1).transpose(1, 0, 2).reshape(size, -1)
-    right = right.reshape(parts, size, -1).transpose(1, 0, 2).reshape(size, -1)
-    product = left @ right.T
-    result: Array = (product[_MFMA_ROWS[size], _MFMA_COLUMNS[size]] + c).astype(np.float32)
+    right = right.reshape(parts, size, -1).transpose(0, 2, 1).reshape(parts, -1, size).reshape(-1, size)
+    result: Array = (_mfma_registers(left @ right, size) + c).astype(np.float32)
     return result
 
 
@@ -96,7 +95,7 @@ def wmma(a: Array, b: Array, c: Array, generation: int, kind: str) -> Array:
         left = np.concatenate([left[:16], left[16:]], 1)
         right = np.concatenate([right[:16], right[16:]], 1)
     product = left @ right.T
-    result: Array = (product[_WMMA_ROWS[generation], _WMMA_COLUMNS] + c).astype(np.float32)
+    result: Array = (_wmma_registers(product, generation) + c).astype(np.float32)
     return result
 
 
@@ -144,7 +143,7 @@ def _matrix(compute: Callable[[Array, Array, Array], Array]) -> Handler:
 def _wmma(kind: str) -> Handler:
     def build(operands: Operands) -> Run:
         generation = operands.target.generation
-        if operands.target.lanes != 32 or generation not in _WMMA_ROWS:
+        if operands.target.lanes != 32 or generation not in {11, 12}:
             raise operands.instruction.unknown(f"{operands.target.lanes} lanes on {operands.target.gpu}")
         address = operands.instruction.address
 

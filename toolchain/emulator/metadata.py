@@ -21,7 +21,8 @@ class Metadata:
 
     Args:
         source: the kernel's file below its root.
-        parameters: the arguments of a launch, in order.
+        names: all arguments of the function, in order.
+        parameters: those of a launch.
         constants: the other arguments of the function, by name.
         waves: of a workgroup.
         lds: bytes of LDS.
@@ -31,6 +32,7 @@ class Metadata:
     kernel: str
     gpu: str
     source: str
+    names: tuple[str, ...]
     parameters: tuple[Parameter, ...]
     constants: Mapping[str, Any]
     waves: int
@@ -74,6 +76,7 @@ def metadata_of(content: Any, where: str) -> Metadata:
             kernel=str(content["name"]),
             gpu=str(content["arch"]),
             source=str(content["source"]),
+            names=tuple(str(name) for name, _ in content["signature"]),
             parameters=tuple(
                 Parameter(str(name), str(kind).partition(":")[0])
                 for name, kind in content["signature"]

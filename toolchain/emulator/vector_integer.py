@@ -82,8 +82,27 @@ def permute_bytes(high: Array, low: Array, selector: Array) -> Array:
     return result
 
 
+def _pick_bytes(high: Array, low: Array, selector: int) -> Array:
+    """Bytes of two registers in an order that all lanes share."""
+    result: Array = np.empty(len(low), np.uint32)
+    choices = [(selector >> 8 * byte) & 7 for byte in range(4)]
+    # Most often they are two halves.
+    if all(choices[k] % 2 == 0 and choices[k + 1] == choices[k] + 1 for k in (0, 2)):
+        halves = result.view(np.uint16)
+        for part in (0, 1):
+            choice = choices[2 * part]
+            halves[part::2] = (high if choice > 3 else low).view(np.uint16)[choice // 2 % 2 :: 2]
+        return result
+    parts = result.view(np.uint8)
+    for byte, choice in enumerate(choices):
+        parts[byte::4] = (high if choice > 3 else low).view(np.uint8)[choice % 4 :: 4]
+    return result
+
+
 def _permute_by_constant(high: Array, low: Array, selector: int) -> Array:
     """The same for a selector that all lanes share."""
+    if not selector & 0xF8F8F8F8 and high.ndim and low.ndim:
+        return _pick_bytes(high, low, selector)
     result: Array = np.uint32(0)  # type: ignore[assignment]
     for byte in range(4):
         choice = (selector >> 8 * byte) & 255
@@ -251,14 +270,14 @@ LANE_OPS: dict[str, LaneOp] = {
     **dict.fromkeys(("v_ffbl_b32", "v_ctz_i32_b32"), LaneOp("u", "u", trailing_zeros)),
     "v_cndmask_b32": LaneOp("u", "uub", choose),
     "v_cndmask_b16": LaneOp("w", "wwb", choose, keeps_high=True),
-    **dict.fromkeys(("v_add_u32", "v_add_nc_u32"), LaneOp("u", "uu", lambda a, b: a + b)),
-    **dict.fromkeys(("v_sub_u32", "v_sub_nc_u32"), LaneOp("u", "uu", lambda a, b: a - b)),
+    **dict.fromkeys(("v_add_u32", "v_add_nc_u32"), LaneOp("u", "uu", np.add)),
+    **dict.fromkeys(("v_sub_u32", "v_sub_nc_u32"), LaneOp("u", "uu", np.subtract)),
     **dict.fromkeys(("v_subrev_u32", "v_subrev_nc_u32"), LaneOp("u", "uu", lambda a, b: b - a)),
-    **dict.fromkeys(("v_add_i32", "v_add_nc_i32"), LaneOp("i", "ii", lambda a, b: a + b)),
-    **dict.fromkeys(("v_sub_i32", "v_sub_nc_i32"), LaneOp("i", "ii", lambda a, b: a - b)),
-    "v_and_b32": LaneOp("u", "uu", lambda a, b: a & b),
-    "v_or_b32": LaneOp("u", "uu", lambda a, b: a | b),
-    "v_xor_b32": LaneOp("u", "uu", lambda a, b: a ^ b),
+    **dict.fromkeys(("v_add_i32", "v_add_nc_i32"), LaneOp("i", "ii", np.add)),
+    **dict.fromkeys(("v_sub_i32", "v_sub_nc_i32"), LaneOp("i", "ii", np.subtract)),
+    "v_and_b32": LaneOp("u", "uu", np.bitwise_and),
+    "v_or_b32": LaneOp("u", "uu", np.bitwise_or),
+    "v_xor_b32": LaneOp("u", "uu", np.bitwise_xor),
     "v_xnor_b32": LaneOp("u", "uu", lambda a, b: ~np.asarray(a ^ b)),
     "v_lshlrev_b32": LaneOp("u", "uu", lambda a, b: b << _amount(a)),
     "v_lshrrev_b32": LaneOp("u", "uu", lambda a, b: b >> _amount(a)),
@@ -269,18 +288,18 @@ LANE_OPS: dict[str, LaneOp] = {
     "v_lshlrev_b16": LaneOp("w", "ww", lambda a, b: b << _amount16(a)),
     "v_lshrrev_b16": LaneOp("w", "ww", lambda a, b: b >> _amount16(a)),
     "v_ashrrev_i16": LaneOp("s", "ws", lambda a, b: b >> _amount16(a).astype(np.int16)),
-    "v_and_b16": LaneOp("w", "ww", lambda a, b: a & b),
-    "v_or_b16": LaneOp("w", "ww", lambda a, b: a | b),
-    "v_xor_b16": LaneOp("w", "ww", lambda a, b: a ^ b),
+    "v_and_b16": LaneOp("w", "ww", np.bitwise_and),
+    "v_or_b16": LaneOp("w", "ww", np.bitwise_or),
+    "v_xor_b16": LaneOp("w", "ww", np.bitwise_xor),
     "v_not_b16": LaneOp("w", "w", lambda a: ~np.asarray(a)),
-    **dict.fromkeys(("v_add_u16", "v_add_nc_u16"), LaneOp("w", "ww", lambda a, b: a + b)),
-    **dict.fromkeys(("v_sub_u16", "v_sub_nc_u16"), LaneOp("w", "ww", lambda a, b: a - b)),
-    "v_mul_lo_u16": LaneOp("w", "ww", lambda a, b: a * b),
+    **dict.fromkeys(("v_add_u16", "v_add_nc_u16"), LaneOp("w", "ww", np.add)),
+    **dict.fromkeys(("v_sub_u16", "v_sub_nc_u16"), LaneOp("w", "ww", np.subtract)),
+    "v_mul_lo_u16": LaneOp("w", "ww", np.multiply),
     "v_max_u16": LaneOp("w", "ww", np.maximum),
     "v_min_u16": LaneOp("w", "ww", np.minimum),
     "v_max_i16": LaneOp("s", "ss", np.maximum),
     "v_min_i16": LaneOp("s", "ss", np.minimum),
-    "v_mul_lo_u32": LaneOp("u", "uu", lambda a, b: a * b),
+    "v_mul_lo_u32": LaneOp("u", "uu", np.multiply),
     "v_mul_hi_u32": LaneOp("u", "uu", _high_product),
     "v_mul_hi_i32": LaneOp("i", "ii", _high_product_signed),
     "v_mul_u32_u24": LaneOp("u", "uu", lambda a, b: (a & _U24) * (b & _U24)),
@@ -313,7 +332,7 @@ LANE_OPS: dict[str, LaneOp] = {
     "v_alignbit_b32": LaneOp("u", "uuu", align_bit),
     "v_alignbyte_b32": LaneOp("u", "uuu", align_byte),
     "v_lshl_add_u64": LaneOp("q", "quq", lambda a, b, c: (a << (np.asarray(b).astype(np.uint64) & np.uint64(7))) + c),
-    "v_add_nc_u64": LaneOp("q", "qq", lambda a, b: a + b),
+    "v_add_nc_u64": LaneOp("q", "qq", np.add),
 }
 
 HANDLERS: dict[str, Handler] = {

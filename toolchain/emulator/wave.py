@@ -78,6 +78,8 @@ class Wave:
         self.pc = 0
         self.done = False
         self.count = 0
+        # What was last packed to or unpacked from registers: a mask is most often read as it was written.
+        self._masks: dict[int, tuple[int, Array]] = {}
         self.mask: Array = np.ones(self.lanes, np.bool_)
         self.all_lanes = True
         self.set_exec((1 << self.lanes) - 1)
@@ -92,7 +94,13 @@ class Wave:
 
     def lane_mask(self, index: int) -> Array:
         """The same as `bool[lanes]`."""
-        return unpack_lanes(self.lane_bits(index), self.lanes)
+        value = self.lane_bits(index)
+        known = self._masks.get(index)
+        if known is not None and known[0] == value:
+            return known[1]
+        mask = unpack_lanes(value, self.lanes)
+        self._masks[index] = (value, mask)
+        return mask
 
     def set_lane_bits(self, index: int, value: int) -> None:
         """Write a lane mask to scalar registers."""
@@ -104,7 +112,11 @@ class Wave:
 
     def set_lane_mask(self, index: int, mask: Array) -> None:
         """Write `bool[lanes]` to scalar registers; lanes that are not active give 0."""
-        self.set_lane_bits(index, pack_lanes(mask if self.all_lanes else mask & self.mask))
+        if not self.all_lanes:
+            mask = mask & self.mask
+        value = pack_lanes(mask)
+        self._masks[index] = (value, mask)
+        self.set_lane_bits(index, value)
 
     @property
     def exec_bits(self) -> int:
@@ -121,7 +133,7 @@ class Wave:
         """Follow EXEC after a write to its registers."""
         value = self.exec_bits
         self.all_lanes = value == (1 << self.lanes) - 1
-        self.mask = unpack_lanes(value, self.lanes)
+        self.mask = self.lane_mask(EXEC)
 
     def first_lane(self) -> int:
         """The lowest active lane; 0 where there is none."""

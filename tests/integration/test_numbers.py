@@ -1,0 +1,91 @@
+"""`kernels check` on real code objects: a right one, and ones with planted faults."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.emulated_objects import KERNELS, compile_all, rule
+from toolchain.cli.app import app
+
+SOURCE = KERNELS.parent / "flash_attn_triton_amd" / "bwd_prefill_split.py"
+TYPES = {
+    "O": "*fp16:16", "DO": "*fp16:16", "Delta": "*fp32:16", "stride_ob": "i32", "stride_oh": "i32:16",
+    "stride_om": "i32:16", "stride_dob": "i32", "stride_doh": "i32:16", "stride_dom": "i32:16", "stride_deltab": "i32",
+    "stride_deltah": "i32", "max_seqlen_q": "i32",
+}  # fmt: skip
+ORDER = [
+    "O",
+    "DO",
+    "Delta",
+    "stride_ob",
+    "stride_oh",
+    "stride_om",
+    "stride_ok",
+    "stride_dob",
+    "stride_doh",
+    "stride_dom",
+    "stride_dok",
+    "stride_deltab",
+    "stride_deltah",
+    "stride_deltam",
+    "max_seqlen_q",
+    "PRE_BLOCK",
+    "ACTUAL_HEAD_DIM",
+    "FAULT",
+]
+
+
+def planted(folder: Path, gpu: str, fault: str) -> dict[str, Any]:
+    """What the worker is told: the kernel with a fault."""
+    constants = {
+        "stride_ok": 1, "stride_dok": 1, "stride_deltam": 1, "PRE_BLOCK": 64, "ACTUAL_HEAD_DIM": 32, "FAULT": fault,
+    }  # fmt: skip
+    return {
+        **rule(folder, "row_sum", gpu),
+        "source": str(SOURCE),
+        "kernel": "_bwd_preprocess",
+        "signature": {name: TYPES.get(name, "constexpr") for name in ORDER},
+        "constexprs": constants,
+        "out": str(folder / fault / gpu / f"{fault}.hsaco"),
+    }
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("planted")
+    rules = [planted(path, gpu, "none") for gpu in ("gfx942", "gfx1100")]
+    rules += [planted(path, "gfx1100", fault) for fault in ("scale", "mask", "bounds")]
+    compile_all([*rules, rule(path / "other", "row_sum", "gfx942")])
+    return path
+
+
+def check(path: Path, *words: str) -> tuple[int, dict[str, Any]]:
+    done = CliRunner().invoke(app, ["kernels", "check", str(path), "--jobs", "1", "--json", *words])
+    return done.exit_code, json.loads(done.stdout.split("\n{", 1)[0])
+
+
+def test_right_kernels_pass(folder: Path) -> None:
+    code, told = check(folder / "none")
+    assert code == 0, told
+    assert (told["right"], told["checked"]) == (2, 2)
+    assert all(0 < row["share"] < 0.5 for row in told["groups"])
+    assert check(folder / "none", "--gpu", "gfx942")[1]["checked"] == 1
+
+
+@pytest.mark.parametrize("fault", ["scale", "mask", "bounds"])
+def test_a_planted_fault_is_noticed(folder: Path, fault: str) -> None:
+    code, told = check(folder / fault)
+    assert code == 24
+    assert told["wrong"] == 1
+    assert {"scale": "error", "mask": "not this launch's", "bounds": "outside"}[fault] in told["kernels"][0]["reason"]
+
+
+def test_a_kernel_without_a_case_is_skipped_and_not_right(folder: Path) -> None:
+    code, told = check(folder / "other")
+    assert code == 0
+    assert (told["right"], told["skipped"]) == (0, 1)

@@ -1,0 +1,125 @@
+"""Checks many kernels in parallel processes, and sums up."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from typing import Any
+
+from toolchain import process
+from toolchain.emulator.disassembly import Disassembler
+from toolchain.numbers.check import REFUSED, RIGHT, SKIPPED, WRONG, Checked, check_object
+from toolchain.numbers.objects import Object
+
+# What the numbers are held against; stated here, and in what is published.
+RULE = (
+    "an error is the largest absolute difference from a float64 reference; a result passes when its error is at most"
+    " twice that of a plain implementation in the same type, plus one unit of the type's precision (2^-10 for fp16,"
+    " 2^-7 for bf16, 2^-20 for fp32) of the reference's largest value"
+)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What came of a check.
+
+    Args:
+        available: kernels that the sample was drawn from.
+        decoder: the disassembler.
+    """
+
+    rows: tuple[Checked, ...]
+    available: int
+    decoder: str
+
+    def counts(self) -> dict[str, int]:
+        """Kernels by status."""
+        found = Counter(row.status for row in self.rows)
+        return {status: found[status] for status in (RIGHT, WRONG, SKIPPED, REFUSED)}
+
+    def of(self, status: str) -> list[Checked]:
+        """The rows of a status."""
+        return [row for row in self.rows if row.status == status]
+
+    def groups(self) -> list[dict[str, Any]]:
+        """Sums by GPU and function."""
+        groups: dict[tuple[str, str], list[Checked]] = {}
+        for row in self.rows:
+            groups.setdefault((row.gpu, row.kernel), []).append(row)
+        return [
+            {
+                "gpu": gpu,
+                "kernel": kernel,
+                **{status: sum(row.status == status for row in rows) for status in (RIGHT, WRONG, SKIPPED, REFUSED)},
+                "share": round(max(row.share for row in rows), 4),
+                "instructions": sum(row.instructions for row in rows),
+                "seconds": round(sum(row.seconds for row in rows), 2),
+            }
+            for (gpu, kernel), rows in sorted(groups.items())
+        ]
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it, JSON-ready."""
+        return {
+            "method": "emulation",
+            "rule": RULE,
+            "decoder": self.decoder,
+            "available": self.available,
+            "checked": len(self.rows),
+            **self.counts(),
+            "groups": self.groups(),
+            "kernels": [row.as_json() for row in self.rows],
+        }
+
+
+def run(
+    objects: Sequence[Object],
+    disassembler: Disassembler,
+    *,
+    jobs: int,
+    available: int | None = None,
+    on_row: Callable[[Checked, int, int], None] | None = None,
+) -> Report:
+    """Check kernels.
+
+    Args:
+        jobs: processes.
+        available: kernels that these were drawn from; so many as these by default.
+        on_row: called with each result as it comes, the number of results so far, and that of all.
+    """
+    found: dict[str, Checked] = {}
+    for row in _results(objects, disassembler, jobs):
+        found[row.name] = row
+        if on_row is not None:
+            on_row(row, len(found), len(objects))
+    rows = tuple(found[each.name] for each in objects)
+    return Report(rows, len(objects) if available is None else available, disassembler.label)
+
+
+def _results(objects: Sequence[Object], disassembler: Disassembler, jobs: int) -> Iterator[Checked]:
+    if jobs < 2 or len(objects) < 2:
+        for each in objects:
+            yield check_object(each.path, each.name, disassembler)
+        return
+    # A fork would copy the threads' locks of numpy's library.
+    context = multiprocessing.get_context("spawn")
+    variables = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        with ProcessPoolExecutor(
+            min(jobs, len(objects)), mp_context=context, initializer=process.die_with_parent
+        ) as pool:
+            waiting = [pool.submit(check_object, each.path, each.name, disassembler) for each in objects]
+            for future in as_completed(waiting):
+                yield future.result()
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

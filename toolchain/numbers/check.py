@@ -1,0 +1,157 @@
+"""Checks one kernel: runs its cases in both orders of the waves and with two kinds of garbage, and compares."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from toolchain.emulator.codeobject import load
+from toolchain.emulator.disassembly import Disassembler
+from toolchain.emulator.launch import Launch, Launched, run
+from toolchain.emulator.metadata import Metadata, check_metadata, read_metadata
+from toolchain.emulator.program import Program
+from toolchain.errors import EmulationError, NumbersError, ToolchainError
+from toolchain.numbers import flash_attn
+from toolchain.numbers.case import Case, NotCheckedError
+
+RIGHT, WRONG, SKIPPED, REFUSED = "right", "wrong", "skipped", "refused"
+Cases = Callable[[Metadata, int], Iterator[Case]]
+CASES: Mapping[tuple[str, str], Cases] = {**flash_attn.CASES}
+SEED = 20261124
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What became of a kernel.
+
+    Args:
+        status: `right`, `wrong`, `skipped` (no case fits) or `refused` (the emulator does not know something).
+        reason: why it is not right; empty where it is.
+        share: the largest error as a share of what the rule allows.
+        errors: by result the largest error and the bound.
+        cases: labels of the launches.
+        unknown: instructions beyond those that ran that the emulator does not know.
+    """
+
+    name: str
+    gpu: str
+    kernel: str
+    status: str
+    reason: str = ""
+    share: float = 0.0
+    errors: Mapping[str, tuple[float, float]] | None = None
+    cases: tuple[str, ...] = ()
+    workgroups: int = 0
+    instructions: int = 0
+    unknown: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+    def as_json(self) -> dict[str, Any]:
+        """The same, JSON-ready."""
+        return {**asdict(self), "errors": {k: list(v) for k, v in (self.errors or {}).items()}}
+
+
+def check_object(path: Path, name: str, disassembler: Disassembler, *, seed: int = SEED) -> Checked:
+    """Check a code object with its JSON beside it.
+
+    Args:
+        name: what the result calls it.
+    """
+    gpu = kernel = ""
+    began = time.process_time()
+    try:
+        metadata = read_metadata(path)
+        gpu, kernel = metadata.gpu, metadata.kernel
+        code = load(path, kernel)
+        check_metadata(code, metadata)
+        return check_program(Program.of(code, disassembler), metadata, name, seed=seed, began=began)
+    except NotCheckedError as error:
+        return Checked(name, gpu, kernel, SKIPPED, str(error), seconds=_since(began))
+    except (EmulationError, NumbersError) as error:
+        status = WRONG if isinstance(error, NumbersError) else REFUSED
+        return Checked(name, gpu, kernel, status, _reason(error), seconds=_since(began))
+
+
+def check_program(
+    program: Program, metadata: Metadata, name: str, *, seed: int = SEED, began: float | None = None
+) -> Checked:
+    """Check a decoded kernel.
+
+    Raises:
+        NotCheckedError: no case fits it.
+        EmulationError: something is not emulated.
+        NumbersError: the kernel does what no kernel may.
+    """
+    began = time.process_time() if began is None else began
+    make = CASES.get((metadata.source, metadata.kernel))
+    if make is None:
+        raise NotCheckedError(f"there is no case for {metadata.kernel} of {metadata.source}")
+    errors: dict[str, tuple[float, float]] = {}
+    labels, faults, instructions, workgroups = [], [], 0, 0
+    for case in make(metadata, seed):
+        labels.append(case.label)
+        launch = Launch(metadata.parameters, case.values, case.grid, metadata.waves, metadata.lds, case.only)
+        done = run(program, launch, seed=seed)
+        other = run(program, launch, reverse=True, seed=seed + 1)
+        instructions += done.instructions
+        workgroups += len(case.only)
+        faults += [f"{case.label}: {fault}" for fault in (*_differences(done, other), *_compare(case, done, errors))]
+    share = max((error / bound if bound else float(error > 0) for error, bound in errors.values()), default=0.0)
+    return Checked(
+        name,
+        metadata.gpu,
+        metadata.kernel,
+        WRONG if faults else RIGHT,
+        "\n".join(faults),
+        share,
+        errors,
+        tuple(labels),
+        workgroups,
+        instructions,
+        tuple(sorted({error.what for error in program.unknown()})),
+        _since(began),
+    )
+
+
+def _differences(one: Launched, other: Launched) -> Iterator[str]:
+    """Buffers whose bytes depend on the order of waves, or on what registers and LDS held before."""
+    for name in one.buffers:
+        if one.buffers[name].tobytes() != other.buffers[name].tobytes():
+            yield f"{name} depends on the order of the waves, or on registers or LDS that were never written"
+
+
+def _compare(case: Case, done: Launched, errors: dict[str, tuple[float, float]]) -> Iterator[str]:
+    """What is wrong in the buffers; adds to the largest error of each result."""
+    touched: dict[str, list[Any]] = {name: [places] for name, places in case.free.items()}
+    for expected in case.expected:
+        error, bound = expected.error(done.buffers[expected.argument]), expected.bound
+        known = errors.get(expected.label)
+        if known is None or error * known[1] >= known[0] * bound:
+            errors[expected.label] = (error, bound)
+        if not error <= bound:
+            yield f"{expected.label}: error {error:.2e} is over {bound:.2e}"
+        touched.setdefault(expected.argument, []).append(np.ravel(expected.places))
+    for name, buffer in done.buffers.items():
+        before = case.values[name]
+        if not isinstance(before, np.ndarray):
+            raise AssertionError(name)
+        rest = np.ones(buffer.size, np.bool_)
+        for places in touched.get(name, ()):
+            rest[places] = False
+        raw = np.uint8 if buffer.itemsize == 1 else f"u{buffer.itemsize}"
+        changed = np.ravel(buffer).view(raw)[rest] != np.ravel(before).view(raw)[rest]
+        if changed.any():
+            yield f"{name}: {int(changed.sum())} elements that are not this launch's were changed"
+
+
+def _since(began: float) -> float:
+    return round(time.process_time() - began, 3)
+
+
+def _reason(error: ToolchainError) -> str:
+    return f"{error.what}: {error.why}" if error.why else error.what

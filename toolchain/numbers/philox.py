@@ -1,0 +1,31 @@
+"""Philox 4x32-10, the random numbers of dropout, as Triton's `randint4x` gives them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_KEYS = (0x9E3779B9, 0xBB67AE85)
+_ROUNDS = (0xD2511F53, 0xCD9E8D57)
+_WORD = np.uint64(0xFFFFFFFF)
+
+
+def random_words(seed: int, offsets: NDArray[Any]) -> tuple[NDArray[Any], ...]:
+    """Four random `uint32` for each offset.
+
+    Args:
+        seed: 64 bits.
+        offsets: `uint64` of any shape.
+    """
+    offsets = np.asarray(offsets, np.uint64)
+    c0, c1 = offsets & _WORD, offsets >> np.uint64(32)
+    c2, c3 = np.zeros_like(c0), np.zeros_like(c0)
+    keys = [seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF]
+    for _ in range(10):
+        a, b = np.uint64(_ROUNDS[0]) * c0, np.uint64(_ROUNDS[1]) * c2
+        c0, c2 = (b >> np.uint64(32)) ^ c1 ^ np.uint64(keys[0]), (a >> np.uint64(32)) ^ c3 ^ np.uint64(keys[1])
+        c1, c3 = b & _WORD, a & _WORD
+        keys = [(key + step) & 0xFFFFFFFF for key, step in zip(keys, _KEYS, strict=True)]
+    return tuple(word.astype(np.uint32) for word in (c0, c1, c2, c3))

@@ -1,0 +1,95 @@
+"""Attention and its gradients: in float64, and as a plain implementation in the kernel's own type computes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+Round = Callable[[Array], Array]
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What attention takes, for one head.
+
+    Args:
+        q, k, v, do: `float64[rows, columns]`. Without `do` there are no gradients.
+        visible: `bool[queries, keys]`: what a query may see.
+        bias: added to the scores.
+        keep: `bool[queries, keys]`: what dropout keeps.
+        drop: its probability.
+    """
+
+    q: Array
+    k: Array
+    v: Array
+    do: Array | None
+    scale: float
+    visible: Array
+    bias: Array | None = None
+    keep: Array | None = None
+    drop: float = 0.0
+
+
+@dataclass(frozen=True)
+class Results:
+    """Output, log-sum-exp of each row, the products of output and its gradient by row, and the gradients."""
+
+    o: Array
+    lse: Array
+    delta: Array
+    dq: Array
+    dk: Array
+    dv: Array
+    db: Array
+
+
+def exactly(values: Array) -> Array:
+    """No rounding."""
+    return values
+
+
+def attention(given: Inputs, rounded: Round = exactly) -> Results:
+    """Attention and its gradients.
+
+    Args:
+        rounded: applied to the result of each operation. With a type's own rounding this is what PyTorch's plain form
+            (`math`) does: it scales both factors, and keeps each result in that type.
+    """
+    root = np.sqrt(given.scale)
+    q, k = rounded(given.q * root), rounded(given.k * root)
+    s = rounded(q @ k.T)
+    if given.bias is not None:
+        s = rounded(s + given.bias)
+    s = np.where(given.visible, s, -np.inf)
+    top = s.max(1, keepdims=True, initial=-np.inf)
+    empty = ~given.visible.any(1)
+    weights = np.exp(s - np.where(np.isfinite(top), top, 0))
+    total = weights.sum(1, keepdims=True)
+    with np.errstate(divide="ignore"):
+        lse = np.where(empty, np.inf, (top + np.log(total))[:, 0])
+    p = rounded(weights / np.where(total == 0, 1, total))
+    factor = 1.0 if given.keep is None else given.keep / (1 - given.drop)
+    dropped = rounded(p * factor)
+    o = rounded(dropped @ given.v)
+    if given.do is None:
+        none = np.empty(0)
+        return Results(o, lse, none, none, none, none, none)
+    dv = rounded(dropped.T @ given.do)
+    dp = rounded(rounded(given.do @ given.v.T) * factor)
+    delta = (o * given.do).sum(1)
+    # The gradient of softmax, kept in one operation.
+    ds = rounded(p * (dp - (p * dp).sum(1, keepdims=True)))
+    dq, dk = rounded(rounded(ds @ k) * root), rounded(rounded(ds.T @ q) * root)
+    return Results(o, lse, delta, dq, dk, dv, ds)
+
+
+def window(queries: int, keys: int, left: int, right: int) -> Array:
+    """What a query sees: keys from `left` before its own position to `right` behind it; `bool[queries, keys]`."""
+    row, column = np.arange(queries)[:, None], np.arange(keys)[None]
+    return (column <= row + right) & (column >= row - left)
