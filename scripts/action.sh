@@ -37,7 +37,7 @@ mkdir -p "$TOOLCHAIN_CACHE"
 if [ -n "$REUSE_FROM" ]; then
   enter "$REUSE_FROM"
   printf '%s\n' "$REUSE_KEY" >"$scratch/publisher.pub"
-  words+=(--reuse-from "${REUSE_FROM,,}" --key "$scratch/publisher.pub")
+  words+=(--reuse-from "${REUSE_FROM,,}" --public-key "$scratch/publisher.pub")
 fi
 "$toolchain" build "$STAGE" "${words[@]}" --json >"$scratch/built.json"
 

@@ -37,15 +37,15 @@ no folder decides whom it trusts. `pins` takes nothing from it.
 Of a `toolchain.toml` that was found, and not named, only keys that cannot harm are used until you approve the file with
 `toolchain trust`: [who decides](trust.md#whose-toolchaintoml).
 
-`--key` is an older name of `--public-key` where a verb has both; only `publish` has a `--key` of its own, the private
-key. `--kernel-key` is that of a kernel store: a private one signs what is added.
+`--key` is the private key of `publish`, and `--public-key` the key whose signature is accepted. `--kernel-key` is that
+of a kernel store: a private one signs what is added.
 
 "Recorded" options are part of what is built: records and provenance hold them. "Locked" options are kept by
-`toolchain.lock`. The verbs of builds are `plan`, `fetch`, `lock`, `build`, `publish`, `reproduce`, `kernels run` and
+`toolchain.lock`. The verbs of builds are `plan`, `fetch`, `lock`, `build`, `reproduce`, `kernels run` and
 `bundle export`.
 
 """
-_OF_BUILDS = ("plan", "fetch", "lock", "build", "publish", "reproduce", "kernels run", "bundle export")
+_OF_BUILDS = ("plan", "fetch", "lock", "build", "reproduce", "kernels run", "bundle export")
 
 
 def commands() -> dict[str, Any]:

@@ -100,15 +100,19 @@ def test_published_pulled_and_verified(home: Home) -> None:
     (by_digest,) = [ref for ref in files["refs"] if ref != home.ref]
     assert pulled(by_digest, home.folder / "pulled by digest") == {**found, f"{IMAGE}-amd64.report.json": report}
 
-    said = json.loads(home.call("verify", home.ref, "--key", f"{home.key}.pub", "--policy", "source-only", "--json"))
+    said = json.loads(
+        home.call("verify", home.ref, "--public-key", f"{home.key}.pub", "--policy", "source-only", "--json")
+    )
     assert [(one["verdict"], one["digest"]) for one in said["images"]] == [("trusted", files["digest"])]
     assert home.call("verify", home.ref).endswith("intact, not authenticated (no --public-key)\n")
-    assert "is signed by the key" in home.call("verify", home.ref, "--key", f"{home.stranger}.pub", code=17)
+    assert "is signed by the key" in home.call("verify", home.ref, "--public-key", f"{home.stranger}.pub", code=17)
     assert json.loads(home.call("inspect", home.ref, "--json"))["images"][0]["files"] == files["files"]
     # Beside the image, which is what it was.
     image = RegistryRef(*home.place.split("/", 1)).child(IMAGE)
     assert TYPE in {one.artifact_type for one in referrers(image, row["digest"])}
-    assert home.call("verify", f"{home.place}/{IMAGE}", "--key", f"{home.key}.pub").endswith(f"\ttrusted\t{IMAGE}\n")
+    assert home.call("verify", f"{home.place}/{IMAGE}", "--public-key", f"{home.key}.pub").endswith(
+        f"\ttrusted\t{IMAGE}\n"
+    )
 
     again = home.publish("--key", home.key)
     sent = (again["pushed_bytes"], again["evidence"]["pushed_bytes"], again["files"]["pushed_bytes"])
@@ -121,7 +125,7 @@ def test_damage_and_strangers(home: Home, registry_host: str) -> None:
     with fault_proxy(registry_host) as proxy:
         proxy.faults.append(Fault("flip", "GET", f"/blobs/{files['files'][0]['digest']}", times=-1))
         assert "digests:" in home.call(
-            "verify", home.ref.replace(registry_host, proxy.host), "--key", f"{home.key}.pub", code=17
+            "verify", home.ref.replace(registry_host, proxy.host), "--public-key", f"{home.key}.pub", code=17
         )
     # Somebody who may push puts an archive of their own under the tag.
     layout = Layout(home.folder / "evil").ensure()
@@ -130,9 +134,9 @@ def test_damage_and_strangers(home: Home, registry_host: str) -> None:
     image = RegistryRef(*home.place.split("/", 1)).child(IMAGE)
     subject = layout.put_bytes(b"{}", "application/vnd.oci.image.index.v1+json")
     publish(layout, write_files(layout, subject, [evil], title="x"), image.at(tag="files"))
-    assert "nothing signed is attached" in home.call("verify", home.ref, "--key", f"{home.key}.pub", code=17)
+    assert "nothing signed is attached" in home.call("verify", home.ref, "--public-key", f"{home.key}.pub", code=17)
     (by_digest,) = [ref for ref in files["refs"] if ref != home.ref]
-    assert home.call("verify", by_digest, "--key", f"{home.key}.pub").endswith(f"\ttrusted\t{IMAGE}\n")
+    assert home.call("verify", by_digest, "--public-key", f"{home.key}.pub").endswith(f"\ttrusted\t{IMAGE}\n")
 
 
 def test_an_archive_of_an_image_that_was_taken(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,8 +149,8 @@ def test_an_archive_of_an_image_that_was_taken(home: Home, monkeypatch: pytest.M
     monkeypatch.setenv("TOOLCHAIN_CACHE", str(other.root))
     finished_base(other, home.folder / "other base")
     done = home.call(
-        "build", "llvm", *ASKED, "--reuse-from", home.place, "--key", f"{home.key}.pub", "--reuse-only", "--json",
-        "--archive", "out",
+        "build", "llvm", *ASKED, "--reuse-from", home.place, "--public-key", f"{home.key}.pub", "--reuse-only",
+        "--json", "--archive", "out",
     )  # fmt: skip
     assert json.loads(done)["stages"][-1]["taken_from"].startswith(f"{home.place}/{IMAGE}@sha256:")
     assert {path.name: path.read_bytes() for path in (home.folder / "out").iterdir()} == expected

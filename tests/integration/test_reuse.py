@@ -75,7 +75,7 @@ def two(tmp_path: Path, place: RegistryRef) -> Two:
 def test_taken_from_a_registry(two: Two) -> None:
     assert two.publish(two.one, "--key", two.key).code == 0
     assert not two.planned_as_reused(), "a plan asks nobody"
-    said = two.build("--key", f"{two.key}.pub", "--reuse-only")
+    said = two.build("--public-key", f"{two.key}.pub", "--reuse-only")
     assert said.code == 0, said.err
     (row,) = said.json["stages"]
     assert row["reused"] is True
@@ -84,40 +84,40 @@ def test_taken_from_a_registry(two: Two) -> None:
     assert two.planned_as_reused()
     # From now on it is simply there: nobody is asked.
     dead = f"127.0.0.1:{free_port()}/ns"
-    again = two.build("--key", f"{two.key}.pub", "--reuse-only", place=dead)
+    again = two.build("--public-key", f"{two.key}.pub", "--reuse-only", place=dead)
     assert again.code == 0, again.err
     assert "taken_from" not in again.json["stages"][0]
     # Who passes it on sends nothing: the same image, and the same is said about it.
     (passed,) = two.publish(two.other, "--key", two.key).json["published"]
     assert (passed["pushed_bytes"], passed["evidence"]["pushed_bytes"]) == (0, 0)
     ref = f"{two.place}/{two.built.planned.image}"
-    assert toolchain("verify", ref, "--key", f"{two.key}.pub").code == 0
+    assert toolchain("verify", ref, "--public-key", f"{two.key}.pub").code == 0
 
 
 def test_the_exit_codes_of_reuse_only(two: Two, registry_host: str) -> None:
     public = f"{two.key}.pub"
-    none = two.build("--key", public, "--reuse-only")
+    none = two.build("--public-key", public, "--reuse-only")
     assert none.code == 13, none.err
     assert two.publish(two.one).code == 0
-    unsigned = two.build("--key", public, "--reuse-only")
+    unsigned = two.build("--public-key", public, "--reuse-only")
     assert (unsigned.code, "nothing signed is attached" in unsigned.err) == (17, True)
     assert two.publish(two.one, "--key", two.stranger).code == 0
-    strange = two.build("--key", public, "--reuse-only")
+    strange = two.build("--public-key", public, "--reuse-only")
     assert (strange.code, "is signed by the key" in strange.err) == (17, True)
     assert two.publish(two.one, "--key", two.key).code == 0
     with fault_proxy(registry_host) as proxy:
         # Both layers and config are asked for; the first answer that is longer than this is the layer's.
         proxy.faults.append(Fault("flip", "GET", "/blobs/", times=-1, after=5))
-        flipped = two.build("--key", public, "--reuse-only", place=f"{proxy.host}/{two.place.repository}")
+        flipped = two.build("--public-key", public, "--reuse-only", place=f"{proxy.host}/{two.place.repository}")
     assert flipped.code == 17, flipped.err
-    dead = two.build("--key", public, "--reuse-only", place=f"127.0.0.1:{free_port()}/ns")
+    dead = two.build("--public-key", public, "--reuse-only", place=f"127.0.0.1:{free_port()}/ns")
     assert dead.code == 18
     keyless = two.build("--reuse-only")
     assert (keyless.code, "--public-key" in keyless.err) == (3, True)
     lonely = toolchain("build", "base", "--reuse-only", env={"TOOLCHAIN_CACHE": str(two.other.root)})
     assert (lonely.code, "--reuse-from" in lonely.err) == (3, True)
     assert not two.planned_as_reused()
-    assert two.build("--key", public, "--reuse-only").code == 0
+    assert two.build("--public-key", public, "--reuse-only").code == 0
 
 
 def test_what_does_not_verify_is_built(

@@ -72,15 +72,15 @@ def test_published_and_verified(registry_host: str, namespace: str, home: Home) 
     assert row["evidence"]["kinds"] == ["sbom", "provenance"]
     assert row["evidence"]["how"] == "tag", "docker-registry has no referrers API"
     ref = f"{registry_host}/{namespace}/{IMAGE}"
-    good = home.verify(ref, "--key", f"{home.key}.pub", "--policy", "source-only", "--json")
+    good = home.verify(ref, "--public-key", f"{home.key}.pub", "--policy", "source-only", "--json")
     assert good.code == 0, good.err
     (verdict,) = good.json["images"]
     assert verdict["verdict"] == "trusted"
     assert verdict["digest"] == row["digest"]
     assert home.verify(ref).out.endswith("intact, not authenticated (no --public-key)\n")
     by_digest = f"{ref}@{row['digest']}"
-    assert home.verify(by_digest, "--key", f"{home.key}.pub").out.endswith(f"\ttrusted\t{IMAGE}\n")
-    bad = home.verify(ref, "--key", f"{home.other}.pub")
+    assert home.verify(by_digest, "--public-key", f"{home.key}.pub").out.endswith(f"\ttrusted\t{IMAGE}\n")
+    bad = home.verify(ref, "--public-key", f"{home.other}.pub")
     assert bad.code == 17
     assert "signature: none of" in bad.err
     # Sent once: the second publish finds all of it.
@@ -90,7 +90,7 @@ def test_published_and_verified(registry_host: str, namespace: str, home: Home) 
     # A second signer adds to the first.
     assert home.publish(f"{registry_host}/{namespace}", "--key", home.other).code == 0
     for key in (home.key, home.other):
-        assert home.verify(ref, "--key", f"{key}.pub").code == 0
+        assert home.verify(ref, "--public-key", f"{key}.pub").code == 0
 
 
 def test_unsigned_is_not_trusted(registry_host: str, namespace: str, home: Home) -> None:
@@ -101,21 +101,21 @@ def test_unsigned_is_not_trusted(registry_host: str, namespace: str, home: Home)
     assert "not signed" in done.err
     ref = f"{registry_host}/{namespace}/{IMAGE}"
     assert "1 files are as an SBOM lists them" in home.verify(ref, "--json").out
-    bad = home.verify(ref, "--key", f"{home.key}.pub")
+    bad = home.verify(ref, "--public-key", f"{home.key}.pub")
     assert (bad.code, "nothing signed is attached" in bad.err) == (17, True)
 
 
 def test_in_a_layout_folder(tmp_path: Path, home: Home) -> None:
     out = f"oci:{tmp_path / 'out here'}"
     assert home.publish(out, "--key", home.key).json["published"][0]["evidence"]["how"] == "layout"
-    good = home.verify(out, "--key", f"{home.key}.pub", "--json")
+    good = home.verify(out, "--public-key", f"{home.key}.pub", "--json")
     assert good.code == 0, good.err
     assert {row["verdict"] for row in good.json["images"]} == {"trusted"}
     assert len(good.json["images"]) == 2, "two names; what is attached is no image of its own"
     assert len([name for name in Layout(tmp_path / "out here").refs() if name.endswith((".sig", ".att"))]) == 4
     assert home.publish(out, "--key", home.key, "--bundles").code == 0
     assert home.publish(out, "--key", home.key, "--bundles").json["published"][0]["evidence"]["pushed_bytes"] == 0
-    assert home.verify(out, "--key", f"{home.key}.pub").code == 0
+    assert home.verify(out, "--public-key", f"{home.key}.pub").code == 0
     assert home.publish(out, "--bundles").code == 3, "bundles of no key"
     assert toolchain("inspect", out).code == 0
     shown = toolchain("inspect", out, "--json").json["images"][0]["images"][0]
@@ -127,11 +127,11 @@ def test_with_the_referrers_api(home: Home) -> None:
         done = home.publish(f"{server.host}/ns", "--key", home.key)
         assert done.json["published"][0]["evidence"]["how"] == "api"
         assert not [name for name in server.manifests if re.fullmatch("sha256-[0-9a-f]{64}", name)]
-        assert home.verify(f"{server.host}/ns/{IMAGE}", "--key", f"{home.key}.pub").code == 0
+        assert home.verify(f"{server.host}/ns/{IMAGE}", "--public-key", f"{home.key}.pub").code == 0
 
 
 def test_unreachable_is_neither(home: Home) -> None:
-    said = home.verify(f"127.0.0.1:{free_port()}/ns/x", "--key", f"{home.key}.pub", "--json")
+    said = home.verify(f"127.0.0.1:{free_port()}/ns/x", "--public-key", f"{home.key}.pub", "--json")
     assert (said.code, said.json["error"]) == (18, "Unreachable")
 
 
@@ -139,7 +139,7 @@ def test_a_flipped_bit_on_the_way(registry_host: str, namespace: str, home: Home
     home.publish(f"{registry_host}/{namespace}", "--key", home.key)
     with fault_proxy(registry_host) as proxy:
         proxy.faults.append(Fault("flip", "GET", "/blobs/", times=-1, after=5))
-        said = home.verify(f"{proxy.host}/{namespace}/{IMAGE}", "--key", f"{home.key}.pub")
+        said = home.verify(f"{proxy.host}/{namespace}/{IMAGE}", "--public-key", f"{home.key}.pub")
     assert said.code == 17
     assert "digests:" in said.err
 
@@ -181,7 +181,9 @@ def test_no_secret_is_written_anywhere(tmp_path: Path, home: Home) -> None:
         assert outputs[-1].code == 0, outputs[-1].err
         assert len(proxy.tokens) > 1, "the registry asked for logins"
         ref = f"{proxy.host}/ns/{IMAGE}"
-        outputs.append(toolchain("-v", "-v", "verify", ref, "--key", tmp_path / "locked.pub", env={**home.env, **env}))
+        outputs.append(
+            toolchain("-v", "-v", "verify", ref, "--public-key", tmp_path / "locked.pub", env={**home.env, **env})
+        )
         assert outputs[-1].code == 0, outputs[-1].err
         # A registry that repeats what it was sent, in an error.
         proxy.faults.append(Fault("status", "GET", "/manifests/", times=-1, status=403))

@@ -147,10 +147,10 @@ def test_it_is_published_and_judged_as_other_images(
     assert [one["image"] for one in said.json["published"]] == [IMAGE]
     ref = f"{registry_host}/worker/{IMAGE}"
     allowed = ("--allow-binary", "dask", "--allow-binary", "triton-wheel")
-    judged = toolchain("verify", ref, "--key", f"{key}.pub", "--policy", "source-only", *allowed, "--json")
+    judged = toolchain("verify", ref, "--public-key", f"{key}.pub", "--policy", "source-only", *allowed, "--json")
     assert judged.code == 0, judged.err
     assert judged.json["images"][0]["verdict"] == "trusted"
-    refused = toolchain("verify", ref, "--key", f"{key}.pub", "--policy", "source-only", *allowed[2:])
+    refused = toolchain("verify", ref, "--public-key", f"{key}.pub", "--policy", "source-only", *allowed[2:])
     assert refused.code == 17
     assert "dask" in refused.err + refused.out
     shown = toolchain("inspect", ref, "--json")

@@ -214,7 +214,7 @@ def test_the_private_key_of_publish_does_not_decide_whose_signature_is_accepted(
         assert "mine" not in call(both, *verb, cwd=tmp_path).stderr
         done = call({**both, "TOOLCHAIN_PUBLIC_KEY": "theirs"}, *verb, cwd=tmp_path)
         assert (done.returncode, "cannot read the key theirs" in done.stderr) == (3, True)
-        assert "cannot read the key given" in call(both, *verb, "--key", "given", cwd=tmp_path).stderr
+        assert "cannot read the key given" in call(both, *verb, "--public-key", "given", cwd=tmp_path).stderr
     done = call({**both, "TOOLCHAIN_PUBLIC_KEY": "theirs"}, "publish", "oci:x", "llvm", cwd=tmp_path)
     assert "cannot read the key mine" in done.stderr
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -182,3 +183,8 @@ def test_a_bundle_of_what_an_image_is_made_of(home: Home, tmp_path: Path) -> Non
     by_stage = home.call("bundle", "export", f"oci:{tmp_path / 'two'}", "base", "--base", "debian13")
     assert by_name["entries"] == by_stage["entries"]
     assert home.call("bundle", "export", f"oci:{tmp_path / 'x'}", "no-such", code=5)["exit_code"] == 5
+
+
+def test_publish_has_few_options() -> None:
+    said = CliRunner().invoke(app, ["publish", "--help"], env={"COLUMNS": "100"}).stdout
+    assert len(re.findall(r"^│ --", said, re.MULTILINE)) <= 10

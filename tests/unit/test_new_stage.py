@@ -111,7 +111,7 @@ def test_a_stage_that_nobody_knew(tool: Tool) -> None:
     published_ = other.data("publish", "oci:../out", "report", "--key", "a.key")["published"]
     assert [one["image"] for one in published_] == [made["image"]]
     name = f"oci:../out:{made['image']}"
-    (judged,) = other.data("verify", name, "--key", "a.key.pub", "--policy", "source-only")["images"]
+    (judged,) = other.data("verify", name, "--public-key", "a.key.pub", "--policy", "source-only")["images"]
     assert judged["verdict"] == "trusted"
     layout = Layout(other.folder.parent / "out")
     config = layout.read_json(layout.children(layout.children(layout.resolve(made["image"]))[0])[0])

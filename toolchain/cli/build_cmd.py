@@ -44,7 +44,6 @@ PublicKeyOpt = Annotated[
     Path | None,
     o.typed(
         PUBLIC_KEY,
-        "--key",
         help="Key in PEM whose signature counts, for --reuse-from.",
         panel=True,
     ),

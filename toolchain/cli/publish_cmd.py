@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 WordsArg = Annotated[
     list[str] | None,
-    typer.Argument(metavar="DEST IMAGE...", help="oci:DIR or REGISTRY/NS; then what goes there.", show_default=False),
+    typer.Argument(metavar="DEST IMAGE", help="oci:DIR or REGISTRY/NS; then what goes there.", show_default=False),
 ]
 CompressionOpt = Annotated[str, o.typed(COMPRESSION)]
 KeyOpt = Annotated[Path | None, o.typed(KEY)]

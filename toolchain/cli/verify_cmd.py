@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _WORDS = {"trusted": "trusted", "intact": "intact, not authenticated (no --public-key)", "untrusted": "NOT ok"}
 _DO_NOT = "do not use it; fetch or build it again"
-PublicKeyOpt = Annotated[Path | None, o.typed(PUBLIC_KEY, "--key", help="Key in PEM whose signature counts.")]
+PublicKeyOpt = Annotated[Path | None, o.typed(PUBLIC_KEY, help="Key in PEM whose signature counts.")]
 IdentityOpt = Annotated[
     str | None,
     typer.Option(
