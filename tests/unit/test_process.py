@@ -67,7 +67,7 @@ def fetching(tmp_path: Path, how_to_hang_up: str) -> Iterator[tuple[subprocess.P
     words = ["fetch", "llvm", "--source", f"llvm=https://example.test/r@{'1' * 40}"]
     # The tests may run below nohup themselves, and children inherit what it ignores.
     argv = ["env", f"--{how_to_hang_up}-signal=HUP", sys.executable, "-m", "toolchain", *words]
-    with subprocess.Popen(argv, cwd=TOP, env=env) as tool:
+    with (tmp_path / "stderr").open("wb") as told, subprocess.Popen(argv, cwd=TOP, env=env, stderr=told) as tool:
         try:
             _until(noted.exists)
             yield tool, int(noted.read_text())
@@ -81,6 +81,7 @@ def test_a_signal_ends_the_tool_and_its_children(tmp_path: Path, number: signal.
         tool.send_signal(number)
         assert tool.wait(60) == code
     _until(lambda: not _alive(child))
+    assert (tmp_path / "stderr").read_text().count("To continue: toolchain fetch llvm --source llvm=https://") == 1
 
 
 def test_below_nohup_it_outlives_its_terminal(tmp_path: Path) -> None:

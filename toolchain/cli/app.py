@@ -13,6 +13,7 @@ import typer
 
 from toolchain import __version__, console
 from toolchain.cli.defaults import defaults, read_settings
+from toolchain.cli.failing import Terminated
 from toolchain.cli.streams import ReaderGoneError, die_of_pipe, guard, sane_width
 from toolchain.cli.verbs import Group, register
 from toolchain.errors import ConfigError, ToolchainError
@@ -73,7 +74,7 @@ def _terminated(number: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGALRM, lambda _, later: _terminated(number, later))
         signal.setitimer(signal.ITIMER_REAL, 0.05)
         return
-    sys.exit(128 + number)
+    raise Terminated(number)
 
 
 def _starts_a_program(frame: FrameType | None) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import functools
 import os
+import shlex
+import signal
 import sys
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
@@ -23,6 +25,18 @@ _OF_PATHS = {
 }  # fmt: skip
 
 
+class Terminated(SystemExit):
+    """The tool was asked to end by a signal.
+
+    Args:
+        number: the signal's.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.status = 128 + number
+        super().__init__(self.status)
+
+
 def handled(command: Callable[P, R]) -> Callable[P, R]:
     """Turn expected errors into their message and exit code."""
 
@@ -37,6 +51,10 @@ def handled(command: Callable[P, R]) -> Callable[P, R]:
                 raise
             console.failure(failure, as_json=any(bool(kwargs.get(name)) for name in ("json_", "json", "as_json")))
             raise typer.Exit(failure.code) from error
+        except (KeyboardInterrupt, Terminated) as stop:
+            again = shlex.join(["toolchain", *sys.argv[1:]])
+            console.note(f"stopped; finished and unfinished work is kept. To continue: {again}")
+            raise typer.Exit(stop.status if isinstance(stop, Terminated) else 128 + signal.SIGINT) from stop
 
     return wrapper
 
