@@ -191,7 +191,11 @@ def require_policy(statement: Mapping[str, Any], policy: Policy) -> None:
     except UntrustedError as error:
         error.fix = remedy(statement, policy)
         raise
-    first("policy", check_build(statement, policy))
+    try:
+        first("policy", check_build(statement, policy))
+    except UntrustedError as error:
+        error.fix = "have it built again as the policy demands (`build --fresh` for `fresh`), or demand less"
+        raise
 
 
 def kept(policy: Policy) -> str:
