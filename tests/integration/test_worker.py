@@ -20,7 +20,7 @@ import pytest
 from toolchain.kernels.campaign import run_campaign
 from toolchain.kernels.codeobject import check_object
 from toolchain.kernels.executors import LocalExecutor
-from toolchain.kernels.ledger import Ledger
+from toolchain.kernels.ledger import Ledger, look
 from toolchain.kernels.rules import Rule, load_rules
 
 TOP = Path(__file__).parents[2]
@@ -252,7 +252,7 @@ def test_a_kernel_that_does_not_compile_says_why(python: str, tmp_path: Path) ->
     source.compile(source.rules(), keep_going=True)
 
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
-        assert ledger.summary().as_json() == {"done": 4, "failed": 2, "timed_out": 0}
+        assert look(ledger.path).summary.as_json() == {"done": 4, "failed": 2, "timed_out": 0}
         reasons = {entry.reason for entry in ledger if entry.kernel == "broken"}
     assert len(reasons) == 1
     assert "no_such_name is not defined" in reasons.pop()

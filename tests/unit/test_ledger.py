@@ -15,13 +15,13 @@ import pytest
 
 from tests.kernel_fixtures import make_rule
 from toolchain.errors import ConfigError, ResourceError
-from toolchain.kernels.ledger import DONE, FAILED, TIMEOUT, Entry, Ledger, reproducible
+from toolchain.kernels.ledger import DONE, FAILED, TIMEOUT, Entry, Ledger, look, reproducible
 
 WRITER = """
 import os, sys
 from pathlib import Path
 from tests.kernel_fixtures import make_rule
-from toolchain.kernels.ledger import Entry, Ledger
+from toolchain.kernels.ledger import Entry, Ledger, look
 ledger = Ledger(Path(sys.argv[1]))
 for number in range(1000):
     ledger.record(Entry.of(make_rule(f"k{number}"), "done", sha256="ab"))
@@ -43,7 +43,7 @@ def test_what_was_recorded_survives_kill_9(tmp_path: Path) -> None:
 
     assert writer.returncode == -signal.SIGKILL, writer.stderr
     with Ledger(path) as ledger:
-        assert ledger.summary().as_json() == {"done": 21, "failed": 0, "timed_out": 0}
+        assert look(ledger.path).summary.as_json() == {"done": 21, "failed": 0, "timed_out": 0}
         assert ledger.get(make_rule("k20").id) is not None
 
 
@@ -71,10 +71,10 @@ def test_another_format_starts_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with Ledger(tmp_path / "l") as ledger:
         ledger.record(Entry.of(make_rule("k"), DONE))
     with Ledger(tmp_path / "l") as ledger:
-        assert ledger.summary().done == 1
+        assert look(ledger.path).summary.done == 1
     monkeypatch.setattr("toolchain.kernels.ledger.FORMAT", "another")
     with Ledger(tmp_path / "l") as ledger:
-        assert (ledger.of_asked(), ledger.summary().done) == ((0, 0), 0)
+        assert (look(ledger.path).asked, look(ledger.path).summary.done) == (0, 0)
 
 
 def test_a_ledger_that_named_its_environment_is_read(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_a_ledger_that_named_its_environment_is_read(tmp_path: Path) -> None:
     with contextlib.closing(sqlite3.connect(tmp_path / "l")) as db, db:
         db.execute("INSERT INTO about VALUES ('environment', '')")
     with Ledger(tmp_path / "l") as ledger:
-        assert ledger.summary().done == 1
+        assert look(ledger.path).summary.done == 1
 
 
 def test_json_is_the_same_whatever_the_order_time_and_attempts(tmp_path: Path) -> None:
@@ -107,9 +107,9 @@ def test_a_file_that_is_no_ledger_is_refused(tmp_path: Path) -> None:
 def test_how_far_the_latest_request_is(tmp_path: Path) -> None:
     path = tmp_path / "ledger.sqlite"
     with Ledger(path) as ledger:
-        assert ledger.of_asked() == (0, 0)
+        assert (look(path).count, look(path).asked) == (0, 0)
         ledger.progress(3, 328)
         ledger.record(Entry.of(make_rule("k"), DONE, sha256="ab"))
     with Ledger(path) as ledger:
-        assert ledger.of_asked() == (3, 328)
-        assert ledger.summary().done == 1
+        assert (look(path).count, look(path).asked) == (3, 328)
+        assert look(ledger.path).summary.done == 1

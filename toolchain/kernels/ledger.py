@@ -178,22 +178,13 @@ class Ledger:
         self._progress = f"{count}/{asked}"
         self._write("about", _PROGRESS, self._progress)
 
-    def of_asked(self) -> tuple[int, int]:
-        """How many are through of how many that the latest request asked for; zeros when nobody noted it."""
-        return _of_asked(self._progress)
-
-    def summary(self) -> Summary:
-        """Entries by status."""
-        found = [entry.status for entry in self]
-        return Summary(done=found.count(DONE), failed=found.count(FAILED), timed_out=found.count(TIMEOUT))
-
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
     """What a ledger tells somebody who only looks.
 
     Args:
-        count, asked: see `Ledger.of_asked`.
+        count, asked: how many are through of how many that the latest request asked for; zeros where that is unknown.
         by_kernel: by kernel and GPU.
     """
 
@@ -234,19 +225,14 @@ def look(path: Path) -> Standing:
                     found[entry.kernel, entry.target, entry.status] += 1
     except sqlite3.DatabaseError as error:
         raise ConfigError(f"the ledger {path} cannot be used", why=str(error), fix=f"remove {path}") from error
-    count, asked = _of_asked(progress)
+    count, _, asked = progress.partition("/")
     rows = {
         (kernel, gpu): Summary(
             done=found[kernel, gpu, DONE], failed=found[kernel, gpu, FAILED], timed_out=found[kernel, gpu, TIMEOUT]
         )
         for kernel, gpu in {(kernel, gpu) for kernel, gpu, _ in found}
     }
-    return Standing(count=count, asked=asked, by_kernel=rows)
-
-
-def _of_asked(progress: str) -> tuple[int, int]:
-    count, _, asked = progress.partition("/")
-    return (int(count), int(asked)) if asked else (0, 0)
+    return Standing(count=int(count or 0), asked=int(asked or 0), by_kernel=rows)
 
 
 def reproducible(entries: Iterable[Entry]) -> list[dict[str, Any]]:

@@ -1,4 +1,8 @@
-"""One blob on its way into a registry: going on after a failure, another way where one is refused."""
+"""One blob on its way into a registry: going on after a failure, another way where one is refused.
+
+`skopeo copy` was tried in its place (docs/measurements/registries.md). What decided: where a connection falls silent
+it waits without an end and without a word. It also has one way to send a blob, which some registries refuse.
+"""
 
 from __future__ import annotations
 
