@@ -33,14 +33,10 @@ class Pinned:
     url: str
     asked: list[str]
 
-    @property
-    def options(self) -> tuple[str, ...]:
-        """What sends the tool to that host."""
-        return ("--mirror", f"https://github.com/={self.url}/")
-
     def call(self, *words: str) -> Said:
-        """The tool in that folder."""
-        return toolchain(*words, *self.options, cwd=self.folder)
+        """The tool in that folder, sent to that host."""
+        mirror = {"TOOLCHAIN_MIRROR": f"https://github.com/={self.url}/"}
+        return toolchain(*words, cwd=self.folder, env=mirror)
 
 
 @pytest.fixture(scope="module")

@@ -339,7 +339,7 @@ def test_a_commit_that_nobody_has(tmp_path: Path, silent: bool, kind: type[Excep
 
 
 @pytest.fixture
-def upstream(tmp_path: Path) -> Iterator[tuple[str, ...]]:
+def upstream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, ...]]:
     """Triton 3.9.0 at its tag, with an LLVM that the third of the repositories has; the options that lead there."""
     top = tmp_path / "served"
     for repository in ("llvm/llvm-project", "triton-lang/llvm-project"):
@@ -356,7 +356,8 @@ def upstream(tmp_path: Path) -> Iterator[tuple[str, ...]]:
     ):
         git(triton, *words)
     with served(top) as (address, _):
-        yield ("--triton", "3.9.0", "--mirror", f"https://github.com/={address}/", "--json")
+        monkeypatch.setenv("TOOLCHAIN_MIRROR", f"https://github.com/={address}/")
+        yield ("--triton", "3.9.0", "--json")
 
 
 def test_fetch_and_lock_find_tree_and_repository(

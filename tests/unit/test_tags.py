@@ -31,6 +31,7 @@ class Place:
 
     top: Path
     commit: str
+    mirror: str
     options: tuple[str, ...]
     asked: list[str]
 
@@ -39,7 +40,7 @@ class Place:
         return self.top / "served" / "triton"
 
     def call(self, *words: str, cache: str = "cache") -> tuple[int, Any, str]:
-        env = {"TOOLCHAIN_CACHE": str(self.top / cache)}
+        env = {"TOOLCHAIN_CACHE": str(self.top / cache), "TOOLCHAIN_MIRROR": self.mirror}
         done = CliRunner().invoke(app, [*words, *self.options], env=env)
         assert done.exit_code != 1, done.exception
         try:
@@ -65,8 +66,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     llvm = small_llvm(tmp_path / "llvm")
     commit = triton_repository(tmp_path / "served" / "triton", version="3.6.0", llvm=LLVM, tag="v3.6.0")
     with served(tmp_path / "served") as (url, asked):
-        mirror = ("--mirror", f"https://github.com/triton-lang/={url}/")
-        yield Place(tmp_path, commit, (*mirror, "--source", f"llvm={llvm}"), asked)
+        mirror = f"https://github.com/triton-lang/={url}/"
+        yield Place(tmp_path, commit, mirror, ("--source", f"llvm={llvm}"), asked)
 
 
 def triton_of(value: Any) -> dict[str, Any]:
@@ -147,7 +148,7 @@ def test_a_tag_that_moved_since_the_lock_is_refused(place: Place, cache: str) ->
 def test_a_server_that_is_silent_stops_only_what_is_not_here(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ("fetch", "triton", "--triton", "3.6.0")
     assert place.call(*words)[0] == 0
-    place.options = ("--mirror", f"{UPSTREAM}=http://127.0.0.1:9/triton", *place.options[2:])
+    place.mirror = f"{UPSTREAM}=http://127.0.0.1:9/triton"
     code, _, said = place.call(*words)
     assert code == 0
     assert "moved since" in said
@@ -167,7 +168,7 @@ def test_another_llvm_than_the_one_on_record_stops_before_llvm_is_built(
 ) -> None:
     """The row's LLVM is held against the tree's own pin; that is told before the first stage is begun."""
     now = place.move(llvm=OTHER)
-    place.options = place.options[:2]  # no LLVM is named: the row names it
+    place.options = ()  # no LLVM is named: the row names it
     monkeypatch.setattr("toolchain.build.run._ready", lambda *_: None)
     begun: list[str] = []
     monkeypatch.setattr("toolchain.build.run._build_stages", lambda *_: begun.append("x"))
