@@ -88,7 +88,7 @@ def test_the_page_of_costs_names_the_disk_that_a_stage_refuses_to_begin_without(
 def test_a_plan_for_several_architectures_says_which_row_is_for_which(planned: CliRunner) -> None:
     words = ["plan", "llvm", "--triton", "3.6.0"]
     table, _, takes = planned.invoke(app, [*words, "--arch", "amd64,arm64"]).stdout.partition("still to build")
-    assert table.count("arm64") == 2, "sysroot and LLVM; the base is this machine's"
+    assert re.sub(r"(?m)^untried: .*$", "", table).count("arm64") == 2, "sysroot and LLVM; the base is this machine's"
     named = [line.split()[:2] for line in takes.splitlines()[1:]]
     assert [one for one in named if one[1] == "arm64"] == [["sysroot", "arm64"], ["llvm", "arm64"]]
     assert "amd64" not in planned.invoke(app, words).stdout, "one architecture needs no word"

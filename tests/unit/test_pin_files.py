@@ -415,7 +415,7 @@ def test_bad_rules_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         (twice, "two rows are of one target"),
         (text.replace('target = "AMDGPU"\n', ""), "amd.target"),
         (text.replace('"LICENSE"', '"../LICENSE"'), "leads out"),
-        (text + 'more = "x"\n', "unknown key 'amd.more'"),
+        (text + 'more = "x"\n', "'amd.more'"),
     ):
         monkeypatch.setattr(rows, "load", lambda _, content=content: tomllib.loads(content))
         with pytest.raises(ConfigError, match=match):

@@ -8,6 +8,7 @@ import pytest
 
 from tests.places import publish
 from tests.registry_table import table
+from toolchain.data import typed_row
 from toolchain.errors import ConfigError, RegistryError, ToolchainError
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
@@ -55,8 +56,9 @@ def test_every_registry_that_was_asked_for_has_a_row_with_its_source() -> None:
 
 
 def test_a_word_that_is_none_is_refused() -> None:
-    with pytest.raises(RegistryError, match="upload is 'piecemeal'"):
-        Rules(name="x", upload="piecemeal", source=("https://x",))  # type: ignore[arg-type]
+    row = {"name": "x", "upload": "piecemeal", "source": ["https://x"]}
+    with pytest.raises(RegistryError, match="upload"):
+        typed_row(Rules, row, "registry.0", Path("registries.toml"), error=RegistryError)
     with pytest.raises(RegistryError, match="nothing says"):
         Rules(name="x")
 

@@ -13,8 +13,7 @@ import typer
 
 from toolchain import __version__, console
 from toolchain.cli.defaults import defaults, read_settings
-from toolchain.cli.failing import Terminated
-from toolchain.cli.streams import ReaderGoneError, die_of_pipe, guard, sane_width
+from toolchain.cli.streams import ReaderGoneError, Terminated, die_of_pipe, guard, sane_width
 from toolchain.cli.verbs import Group, register
 from toolchain.errors import ConfigError, ToolchainError
 

@@ -14,6 +14,7 @@ from typing import ParamSpec, TypeVar
 import typer
 
 from toolchain import console
+from toolchain.cli.streams import Terminated
 from toolchain.errors import ConfigError, ResourceError, ToolchainError
 from toolchain.process import CommandError
 
@@ -23,18 +24,6 @@ R = TypeVar("R")
 _OF_PATHS = {
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EIO,
 }  # fmt: skip
-
-
-class Terminated(SystemExit):
-    """The tool was asked to end by a signal.
-
-    Args:
-        number: the signal's.
-    """
-
-    def __init__(self, number: int) -> None:
-        self.status = 128 + number
-        super().__init__(self.status)
 
 
 def handled(command: Callable[P, R]) -> Callable[P, R]:

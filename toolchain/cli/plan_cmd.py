@@ -36,8 +36,8 @@ def plan(stage: StageArg = "all", *, request: Request, trusting: Sequence[dict[s
         stages_told = [row.as_json() | tried_in(row, request, rows) | _cost(row, request, cores()) for row in rows]
         console.data({"stages": stages_told, "trusting": list(trusting)})
     else:
-        if untried := untried_in(rows, request):
-            console.text(f"untried: {'; '.join(untried)} (docs/compatibility.md lists what was built)")
+        for combination in untried_in(rows, request):  # docs/compatibility.md lists what was built
+            console.text(f"untried: {combination}")
         _show(rows)
         for line in _takes(rows, request, cores()):
             console.text(line)

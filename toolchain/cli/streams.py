@@ -17,6 +17,18 @@ class ReaderGoneError(SystemExit):
     """Nobody reads any more, as after `| head -1`. It unwinds as an exit does, so no code takes it for its own."""
 
 
+class Terminated(SystemExit):
+    """The tool was asked to end by a signal.
+
+    Args:
+        number: the signal's.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.status = 128 + number
+        super().__init__(self.status)
+
+
 class OutputLostError(SystemExit):
     """What was written cannot be had: the disk is full, or failed."""
 
