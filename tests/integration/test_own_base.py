@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tarfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -46,13 +47,16 @@ def own(base: Based, base_layout: tuple[Cache | None, Path, str], tmp_path: Path
     layout = Layout(tmp_path / "own base").ensure()
     source = Layout(there)
     for part in source.walk(source.resolve(manifest)):
-        (layout.root / "blobs" / part.digest.replace(":", "/")).symlink_to(source.blob(part.digest).resolve())
+        # A link by name would not be followed.
+        shutil.copyfile(source.blob(part.digest), layout.root / "blobs" / part.digest.replace(":", "/"))
     yield layout, manifest
     # The cache may be the user's own.
     for entry in base[0].cache.probed("", "x").parent.glob("*.json"):
         if layout.has(f"sha256:{entry.name[:64]}"):
             entry.unlink()
-    for digest in (path.name for path in (layout.root / "blobs/sha256").iterdir() if not path.is_symlink()):
+    for digest in (
+        path.name for path in (layout.root / "blobs/sha256").iterdir() if not source.has(f"sha256:{path.name}")
+    ):
         base[0].forget_image(f"localhost/toolchain/toolchain-base-local-{digest[:8]}:{digest[:12]}")
 
 
