@@ -199,6 +199,14 @@ class Request:
             " rest.",
         ),
     )  # fmt: skip
+    kernel_key: Path | None = field(
+        default=None,
+        metadata=option(
+            "kernel-key", panel="Kernels", kind="path", place="path", example="kernels-key.pub",
+            help="Key in PEM for `--kernel-store`: what is taken must be signed by it, and a private one signs what is"
+            " added.",
+        ),
+    )  # fmt: skip
     scheduler: str | None = field(
         default=None,
         metadata=option(
@@ -308,7 +316,6 @@ class Request:
         ),
     )
     lock: HeldLock | None = None
-    kernel_key: Path | None = None
     shards: tuple[str, ...] = ()
 
     def takes_tests(self, name: str) -> bool:

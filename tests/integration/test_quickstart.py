@@ -174,7 +174,7 @@ def test_registry_and_copy_from(quickstart: Quickstart, registry_host: str, tmp_
 def test_kill_9_and_resume(quickstart: Quickstart) -> None:
     """A campaign killed in the middle goes on; nothing that was compiled is compiled again."""
     words = [
-        "build", "kernels", *WHEEL, "--gpu", "gfx90a", "--select", "*fwd*", *quickstart.allow, "--jobs", "1",
+        "kernels", "run", *WHEEL, "--gpu", "gfx90a", "--select", "*fwd*", *quickstart.allow, "--jobs", "1",
     ]  # fmt: skip
     cache = Path(os.environ.get("TOOLCHAIN_CACHE", Path.home() / ".cache" / "toolchain"))
     _forget(cache, "gfx90a", "*fwd*")
@@ -226,7 +226,7 @@ def test_kill_9_and_resume(quickstart: Quickstart) -> None:
 def test_two_at_once(quickstart: Quickstart) -> None:
     """The second waits, says for whom, and builds nothing."""
     words = [
-        "build", "kernels", *WHEEL, "--gpu", "gfx950", "--select", "_bwd_preprocess*", *quickstart.allow, "--json",
+        "kernels", "run", *WHEEL, "--gpu", "gfx950", "--select", "_bwd_preprocess*", *quickstart.allow, "--json",
     ]  # fmt: skip
     cache = Path(os.environ.get("TOOLCHAIN_CACHE", Path.home() / ".cache" / "toolchain"))
     _forget(cache, "gfx950", "_bwd_preprocess*")

@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 from toolchain.cli.app import app
 from toolchain.cli.approval import HARMLESS, harmless, settings
 from toolchain.cli.config_file import file_options
-from toolchain.cli.verbs import NEVER_EMPTY
+from toolchain.cli.values import NEVER_EMPTY
 from toolchain.trust.keys import new_key
 
 # Every option that a file may hold and that decides about trust, with a value.

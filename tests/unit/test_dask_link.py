@@ -97,7 +97,7 @@ def test_without_dask_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp
         raise ImportError(f"No module named {name!r}")
 
     monkeypatch.setattr(dask_link, "import_module", absent)
-    words = ["build", "kernels", "--cache", str(tmp_path), "--scheduler", "tcp://127.0.0.1:1"]
+    words = ["kernels", "run", "--cache", str(tmp_path), "--scheduler", "tcp://127.0.0.1:1"]
     said = CliRunner().invoke(app, [*words, "--kernel-store", str(tmp_path / "store")])
     assert said.exit_code == 3
     assert "-m pip install '.[dask]'" in said.output.replace("\n", "")

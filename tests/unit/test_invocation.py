@@ -44,7 +44,8 @@ def asked(tmp_path: Path, **options: Any) -> dict[str, Any]:
 def test_what_was_asked_for_is_said(tmp_path: Path, options: dict[str, Any], words: str) -> None:
     if "sources" in options:
         options = {**options, "sources": specs(options["sources"])}
-    assert told(asked(tmp_path, **options)) == f"toolchain build llvm{words}"
+    verb = "kernels run" if "shard" in options else "build"
+    assert told(asked(tmp_path, **options)) == f"toolchain {verb} llvm{words}"
 
 
 def test_a_source_is_named_as_the_record_has_it() -> None:

@@ -210,7 +210,7 @@ def test_the_end_is_one_screen(place: Place) -> None:
     ):
         assert part in said
     assert "toolchain build kernels --keep-going" in said
-    assert "toolchain build kernels --kernel-timeout SECONDS" in said
+    assert "TOOLCHAIN_KERNEL_TIMEOUT=SECONDS toolchain build kernels" in said
     assert "--kernel-memory" not in said
     found = read(place.folder)
     assert (found["state"], found["count"], found["asked"]) == ("failed", 4, 4)
@@ -349,7 +349,7 @@ def test_a_summary_of_many_kernels_is_short() -> None:
     said = summary(result, seconds=7200.0, command="toolchain build aotriton --keep-going", keep_going=True)
     assert len(said) <= 30
     assert all(len(text) <= 80 for text in said if "toolchain" not in text)
-    assert "  toolchain build aotriton --keep-going --kernel-memory MB --jobs 1" in said
+    assert "  TOOLCHAIN_KERNEL_MEMORY=MB toolchain build aotriton --keep-going --jobs 1" in said
     assert not any("--keep-going --keep-going" in text for text in said)
 
 

@@ -49,7 +49,7 @@ def test_a_store_without_a_key_is_told(
 ) -> None:
     monkeypatch.setattr("toolchain.build.kernel_store.result_key", lambda _: None)
     given = Path(key) if key else None
-    assert build_cmd._store_key(Request(cache=Cache(Path("cache")), kernel_store=store), given) == given
+    build_cmd._check_store_key(Request(cache=Cache(Path("cache")), kernel_store=store, kernel_key=given))
     assert ("not signed" in capsys.readouterr().err) == told
 
 
@@ -57,7 +57,7 @@ def test_a_key_that_is_none_is_refused_at_once(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no key")
     for wrong in ("not-there", ".", "text"):
         with pytest.raises(ConfigError):
-            build_cmd._store_key(Request(cache=Cache(tmp_path / "cache")), tmp_path / wrong)
+            build_cmd._check_store_key(Request(cache=Cache(tmp_path / "cache"), kernel_key=tmp_path / wrong))
 
 
 def test_a_private_key_signs_and_its_public_half_verifies(tmp_path: Path) -> None:

@@ -248,8 +248,12 @@ def test_a_worker_has_the_stage_of_the_file_where_that_has_kernels(here: Path, s
     (here / "toolchain.toml").write_text(f'stage = "{stage}"\njobs = 3\n')
     found = defaults(read_settings(None))
     assert found is not None
-    assert found["plan"] == found["kernels"]["run"] == {"stage": stage, "jobs": 3}
-    assert found["kernels"]["worker"] == ({"jobs": 3} if worked is None else {"stage": worked, "jobs": 3})
+    assert found["plan"] == {"stage": stage, "jobs": 3}
+    assert (
+        found["kernels"]["worker"]
+        == found["kernels"]["run"]
+        == ({"jobs": 3} if worked is None else {"stage": worked, "jobs": 3})
+    )
 
 
 def test_paths_are_relative_to_the_file(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

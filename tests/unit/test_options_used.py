@@ -104,3 +104,25 @@ def test_the_help_of_a_build_has_its_options_under_panels_in_order() -> None:
     named = [panel for panel in panels if panel in PANELS]
     assert named == sorted(named, key=PANELS.index)
     assert set(named) == set(PANELS)
+
+
+def test_build_has_at_most_26_options_and_takes_the_others_from_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert sum(one.param_type_name == "option" for one in VERBS["build"].params) <= 26
+    monkeypatch.chdir(tmp_path)
+    asked: list[Request] = []
+    monkeypatch.setattr("toolchain.cli.build_cmd.build_stages", lambda request, *_, **__: asked.append(request))
+    (tmp_path / "toolchain.toml").write_text('select = "attn*"\nkernel-memory = 4000\n')
+    monkeypatch.setenv("TOOLCHAIN_KERNEL_MEMORY", "5000")
+    monkeypatch.setenv("TOOLCHAIN_SHARD", "1/2")
+    CliRunner().invoke(app, ["build", "kernels", *WHEEL, "--cache", str(tmp_path / "cache")])
+    assert [(one.select, one.kernel_memory, one.shard) for one in asked] == [("attn*", 5000, (1, 2))]
+    for name, value in (
+        ("TOOLCHAIN_KERNEL_MEMORY", "many"),
+        ("TOOLCHAIN_KERNEL_MEMORY", "1"),
+        ("TOOLCHAIN_KERNEL_KEY", ""),
+    ):
+        monkeypatch.setenv(name, value)
+        assert CliRunner().invoke(app, ["build", "kernels", *WHEEL]).exit_code == 3
+        monkeypatch.delenv(name)

@@ -100,9 +100,9 @@ def check(shards: list[list[str]], count: int, merge: list[str], sent: list[str]
     cuts = sorted(words[words.index("--shard") + 1] for words in shards)
     assert cuts == sorted(f"{number}/{count}" for number in range(1, count + 1))
     (common,) = {tuple(without(words, *OWN)) for words in shards}
-    assert common[:2] == ("build", "aotriton")
+    assert common[:3] == ("kernels", "run", "aotriton")
     assert merge[:3] == ["kernels", "merge", "aotriton"]
-    options = list(common[2:])
+    options = list(common[3:])
     assert without(merge, *OWN)[-len(options) :] == options, "the merge takes the options of the shards"
     assert sent[:1] == ["publish"]
     assert sent[-2] == "--key", "it is signed as what it was made of is"

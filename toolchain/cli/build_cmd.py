@@ -18,7 +18,7 @@ from toolchain.cache import Cache, default_cache
 from toolchain.catalog import stages
 from toolchain.catalog.stages import published
 from toolchain.cli import options as o
-from toolchain.cli.config_file import KERNEL_KEY, PUBLIC_KEY, REUSE_FROM
+from toolchain.cli.config_file import PUBLIC_KEY, REUSE_FROM
 from toolchain.cli.request import with_request
 from toolchain.errors import ConfigError, KernelError
 from toolchain.option_values import kernel_store
@@ -48,7 +48,6 @@ PublicKeyOpt = Annotated[
         panel=True,
     ),
 ]
-KernelKeyOpt = Annotated[Path | None, o.typed(KERNEL_KEY, panel=True)]
 ArchiveOpt = Annotated[
     Path | None,
     typer.Option(
@@ -56,7 +55,7 @@ ArchiveOpt = Annotated[
     ),
 ]
 AddressArg = Annotated[str, typer.Argument(help="Of the scheduler: tls://HOST:PORT, or a loopback tcp://.")]
-WorkedArg = Annotated[
+CampaignArg = Annotated[
     str, typer.Argument(help="kernels or aotriton.", show_default="kernels", autocompletion=lambda: stages.WITH_KERNELS)
 ]
 NameOpt = Annotated[str, typer.Option("--name", help="What campaigns call this machine. \\[default: its host name]")]
@@ -64,14 +63,20 @@ MergeArg = Annotated[str, typer.Argument(help="kernels or aotriton.", autocomple
 ShardsArg = Annotated[list[str], typer.Argument(help="The kernel stores that the shards wrote to.")]
 
 
-@with_request()
+# Options of `kernels run`: `build` takes them from the environment and toolchain.toml.
+_UNLISTED = (
+    "select", "kernel_timeout", "kernel_memory", "shard", "kernel_store", "kernel_key", "scheduler", "runner",
+    "mirrors",
+)  # fmt: skip
+
+
+@with_request(unlisted=_UNLISTED)
 def build(
     stage: GoalArg,
     archive: ArchiveOpt = None,
     reuse_from: ReuseOpt = None,
     reuse_only: ReuseOnlyOpt = False,
     public_key: PublicKeyOpt = None,
-    kernel_key: KernelKeyOpt = None,
     *,
     request: Request,
 ) -> None:
@@ -81,7 +86,7 @@ def build(
         from toolchain.publish.files import check_folder  # noqa: PLC0415
 
         check_folder(stage, archive, request.sources)
-    request = replace(request, kernel_key=_store_key(request, kernel_key))
+    _check_store_key(request)
     _require_scheduler_store(request)
     built = build_stages(request, stage, command=_command(), reuse=reuse)
     if archive is not None:
@@ -90,17 +95,22 @@ def build(
     _tell_known_bad(built)
 
 
-@with_request("contract")
+@with_request()
 def kernels_run(
-    kernel_key: KernelKeyOpt = None,
+    stage: CampaignArg = "kernels",
+    reuse_from: ReuseOpt = None,
+    reuse_only: ReuseOnlyOpt = False,
+    public_key: PublicKeyOpt = None,
     *,
     request: Request,
 ) -> None:
-    """Compile the FlashAttention kernels inside the Triton image."""
-    request = replace(request, kernel_key=_store_key(request, kernel_key))
+    """Compile kernels as `build` does, with all options of campaigns: parts, shards, stores, limits, a scheduler."""
+    _require_kernels(stage)
+    reuse = _reuse(reuse_from, reuse_only, public_key, request.offline)
+    _check_store_key(request)
     _require_scheduler_store(request)
-    built = build_stages(request, "kernels", command=_command())
-    _show(request, "kernels", built)
+    built = build_stages(request, stage, command=_command(), reuse=reuse)
+    _show(request, stage, built)
     _tell_known_bad(built)
 
 
@@ -111,7 +121,6 @@ def kernels_merge(
     reuse_from: ReuseOpt = None,
     reuse_only: ReuseOnlyOpt = False,
     public_key: PublicKeyOpt = None,
-    kernel_key: KernelKeyOpt = None,
     *,
     request: Request,
 ) -> None:
@@ -124,7 +133,7 @@ def kernels_merge(
     reuse = _reuse(reuse_from, reuse_only, public_key, request.offline)
     places = tuple(dict.fromkeys(kernel_store(place) for place in shards))
     request = replace(request, shards=places)
-    request = replace(request, kernel_key=_store_key(request, kernel_key))
+    _check_store_key(request)
     built = build_stages(request, stage, command=_command(), reuse=reuse)
     _show(request, stage, built)
     _tell_known_bad(built)
@@ -133,12 +142,11 @@ def kernels_merge(
 @with_request("contract", "json", "keep_going", "limit", "scheduler", "select", "shard")
 def kernels_worker(
     address: AddressArg,
-    stage: WorkedArg = "kernels",
+    stage: CampaignArg = "kernels",
     name: NameOpt = "",
     reuse_from: ReuseOpt = None,
     reuse_only: ReuseOnlyOpt = False,
     public_key: PublicKeyOpt = None,
-    kernel_key: KernelKeyOpt = None,
     *,
     request: Request,
 ) -> None:
@@ -148,21 +156,20 @@ def kernels_worker(
     """
     _require_kernels(stage)
     reuse = _reuse(reuse_from, reuse_only, public_key, request.offline)
-    request = replace(request, kernel_key=_store_key(request, kernel_key))
+    _check_store_key(request)
     from toolchain.build.kernel_worker import serve_kernels  # noqa: PLC0415 - only a worker needs it
 
     serve_kernels(request, stage, address, name=name, command=_command(), reuse=reuse)
 
 
-def _store_key(request: Request, given: Path | None) -> Path | None:
-    """The key of the kernel store, checked before anything long begins, even where no kernel is missing."""
-    if given is not None:
+def _check_store_key(request: Request) -> None:
+    """Look at the key of the kernel store before anything long begins, even where no kernel is missing."""
+    if request.kernel_key is not None:
         from toolchain.build.kernel_store import result_key  # noqa: PLC0415 - cryptography
 
-        result_key(given)
+        result_key(request.kernel_key)
     elif request.kernel_store is not None or request.shards:
         console.note("results in --kernel-store are not signed and not verified: see --kernel-key")
-    return given
 
 
 def _require_kernels(stage: str) -> None:

@@ -32,10 +32,6 @@ PUBLIC_KEY = Option(
     name="public-key", panel="Trust", kind="path", place="path", example="release-key.pub",
     help="Key in PEM whose signature counts: for `build --reuse-from`, and from the environment for `verify`.",
 )  # fmt: skip
-KERNEL_KEY = Option(
-    name="kernel-key", panel="Kernels", kind="path", place="path", example="kernels-key.pub",
-    help="Key in PEM for `--kernel-store`: what is taken must be signed by it, and a private one signs what is added.",
-)  # fmt: skip
 SOURCE_REPO = Option(
     name="source-repo", panel="Trust", kind="names", metavar="OWNER/NAME|URL", example=["llvm/llvm-project"],
     help="For `verify`: every source must come from here; again for each.",
@@ -49,7 +45,7 @@ STAGE = Option(
     help=f"The stage for verbs that are given none: {stages.choice()}",
 )  # fmt: skip
 # Beside the options of a request, those of single verbs.
-OF_VERBS = (STAGE, DEST, COMPRESSION, KEY, PUBLIC_KEY, KERNEL_KEY, SOURCE_REPO, REUSE_FROM)
+OF_VERBS = (STAGE, DEST, COMPRESSION, KEY, PUBLIC_KEY, SOURCE_REPO, REUSE_FROM)
 
 
 def file_options() -> tuple[Option, ...]:

@@ -38,8 +38,9 @@ def defaults(file: Settings | None) -> dict[str, Any] | None:
     judged = {name: value for name, value in values.items() if name not in {"key", "public_key", "allow_binary"}}
     found = tree(values) | {"pins": {}, "verify": judged}
     if values.get("stage") not in WITH_KERNELS:
-        # A worker works at kernels, whatever the verbs for all stages are to make.
-        found["kernels"]["worker"] = {name: value for name, value in values.items() if name != "stage"}
+        # These work at kernels, whatever the verbs for all stages are to make.
+        for verb in ("run", "worker"):
+            found["kernels"][verb] = {name: value for name, value in values.items() if name != "stage"}
     return found
 
 

@@ -22,16 +22,17 @@ from toolchain.cli.approval import Settings
 from toolchain.cli.defaults import DEFAULT as DEFAULT_FILE
 from toolchain.cli.defaults import beside, pairs_from_environment
 from toolchain.cli.options import parameter
+from toolchain.cli.values import NEVER_EMPTY, empty_variable
 from toolchain.errors import ConfigError, ToolchainError
 from toolchain.locks import in_use
-from toolchain.options import PANELS, as_list
+from toolchain.options import GIVEN, PANELS, Option, as_list
 from toolchain.request import DEFAULT_GLIBC, Request
 
 if TYPE_CHECKING:
     from toolchain.lock.file import Lock
 
 
-CAMPAIGN = ("jobs", "runner", "fresh", "kernel_store", "scheduler")
+CAMPAIGN = ("jobs", "runner", "fresh", "kernel_store", "kernel_key", "scheduler")
 """Fields of `Request` that only say how things are built: what builds nothing does not take them."""
 
 
@@ -41,7 +42,7 @@ Recorded = Callable[[dict[str, Any], Mapping[str, Any]], tuple[str, dict[str, An
 
 
 def with_request(
-    *without: str, recorded: Recorded | None = None
+    *without: str, unlisted: Sequence[str] = (), recorded: Recorded | None = None
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a verb the options that make a `Request`, instead of its parameter `request`.
 
@@ -52,13 +53,15 @@ def with_request(
 
     Args:
         without: fields of `Request` that mean nothing to this verb.
+        unlisted: fields that it takes from the environment and the file alone, since another verb has them as options.
         recorded: what an image was made with: it stands in the place of environment, file and default, and the command
             line overrules it.
     """
 
     def decorate(verb: Callable[..., None]) -> Callable[..., None]:
         declared = [one for one in request_module.options() if one.field not in without]
-        offered = [parameter(one) for one in declared]
+        offered = [parameter(one) for one in declared if one.field not in unlisted]
+        others = [one.option for one in declared if one.field in unlisted]
 
         @functools.wraps(verb)
         def command(ctx: typer.Context, **given: Any) -> None:
@@ -76,6 +79,7 @@ def with_request(
             request = make_request(
                 folder=folder,
                 **{option.name: given.pop(option.name) for option in offered},
+                **{option.parameter: _from_elsewhere(ctx, option) for option in others},
                 target=target,
                 ranks=ranks,
                 origins=origins,
@@ -98,6 +102,30 @@ def with_request(
         return command
 
     return decorate
+
+
+def _from_elsewhere(context: typer.Context, option: Option) -> Any:
+    """The value that the environment or the file has of an option that the verb does not list.
+
+    Raises:
+        ConfigError: the variable has a value of another kind, or it names a key and is empty.
+    """
+    text = os.environ.get(option.variable, "")
+    if option.variable in NEVER_EMPTY and option.variable in os.environ and not text.strip():
+        raise empty_variable(option.variable)
+    if not text:
+        return context.lookup_default(option.parameter)
+    if option.kind in {"names", "pairs"}:
+        return text.split()
+    try:
+        value = GIVEN[option.kind](text)
+    except ValueError as error:
+        raise ConfigError(f"{option.variable} is {text!r}", why=str(error), fix="correct it, or unset it") from error
+    if option.least is not None and value < option.least:
+        raise ConfigError(
+            f"{option.variable} is {text}", why=f"it must be at least {option.least:g}", fix="correct it, or unset it"
+        )
+    return value
 
 
 def _take_recorded(context: typer.Context, given: dict[str, Any], recorded: Recorded) -> str | None:

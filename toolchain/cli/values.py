@@ -7,7 +7,23 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from toolchain.errors import ConfigError
+
 _READER = "get_runtime_param"
+# Variables that decide whose signatures are accepted or made. Typer takes an empty one for none at all.
+NEVER_EMPTY = frozenset(
+    f"TOOLCHAIN_{name}"
+    for name in ("IDENTITY", "ISSUER", "KERNEL_KEY", "KEY", "POLICY", "PUBLIC_KEY", "SIGSTORE", "SOURCE_REPO")
+)
+
+
+def empty_variable(variable: str) -> ConfigError:
+    """For a variable about keys and signatures that is set and empty: a missing secret must not skip a check."""
+    return ConfigError(
+        f"{variable} is set and empty",
+        why="it says whose signature is accepted or made, and empty it would say nobody's",
+        fix=f"give it a value (in CI: is the secret there?), or unset {variable}",
+    )
 
 
 def take_as_given(parameters: Iterable[Any]) -> None:

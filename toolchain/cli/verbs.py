@@ -16,14 +16,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from toolchain import console
-from toolchain.cli.values import take_as_given
-from toolchain.errors import ConfigError
+from toolchain.cli.values import NEVER_EMPTY, empty_variable, take_as_given
 
-# Variables that decide whose signatures are accepted or made. Typer takes an empty one for none at all.
-NEVER_EMPTY = frozenset(
-    f"TOOLCHAIN_{name}"
-    for name in ("IDENTITY", "ISSUER", "KERNEL_KEY", "KEY", "POLICY", "PUBLIC_KEY", "SIGSTORE", "SOURCE_REPO")
-)
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -116,11 +110,7 @@ def _check_variable(ctx: Any, parameter: Any) -> None:
         return
     source = ctx.get_parameter_source(parameter.name)
     if source is None or source.name != "COMMANDLINE":
-        error = ConfigError(
-            f"{variable} is set and empty",
-            why="it says whose signature is accepted or made, and empty it would say nobody's",
-            fix=f"give it a value (in CI: is the secret there?), or unset {variable}",
-        )
+        error = empty_variable(variable)
         console.failure(error, as_json=any(ctx.params.get(name) for name in ("json", "json_")))
         raise typer.Exit(error.code)
 

@@ -78,9 +78,9 @@ def _advice(bad: Sequence[Entry], command: str, *, keep_going: bool) -> list[str
         return []
     lines = [] if keep_going else ["to go on without them:", f"  {_with(command, '--keep-going')}"]
     if _any(bad, TIMEOUT, ""):
-        lines += ["to give slow ones longer:", f"  {_with(command, '--kernel-timeout SECONDS')}"]
+        lines += ["to give slow ones longer:", f"  {_limited(command, 'kernel-timeout', 'SECONDS')}"]
     if _any(bad, FAILED, OVER_MEMORY):
-        lines += ["to give large ones more:", f"  {_with(command, '--kernel-memory MB --jobs 1')}"]
+        lines += ["to give large ones more:", f"  {_limited(_with(command, '--jobs 1'), 'kernel-memory', 'MB')}"]
     return lines or ["to try them once more:", f"  {command}"]
 
 
@@ -91,6 +91,13 @@ def _any(bad: Iterable[Entry], status: str, begins: str) -> bool:
 def _with(command: str, more: str) -> str:
     """The command with an option that it may have already: the later one counts."""
     return f"{command} {more}"
+
+
+def _limited(command: str, option: str, value: str) -> str:
+    """The command with a limit of a kernel, for which `build` has no option but a variable."""
+    if command.startswith("toolchain build "):
+        return f"TOOLCHAIN_{option.replace('-', '_').upper()}={value} {command}"
+    return _with(command, f"--{option} {value}")
 
 
 def _tail(text: str, width: int) -> str:

@@ -10,6 +10,8 @@ from toolchain.options import plain
 from toolchain.request import DEFAULT_GLIBC, options
 
 _LONGEST = 4000
+# Options of `kernels run` that `build` does not have.
+_OF_CAMPAIGNS = ("select", "kernel_timeout", "kernel_memory", "shard")
 
 
 def invocation(statement: Mapping[str, Any]) -> str:
@@ -26,7 +28,9 @@ def asked_command(asked: Any) -> str:
     if not isinstance(asked, Mapping) or not isinstance(asked.get("stage"), str):
         return ""
     try:
-        words = ["toolchain", "build", asked["stage"], *_words(asked)]
+        of_campaigns = any(asked.get(name) for name in _OF_CAMPAIGNS)
+        verb = ["kernels", "run"] if of_campaigns else ["build"]
+        words = ["toolchain", *verb, asked["stage"], *_words(asked)]
         text = shlex.join(words)
     except (TypeError, ValueError, RecursionError):  # a stranger's own form
         return ""
