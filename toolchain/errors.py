@@ -193,7 +193,10 @@ class UnreachableError(ToolchainError):
 
     code = 18
     title = "Unreachable"
-    remedy = "Check the network, or use `--mirror`, or a bundle and `--offline`. It says nothing about an image."
+    remedy = (
+        "Check the network, or name a mirror (`TOOLCHAIN_MIRROR`), or use a bundle and `--offline`. "
+        "It says nothing about an image."
+    )
 
 
 class HostileInputError(ToolchainError):
