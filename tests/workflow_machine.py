@@ -58,7 +58,7 @@ class Way:
         self._file("99machine", "\n".join(lines) + "\n", "/etc/apt/apt.conf.d/99machine")
         plain = f'[[registry]]\nlocation = "{self.registry}"\ninsecure = true\n'
         self._file("loopback.conf", plain, "/etc/containers/registries.conf.d/loopback.conf")
-        for name in ("/etc/pip.conf", "/etc/xdg/pip", "/etc/apt/auth.conf.d"):
+        for name in ("/etc/hosts", "/etc/resolv.conf", "/etc/pip.conf", "/etc/xdg/pip", "/etc/apt/auth.conf.d"):
             self._bring(Path(name), name)
         self._bring(Path.home() / ".config/pip", f"{HOME}/.config/pip")
         for place in _machine_folders():

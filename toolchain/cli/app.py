@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -100,6 +101,8 @@ def _run() -> None:
         # What scripts ask first, and often: it does not wait until the verbs are put together.
         console.text(__version__)
         return
+    # Containers have ids of their own: what they are shown must be readable to all, whatever the umask.
+    os.umask(os.umask(0) & ~0o055)
     signal.signal(signal.SIGTERM, _terminated)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
         signal.signal(signal.SIGHUP, _terminated)
