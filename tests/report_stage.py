@@ -60,16 +60,6 @@ class ReportStage:
         return workspace.finish(planned, tree=tree, facts={}, labels=image_labels(planned, revision=source.ref))
 
 
-def copied(_: Request) -> ReportStage:
-    """Without the engine."""
-    return ReportStage(contained=False)
-
-
-def contained(_: Request) -> ReportStage:
-    """In a container."""
-    return ReportStage(contained=True)
-
-
 def text(cache: Cache, record: Record, folder: Path) -> list[Path]:
     """Its plain form."""
     layout, out = Layout(cache.images), folder / "report.txt"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from enum import StrEnum
 from typing import Any, Self
 
 from toolchain import strict_json
@@ -17,6 +18,15 @@ from toolchain.typed import TypedError, typed
 VERSION = 2
 # A name of this project's own, not an address: what it means stands in docs/trust.md.
 LOCAL_BUILDER = "urn:toolchain:builder:local"
+
+
+class Fate(StrEnum):
+    """What became of a prebuilt file in a source: `fate` of a row of `found_binaries`."""
+
+    ALLOWED = "let in by --allow-binary"
+    DROPPED = "dropped"
+    REPLACED = "replaced by a file of the base"
+    OF_TESTS = "input of upstream's own tests, which are not built"
 
 
 class RecordError(ValueError):

@@ -14,6 +14,7 @@ from toolchain.options import Declared, declared, option
 
 if TYPE_CHECKING:
     from toolchain.sources.spec import SourceSpec
+    from toolchain.sources.tree import Source
 
 
 class HeldSource(Protocol):
@@ -317,6 +318,20 @@ class Request:
     )
     lock: HeldLock | None = None
     shards: tuple[str, ...] = ()
+    looked_up: dict[tuple[str, SourceSpec], Source] | None = field(default=None, compare=False, repr=False)
+
+    def locate(self, name: str, spec: SourceSpec) -> Source:
+        """See `sources.resolve.locate`. In the request of a plan each source is looked up once.
+
+        Raises:
+            SourceError: see there.
+        """
+        from toolchain.sources.resolve import locate  # noqa: PLC0415 - help needs no sources
+
+        known = {} if self.looked_up is None else self.looked_up
+        if (name, spec) not in known:
+            known[name, spec] = locate(name, spec, cache=self.cache, offline=self.offline)
+        return known[name, spec]
 
     def takes_tests(self, name: str) -> bool:
         """Whether a source's own tests come along: a patch may change them."""

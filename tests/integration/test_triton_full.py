@@ -155,7 +155,7 @@ class Place:
     def step(self, name: str) -> None:
         print(f"  {name}", flush=True)
 
-    def on_line(self, line: str) -> None:
+    def count(self, done: int, total: int, label: str = "") -> None:
         """Progress is of no interest here."""
 
     def _here(

@@ -21,7 +21,7 @@ from toolchain.oci.image import ImageSpec, add_layer, write_image
 from toolchain.oci.layer import compress, write_layer
 from toolchain.oci.layout import Layout
 from toolchain.publish.files import check_folder, write_archives
-from toolchain.record import Record
+from toolchain.record import Record, RecordedSource
 from toolchain.request import Request
 from toolchain.sources.spec import parse_source_spec
 from toolchain.sources.store import Store
@@ -63,7 +63,9 @@ def members(path: Path) -> set[str]:
         return {one.name for one in tar if one.isfile()}
 
 
-def aotriton(request: Request, image: str, kernels: Mapping[str, int]) -> Record:
+def aotriton(
+    request: Request, kernels: Mapping[str, int] = GOOD, *, limit: int | None = None, kind: str = "git"
+) -> Record:
     top = "usr/lib64/aotriton-30ae9671"
     files = {
         f"{top}/lib/libaotriton_v2.so": "so",
@@ -81,7 +83,9 @@ def aotriton(request: Request, image: str, kernels: Mapping[str, int]) -> Record
         "packs": ["amd-gfx110x", "amd-gfx942"],
         "gpus": list(known_gpus()),
     }
-    return built(request, "aotriton", image, files, facts)
+    source = RecordedSource(name="aotriton", ref="30ae9671", repository="", kind=kind, locked=True)
+    made = built(request, "aotriton", "aotriton-30ae9671-debian13", files, facts)
+    return replace(made, inputs={**made.inputs, "select": "", "limit": limit}, sources=(source,))
 
 
 def test_llvm_is_named_as_upstream_names_it(request_: Request, tmp_path: Path) -> None:
@@ -97,7 +101,7 @@ def test_llvm_is_named_as_upstream_names_it(request_: Request, tmp_path: Path) -
 def test_what_is_there_is_not_packed_again(
     request_: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    one = aotriton(request_, "aotriton-30ae9671-debian13", GOOD)
+    one = aotriton(request_)
     first = write_archives(request_.cache, [one], tmp_path / "out")
     assert "aotriton: packing aotriton-30ae9671-debian13 for " in capsys.readouterr().err
     content = [path.read_bytes() for path in first]
@@ -123,12 +127,12 @@ def test_what_is_there_is_not_packed_again(
         note.write_text("{")
     assert write_archives(request_.cache, [one], tmp_path / "out") == first
     assert len(packed) == 12
-    bad = aotriton(request_, "aotriton-30ae9671-debian13", {**GOOD, "failed": 1})
+    bad = aotriton(request_, {**GOOD, "failed": 1})
     assert write_archives(request_.cache, [bad], tmp_path / "out") != first, "the same bytes under other names"
 
 
 def test_aotriton_is_its_library_and_one_archive_a_pack(request_: Request, tmp_path: Path) -> None:
-    paths = write_archives(request_.cache, [aotriton(request_, "aotriton-30ae9671-debian13", GOOD)], tmp_path)
+    paths = write_archives(request_.cache, [aotriton(request_)], tmp_path)
     assert [path.name for path in paths] == [
         "aotriton-30ae96716b3e-debian13_x86_64-hip5.7-shared.tar.gz",
         "aotriton-30ae96716b3e-images-amd-gfx110x.tar.gz",
@@ -146,29 +150,29 @@ def test_aotriton_is_its_library_and_one_archive_a_pack(request_: Request, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("image", "kernels", "name"),
+    ("limit", "kernels", "name"),
     [
-        ("aotriton-partial-30ae9671-debian13", GOOD, "aotriton-30ae96716b3e-images-partial-amd-gfx942.tar.gz"),
+        (7, GOOD, "aotriton-30ae96716b3e-images-partial-amd-gfx942.tar.gz"),
         (
-            "aotriton-30ae9671-debian13",
+            None,
             {"done": 7, "failed": 1, "timed_out": 1},
             "aotriton-30ae96716b3e-images-knownbad2-amd-gfx942.tar.gz",
         ),
         (
-            "aotriton-partial-30ae9671-debian13",
+            7,
             {"done": 7, "failed": 2, "timed_out": 0},
             "aotriton-30ae96716b3e-images-partial-knownbad2-amd-gfx942.tar.gz",
         ),
     ],
 )
 def test_a_part_and_known_bad_kernels_show_in_the_name(
-    request_: Request, tmp_path: Path, image: str, kernels: Mapping[str, int], name: str
+    request_: Request, tmp_path: Path, limit: int | None, kernels: Mapping[str, int], name: str
 ) -> None:
-    assert write_archives(request_.cache, [aotriton(request_, image, kernels)], tmp_path)[2].name == name
+    assert write_archives(request_.cache, [aotriton(request_, kernels, limit=limit)], tmp_path)[2].name == name
 
 
 def test_a_pack_that_lacks_gpus_of_its_family_shows_it_in_its_name(request_: Request, tmp_path: Path) -> None:
-    one = aotriton(request_, "aotriton-30ae9671-debian13", GOOD)
+    one = aotriton(request_)
     one = replace(
         one,
         facts={
@@ -185,7 +189,7 @@ def test_a_pack_that_lacks_gpus_of_its_family_shows_it_in_its_name(request_: Req
 
 
 def test_known_bad_kernels_count_for_the_pack_that_has_them(request_: Request, tmp_path: Path) -> None:
-    one = aotriton(request_, "aotriton-30ae9671-debian13", {"done": 7, "failed": 2, "timed_out": 0})
+    one = aotriton(request_, {"done": 7, "failed": 2, "timed_out": 0})
     one = replace(one, facts={**one.facts, "known_bad_by_pack": {"amd-gfx110x": 2}})
     assert [path.name for path in write_archives(request_.cache, [one], tmp_path)][1:] == [
         "aotriton-30ae96716b3e-images-knownbad2-amd-gfx110x.tar.gz",
@@ -194,7 +198,7 @@ def test_known_bad_kernels_count_for_the_pack_that_has_them(request_: Request, t
 
 
 def test_a_checkout_has_no_commit_in_its_name(request_: Request, tmp_path: Path) -> None:
-    paths = write_archives(request_.cache, [aotriton(request_, "aotriton-tree30ae9671-debian13", GOOD)], tmp_path)
+    paths = write_archives(request_.cache, [aotriton(request_, kind="local")], tmp_path)
     assert paths[2].name == "aotriton-tree30ae96716b3e-images-amd-gfx942.tar.gz"
 
 

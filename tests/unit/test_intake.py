@@ -8,6 +8,7 @@ import pytest
 
 from toolchain.cache import Cache
 from toolchain.errors import PolicyError
+from toolchain.record import Fate
 from toolchain.request import Request
 from toolchain.stages.prebuilt import choices, names_allowed, take_in
 
@@ -43,10 +44,10 @@ def test_allowed_by_name_and_replaced_by_default(triton: Path, tmp_path: Path) -
     intake, findings = take_in("triton", triton, request(tmp_path, allow=("libdevice",)))
     assert [one.path for one in intake.allowed] == [NVIDIA]
     assert sorted(intake.replaced) == [f"{AMD}/ockl.bc", f"{AMD}/ocml.bc"]
-    assert {row["path"]: row["fate"].split()[0] for row in intake.rows(findings)} == {
-        f"{AMD}/ockl.bc": "replaced",
-        f"{AMD}/ocml.bc": "replaced",
-        NVIDIA: "let",
+    assert {row["path"]: row["fate"] for row in intake.rows(findings)} == {
+        f"{AMD}/ockl.bc": Fate.REPLACED,
+        f"{AMD}/ocml.bc": Fate.REPLACED,
+        NVIDIA: Fate.ALLOWED,
     }
 
 
@@ -114,7 +115,7 @@ def test_what_only_upstreams_tests_read_is_counted_apart(triton: Path, tmp_path:
     intake, findings = take_in("triton", triton, asked, tests=("test", "unittests"))
     assert intake.tests == ("llvm/test/Object/Inputs/a.elf", "llvm/unittests/b.bc")
     fates = {row["path"]: row["fate"] for row in intake.rows(findings)}
-    assert "tests" in fates["llvm/unittests/b.bc"]
-    assert fates["llvm/lib/test.bc"] == "let in by --allow-binary"
+    assert fates["llvm/unittests/b.bc"] == Fate.OF_TESTS
+    assert fates["llvm/lib/test.bc"] == Fate.ALLOWED
     with pytest.raises(PolicyError, match="2 prebuilt files"):  # a file called test is not a folder of tests
         take_in("triton", triton, request(tmp_path), tests=("test", "unittests"))

@@ -222,14 +222,14 @@ def tasks(*names: str) -> list[dict[str, Any]]:
 
 
 def test_each_process_of_a_training_ends_in_peace(tmp_path: Path) -> None:
-    told: list[str] = []
+    told: list[tuple[int, int, str]] = []
     workers = Workers(tmp_path)
-    failed = train(workers.make, tasks("a", "fails", "b", "c"), workers=2, on_count=told.append)
+    failed = train(workers.make, tasks("a", "fails", "b", "c"), workers=2, on_count=lambda *now: told.append(now))
     assert failed == ["fails: no"]
     assert len(list(tmp_path.glob("*.ended"))) == workers.number == 2
-    assert told[-1] == "@count 4/4 kernels"
+    assert told[-1] == (4, 4, "kernels")
 
 
 def test_one_that_ends_by_itself_ends_the_training(tmp_path: Path) -> None:
     with pytest.raises(BuildError, match="ended by itself"):
-        train(Workers(tmp_path).make, tasks("a", "dies", "b"), workers=1, on_count=lambda _: None)
+        train(Workers(tmp_path).make, tasks("a", "dies", "b"), workers=1, on_count=lambda *_: None)

@@ -24,7 +24,7 @@ from toolchain.cache import Cache
 from toolchain.digest import canonical
 from toolchain.oci.layout import Layout
 from toolchain.publish.attestations import bill
-from toolchain.record import Record, RecordedSource
+from toolchain.record import Fate, Record, RecordedSource
 from toolchain.request import Request
 from toolchain.sources.tree import Source
 from toolchain.stages.stage import Built, Planned
@@ -265,7 +265,7 @@ def test_files_let_in_from_a_source_tree(tmp_path: Path) -> None:
     found = [
         {"path": "lib/a.bc", "what": "LLVM bitcode", "sha256": f"sha256:{'1' * 64}", "size": 9, "fate": "dropped"},
         {"path": "lib/b c.bc", "what": "LLVM bitcode", "sha256": f"sha256:{'2' * 64}", "size": 9,
-         "fate": "let in by --allow-binary"},
+         "fate": Fate.ALLOWED},
     ]  # fmt: skip
     known = image_facts(facts={"found_binaries": found}, inputs={"binaries": {"allow": ["lib/b c.bc", "unused"]}})
     document = Stand(Layout(tmp_path / "l"), tmp_path / "w", known).sbom()

@@ -14,8 +14,7 @@ from toolchain.build.record import known_record
 from toolchain.cache import Cache
 from toolchain.catalog.architectures import this_machine
 from toolchain.catalog.bases import base_recipe
-from toolchain.catalog.stages import loaded, source_license
-from toolchain.catalog.stages import row as stage_row
+from toolchain.catalog.stages import source_license
 from toolchain.digest import EPOCH, FORMAT, sha256_file, sha256_json
 from toolchain.errors import ConfigError, LockedError, SourceError, UnreachableError
 from toolchain.lock.diff import differences
@@ -30,6 +29,7 @@ from toolchain.sources.spec import SourceSpec
 from toolchain.sources.store import Store
 from toolchain.sources.tree import Source
 from toolchain.stages.base import BaseStage, base_label, read_packages, recipe_digest
+from toolchain.stages.makers import make as make_stage
 from toolchain.stages.python import PythonStage, pythons
 from toolchain.stages.stage import Planned
 from toolchain.stages.sysroot import SysrootStage, sysroot_digest, sysroot_system
@@ -222,7 +222,7 @@ def _bases(request: Request, stages: Collection[str], *, open_base: bool) -> Ite
     for name, of_stage in _SYSTEMS.items():
         if name in stages:
             for one in (replace(request, arch=(arch,)) for arch in request.arch):
-                if loaded(stage_row(name).make)(one) is not None:
+                if make_stage(name, one) is not None:
                     yield of_stage(one, open_base=open_base)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +69,7 @@ def plan(request: Request, target: str, *, proved: bool = False) -> list[PlanRow
     Raises:
         LockedError: with `request.lock`, something is not as it is locked.
     """
-    rows = _rows(request, target, proved=proved)
+    rows = _rows(replace(request, looked_up={}), target, proved=proved)
     within_lock(request, [row.planned for row in rows])
     return rows
 

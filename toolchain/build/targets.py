@@ -9,6 +9,7 @@ from toolchain.catalog.architectures import this_machine
 from toolchain.catalog.stages import ALL, StageRow
 from toolchain.errors import UnsupportedError
 from toolchain.request import Request
+from toolchain.stages.makers import cross_machines, make, stands_on
 from toolchain.stages.stage import Stage
 
 
@@ -31,7 +32,7 @@ def stages_of(target: str, request: Request) -> tuple[Stage, ...]:
     named = "sysroot" if target == "base" and foreign else target
     rows = [one for one in catalog.STAGES if (_in_all(one, request) if target == ALL else one.name == named)]
     for one in rows:
-        cross = catalog.loaded(one.cross)(request) if one.cross else ()
+        cross = cross_machines(one, request)
         if one.machines and (arch not in cross if foreign else arch not in one.machines):
             raise UnsupportedError(
                 f"{target} is not built for {arch}",
@@ -52,10 +53,10 @@ def stages_of(target: str, request: Request) -> tuple[Stage, ...]:
 
 def _add(row: StageRow, request: Request, made: dict[str, Stage]) -> None:
     """Add a stage behind those that it stands on."""
-    stage: Stage | None = None if row.name in made else catalog.loaded(row.make)(request)
+    stage: Stage | None = None if row.name in made else make(row.name, request)
     if stage is None:
         return
-    for name in catalog.loaded(row.on_for)(request) if row.on_for else row.on:
+    for name in stands_on(row, request):
         _add(catalog.row(name), request, made)
     made[row.name] = stage
 

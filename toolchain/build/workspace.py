@@ -170,10 +170,15 @@ class BuildWorkspace:
         require_disk(self.cache.root, count)
 
     def step(self, name: str) -> None:
-        self.progress.line(f"@step {name}")
+        self.progress.step(name)
+
+    def count(self, done: int, total: int, label: str = "") -> None:
+        """See `Workspace`. Like `on_line`, it ends a build whose later stages cannot get a source."""
+        self.prefetch.check()
+        self.progress.count(done, total, label)
 
     def on_line(self, line: str) -> None:
-        """See `Workspace`. Also where a build learns that a source of a later stage can never be had."""
+        """See `Workspace`."""
         self.prefetch.check()
         self.progress.line(line)
 
@@ -223,7 +228,7 @@ class BuildWorkspace:
         manifest = self._write(layout, planned, (*lower, top), labels, self.request.arch[0], entrypoint=entrypoint)
         digest = planned.input_digest
         assert digest is not None  # noqa: S101 - a stage is only built on locked ones; base resolves itself first
-        self.progress.line("@step done")
+        self.progress.step("done")
         measured = LayerFacts(
             unpacked_bytes=layer.size,
             blob_bytes=blob.size,

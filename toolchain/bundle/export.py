@@ -15,8 +15,6 @@ from toolchain.build.locking import lock_of, locked_source, resolve, safe_name
 from toolchain.build.plan import PlanRow, plan, settled
 from toolchain.build.record import read_record
 from toolchain.catalog.architectures import this_machine
-from toolchain.catalog.stages import loaded
-from toolchain.catalog.stages import row as stage_row
 from toolchain.digest import EPOCH, canonical
 from toolchain.errors import HostileInputError, SourceError
 from toolchain.lock import file as lockfile
@@ -34,6 +32,7 @@ from toolchain.request import Request
 from toolchain.sources.store import Store
 from toolchain.sources.tree import Source
 from toolchain.stages.base import local_manifest
+from toolchain.stages.makers import make as make_stage
 
 TYPE = "application/vnd.toolchain.bundle.v1"
 Kind = Literal["lock", "file", "tree", "patch", "base", "record", "blob"]
@@ -154,7 +153,7 @@ def _old_systems(request: Request) -> list[PlanRow]:
     A base serves without it where nothing portable is built. So it is left out, with a note, where it was never made.
     """
     here = replace(request, arch=(this_machine(),))
-    if loaded(stage_row("sysroot").make)(here) is None or this_machine() not in request.arch:
+    if make_stage("sysroot", here) is None or this_machine() not in request.arch:
         return []
     if (lock := lock_of(request)) is not None and all(base.stage != "sysroot" for base in lock.bases):
         return []  # what is held to a lock of a base alone brings that

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,15 +24,21 @@ def load(name: str) -> dict[str, Any]:
 
 
 def read_toml(path: Path, *, error: type[ToolchainError] = ConfigError) -> dict[str, Any]:
-    """A data file that came with the tool.
+    """A data file that came with the tool, parsed once a process: callers must not change it.
 
     Raises:
         error: it is missing or damaged.
     """
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        status = path.stat()
+        return _parsed(path, status.st_mtime_ns, status.st_size)
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as failure:
         raise error(f"the data file {path.name} is unusable", why=str(failure), fix="reinstall toolchain") from failure
+
+
+@cache
+def _parsed(path: Path, _modified: int, _size: int) -> dict[str, Any]:
+    return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
 def typed_row(

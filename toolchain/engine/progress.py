@@ -147,7 +147,26 @@ class Progress:
             self._known.update(known or {})
             self._courses.update({name: Course(runs) for name, runs in (courses or {}).items()})
 
-    # -- what the lines say
+    # -- what this process tells of its own work
+
+    def step(self, name: str) -> None:
+        """A step begins, and the one before it ends."""
+        with self._lock:
+            self._begin(name, self._clock())
+            self._maybe_say(self._clock())
+
+    def count(self, done: int, total: int, label: str = "") -> None:
+        """So many of the current step's parts are done; `label` names the last."""
+        with self._lock:
+            self._count(done, total, label, self._clock())
+            self._maybe_say(self._clock())
+
+    def _count(self, done: int, total: int, label: str, now: float) -> None:
+        step = self._current(now)
+        step.count(done, total, now)
+        step.label = label
+
+    # -- what the lines of a container say
 
     def line(self, text: str) -> bool:
         """Take one line of the build; whether it was progress, which nobody needs to read."""
@@ -162,9 +181,7 @@ class Progress:
             step.ninja(int(done), int(total), int(running), float(seconds), now)
             step.label = what
         elif found := _COUNT.match(text):
-            step = self._current(now)
-            step.count(int(found[1]), int(found[2]), now)
-            step.label = found[3] or ""
+            self._count(int(found[1]), int(found[2]), found[3] or "", now)
         elif found := _STEP.match(text):
             self._begin(found[1].strip(), now)
         elif found := _BUILDAH.match(text):

@@ -18,7 +18,7 @@ from toolchain.filesystem import is_inside, read_regular
 from toolchain.kernels.bounds import MemoryBounds
 from toolchain.kernels.codeobject import check_object, metadata_fault
 from toolchain.kernels.executors import Executor, Outcome
-from toolchain.kernels.ledger import DONE, FAILED, TIMEOUT, Entry, Ledger, reproducible
+from toolchain.kernels.ledger import DONE, FAILED, TIMEOUT, Entry, Ledger, Maker, reproducible
 from toolchain.kernels.rules import Rule, RuleSet, Tasks, in_order
 from toolchain.kernels.shared import SharedResults
 from toolchain.kernels.status import STATUS, Board
@@ -246,7 +246,7 @@ class _Run:
             del self.todo[rule.id]
             if shared is not None and entry.status == DONE:
                 shared.compiled_by(self.executor.about())
-                if not entry.origin:
+                if entry.maker is Maker.HERE:
                     shared.add(rule, entry, self.out)
             self.tell(f"{rule.kernel} {rule.target}")
 
@@ -260,7 +260,7 @@ class _Run:
                 entry = _entry(rule, outcome, self.out)
                 if entry.status != DONE:
                     _objects(self.out, rule, unlink=True)
-                    if not entry.origin:
+                    if entry.maker is Maker.HERE:
                         _blame_the_machine(entry, self.out)
                 yield rule, entry
 

@@ -23,10 +23,10 @@ from toolchain.kernels.dask_link import FORMAT, order_of
 from toolchain.kernels.dask_orders import Order, Orders
 from toolchain.kernels.dask_worker import PATIENCE, RETURNED
 from toolchain.kernels.executors import Outcome
-from toolchain.kernels.ledger import DONE, FAILED, TIMEOUT
+from toolchain.kernels.ledger import DONE, FAILED, TIMEOUT, of_worker
 from toolchain.kernels.oci_store import OciStore
 from toolchain.kernels.rules import Rule
-from toolchain.kernels.shared import WORKER, SharedResults
+from toolchain.kernels.shared import SharedResults
 from toolchain.kernels.store import DamagedError, UnsignedError, difference
 from toolchain.kernels.worker import MACHINE, REFUSED, Limits
 from toolchain.kernels.worker_process import Task
@@ -264,7 +264,7 @@ class DaskExecutor:
             return self._brought(order, name, answer)
         if status in {FAILED, TIMEOUT}:
             self._on_log(rule, name, str(answer.get("log") or answer.get("reason", "")))
-            return self._outcome(rule, answer, origin=WORKER + name)
+            return self._outcome(rule, answer, origin=of_worker(name))
         why = str(answer.get("reason", ""))
         if status == REFUSED and isinstance(told := answer.get("inputs"), dict):
             own = self._shared.naming.inputs(rule)
@@ -273,7 +273,7 @@ class DaskExecutor:
         return None
 
     def _brought(self, order: Order, name: str, answer: Mapping[str, Any]) -> Outcome | None:
-        rule, shared, maker = order.rule, self._shared, WORKER + name
+        rule, shared, maker = order.rule, self._shared, of_worker(name)
         if not shared.stores:
             raise KernelError(
                 "the kernel store does not answer any more",

@@ -7,6 +7,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from enum import Enum, auto
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -18,6 +19,7 @@ from toolchain.errors import ConfigError, ResourceError
 from toolchain.kernels.rules import Rule
 from toolchain.strict_json import Keys
 
+_WORKER = "worker "
 DONE = "done"
 FAILED = "failed"
 TIMEOUT = "timeout"
@@ -27,6 +29,19 @@ _SCHEMA = """
 CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS entry (id TEXT PRIMARY KEY, content TEXT NOT NULL);
 """
+
+
+class Maker(Enum):
+    """Who compiled an object: this campaign itself, one of its workers elsewhere, or whoever filled the store."""
+
+    HERE = auto()
+    WORKER = auto()
+    STORE = auto()
+
+
+def of_worker(name: str) -> str:
+    """The origin of what a worker on another machine compiled for a campaign."""
+    return _WORKER + name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +56,7 @@ class Entry:
         size: bytes of the object.
         attempt: 1, or 2 when the worker died under the rule the first time.
         bitcode: names of the bitcode libraries whose code is in the object.
-        origin: the store that the object was taken from; empty where it was compiled here.
+        origin: the store that the object was taken from, or `of_worker`; empty where it was compiled here.
     """
 
     id: str
@@ -57,6 +72,13 @@ class Entry:
     attempt: int = 1
     bitcode: tuple[str, ...] = field(default=())
     origin: str = ""
+
+    @property
+    def maker(self) -> Maker:
+        """Who compiled the object."""
+        if not self.origin:
+            return Maker.HERE
+        return Maker.WORKER if self.origin.startswith(_WORKER) else Maker.STORE
 
     @classmethod
     def of(cls, rule: Rule, status: str, **more: Any) -> Entry:

@@ -14,7 +14,7 @@ from toolchain import strict_json
 from toolchain.errors import KernelError, ResourceError, ToolchainError
 from toolchain.filesystem import NewFile, is_inside, read_regular
 from toolchain.kernels.codeobject import check_object, metadata_fault
-from toolchain.kernels.ledger import DONE, Entry
+from toolchain.kernels.ledger import DONE, Entry, Maker
 from toolchain.kernels.result_name import Naming, name_of
 from toolchain.kernels.rules import Rule
 from toolchain.kernels.store import (
@@ -30,8 +30,6 @@ from toolchain.kernels.store import (
 )
 
 LOG = logging.getLogger(__name__)
-# Begins the origin of what another machine compiled for this campaign; a store's reference is none of these.
-WORKER = "worker "
 
 
 @dataclass
@@ -240,7 +238,7 @@ class SharedResults:
     def add(self, rule: Rule, entry: Entry, out: Path) -> None:
         """Store a result that was compiled here. What keeps it from being stored is told once, and stops nothing."""
         store, name = self._writes, self.name(rule)
-        if store is None or not self._about_here or (entry.origin and not entry.origin.startswith(WORKER)):
+        if store is None or not self._about_here or entry.maker is Maker.STORE:
             return
         path = out / entry.out
         result = Result(

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from toolchain import console
 from toolchain.build.reuse import reference
 from toolchain.cache import Cache
-from toolchain.catalog.stages import STAGES, row
 from toolchain.digest import canonical
 from toolchain.errors import ConfigError, SourceError, ToolchainError
 from toolchain.oci.descriptor import Descriptor
@@ -21,7 +20,7 @@ from toolchain.oci.manifest import parse_object
 from toolchain.oci.place import Place, open_place
 from toolchain.oci.reference import Target
 from toolchain.publish.attestations import AttachedEvidence, attach_to_files
-from toolchain.publish.files import write_archives
+from toolchain.publish.files import FORMS, write_archives
 from toolchain.record import Record
 from toolchain.request import Request
 from toolchain.sources.store import Store
@@ -64,8 +63,8 @@ def require_files(stages: Iterable[str]) -> None:
     Raises:
         ConfigError: nothing has.
     """
-    if not any(row(name).archive for name in stages):
-        names = ", ".join(one.name for one in STAGES if one.archive)
+    if not FORMS.keys() & set(stages):
+        names = ", ".join(FORMS)
         raise ConfigError(
             f"--files is for {names}",
             why="the other stages have no plain form",
@@ -97,7 +96,7 @@ def deliver_files(
         SourceError: a file can no longer be made.
         RegistryError, UnreachableError: it could not be published.
     """
-    if not row(made[0].record.stage).archive:
+    if made[0].record.stage not in FORMS:
         return None
     cache.work.mkdir(parents=True, exist_ok=True)
     # Beside the cache's own images; the archives are moved, never copied.

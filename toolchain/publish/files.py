@@ -6,7 +6,6 @@ import contextlib
 import functools
 import json
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ from toolchain.cache import Cache
 from toolchain.catalog.architectures import machine_of
 from toolchain.catalog.gpus import pack as pack_of
 from toolchain.catalog.gpus import short_list
-from toolchain.catalog.stages import STAGES, involves, loaded
+from toolchain.catalog.stages import STAGES, involves
 from toolchain.digest import EPOCH, FORMAT, sha256_file, sha256_json, write_atomically
 from toolchain.errors import ConfigError, HostileInputError, SourceError
 from toolchain.filesystem import NewFile
@@ -28,12 +27,12 @@ from toolchain.oci.image import platform_of
 from toolchain.oci.layer import compressor_id
 from toolchain.oci.layout import Layout
 from toolchain.record import Record
+from toolchain.sources.commit_archives import commit_of
 from toolchain.sources.spec import SourceSpec
 from toolchain.sources.unpack import unpack_tar
 from toolchain.stages.base import label_of
 from toolchain.stages.wheels import in_store
 
-_OF_A_TREE = re.compile(r"-tree[0-9a-f]{8}-")
 _DO_NOT = "do not use the image; build it"
 _Write = Callable[[Cache, Record, Path], list[Path]]
 # llvm-<id>-<os>-<arch>
@@ -49,7 +48,7 @@ def check_folder(target: str, folder: Path, sources: Mapping[str, SourceSpec]) -
     Raises:
         ConfigError: `target` has no plain form; the folder lies in a source, or cannot be made or written to.
     """
-    if not any(row.archive and involves(target, row.name) for row in STAGES):
+    if not any(involves(target, name) for name in FORMS):
         raise _no_plain_form()
     counted = {name for row in STAGES if involves(target, row.name) for name in row.sources}
     for name, spec in sources.items():
@@ -83,10 +82,7 @@ def write_archives(cache: Cache, records: Sequence[Record], folder: Path) -> lis
     Raises:
         ConfigError: none of them has one.
     """
-    forms = {row.name: row.archive for row in STAGES if row.archive}
-    wanted: list[tuple[_Write, Record]] = [
-        (loaded(forms[record.stage]), record) for record in records if record.stage in forms
-    ]
+    wanted = [(FORMS[record.stage], record) for record in records if record.stage in FORMS]
     if not wanted:
         raise _no_plain_form()
     folder.mkdir(parents=True, exist_ok=True)
@@ -95,7 +91,7 @@ def write_archives(cache: Cache, records: Sequence[Record], folder: Path) -> lis
 
 
 def _no_plain_form() -> ConfigError:
-    names = ", ".join(row.name for row in STAGES if row.archive)
+    names = ", ".join(FORMS)
     return ConfigError(
         f"--archive is for {names}",
         why="the other stages have no plain form",
@@ -196,7 +192,7 @@ def aotriton(cache: Cache, record: Record, folder: Path) -> list[Path]:
     named `tree<12>` after its content: those digits are no commit's.
     """
     facts = record.facts
-    short = ("tree" if _OF_A_TREE.search(record.image) else "") + str(facts["sha1"])[:12]
+    short = ("" if _at_commit(record) else "tree") + str(facts["sha1"])[:12]
     hip = ".".join(str(facts["hip"]).split(".")[:2]) or "unknown"
     base = next((label_of(one.inputs) for one in stages_below(cache, record.inputs) if one.stage == "base"), "")
     machine, gpus = machine_of(_platform(cache, record)).kernel, short_list(facts["gpus"])
@@ -204,7 +200,7 @@ def aotriton(cache: Cache, record: Record, folder: Path) -> list[Path]:
     runtime = folder / f"aotriton-{short}-{base}_{machine}-hip{hip}{f'-{gpus}' if gpus else ''}-shared.tar.gz"
     counts = facts["kernels"]
     bad = int(counts["failed"]) + int(counts["timed_out"])
-    part = record.image.startswith("aotriton-partial-")
+    part = any(record.inputs.get(name) for name in ("select", "limit", "shard"))
     by_pack = facts.get("known_bad_by_pack", {})
     written = [runtime]
     with _tree(cache, record) as tree:
@@ -228,9 +224,19 @@ def aotriton(cache: Cache, record: Record, folder: Path) -> list[Path]:
     return written
 
 
+def _at_commit(record: Record) -> bool:
+    """Whether it was made from a known commit of AOTriton, and not from a checkout or an unknown archive."""
+    source = next(one for one in record.sources if one.name == "aotriton")
+    return source.kind == "git" or bool(commit_of(str(source.digest)))
+
+
 def _all_but_images(prefix: Path) -> tuple[str, ...]:
     beside = [one.name for one in prefix.iterdir() if one.name != "lib"]
     return (
         *sorted(beside),
         *sorted(f"lib/{one.name}" for one in (prefix / "lib").iterdir() if one.name != "aotriton.images"),
     )
+
+
+# What writes the plain form of a stage's record into a folder, in the order of the stages.
+FORMS: dict[str, _Write] = {"llvm": llvm, "triton": wheels, "profile": profile, "aotriton": aotriton}

@@ -37,7 +37,7 @@ from toolchain.stages.aotriton_library import (
 from toolchain.stages.base import base_label
 from toolchain.stages.kernel_workers import WORKER_FILES, allocator, layer_digests, limits
 from toolchain.stages.prebuilt import choices, names_allowed, take_in
-from toolchain.stages.stage import Built, Planned, Stage, Workspace, common_inputs, image_labels, source_inputs
+from toolchain.stages.stage import Built, Planned, Workspace, common_inputs, image_labels, source_inputs
 from toolchain.stages.wheels import AOTRITON, wheel_sources
 
 # Beside upstream's own `__signature__` in each pack: which kernels are in it, and where some are missing, that.
@@ -158,11 +158,6 @@ class AotritonStage:
             with held(tree_of, what="the same library"):
                 workspace.drop_tree(making)
         return done
-
-
-def of_request(_: Request) -> Stage:
-    """The stage; every request has it."""
-    return AotritonStage()
 
 
 def _objects(dependencies: Mapping[str, Built], request: Request, library: Library) -> dict[str, Any]:

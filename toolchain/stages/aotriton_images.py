@@ -156,7 +156,7 @@ class KernelImages:
             def count(done: int, total: int, label: str) -> None:
                 if not about.is_file() and (told := workers.executor.about()):
                     write_atomically(about, json.dumps(told, sort_keys=True).encode())
-                self.workspace.on_line(f"@count {done}/{total} {label}")
+                self.workspace.count(done, total, label)
 
             result = run_campaign(
                 rules,

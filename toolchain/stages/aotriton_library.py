@@ -15,7 +15,6 @@ from toolchain.errors import PinError, UnsupportedError
 from toolchain.filesystem import read_built
 from toolchain.recipe import COMPILER_CACHE, Recipe, digests
 from toolchain.request import Request
-from toolchain.sources.resolve import locate
 from toolchain.sources.spec import SourceSpec
 from toolchain.sources.tree import FetchedSource, Source, require
 from toolchain.stages.stage import Built, Planned, Workspace, source_inputs
@@ -126,7 +125,7 @@ def aotriton_source(request: Request) -> Source:
         spec = SourceSpec(kind="git", where=UPSTREAM, version=commit)
     if spec is None:
         raise PinError("no AOTriton is named", fix="give --aotriton RELEASE or --source aotriton=PATH")
-    return locate("aotriton", spec, cache=request.cache, offline=request.offline)
+    return request.locate("aotriton", spec)
 
 
 def commit_of(source: Source) -> str:

@@ -24,7 +24,7 @@ from toolchain.process import CommandError
 from toolchain.recipe import Recipe
 from toolchain.request import Request
 from toolchain.sources.network import network_environment
-from toolchain.stages.stage import Built, Planned, Stage, Workspace, common_inputs, image_labels
+from toolchain.stages.stage import Built, Planned, Workspace, common_inputs, image_labels
 from toolchain.stages.start import pull_start
 
 # Runs inside the new root before its package lists go: name, version, architecture, SHA-256 of all that is installed.
@@ -92,11 +92,6 @@ class BaseStage:
         write_packages(workspace.cache.package_list("base", recipe.name, recipe.arch), lock)
         tar.unlink(missing_ok=True)
         return built
-
-
-def of_request(_: Request) -> Stage:
-    """The stage; every request has it."""
-    return BaseStage()
 
 
 def read_packages(path: Path, recipe: str) -> dict[str, Any] | None:

@@ -13,7 +13,7 @@ from toolchain.catalog.releases import aotriton_release, triton_release
 from toolchain.errors import ConfigError, PinError, UnsupportedError
 from toolchain.request import Request
 from toolchain.sources.candidates import holder_of
-from toolchain.sources.resolve import locate, part_of
+from toolchain.sources.resolve import part_of
 from toolchain.sources.spec import of_github
 from toolchain.sources.store import Store
 from toolchain.sources.tree import Source
@@ -140,19 +140,17 @@ def codegen_source(rule: Codegen, request: Request) -> Source:
     """
     spec, name = request.sources.get(rule.llvm), rule.llvm
     if spec is not None:
-        return locate(name, spec, cache=request.cache, offline=request.offline)
+        return request.locate(name, spec)
     pin = pin_of(rule, request)
     if pin.repository and pin.certainty == "verified":
-        return locate(name, of_github(pin.repository, pin.llvm), cache=request.cache)
+        return request.locate(name, of_github(pin.repository, pin.llvm))
     named = dict.fromkeys([*([pin.repository] if pin.repository else []), *rule.repositories])
     urls = tuple(of_github(repository, pin.llvm).where for repository in named)
     held = request.lock.source(name) if request.lock is not None else None
     locked = held.repository if held is not None and held.ref == pin.llvm else ""
     parts = [part_of(name, tests=tests).name for tests in (False, True)]
     where = locked or holder_of(pin.llvm, urls, request.cache, parts=parts)
-    found = locate(
-        name, replace(of_github(rule.repositories[0], pin.llvm), where=where or urls[0]), cache=request.cache
-    )
+    found = request.locate(name, replace(of_github(rule.repositories[0], pin.llvm), where=where or urls[0]))
     return found if where else replace(found, digest=None, locked=False, among=urls)
 
 

@@ -20,9 +20,8 @@ from toolchain.recipe import COMPILER_CACHE, Recipe, digests
 from toolchain.request import Request
 from toolchain.sources.tree import Source
 from toolchain.stages.codegen_choice import codegen_source, pin_of, triton_here
-from toolchain.stages.codegen_llvm import portable_rule
 from toolchain.stages.prebuilt import choices, take_in
-from toolchain.stages.stage import Built, Planned, Stage, Workspace, common_inputs, image_labels, locked
+from toolchain.stages.stage import Built, Planned, Workspace, common_inputs, image_labels, locked
 from toolchain.stages.triton_origin import triton_source
 
 RECIPE = "containerfiles/triton-codegen"
@@ -145,15 +144,6 @@ class CodegenLibraryStage:
             check=check if request.contract and arch == this_machine() else None,
             check_on=dependencies["base"],
         )
-
-
-def of_request(name: str, request: Request) -> Stage:
-    """The stage of a rule.
-
-    Raises:
-        UnsupportedError: the request is for a base.
-    """
-    return CodegenLibraryStage(portable_rule(name, request))
 
 
 def where(rule: Codegen) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from toolchain.catalog.architectures import emulator, this_machine
-from toolchain.catalog.codegen import Codegen, codegen_named
+from toolchain.catalog.codegen import Codegen
 from toolchain.catalog.costs import step_costs
 from toolchain.errors import UnsupportedError
 from toolchain.recipe import Recipe, digests
@@ -16,7 +16,7 @@ from toolchain.sources.resolve import part_of
 from toolchain.sources.tree import require
 from toolchain.stages.codegen_choice import codegen_source
 from toolchain.stages.llvm import PORTABLE_RECIPE, floor_labels, recipe_files, take_in_llvm
-from toolchain.stages.stage import Built, Planned, Stage, Workspace, common_inputs, image_labels, locked, source_inputs
+from toolchain.stages.stage import Built, Planned, Workspace, common_inputs, image_labels, locked, source_inputs
 
 RECIPE = "containerfiles/llvm-codegen"
 # Tree, ccache and installed copy together: estimated from 22.1.8, whose steps it has nearly half of.
@@ -130,30 +130,18 @@ class CodegenLlvmStage:
         )
 
 
-def of_request(name: str, request: Request) -> Stage:
-    """The stage of a rule.
+def require_portable(rule: Codegen, request: Request) -> None:
+    """Insist that a request is for a portable LLVM.
 
     Raises:
-        UnsupportedError: the request is for a base.
+        UnsupportedError: it is for a base.
     """
-    return CodegenLlvmStage(portable_rule(name, request))
-
-
-def portable_rule(name: str, request: Request) -> Codegen:
-    """The rule of that name, for a request that it can be built for.
-
-    Raises:
-        UnsupportedError: the request is for a base.
-    """
-    rule = codegen_named(name)
-    assert rule is not None  # noqa: S101 - the table of stages is made from the rules
     if not request.glibc:
         raise UnsupportedError(
             f"{rule.llvm} and {rule.stage} are not built for a base",
             why="they are compiled against an old system, so that one of each serves every later one",
             fix="leave --base out",
         )
-    return rule
 
 
 def _prefix(rule: Codegen, short_id: str) -> str:

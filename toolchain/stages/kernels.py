@@ -16,7 +16,6 @@ from toolchain.errors import PolicyError
 from toolchain.oci import labels
 from toolchain.recipe import Mount, digests
 from toolchain.request import Request
-from toolchain.sources.resolve import locate
 from toolchain.sources.scan import Finding
 from toolchain.sources.spec import SourceSpec
 from toolchain.sources.tree import Source, require
@@ -33,7 +32,7 @@ from toolchain.stages.kernel_workers import (
     tell,
 )
 from toolchain.stages.prebuilt import Intake, take_in
-from toolchain.stages.stage import Built, Planned, Stage, Workspace, common_inputs, image_labels, source_inputs
+from toolchain.stages.stage import Built, Planned, Workspace, common_inputs, image_labels, source_inputs
 from toolchain.stages.triton_wheel import SITE
 
 if TYPE_CHECKING:
@@ -122,7 +121,7 @@ class KernelsStage:
                     worker_tree=at.seen[0],
                     worker_out=at.seen[1],
                     keep_going=request.keep_going,
-                    on_count=lambda done, total, label: workspace.on_line(f"@count {done}/{total} {label}"),
+                    on_count=workspace.count,
                     on_end=tell,
                     command=console.command(),
                     bounds=workers.bounds,
@@ -200,11 +199,6 @@ def compile_setup(
     )
 
 
-def of_request(_: Request) -> Stage:
-    """The stage; every request has it."""
-    return KernelsStage()
-
-
 def take_in_sdist(tree: Path, request: Request) -> tuple[Intake, tuple[Finding, ...]]:
     """Insist that a fetched sdist has the kernels, and decide on each prebuilt file in it.
 
@@ -226,4 +220,4 @@ def take_in_sdist(tree: Path, request: Request) -> tuple[Intake, tuple[Finding, 
 def sdist_source(request: Request) -> Source:
     """The pinned sdist, without any network."""
     spec = request.sources.get("flash-attn", SourceSpec(kind="pypi", where="flash-attn"))
-    return locate("flash-attn", spec, cache=request.cache, offline=request.offline)
+    return request.locate("flash-attn", spec)

@@ -34,7 +34,7 @@ from toolchain.errors import PinError, PolicyError, UnsupportedError
 from toolchain.oci import labels
 from toolchain.recipe import COMPILER_CACHE, Recipe, digests
 from toolchain.request import Request
-from toolchain.sources.resolve import locate, part_of
+from toolchain.sources.resolve import part_of
 from toolchain.sources.spec import of_github
 from toolchain.sources.tree import Source, require
 from toolchain.stages.base import base_label
@@ -44,7 +44,7 @@ from toolchain.stages.prebuilt import take_in
 from toolchain.stages.profile_use import LLVM_RECIPE as PROFILE_RECIPE
 from toolchain.stages.profile_use import SOURCE as PROFILE
 from toolchain.stages.profile_use import check_profile, profile_source, require_portable
-from toolchain.stages.stage import Built, Planned, Stage, Workspace, common_inputs, image_labels, locked, source_inputs
+from toolchain.stages.stage import Built, Planned, Workspace, common_inputs, image_labels, locked, source_inputs
 
 DEFAULT_TRITON = "3.7.1"
 # LLVM's headers give some types other members without NDEBUG, and Triton's own default build type has none.
@@ -234,16 +234,6 @@ class LlvmStage:
         return bound + ("-instrumented" if self.instrumented else "-pgo" if profile else "")
 
 
-def of_request(_: Request) -> Stage:
-    """The stage; every request has it."""
-    return LlvmStage()
-
-
-def instrumented(_: Request) -> Stage:
-    """The stage whose functions count what runs."""
-    return LlvmStage(name="llvm-instrumented", instrumented=True)
-
-
 def recipe_files(arch: str, *, cross: bool) -> dict[str, str]:
     """Digests of the files that shape any LLVM layer of an architecture."""
     return digests(*_RECIPE, *(_CROSS_RECIPE if cross else ()), f"llvm-config/targets/{arch}.cmake")
@@ -351,7 +341,7 @@ def llvm_pin(request: Request) -> LlvmPin:
     spec = request.sources.get("triton")
     if request.triton or spec is None:
         return triton_release(request.triton or DEFAULT_TRITON).pin
-    if spec.wheel and (wheel := locate("triton", spec, cache=request.cache)).kind == "pypi":
+    if spec.wheel and (wheel := request.locate("triton", spec)).kind == "pypi":
         return triton_release(wheel.version).pin
     if spec.kind == "git":
         with contextlib.suppress(PinError, UnsupportedError):
@@ -397,7 +387,7 @@ def local_triton(request: Request) -> Path | None:
     """The Triton checkout that was named as a folder, or that a bundle brought."""
     spec = request.sources.get("triton")
     if spec is not None and spec.kind == "stored":
-        return locate("triton", spec, cache=request.cache).path
+        return request.locate("triton", spec).path
     folder = spec.path if spec is not None else None
     return folder if folder is not None and folder.is_dir() else None
 
@@ -408,7 +398,7 @@ def llvm_source(request: Request) -> Source:
     if spec is None:
         pin = llvm_pin(request)
         spec = of_github(pin.repository, pin.commit)
-    return locate("llvm", spec, cache=request.cache, offline=request.offline)
+    return request.locate("llvm", spec)
 
 
 def prefix_of(source: Source) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 from toolchain.data import load
 from toolchain.errors import PolicyError
+from toolchain.record import Fate
 from toolchain.request import Request
 from toolchain.sources.scan import Finding, scan
 
@@ -58,18 +59,25 @@ class Intake:
 
     def rows(self, findings: Sequence[Finding]) -> list[dict[str, Any]]:
         """Every finding with what became of it, for records."""
-        return [{**finding.as_json(), "fate": self._fate(finding)} for finding in findings]
+        return [
+            {
+                **finding.as_json(),
+                "fate": self._fate(finding),
+                **({"replaced_by": self.replaced[finding.file]} if finding.file in self.replaced else {}),
+            }
+            for finding in findings
+        ]
 
     def binaries(self, planned: Sequence[str]) -> tuple[str, ...]:
         """The names that a plan knew, and the paths of those let in that it could not know; sorted."""
         return tuple(sorted({*planned, *(_name_of(finding.file) for finding in self.allowed)}))
 
-    def _fate(self, finding: Finding) -> str:
+    def _fate(self, finding: Finding) -> Fate:
         if finding.file in self.replaced:
-            return f"replaced by the base's {self.replaced[finding.file]}"
+            return Fate.REPLACED
         if finding.file in self.tests:
-            return "input of upstream's own tests, which are not built"
-        return "dropped" if finding.file in self.dropped else "let in by --allow-binary"
+            return Fate.OF_TESTS
+        return Fate.DROPPED if finding.file in self.dropped else Fate.ALLOWED
 
 
 def let_in_names(request: Request) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from toolchain.recipe import Mount, digests
 from toolchain.request import Request
 from toolchain.stages import kernels
 from toolchain.stages.profile_use import ABOUT, CLANG, DATA, about, require_portable
-from toolchain.stages.stage import Built, Planned, Stage, Workspace, common_inputs, image_labels, source_inputs
+from toolchain.stages.stage import Built, Planned, Workspace, common_inputs, image_labels, source_inputs
 from toolchain.stages.triton_source import CONTRACT_GPUS
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class ProfileStage:
             }
         return Planned(
             name=self.name,
-            image=f"{dependencies[LLVM].image.removesuffix('-instrumented')}-profile",
+            image=f"llvm-triton-{dependencies[LLVM].sources[0].short_id}-profile",
             inputs=inputs,
             sources=(source,),
             binaries=dependencies[TRITON].binaries,
@@ -105,7 +105,7 @@ class ProfileStage:
         )
         workspace.step("train")
         tasks = [rule.task(*at.seen) for rule in rules]
-        failed = train(at.start, tasks, workers=workspace.jobs("kernel"), on_count=workspace.on_line)
+        failed = train(at.start, tasks, workers=workspace.jobs("kernel"), on_count=workspace.count)
         raw = sorted(counts.glob("*.profraw"))
         if len(failed) == len(tasks) or not raw:
             raise BuildError(
@@ -139,17 +139,14 @@ class ProfileStage:
         )
 
 
-def of_request(_: Request) -> Stage:
-    """The stage; every request has it."""
-    return ProfileStage()
-
-
-def train(make: MakeWorker, tasks: Sequence[Task], *, workers: int, on_count: Any) -> list[str]:
+def train(
+    make: MakeWorker, tasks: Sequence[Task], *, workers: int, on_count: Callable[[int, int, str], None]
+) -> list[str]:
     """Compile tasks by long-lived workers that end in peace, so that each leaves its counts.
 
     Args:
         make: starts one.
-        on_count: told `@count DONE/ALL` as each is through.
+        on_count: called with tasks finished, all tasks, and what they are.
 
     Returns:
         why each task failed that did.
@@ -175,7 +172,7 @@ def train(make: MakeWorker, tasks: Sequence[Task], *, workers: int, on_count: An
                     through[0] += 1
                     if answer.get("status") != "done":
                         failed.append(f"{task['out']}: {answer.get('reason', '')}".strip()[:500])
-                    on_count(f"@count {through[0]}/{len(tasks)} kernels")
+                    on_count(through[0], len(tasks), "kernels")
         except (DiedError, TimedOutError) as error:
             with lock:
                 left.clear()

@@ -14,7 +14,6 @@ from toolchain import strict_json
 from toolchain.digest import sha256_file
 from toolchain.errors import PinError, SourceError, UnsupportedError
 from toolchain.request import Request
-from toolchain.sources.resolve import locate
 from toolchain.sources.tree import Source, require
 
 SOURCE = "profile"
@@ -36,7 +35,7 @@ def profile_source(request: Request) -> Source | None:
     if spec is None:
         return None
     require_portable(request)
-    return locate(SOURCE, spec, cache=request.cache, offline=request.offline)
+    return request.locate(SOURCE, spec)
 
 
 def require_portable(request: Request) -> None:

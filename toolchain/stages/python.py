@@ -18,9 +18,8 @@ from toolchain.digest import sha256_json
 from toolchain.errors import PinError
 from toolchain.request import Request
 from toolchain.stages.base import read_packages, write_packages
-from toolchain.stages.stage import Built, Planned, Stage, Workspace, common_inputs, image_labels
+from toolchain.stages.stage import Built, Planned, Workspace, common_inputs, image_labels
 from toolchain.stages.sysroot import PARTIAL, System, make_links_relative, unpack_system
-from toolchain.stages.triton_origin import from_source
 
 # Neither compiled in nor imported; the static library alone is half of the rest.
 _LEFT_OUT = ("*.a", "./usr/share/*", "./usr/lib/python*/test", "./usr/lib/python*/config-*")
@@ -104,11 +103,6 @@ def _merge_usr(root: Path) -> None:
     for folder in ("lib", "lib64"):
         if (root / "usr" / folder).is_dir() and not (root / folder).exists():
             (root / folder).symlink_to(f"usr/{folder}")
-
-
-def of_request(request: Request) -> Stage | None:
-    """The stage, for Triton from source on a portable LLVM; a base has its own Python."""
-    return PythonStage() if request.glibc and from_source(request) else None
 
 
 def pythons(request: Request) -> Pythons:

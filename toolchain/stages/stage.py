@@ -145,8 +145,11 @@ class Workspace(Protocol):
     def step(self, name: str) -> None:
         """Tell the user what happens now."""
 
+    def count(self, done: int, total: int, label: str = "") -> None:
+        """Tell the user how far the step is."""
+
     def on_line(self, line: str) -> None:
-        """A progress line, as in-image scripts print them."""
+        """A line of a container, which may be progress as in-image scripts print it."""
 
     def finish(
         self,
@@ -176,7 +179,7 @@ class Workspace(Protocol):
 
 
 class Stage(Protocol):
-    """One floor of the house."""
+    """What is built as one image."""
 
     @property
     def name(self) -> str:

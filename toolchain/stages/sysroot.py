@@ -23,7 +23,7 @@ from toolchain.digest import sha256_json
 from toolchain.errors import UnsupportedError
 from toolchain.request import Request
 from toolchain.stages.base import parse_packages, read_packages, run_mmdebstrap, write_packages
-from toolchain.stages.stage import Built, Planned, Stage, Workspace, common_inputs, image_labels
+from toolchain.stages.stage import Built, Planned, Workspace, common_inputs, image_labels
 
 # Runs before mmdebstrap takes the archives away: what dpkg would say of packages that it had installed.
 _LIST_ARCHIVES = (
@@ -88,11 +88,6 @@ class SysrootStage:
         )
         write_packages(workspace.cache.package_list(self.name, system.name, system.arch), lock)
         return built
-
-
-def of_request(request: Request) -> Stage | None:
-    """The stage, for LLVM of another machine and for a portable one; the base serves the others."""
-    return SysrootStage() if request.glibc or request.arch[0] != this_machine() else None
 
 
 def sysroot_system(request: Request) -> System:

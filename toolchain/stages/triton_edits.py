@@ -10,7 +10,7 @@ from toolchain.catalog.stages import involves
 from toolchain.errors import PinError, SourceError, UnsupportedError
 from toolchain.request import Request
 from toolchain.sources.edits import EditFile, shipped
-from toolchain.sources.resolve import locate, part_of
+from toolchain.sources.resolve import part_of
 from toolchain.sources.spec import SourceSpec
 from toolchain.sources.store import Store
 from toolchain.stages.llvm import local_triton
@@ -65,7 +65,7 @@ def llvm_release(spec: SourceSpec, request: Request) -> str:
         return tagged[1]
     if spec.path is not None and spec.path.is_dir():
         return _version_in(spec.path)
-    source = locate("llvm", spec, cache=request.cache, offline=request.offline)
+    source = request.locate("llvm", spec)
     if source.kind == "distro":
         package = major_of(replace(source, version=""))
         return source.version.partition("~")[0] or (f"{package}.1" if package else "")

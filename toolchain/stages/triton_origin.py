@@ -6,7 +6,6 @@ from toolchain.catalog.release_data import require
 from toolchain.catalog.releases import aotriton_release, is_commit, newest_patch
 from toolchain.errors import PinError
 from toolchain.request import Request
-from toolchain.sources.resolve import locate
 from toolchain.sources.spec import SourceSpec
 from toolchain.sources.tree import Source
 from toolchain.stages.llvm import DEFAULT_TRITON
@@ -28,7 +27,7 @@ def triton_source(request: Request) -> Source:
         PinError: nobody knows where the version that was asked for lies.
         UnsupportedError: nobody knows that version.
     """
-    return locate("triton", triton_spec(request), cache=request.cache, offline=request.offline)
+    return request.locate("triton", triton_spec(request))
 
 
 def triton_spec(request: Request) -> SourceSpec:

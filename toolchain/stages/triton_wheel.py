@@ -11,7 +11,6 @@ from toolchain.catalog.release_data import numbers
 from toolchain.errors import ConfigError, UnsupportedError
 from toolchain.request import Request
 from toolchain.sources.pypi import pypi_row, python_of_wheel
-from toolchain.sources.resolve import locate
 from toolchain.sources.tree import Source
 from toolchain.stages.base import base_label
 from toolchain.stages.python import own_python
@@ -74,7 +73,7 @@ def wheel_source(request: Request) -> Source:
         UnsupportedError: what is named is no wheel of the index.
     """
     spec = request.sources["triton"]  # without one this stage is not among those of a goal
-    source = locate("triton", spec, cache=request.cache, offline=request.offline)
+    source = request.locate("triton", spec)
     if source.kind != "pypi":
         raise UnsupportedError(
             f"--source triton={spec} is not a wheel of the Python index",

@@ -26,7 +26,7 @@ from toolchain.stages.base import base_label
 from toolchain.stages.kernel_workers import COMMAND, RECIPE, KernelProject, allocator, layer_digests
 from toolchain.stages.prebuilt import names_allowed, take_in
 from toolchain.stages.python import own_python
-from toolchain.stages.stage import Built, Planned, Stage, Workspace, common_inputs, image_labels, source_inputs
+from toolchain.stages.stage import Built, Planned, Workspace, common_inputs, image_labels, source_inputs
 from toolchain.stages.triton_wheel import unzip
 
 BINARY = "dask"
@@ -159,11 +159,6 @@ class WorkerStage:
         program.parent.mkdir(parents=True)
         program.write_text(_START, encoding="utf-8")
         program.chmod(0o755)
-
-
-def of_request(request: Request) -> Stage:
-    """The stage: for AOTriton's kernels where a release or a source of it is named, else for flash-attn's."""
-    return WorkerStage("aotriton" if request.aotriton or "aotriton" in request.sources else "kernels")
 
 
 def _package() -> Path:

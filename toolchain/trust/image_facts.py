@@ -10,7 +10,7 @@ from urllib.parse import quote, urlsplit
 
 from toolchain.deb822 import stanzas
 from toolchain.digest import EPOCH
-from toolchain.record import Record, RecordedSource
+from toolchain.record import Fate, Record, RecordedSource
 
 # How a distribution is called in package URLs where its base's name says something else.
 _NAMESPACE = {"ubi": "redhat", "rhel": "redhat", "manylinux": "almalinux"}
@@ -101,7 +101,7 @@ class ImageFacts:
 
 
 def _found(record: Record) -> list[Mapping[str, Any]]:
-    return [row for row in record.rows("found_binaries") if str(row.get("fate", "")).startswith("let in")]
+    return [row for row in record.rows("found_binaries") if row.get("fate") == Fate.ALLOWED]
 
 
 def _names_let_in(record: Record) -> set[str]:

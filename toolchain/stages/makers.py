@@ -1,0 +1,149 @@
+"""What makes each stage of the table. A module is imported when its stage is asked for: plans need few of them."""
+
+# ruff: noqa: PLC0415 - see above
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from toolchain.catalog.architectures import this_machine
+from toolchain.catalog.codegen import Codegen, codegens
+from toolchain.catalog.stages import StageRow
+from toolchain.request import Request
+from toolchain.stages.stage import Stage
+
+Maker = Callable[[Request], Stage | None]
+
+
+def make(name: str, request: Request) -> Stage | None:
+    """The stage of that name; None where the request needs none of it.
+
+    Raises:
+        ToolchainError: the request has no such stage.
+    """
+    return MAKERS[name](request)
+
+
+def stands_on(row: StageRow, request: Request) -> tuple[str, ...]:
+    """The stages that one stands on for a request, lowest first.
+
+    Raises:
+        UnsupportedError, ConfigError: see `triton.stands_on`.
+    """
+    if row.name != "triton":
+        return row.on
+    from toolchain.stages import triton
+
+    return triton.stands_on(request)
+
+
+def cross_machines(row: StageRow, request: Request) -> tuple[str, ...]:
+    """The architectures that a stage with machines of its own is built for on other machines."""
+    if not row.cross:
+        return ()
+    from toolchain.stages import triton
+
+    return triton.cross_machines(request)
+
+
+def _base(_: Request) -> Stage:
+    from toolchain.stages.base import BaseStage
+
+    return BaseStage()
+
+
+def _sysroot(request: Request) -> Stage | None:
+    """For LLVM of another machine and for a portable one; the base serves the others."""
+    from toolchain.stages.sysroot import SysrootStage
+
+    return SysrootStage() if request.glibc or request.arch[0] != this_machine() else None
+
+
+def _python(request: Request) -> Stage | None:
+    """For Triton from source on a portable LLVM; a base has its own Python."""
+    from toolchain.stages.python import PythonStage
+    from toolchain.stages.triton_origin import from_source
+
+    return PythonStage() if request.glibc and from_source(request) else None
+
+
+def _llvm(_: Request) -> Stage:
+    from toolchain.stages.llvm import LlvmStage
+
+    return LlvmStage()
+
+
+def _triton(request: Request) -> Stage:
+    from toolchain.stages import triton
+
+    return triton.of_request(request)
+
+
+def _llvm_instrumented(_: Request) -> Stage:
+    from toolchain.stages.llvm import LlvmStage
+
+    return LlvmStage(name="llvm-instrumented", instrumented=True)
+
+
+def _triton_instrumented(request: Request) -> Stage:
+    from toolchain.stages.triton_portable import instrumented
+
+    return instrumented(request)
+
+
+def _profile(_: Request) -> Stage:
+    from toolchain.stages.profile import ProfileStage
+
+    return ProfileStage()
+
+
+def _kernels(_: Request) -> Stage:
+    from toolchain.stages.kernels import KernelsStage
+
+    return KernelsStage()
+
+
+def _aotriton(_: Request) -> Stage:
+    from toolchain.stages.aotriton import AotritonStage
+
+    return AotritonStage()
+
+
+def _worker(request: Request) -> Stage:
+    """For AOTriton's kernels where a release or a source of it is named, else for flash-attn's."""
+    from toolchain.stages.worker import WorkerStage
+
+    return WorkerStage("aotriton" if request.aotriton or "aotriton" in request.sources else "kernels")
+
+
+def _codegen_llvm(rule: Codegen, request: Request) -> Stage:
+    from toolchain.stages.codegen_llvm import CodegenLlvmStage, require_portable
+
+    require_portable(rule, request)
+    return CodegenLlvmStage(rule)
+
+
+def _codegen_library(rule: Codegen, request: Request) -> Stage:
+    from toolchain.stages.codegen_library import CodegenLibraryStage
+    from toolchain.stages.codegen_llvm import require_portable
+
+    require_portable(rule, request)
+    return CodegenLibraryStage(rule)
+
+
+MAKERS: dict[str, Maker] = {
+    "base": _base,
+    "sysroot": _sysroot,
+    "python": _python,
+    "llvm": _llvm,
+    "triton": _triton,
+    "llvm-instrumented": _llvm_instrumented,
+    "triton-instrumented": _triton_instrumented,
+    "profile": _profile,
+    "kernels": _kernels,
+    "aotriton": _aotriton,
+    "worker": _worker,
+    **{rule.llvm: partial(_codegen_llvm, rule) for rule in codegens()},
+    **{rule.stage: partial(_codegen_library, rule) for rule in codegens()},
+}
