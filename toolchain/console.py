@@ -15,7 +15,7 @@ from toolchain.errors import ToolchainError
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-_WIDE = 220  # columns of a table that goes into a file or a log
+_PIPED = 100  # columns of a table that goes into a file or a log
 # What steers a terminal, ends a line, turns the direction of text or is not seen: Unicode's categories Cc, Cf, Cs, Zl
 # and Zp, and letters without a form. A newline apart.
 _UNSEEN = (
@@ -99,12 +99,14 @@ def data(value: Any) -> None:
 
 
 def show(*pictures: RenderableType) -> None:
-    """Print tables on standard output; where nobody watches they are wide, since what is cut off is lost."""
+    """Print tables on standard output, at most 100 columns wide in a file or pipe, unless COLUMNS says otherwise."""
     from rich.console import Console  # noqa: PLC0415 - see `err`
 
     out = Console(file=sys.stdout, highlight=False, emoji=False)
     if not out.is_terminal:
-        out = Console(file=sys.stdout, highlight=False, width=_WIDE, emoji=False)
+        columns = os.environ.get("COLUMNS", "")
+        width = int(columns) if columns.isdecimal() else _PIPED
+        out = Console(file=sys.stdout, highlight=False, width=width, emoji=False)
     for picture in pictures:
         out.print(picture)
 
@@ -147,6 +149,11 @@ def size(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1000
     raise AssertionError
+
+
+def share(done: int, total: int) -> str:
+    """Bytes done, and of how many where that is known: `45.2 MB of 168.3 MB (26 %)`."""
+    return f"{size(done)} of {size(total)} ({100 * min(done, total) // total} %)" if total else size(done)
 
 
 def duration(seconds: float) -> str:

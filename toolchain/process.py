@@ -160,7 +160,7 @@ class _Lines:
     def __init__(
         self, child: subprocess.Popen[str], sink: IO[str] | None, on_line: Callable[[str], None] | None
     ) -> None:
-        self.tail: deque[str] = deque(maxlen=TAIL_LINES * 5)
+        self.tail: deque[str] = deque(maxlen=TAIL_LINES * 50)
         self.whole: list[str] = []
         self.failed: Exception | None = None
         self._child, self._sink, self._on_line = child, sink, on_line
@@ -268,7 +268,9 @@ def piped(
 
 
 @contextlib.contextmanager
-def output(argv: Sequence[str | os.PathLike[str]], *, env: Mapping[str, str] | None = None) -> Iterator[IO[bytes]]:
+def output(
+    argv: Sequence[str | os.PathLike[str]], *, env: Mapping[str, str] | None = None, stdin: IO[bytes] | None = None
+) -> Iterator[IO[bytes]]:
     """The standard output of a program as a stream of bytes, e.g. what a decompressor writes.
 
     A caller that leaves the block by an exception ends the program; after a normal end the exit code is looked at.
@@ -284,7 +286,7 @@ def output(argv: Sequence[str | os.PathLike[str]], *, env: Mapping[str, str] | N
         child = subprocess.Popen(
             words,
             env=clean_environment(env),
-            stdin=subprocess.DEVNULL,
+            stdin=stdin or subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=errors,
             start_new_session=True,

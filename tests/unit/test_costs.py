@@ -47,7 +47,8 @@ def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CliRunner:
 
 def test_plan_tells_hours_disk_and_memory(planned: CliRunner) -> None:
     words = ["plan", "aotriton", "--aotriton", "0.11b", "--gpu", "MI300X", "--allow-binary", "libdevice"]
-    said = planned.invoke(app, words).stdout.partition("still to build, on 8 cores")[2].splitlines()[1:]
+    told = planned.invoke(app, words).stdout.partition("still to build, on 8 cores")[2].partition("in a Docker")[0]
+    said = [line for line in told.splitlines()[1:] if line[2] != " "]
     assert [line.split()[0] for line in said] == ["base", "sysroot", "python", "llvm", "triton", "aotriton"]
     assert [line for line in said if "21 to 75 min, disk 14.0 GB, memory 5.4 GB a link" in line] == [said[3]]
     assert max(map(len, said)) <= 80
@@ -55,6 +56,22 @@ def test_plan_tells_hours_disk_and_memory(planned: CliRunner) -> None:
     takes = {row["name"]: row["takes"] for row in rows}
     assert takes["llvm"] == {"cores": 8, "minutes": [21.2, 75.0], "disk": 14_000_000_000, "memory_per_job": 5 << 30}
     assert takes["aotriton"]["seconds_per_kernel"] == 0.26
+
+
+def test_plan_says_no_to_what_the_data_contradict_and_what_comes_next(planned: CliRunner) -> None:
+    for words, code in (
+        (("aotriton", "--aotriton", "0.7.1b", "--gpu", "gfx950"), 7),
+        (("llvm", "--source", "llvm=distro:llvm-toolchain-20"), 5),
+        (("llvm", "--source", "llvm=distro:llvm-toolchain-99"), 7),
+    ):
+        assert planned.invoke(app, ["plan", *words]).exit_code == code, words
+    asked = ("plan", "aotriton", "--aotriton", "0.11b", "--gpu", "MI300X")
+    said = planned.invoke(app, list(asked))
+    assert "--drop-binary libdevice" in said.stderr
+    assert "14,485 to 19,187 kernels for 1 GPU" in said.stdout
+    row = json.loads(planned.invoke(app, [*asked, "--json"]).stdout)["stages"][-1]
+    assert f"COPY --from=REGISTRY/NAMESPACE/{row['image']} \\\n      {row['prefix']} {row['prefix']}\n" in said.stdout
+    assert "libdevice" not in planned.invoke(app, [*asked, "--drop-binary", "libdevice"]).stderr
 
 
 def test_a_part_takes_less(planned: CliRunner) -> None:

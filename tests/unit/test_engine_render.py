@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from toolchain.engine import isolation, relay
-from toolchain.engine.buildah import render
+from toolchain.engine.buildah import first_error, render
 from toolchain.engine.isolation import PROOF
 from toolchain.errors import EngineError
 from toolchain.recipe import Recipe
@@ -83,3 +83,14 @@ def test_a_build_that_ran_something_without_an_answer_is_not_believed() -> None:
     copied_only = isolation.NetworkProbe(None)
     copied_only.line("STEP 2/2: COPY a b")
     copied_only.check(finished=True)
+
+
+def test_the_first_error_of_a_compiler_comes_first() -> None:
+    lines = [f"-- checking {number}" for number in range(60)]
+    error = ["/src/a.cpp:3:5: error: expected ';' after expression", "    3 |   x", "      |    ^"]
+    lines += ["FAILED: lib/a.o", *error, *(f"note {number}" for number in range(30)), "ninja: build stopped"]
+    shown = first_error(lines).splitlines()
+    assert shown[:3] == error
+    assert shown[-1] == "ninja: build stopped"
+    assert len(shown) < 25
+    assert first_error(lines[:60]).splitlines() == lines[20:60]

@@ -109,6 +109,14 @@ def test_a_course_knows_the_last_steps_and_grows_with_a_larger_build() -> None:
     assert course.left(400) == 2000
 
 
+def test_slow_first_steps_do_not_decide_alone() -> None:
+    pace = Pace(Course([(2000, 2.0)]))
+    now = run(pace, 0.0, range(1980, 2001), 10.0)  # a hundredth of the build, ten times as slow as the rest will be
+    left = pace.left(now)
+    assert left is not None
+    assert left < 10_000, "by the pace of these alone it would be 19,800"
+
+
 def test_a_dear_second_half_is_foreseen() -> None:
     pace = Pace(Course(HALVES))
     now = run(pace, 0.0, range(150, 201), 0.5)

@@ -68,6 +68,13 @@ def test_unknown(text: str) -> None:
         parse_gpus(text)
 
 
+def test_a_gpu_without_kernels_is_no_typing_error() -> None:
+    with pytest.raises(UnsupportedError) as caught:
+        parse_gpus("gfx1030")
+    assert "did you mean" not in caught.value.fix
+    assert "gfx1100" in caught.value.why
+
+
 def test_target_features_are_refused() -> None:
     with pytest.raises(UnsupportedError) as caught:
         parse_gpus("gfx942:sramecc+:xnack-")

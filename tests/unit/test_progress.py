@@ -160,6 +160,15 @@ def test_the_line_says_stage_step_count_elapsed_and_estimate() -> None:
     assert progress.text() == "[2/5] llvm, compile (2 of 2) 50/100, 1 min 00 s, about 1 min 00 s left"
 
 
+def test_a_step_shows_the_bytes_of_a_source() -> None:
+    progress, _ = make(Clock(), {"source": 1.0})
+    progress.step("source")
+    progress.amount("unpacking llvm.tar.xz", 45_200_000, 168_300_000)
+    assert "source (1 of 1) 45.2 MB of 168.3 MB (26 %), " in progress.text()
+    progress.amount("reading what was unpacked", 7_000, 0)
+    assert "source (1 of 1) 7.0 kB, " in progress.text()
+
+
 def test_without_a_terminal_one_line_a_minute_and_at_each_step() -> None:
     clock = Clock()
     progress, out = make(clock)

@@ -157,6 +157,15 @@ def test_a_listing_is_a_table_where_it_fits() -> None:
     assert max(map(len, drawn(LISTING, 20))) <= 20
 
 
+def test_in_a_pipe_nothing_is_wider_than_100_columns_or_than_columns(narrow: Path) -> None:
+    env = {name: value for name, value in os.environ.items() if name not in NO_TERMINAL}
+    for verb, columns, most in (("plan", {}, 100), ("pins", {"COLUMNS": "70"}, 70)):
+        done = subprocess.run(
+            [sys.executable, "-m", "toolchain", verb], capture_output=True, text=True, check=True, env=env | columns
+        )
+        assert max(map(len, done.stdout.splitlines())) <= most, verb
+
+
 def test_what_goes_while_it_is_listed_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A build that ends removes what it worked with; `cache ls` ended with a traceback."""
     cache = Cache(tmp_path)

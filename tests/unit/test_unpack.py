@@ -17,6 +17,7 @@ import pytest
 from toolchain import digest
 from toolchain.errors import HostileInputError, SourceError, ToolchainError
 from toolchain.sources import unpack
+from toolchain.sources.amounts import told_to
 from toolchain.sources.part import Part
 from toolchain.sources.unpack import unpack_tar
 
@@ -94,12 +95,18 @@ def _zstd(content: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("squeeze", [_xz, gzip.compress, bz2.compress, _zstd])
-def test_compressed(tmp_path: Path, squeeze: Callable[[bytes], bytes]) -> None:
+def test_compressed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, squeeze: Callable[[bytes], bytes]) -> None:
     plain = write(tmp_path / "a.tar", GOOD).read_bytes()
     packed = tmp_path / "packed.tar"
     packed.write_bytes(squeeze(plain))
-    unpack_tar(packed, tmp_path / "d")
+    told: list[tuple[str, int, int]] = []
+    monkeypatch.setattr(unpack, "_TOLD_EVERY", 1)
+    with told_to(lambda *now: told.append(now)):
+        unpack_tar(packed, tmp_path / "d")
     assert (tmp_path / "d/llvm/a.txt").read_bytes() == b"hello"
+    size = packed.stat().st_size
+    assert {(what, whole) for what, _, whole in told} == {("unpacking packed.tar", size)}
+    assert 0 < told[-1][1] <= size
     packed.write_bytes(squeeze(plain)[:-20])
     with pytest.raises(SourceError):
         unpack_tar(packed, tmp_path / "e")

@@ -19,6 +19,8 @@ from toolchain.request import Request
 from toolchain.sources.patch import listed
 from toolchain.sources.tags import asked_again, resolved
 from toolchain.sources.tree import Source
+from toolchain.stages.codegen_choice import triton_here
+from toolchain.stages.prebuilt import undecided
 from toolchain.stages.stage import Built, Planned
 
 
@@ -51,6 +53,8 @@ class PlanRow:
         }
         if self.planned.partial:
             row["partial"] = self.planned.partial
+        if self.planned.prefix:
+            row["prefix"] = self.planned.prefix
         if self.planned.serves:
             row["serves"] = self.planned.serves
         return row
@@ -156,12 +160,20 @@ def find(cache: Cache, planned: Planned, *, proved: bool = False) -> Built | Non
     )
 
 
-def tritons(rows: Sequence[PlanRow]) -> list[tuple[Planned, Source]]:
+def tritons(rows: Sequence[PlanRow], *, checkouts: bool = False) -> list[tuple[Planned, Source]]:
     """The stages to build that read Triton's tree, each with that source; without a checkout, which is here."""
     return [
         (row.planned, source)
         for row in rows
         if row.to_build
         for source in row.planned.sources
-        if source.name == "triton" and source.kind != "pypi" and not (source.path and source.path.is_dir())
+        if source.name == "triton" and source.kind != "pypi"
+        if checkouts or not (source.path and source.path.is_dir())
     ]
+
+
+def undecided_in(rows: Sequence[PlanRow], request: Request) -> list[str]:
+    """The prebuilt files of Triton's source that a build would refuse since no option says what becomes of them."""
+    if not any(planned.name.startswith("triton") for planned, _ in tritons(rows, checkouts=True)):
+        return []
+    return [row.name for row in undecided("triton", triton_here(request), request)]

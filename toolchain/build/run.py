@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from toolchain import console
 from toolchain.build.compiler_cache import key_of
 from toolchain.build.fetching import fetch_for
-from toolchain.build.plan import PlanRow, ask_tags, find, plan, tritons
+from toolchain.build.plan import PlanRow, ask_tags, find, plan, tritons, undecided_in
 from toolchain.build.prefetch import Prefetch
 from toolchain.build.record import known_record, record_as_it_is, tell_unread
 from toolchain.build.targets import by_arch, request_of, stages_of
@@ -56,6 +56,12 @@ def build(request: Request, target: str, *, command: Sequence[str] = (), reuse: 
     if reuse is None:
         ready()
     rows = _looked_into(request, target, rows, fetch=reuse is None)
+    if reuse is None and (names := undecided_in(rows, request)):
+        raise PolicyError(
+            f"nothing says what becomes of the prebuilt {', '.join(names)} in Triton's source",
+            why="only sources enter by default, and hours of LLVM would be built first",
+            fix=f"leave it out: --drop-binary {names[0]}; or let it in: --allow-binary {names[0]}",
+        )
     # What may come finished from elsewhere needs no sources.
     wanted = [source for row in rows if row.to_build and reuse is None for source in row.planned.sources]
     fetching = Prefetch(request, wanted)

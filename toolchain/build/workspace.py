@@ -26,6 +26,7 @@ from toolchain.oci.layout import Layout
 from toolchain.recipe import CCACHE_MOUNT, Mount, Recipe
 from toolchain.record import LayerFacts
 from toolchain.request import Request
+from toolchain.sources.amounts import told_to
 from toolchain.sources.tree import FetchedSource, Source
 from toolchain.stages.stage import Built, Planned
 from toolchain.trust.contents import Contents, of_sources
@@ -103,9 +104,10 @@ class BuildWorkspace:
         return folder
 
     def fetch(self, source: Source) -> FetchedSource:
-        self.prefetch.wait(source.name)
-        # What is built from is read once more: neither a disk that decays nor a slot in the store shall be built in.
-        got = fetch_for(self.request, source, patched=True, verify=True)
+        with told_to(self.progress.amount):
+            self.prefetch.wait(source.name)
+            # What is built from is read once more: neither a decaying disk nor a slot in the store shall be built in.
+            got = fetch_for(self.request, source, patched=True, verify=True)
         within_lock(self.request, [], fetched=got)
         return got
 

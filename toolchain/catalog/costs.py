@@ -18,6 +18,7 @@ class Cost:
     minutes: tuple[int, int]
     cores: int
     kernel: float = 0.0
+    kernels: tuple[int, int] | None = None
     job: Literal["", "compile", "link", "kernel"] = ""
     output: tuple[int, int] | None = None
     source: str
@@ -35,6 +36,14 @@ class Cost:
         time = least if least == most else f"{least.split()[0] if same_unit else least} to {most}"
         return f"{time} + {self.kernel / cores:.2g} s a kernel" if self.kernel else time
 
+    def all_kernels(self, gpus: int, cores: int) -> str:
+        """How many kernels so many GPUs have, and their time, for people; empty where that is not known."""
+        if self.kernels is None:
+            return ""
+        least, most = (count * gpus for count in self.kernels)
+        times = " to ".join(_told(count * self.kernel / cores / 60) for count in (least, most))
+        return f"{least:,} to {most:,} kernels for {gpus} GPU{'s' if gpus != 1 else ''}: {times}"
+
     def as_json(self, cores: int) -> dict[str, Any]:
         """As `plan --json` prints it."""
         least, most = self.on(cores)
@@ -47,9 +56,9 @@ class Cost:
 
 def costs() -> tuple[Cost, ...]:
     """Every row, in the order of the data."""
+    lists = ("minutes", "output", "kernels")
     return tuple(
-        Cost(**{**row, "minutes": tuple(row["minutes"]), "output": tuple(row["output"]) if "output" in row else None})
-        for row in load("costs")["cost"]
+        Cost(**{**row, **{name: tuple(row[name]) for name in lists if name in row}}) for row in load("costs")["cost"]
     )
 
 

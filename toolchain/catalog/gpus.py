@@ -118,6 +118,12 @@ def _unknown(word: str, rest: str) -> UnsupportedError:
             why="kernels are compiled for a GPU with its default features",
             fix=f"give {word.split(':', 1)[0].lower()}",
         )
+    if _key(word) in load("gpus")["unsupported"]:
+        return UnsupportedError(
+            f"no kernels are built for {word}",
+            why=f"AOTriton and flash-attn have none for it; they have for {', '.join(known_gpus())}",
+            fix="leave it out of --gpu; LLVM and Triton are built without naming a GPU",
+        )
     close: dict[str, None] = {}
     for wanted in (_key(word), _key(rest)):
         close.update(dict.fromkeys(difflib.get_close_matches(wanted, _BY_KEY, n=3, cutoff=0.6)))

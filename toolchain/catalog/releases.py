@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from toolchain.catalog.release_data import (
@@ -37,6 +37,7 @@ __all__ = [
     "aotriton_for_pytorch",
     "aotriton_release",
     "aotriton_releases",
+    "check_release_gpus",
     "is_commit",
     "is_version",
     "near_version",
@@ -169,6 +170,22 @@ def aotriton_release(name: str, *, allow_unknown: bool = False) -> AotritonRelea
     if not allow_unknown:
         require(row, "commit", "triton", "llvm")
     return row
+
+
+def check_release_gpus(name: str, gpus: Sequence[str]) -> None:
+    """Refuse GPUs that a release of AOTriton does not build for.
+
+    Raises:
+        UnsupportedError: with those, and the releases that build for all of `gpus`.
+    """
+    row = aotriton_release(name, allow_unknown=True)
+    if missing := [gpu for gpu in gpus if gpu not in row.gpus]:
+        others = [other.name for other in aotriton_data() if set(gpus) <= set(other.gpus)]
+        raise UnsupportedError(
+            f"AOTriton {row.name} has no kernels for {', '.join(missing)}",
+            why=f"it builds for {', '.join(row.gpus)}",
+            fix=f"leave it out of --gpu, or take {' or '.join(others[-2:])}" if others else "leave it out of --gpu",
+        )
 
 
 def pytorch_rows() -> tuple[PytorchRow, ...]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
 import typer
 
 from toolchain import console
-from toolchain.build.plan import PlanRow, settled
+from toolchain.build.plan import PlanRow, settled, undecided_in
 from toolchain.build.plan import plan as plan_stages
 from toolchain.build.record import tell_unread
 from toolchain.build.untried import tried_in, untried_in
@@ -18,8 +19,10 @@ from toolchain.catalog.stages import row as stage_row
 from toolchain.cli import options as o
 from toolchain.cli.request import CAMPAIGN, with_request
 from toolchain.engine.resources import MEMORY, cores
-from toolchain.errors import PolicyError
+from toolchain.errors import PolicyError, SourceError
 from toolchain.request import Request
+from toolchain.sources.amounts import told_to
+from toolchain.sources.distro import known_packages
 from toolchain.sources.tree import Source
 from toolchain.stages.prebuilt import let_in_names
 
@@ -30,6 +33,7 @@ StageArg = Annotated[str, typer.Argument(help=stages.choice(), autocompletion=o.
 def plan(stage: StageArg = "all", *, request: Request, trusting: Sequence[dict[str, Any]] = ()) -> None:
     """Show what would be built and what is already here. No network, no engine."""
     rows = plan_stages(request, stage, proved=True)
+    _check_packages(rows)
     if any(row.to_build for row in rows):
         tell_unread(request.cache)
     if request.json:
@@ -39,11 +43,33 @@ def plan(stage: StageArg = "all", *, request: Request, trusting: Sequence[dict[s
         for combination in untried_in(rows, request):  # docs/compatibility.md lists what was built
             console.text(f"untried: {combination}")
         _show(rows)
-        for line in _takes(rows, request, cores()):
+        for line in (*_takes(rows, request, cores()), *_copies(rows, stage)):
             console.text(line)
     if refused := _refused(rows, request):
         names = " ".join(f"--allow-binary {name}" for name in refused)
         console.warn(f"`build` refuses what is prebuilt with {PolicyError.code}, unless it is allowed: {names}")
+    for name in undecided_in(rows, request):
+        console.warn(
+            f"`build` refuses the prebuilt {name} in Triton's source with {PolicyError.code}:"
+            f" give --drop-binary {name}, or --allow-binary {name}"
+        )
+
+
+def _check_packages(rows: Sequence[PlanRow]) -> None:
+    """Refuse what hours cannot be told of: a distribution's package that neither the data nor a fetch knows.
+
+    Raises:
+        SourceError: with the packages on record.
+    """
+    for source in (source for row in rows for source in row.planned.sources if source.kind == "distro"):
+        if source.digest is None and all(package.name != source.where for package in known_packages()):
+            known = dict.fromkeys(package.name for package in known_packages())
+            raise SourceError(
+                f"{source.where} is not on record",
+                why=f"known are {', '.join(known)}",
+                fix="take one of these; if the distribution has it, `toolchain fetch` with the same words finds it,"
+                " and then plan knows it",
+            )
 
 
 def _show(rows: Sequence[PlanRow]) -> None:
@@ -104,6 +130,18 @@ def _takes(rows: Sequence[PlanRow], request: Request, count: int) -> Iterator[st
         if cost.job:
             parts.append(f"memory {console.size(MEMORY[cost.job])} a {cost.job}")
         yield f"  {name:{width}}" + ", ".join(parts)
+        if not row.planned.partial and (all_of_them := cost.all_kernels(len(request.gpus) or 1, count)):
+            yield f"  {'':{width}}{all_of_them}"
+
+
+def _copies(rows: Sequence[PlanRow], target: str) -> Iterator[str]:
+    """What takes the images into a Dockerfile once they are published."""
+    wanted = [row.planned for row in rows if row.planned.prefix and row.planned.name in stages.published(target)]
+    if wanted:
+        yield "in a Dockerfile, once it is published to REGISTRY/NAMESPACE:"
+    for planned in wanted:
+        yield f"  COPY --from=REGISTRY/NAMESPACE/{planned.image} \\"
+        yield f"      {planned.prefix} {planned.prefix}"
 
 
 def _how_sure(source: Source) -> str:
@@ -112,6 +150,21 @@ def _how_sure(source: Source) -> str:
         return " (tag, resolved when fetched)"
     tag = f" (tag {source.tag})" if source.tag else ""
     return tag + ("" if source.locked or tag else " (unlocked)")
+
+
+class _Amounts:
+    """Says how far a fetch is, at its tenths or each ten seconds."""
+
+    def __init__(self) -> None:
+        self._what, self._tenth, self._said = "", -1, 0.0
+
+    def tell(self, what: str, done: int, total: int) -> None:
+        """See `sources.amounts.Listener`."""
+        tenth, now = 10 * done // total if total else 0, time.monotonic()
+        if what == self._what and (tenth == self._tenth or now - self._said < 1) and now - self._said < 10:
+            return
+        self._what, self._tenth, self._said = what, tenth, now
+        console.note(f"  {what}: {console.share(done, total)}")
 
 
 @with_request(*CAMPAIGN, "contract")
@@ -125,7 +178,8 @@ def fetch(stage: StageArg = "all", *, request: Request) -> None:
     for row in settled(request, stage, ask=True):
         for source in row.planned.sources:
             console.note(f"{source.name}: {source.ref}")
-            got = fetch_for(request, source, patched=True)
+            with told_to(_Amounts().tell):
+                got = fetch_for(request, source, patched=True)
             check_tree(request, got)
             found.append(got.as_plan() | {"path": str(got.path)})
     if request.json:

@@ -36,6 +36,8 @@ _OUT = "/out"
 _PROGRESS = ("@ninja ", "@count ", "@step ")
 # What buildah itself adds behind the failing command's own last words.
 _NOISE = re.compile(r"^(subprocess exited with status \d+|Error: building at STEP .*|time=\".*)$")
+_ERROR = re.compile(r"(^|[\s:])(fatal )?error: |^CMake Error|undefined (reference|symbol)")
+_SHOWN, _ENDING = 12, 6  # lines of the first error, and of the end
 
 
 def render(recipe: Recipe, text: str, *, relayed: bool = False) -> str:
@@ -138,7 +140,7 @@ class Buildah(Storage):
             isolation: instead of the one that works here.
 
         Raises:
-            BuildError: it failed; `why` holds the last 40 lines.
+            BuildError: it failed; `why` begins with the first error among the last lines.
             EngineError: the engine does not work, or the build sees a network it must not have.
             HostileInputError: what it made leads out of its tree; see `require_inside`.
         """
@@ -362,4 +364,14 @@ def _build_error(recipe: Recipe, error: process.CommandError) -> BuildError:
     said = [line.removeprefix("toolchain: ") for line in lines if line.startswith("toolchain: ")]
     if said:
         what = f"{what}: {said[-1]}"
-    return BuildError(what, why="\n".join(lines[-process.TAIL_LINES :]), fix="read the end of the log")
+    return BuildError(what, why=first_error(lines), fix="read the end of the log")
+
+
+def first_error(lines: Sequence[str]) -> str:
+    """The first error of a compiler, linker or CMake and what follows it, then the end; else the end alone."""
+    at = next((number for number, line in enumerate(lines) if _ERROR.search(line)), None)
+    if at is None:
+        return "\n".join(lines[-process.TAIL_LINES :])
+    shown = list(lines[at : at + _SHOWN])
+    rest = [line for line in lines[at + _SHOWN :] if not line.startswith("FAILED: ")][-_ENDING:]
+    return "\n".join([*shown, *(["…"] if rest else []), *rest])

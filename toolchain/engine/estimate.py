@@ -10,7 +10,11 @@ _BLOCK = 8  # steps; the end of a single one says little, since jobs of one mome
 _CACHED = 6.0  # times as fast as the machine of the data: no processor is, so it came from the compiler cache
 _WINDOW = 600.0  # seconds; half of the run, once that is more: the load of a machine changes within minutes
 _SHARE = 1 / 2
-_BELIEVED = 10.0  # seconds at the speed of the data that a run begins with, so that its first steps do not decide alone
+# The speed of the data is believed at first, so that the first steps do not decide alone: they are small ones, and a
+# machine that reads its headers for the first time is slow. That is for so many seconds, or more while less than this
+# share of the whole is done.
+_BELIEVED = 10.0
+_BEGINNING = 0.03
 
 
 class Course:
@@ -105,7 +109,9 @@ class Pace:
         window = max(_WINDOW, _SHARE * (now - self._blocks[0].begun))
         recent = [block for block in self._blocks if now - block.ended <= window]
         own = [block for block in recent if not block.cached]
-        seconds, done = _BELIEVED + now - self._last[0], _BELIEVED * self._running
+        whole, passed = self._course.left(self._course.steps), sum(block.cost for block in self._blocks)
+        believed = max(_BELIEVED, (_BEGINNING * whole - passed) / self._running)
+        seconds, done = believed + now - self._last[0], believed * self._running
         if 2 * sum(block.seconds for block in own) < sum(block.seconds for block in recent):
             own, seconds, done = recent, now - self._last[0], 0.0
         seconds += sum(block.seconds for block in own)

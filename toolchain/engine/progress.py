@@ -38,6 +38,7 @@ class _Step:
     done: int = 0
     total: int = 0
     label: str = ""
+    amount: str = ""
     course: Course | None = None
     pace: Pace | None = None
     # Counts of ninja runs in this step that have ended, and the running one's last figures.
@@ -161,6 +162,13 @@ class Progress:
             self._count(done, total, label, self._clock())
             self._maybe_say(self._clock())
 
+    def amount(self, what: str, done: int, total: int) -> None:
+        """So many bytes of the current step's work are done, of `total` where that is not 0."""
+        with self._lock:
+            step = self._current(self._clock())
+            step.amount, step.label = people.share(done, total), what
+            self._maybe_say(self._clock())
+
     def _count(self, done: int, total: int, label: str, now: float) -> None:
         step = self._current(now)
         step.count(done, total, now)
@@ -270,7 +278,7 @@ class Progress:
                 step = self._steps[-1]
                 names = list(self._weights)
                 where = f" ({names.index(step.name) + 1} of {len(names)})" if step.name in names else ""
-                counted = f" {step.done}/{step.total}" if step.total else ""
+                counted = f" {step.done}/{step.total}" if step.total else f" {step.amount}".rstrip()
                 parts.append(f"{step.name}{where}{counted}")
             elif self._buildah:
                 parts.append(f"container step {self._buildah}")

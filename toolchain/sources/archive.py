@@ -10,6 +10,7 @@ from urllib.parse import unquote, urljoin, urlsplit
 from toolchain.digest import sha256_file
 from toolchain.errors import DigestError, SourceError, ToolchainError, UnreachableError
 from toolchain.locks import held
+from toolchain.sources.amounts import tell
 from toolchain.sources.network import check_http_url, refuse_offline, session, without_query
 from toolchain.sources.spec import check_sha256
 from toolchain.sources.store import Store
@@ -136,8 +137,11 @@ class _Download:
                 raise ConnectionError(f"the connection ended after {done} of {total} bytes")
 
     def _copy(self, answer: requests.Response, sink: IO[bytes], done: int) -> int:
+        length = header_number(answer.headers.get("Content-Length"))
+        total = done + length if length is not None else 0
         for chunk in answer.iter_content(_PIECE):
             done += len(chunk)
+            tell(f"fetching {self.name}", done, total)
             if done > self.limit:
                 raise self._too_large(done)
             sink.write(chunk)

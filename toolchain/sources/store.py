@@ -172,7 +172,12 @@ class Store:
         if recorded is None:
             return False
         try:
-            return scan_tree(self.root / "trees" / key, self._stat_cache(key), trust_cache=not verify) == recorded
+            return (
+                scan_tree(
+                    self.root / "trees" / key, self._stat_cache(key), trust_cache=not verify, expected=recorded.bytes
+                )
+                == recorded
+            )
         except SourceError:
             return False
 

@@ -15,6 +15,7 @@ from toolchain.deb822 import stanzas
 from toolchain.digest import write_atomically
 from toolchain.errors import DigestError, SourceError, ToolchainError, UnreachableError
 from toolchain.process import CommandError
+from toolchain.sources.amounts import watched
 from toolchain.sources.archive import fetch_archive
 from toolchain.sources.mirrors import Mirror
 from toolchain.sources.network import network_environment
@@ -186,7 +187,8 @@ class Suite:
         partial = store.partial / f"apt-{found.sha256}"
         partial.parent.mkdir(parents=True, exist_ok=True)
         try:
-            self._run(os.fspath(_HELPER), "download-file", uri, os.fspath(partial), f"SHA256:{found.sha256}")
+            with watched(f"fetching {found.file}", partial, found.size):
+                self._run(os.fspath(_HELPER), "download-file", uri, os.fspath(partial), f"SHA256:{found.sha256}")
         except CommandError as error:
             partial.unlink(missing_ok=True)
             raise self._download_error(found, error) from error

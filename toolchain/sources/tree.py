@@ -18,12 +18,14 @@ from pathlib import Path
 from toolchain import digest, strict_json
 from toolchain.digest import CHUNK, write_atomically
 from toolchain.errors import HostileInputError, SourceError
+from toolchain.sources.amounts import tell
 from toolchain.sources.spec import Kind, ref_of
 
 LOG = logging.getLogger(__name__)
 # A file changed in the very tick in which it was hashed would look unchanged; such young files are never remembered.
 _RACY_NS = 2_000_000_000
 _CACHE_FORMAT = 1
+_TOLD_EVERY = 64  # files
 _MAX_LINKS = 40  # as the kernel
 _REPOSITORIES = {"distro": "debian"}  # others are called as their kind
 
@@ -131,7 +133,7 @@ def tree_digest(path: Path, stat_cache: Path | None = None) -> str:
     return scan_tree(path, stat_cache).digest
 
 
-def scan_tree(path: Path, stat_cache: Path | None = None, *, trust_cache: bool = True) -> TreeInfo:
+def scan_tree(path: Path, stat_cache: Path | None = None, *, trust_cache: bool = True, expected: int = 0) -> TreeInfo:
     """Digest and measure a tree.
 
     The digest covers sorted relative paths, each with its kind, its executable bit and its content's SHA-256 or link
@@ -141,6 +143,7 @@ def scan_tree(path: Path, stat_cache: Path | None = None, *, trust_cache: bool =
         path: the tree's top folder.
         stat_cache: file that remembers content hashes by path, size, times and inode; made when missing.
         trust_cache: False reads every file again, and then renews the cache.
+        expected: how many bytes it is said to have; 0 where nothing says it.
 
     Raises:
         SourceError: not a folder, unreadable, or it holds a socket, pipe or device.
@@ -161,6 +164,8 @@ def scan_tree(path: Path, stat_cache: Path | None = None, *, trust_cache: bool =
                 continue
             info = entry.stat(follow_symlinks=False)
             total += info.st_size
+            if count % _TOLD_EVERY == 0:
+                tell("reading the source again" if expected else "reading what was unpacked", total, expected)
             key = f"{info.st_size} {info.st_mtime_ns} {info.st_ctime_ns} {info.st_ino} "
             remembered = known.get(rel)
             if remembered is not None and remembered.startswith(key):

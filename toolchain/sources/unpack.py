@@ -20,6 +20,7 @@ from toolchain import digest, tar_headers
 from toolchain.digest import CHUNK
 from toolchain.errors import HostileInputError, ResourceError, SourceError
 from toolchain.process import CommandError, output
+from toolchain.sources.amounts import tell
 from toolchain.sources.part import WHOLE, Part
 from toolchain.sources.tree import check_link_map
 from toolchain.tar_headers import CheckedHeader
@@ -29,6 +30,7 @@ LIMIT_FILES = 1_000_000
 _LIMIT_HEADER = 1 << 20  # extended headers and long names are read whole into memory
 _LIMIT_TRAILER = 64 << 20  # what may follow the end mark: padding
 _WINDOW = 1 << 16  # tarfile's stream copies what is left of its window at every header
+_TOLD_EVERY = 64  # members
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _LONG = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
 _DECOMPRESSORS: tuple[tuple[bytes, tuple[str, ...], Callable[[Path], Any] | None], ...] = (
@@ -124,7 +126,8 @@ class _Unpacker:
     def run(self) -> None:
         tar_headers.require()
         count = total = 0
-        with _decompressed(self.archive) as stream:
+        with self.archive.open("rb", buffering=0) as packed, _decompressed(self.archive, packed) as stream:
+            size = self.archive.stat().st_size
             with tarfile.open(fileobj=stream, mode="r|", bufsize=_WINDOW, tarinfo=self._member_class()) as tar:
                 for member in tar:
                     # tarfile keeps every member for a look-up that a stream never makes.
@@ -137,6 +140,8 @@ class _Unpacker:
                             f"limits: {self.limit_files} members, {self.limit_bytes} bytes",
                         )
                     self._take(tar, member)
+                    if count % _TOLD_EVERY == 0:  # a decompressor that is a program reads on from this very file
+                        tell(f"unpacking {self.archive.name}", os.lseek(packed.fileno(), 0, os.SEEK_CUR), size)
             self._drain(stream)
         # A decompressor that failed has said why by now.
         if not self.ended:
@@ -294,17 +299,16 @@ class _Unpacker:
 
 
 @contextlib.contextmanager
-def _decompressed(archive: Path) -> Iterator[IO[bytes]]:
-    with archive.open("rb") as plain:
-        magic = plain.read(6)
-        plain.seek(0)
-        found = next((row for row in _DECOMPRESSORS if magic.startswith(row[0])), None)
-        if found is None:
-            yield plain
-            return
+def _decompressed(archive: Path, packed: IO[bytes]) -> Iterator[IO[bytes]]:
+    magic = packed.read(6)
+    packed.seek(0)
+    found = next((row for row in _DECOMPRESSORS if magic.startswith(row[0])), None)
+    if found is None:
+        yield packed
+        return
     _, argv, fallback = found
     if fallback is None or shutil.which(argv[0]):
-        with output([*argv, "--", archive.absolute()]) as stream:
+        with output(argv, stdin=packed) as stream:
             yield stream
     else:
         with fallback(archive) as stream:

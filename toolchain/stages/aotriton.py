@@ -14,6 +14,7 @@ from typing import Any
 from toolchain import recipe
 from toolchain.cache import Cache
 from toolchain.catalog.gpus import known_gpus, pack
+from toolchain.catalog.releases import check_release_gpus
 from toolchain.digest import sha256_json, write_atomically
 from toolchain.errors import ContractError, HostileInputError
 from toolchain.filesystem import copy_built, is_inside
@@ -32,6 +33,7 @@ from toolchain.stages.aotriton_library import (
     library_of,
     library_recipe,
     name_of,
+    prefix_of,
     require_aotriton,
 )
 from toolchain.stages.base import base_label
@@ -51,6 +53,8 @@ class AotritonStage:
 
     def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned:
         source = aotriton_source(request)
+        if request.aotriton and "aotriton" not in request.sources:
+            check_release_gpus(request.aotriton, request.gpus)
         if source.path is not None:
             require_aotriton(source.path)
         wheels = wheel_sources(AOTRITON)
@@ -85,6 +89,7 @@ class AotritonStage:
             sources=(source, *wheels),
             binaries=tuple(sorted({*dependencies["triton"].binaries, *names_allowed("aotriton", request)})),
             partial=", ".join(part),
+            prefix=prefix_of(source, request),
             disk=_DISK,
             engine=True,
             has_contract_check=True,

@@ -62,7 +62,7 @@ def library_of(
             "dropped": list(dropped),
         }
     )
-    return Library(source, f"/usr/lib64/aotriton-{name_of(source, request)}", commit_of(source), dropped, key)
+    return Library(source, prefix_of(source, request), commit_of(source), dropped, key)
 
 
 def library_recipe(planned: Planned, dependencies: Mapping[str, Built], workspace: Workspace, what: Library) -> Recipe:
@@ -139,6 +139,11 @@ def name_of(source: Source, request: Request) -> str:
     """The id in names, and the GPUs where they are not all: a library serves no other than it was built for."""
     gpus = short_list(request.gpus or DEFAULT_GPUS)
     return source.short_id + (f"-{gpus}" if gpus else "")
+
+
+def prefix_of(source: Source, request: Request) -> str:
+    """Where the library lies in every image."""
+    return f"/usr/lib64/aotriton-{name_of(source, request)}"
 
 
 def require_aotriton(tree: Path) -> None:

@@ -87,6 +87,7 @@ class KernelsStage:
             sources=(source,),
             binaries=dependencies["triton"].binaries,
             partial=", ".join(part),
+            prefix=PREFIX,
             engine=True,
         )
 

@@ -128,6 +128,7 @@ class LlvmStage:
             disk=part.disk,
             engine=True,
             has_contract_check=_proves(part, cross) and not self.instrumented,
+            prefix=prefix_of(source),
             serves="" if open_ else needs.serves,
             note=_note(part, needs, known) if by_version else "",
         )

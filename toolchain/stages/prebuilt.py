@@ -98,6 +98,22 @@ def names_allowed(source: str, request: Request) -> tuple[str, ...]:
     return tuple(sorted(known & set(request.allow_binary)))
 
 
+def undecided(source: str, tree: Path | None, request: Request) -> list[Known]:
+    """Of the binaries that the data names for a source, those that a build refuses as no option names them.
+
+    Args:
+        tree: of the source, where it is here: then it tells which it has. Without it the rare ones are left out.
+    """
+    decided = {*request.allow_binary, *request.drop_binary}
+    return [
+        row
+        for row in known_files()
+        if row.source == source
+        and not (row.replace or {row.name, row.path} & decided)
+        and (not row.rare if tree is None else next(tree.glob(row.path), None) is not None)
+    ]
+
+
 def choices(source: str, request: Request) -> dict[str, Any]:
     """What the user's policy says for a source, as an input of the stage that builds it."""
     return {

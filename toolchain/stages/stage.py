@@ -34,6 +34,7 @@ class Planned:
         engine: whether it is built by the container engine; what a stage does with files alone needs none.
         online: whether making it reaches out for more than its sources.
         has_contract_check: whether building it tries what it made, unless --no-contract says not to.
+        prefix: where its files lie in its image, if they lie in one folder that others copy.
         serves: of an LLVM, the Triton whose parts it has; empty where only its tree tells.
         note: what was decided for the user, for people.
     """
@@ -48,6 +49,7 @@ class Planned:
     engine: bool = False
     online: bool = False
     has_contract_check: bool = False
+    prefix: str = ""
     serves: str = ""
     note: str = ""
 
