@@ -86,7 +86,7 @@ def compatibility() -> str:
         "# Compatibility\n",
         MADE,
         ("**tested** leads to the figures, with the part that was tried where it was not all. **refused** names the exit code."
-        " **untried**: nobody has built it, and nothing here says that it works. `plan` says the same in its first line, and"
+        " **untried**: it was never built, and nothing here says that it works. `plan` says the same in its first line, and"
         " already refuses, except where only the fetched tree tells.\n"),
         "## Triton: its LLVM and its wheels\n",
         ("A wheel is built for each `--python`. The columns of wheels are those on the portable layer (glibc 2.31); the last"

@@ -61,7 +61,7 @@ class PinError(ToolchainError):
 
 
 class SourceError(ToolchainError):
-    """A source that cannot be had or does not hold what it must."""
+    """A source that is not available or does not hold what it must."""
 
     code = 5
     title = "Source"

@@ -69,7 +69,7 @@ def patience() -> float:
 
 @contextlib.contextmanager
 def in_use(cache: Cache, *, make: bool = False) -> Iterator[None]:
-    """Be one of those who work in the tool's folder, so that nobody has it alone (see `alone`) inside the block.
+    """Be one of those who work in the tool's folder, so that no one has it alone (see `alone`) inside the block.
 
     Args:
         make: make the folder first: something is about to be written there. Otherwise one that is not there stays away,

@@ -220,7 +220,7 @@ def test_nanobind_alone_is_refused_for_a_base(request_: Request, tree: Path) -> 
 
 def test_an_llvm_that_this_triton_does_not_take_is_refused(request_: Request, tree: Path) -> None:
     (tree / "cmake/amd-llvm-info.json").unlink()
-    with pytest.raises(ConfigError, match="is of no use to this Triton"):
+    with pytest.raises(ConfigError, match="is not used by this Triton"):
         plan(request_, "triton")
 
 

@@ -64,6 +64,13 @@ def test_no_sentence_is_too_long() -> None:
     assert not found, "\n".join(f"{row.path}:{row.line}: {row.words} words: {row.text}" for row in found)
 
 
+def test_no_sentence_is_in_words_of_our_own_making(tmp_path: Path) -> None:
+    found = [row for path in PROSE.own_files() for row in PROSE.in_dialect(path, path.name)]
+    assert not found, "\n".join(f"{row.path}:{row.line}: {row.text}" for row in found)
+    (tmp_path / "a.py").write_text('raise PinError("nobody knows its LLVM")\n')
+    assert len(list(PROSE.in_dialect(tmp_path / "a.py", "a.py"))) == 1
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [

@@ -152,7 +152,7 @@ def test_second_address(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
             assert got.digest == digest
             elsewhere.rename(tmp_path / elsewhere.name)
             continue
-        with pytest.raises(SourceError, match="can be had nowhere") as caught:
+        with pytest.raises(SourceError, match="is not available from any source") as caught:
             resolve.fetch_source(source, cache=cache, offline=False)
         assert f"{size} bytes, SHA-256 {row.sha256}" in caught.value.why
         assert f"--source thing=PATH/{elsewhere.name}" in caught.value.fix

@@ -97,7 +97,7 @@ def test_a_commit_that_nobody_knows_is_planned_on_the_llvm_that_is_named(request
 def test_an_aotriton_whose_llvm_nobody_knows_is_planned_on_the_one_that_is_named(request_: Request) -> None:
     """As the refusal without it says."""
     asked = replace(request_, aotriton="0.11.1b")
-    with pytest.raises(PinError, match="nobody knows its LLVM") as caught:
+    with pytest.raises(PinError, match="its LLVM is unknown") as caught:
         llvm_source(asked)
     assert "--source llvm=" in caught.value.fix
     named = replace(asked, sources=specs({"llvm": f"https://github.com/llvm/llvm-project@{'1' * 40}"}))

@@ -116,7 +116,7 @@ KINDS: list[tuple[str, Callable[[Source], bool] | int, str]] = [
     ("3.1.9", 7, "3.1.0 below and 3.2.0 above"),
     ("4.0", 7, "3.9.0 below"),
     ("3.10.0", 7, "second LLVM"),
-    ("2.2.0", 4, "nobody knows its LLVM"),
+    ("2.2.0", 4, "its LLVM is unknown"),
     (NOWHERE, 7, "not on record"),
     (COMMIT[:12], 4, "no commit of 40 digits"),
     ("junk", 4, "junk"),

@@ -63,7 +63,7 @@ def fetch_all(request: Request, planned: Sequence[Planned]) -> None:
     With `--offline` a source that is not in the store is passed over with a note: its own digest is known all the same.
 
     Raises:
-        ToolchainError: a source cannot be had, or is not what it must be.
+        ToolchainError: a source is not available, or is not what it must be.
     """
     sources = {source.name: source for one in planned for source in one.sources}
     for source in sources.values():
@@ -79,7 +79,7 @@ def make(request: Request, planned: Sequence[Planned], target: str, path: Path, 
     """Fetch what is not here, then write the lock.
 
     Raises:
-        ToolchainError: a source cannot be had, or nothing promises its digest.
+        ToolchainError: a source is not available, or nothing promises its digest.
     """
     if path.is_dir() or not path.absolute().parent.is_dir():
         raise ConfigError(
@@ -114,7 +114,7 @@ def check_file(request: Request, planned: Sequence[Planned], target: str, path: 
 
 
 def _made(lock: Lock) -> Lock:
-    """As it is written: of a base whose image is forgotten nobody knows which bytes its packages make."""
+    """As it is written: which bytes the packages of a base make is unknown once its image is forgotten."""
     bases = tuple(
         replace(base, state="unresolved", packages_digest="", packages=())
         if base.state == "resolved" and not base.image else base

@@ -138,7 +138,7 @@ def find(cache: Cache, planned: Planned, *, proved: bool = False) -> Built | Non
     """The finished result for these inputs, if its record and all its blobs are here; that it was asked for is noted.
 
     Args:
-        proved: pass over one that was made with --no-contract: the same bytes, but nobody has tried them.
+        proved: pass over one that was made with --no-contract: the same bytes, but untested.
     """
     digest = planned.input_digest
     record = known_record(cache, digest)

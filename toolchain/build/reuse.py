@@ -112,7 +112,7 @@ def take(request: Request, planned: Planned, reuse: Reuse) -> Built | None:
         if reuse.only:
             raise SourceError(
                 f"{planned.image} cannot be looked for elsewhere",
-                why="something that it is made from is not locked, so nobody knows its input digest",
+                why="something that it is made from is not locked, so its input digest is unknown",
                 fix="build it once, or bring the lock of its base",
             )
         return None

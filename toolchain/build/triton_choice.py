@@ -72,7 +72,7 @@ def settle(asked: Asked, *, lock: Lock | None, folder: Path, cache: Cache) -> As
 
     Raises:
         PinError: two of the values, or two pins in the folder, name different things; or a value names none.
-        UnsupportedError: a version that nobody knows, or that cannot be built.
+        UnsupportedError: an unknown version, or one that cannot be built.
     """
     asked = _strongest(asked)
     if lock is not None:
@@ -213,7 +213,7 @@ def _by_pin(asked: Asked, pin: LlvmPin) -> Asked:
 def _as_version(asked: Asked, wanted: str) -> Asked:
     row = newest_patch(wanted)
     if involves(asked.target, "llvm") and "llvm" not in asked.sources:
-        triton_release(row.version)  # an LLVM that nobody knows is refused before all else
+        triton_release(row.version)  # an unknown LLVM is refused before all else
     if row.version != wanted.removeprefix("v"):
         return asked.noting(f"Triton {wanted} is {row.version}, the newest patch release on record", triton=row.version)
     return replace(asked, triton=row.version)
@@ -318,7 +318,7 @@ def _compare_release(wanted: str, release: str) -> None:
     row = _row(wanted)
     commit = wanted if is_commit(wanted) else row.commit if row is not None else ""
     if not carried or commit != carried:
-        other = carried or "a commit that nobody knows"
+        other = carried or "an unknown commit"
         raise _two(f"--triton {wanted}", f"--aotriton {release}", commit or f"upstream's tag v{wanted}", other)
 
 
@@ -326,7 +326,7 @@ def _row(wanted: str) -> TritonRelease | None:
     try:
         return triton_release(wanted, allow_unknown=True)
     except UnsupportedError:
-        return None  # a commit that nobody has heard of
+        return None  # an unknown commit
 
 
 def _tree(spec: SourceSpec, cache: Cache) -> Path | None:

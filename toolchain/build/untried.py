@@ -21,7 +21,7 @@ def tried_in(row: PlanRow, request: Request, rows: Sequence[PlanRow] = ()) -> di
 
 
 def untried_in(rows: Sequence[PlanRow], request: Request) -> list[str]:
-    """The combinations of a plan that nobody has built, for people."""
+    """The combinations of a plan that were never built, for people."""
     return [told for row in rows if (told := _told(row, request, rows))]
 
 

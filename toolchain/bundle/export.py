@@ -121,7 +121,7 @@ def export(request: Request, target: str, dest: Target) -> Exported:
     The same cache and request give the same bytes. What `dest` has already is not sent again.
 
     Raises:
-        SourceError: the base is not built yet, or a source cannot be had.
+        SourceError: the base is not built yet, or a source is not available.
         RegistryError, UnreachableError: it could not be written or sent.
     """
     rows = [*settled(request, target), *(_old_systems(request) if target == "base" else ())]

@@ -84,7 +84,7 @@ def read_codegen_pins(checkout: Path) -> tuple[CodegenPin, ...]:
                 + ", ".join(f"{one.name} ({one.target})" for one in codegens()),
                 fix="use a Triton from before that; what such an LLVM needs is a table in toolchain/data/codegen.toml",
             )
-        if _lies_there(file):  # before there is a pin, what is built for it is of no use to this Triton
+        if _lies_there(file):  # before there is a pin, what is built for it is not used by this Triton
             found.append(_codegen_pin(file, rule))
     return tuple(sorted(found, key=lambda pin: pin.target))
 

@@ -164,7 +164,7 @@ class TritonRelease:
         """Its LLVM.
 
         Raises:
-            PinError: nobody knows it.
+            PinError: it is unknown.
         """
         return _pin(self)
 
@@ -210,7 +210,7 @@ class AotritonRelease:
         """The LLVM of its Triton.
 
         Raises:
-            PinError: nobody knows it.
+            PinError: it is unknown.
         """
         return _pin(self)
 
@@ -251,9 +251,10 @@ def require(row: TritonRelease | AotritonRelease, *fields: str) -> None:
         return
     names = {"commit": "its own commit", "triton": "its Triton", "llvm": "its LLVM"}
     options = {"commit": "aotriton", "triton": "triton", "llvm": "llvm"}
+    told = " and ".join(names[field] for field in missing)
     why = row.source if "llvm" in missing or not isinstance(row, AotritonRelease) else row.tag_source
     raise PinError(
-        f"{row.title}: nobody knows {' and '.join(names[field] for field in missing)}",
+        f"{row.title}: {told} {'is' if len(missing) == 1 else 'are'} unknown",
         why=why,
         fix="give it yourself: " + " ".join(f"--source {options[field]}=PATH|URL@SHA" for field in missing),
     )

@@ -67,10 +67,10 @@ def triton_release(version: str, *, allow_unknown: bool = False) -> TritonReleas
     A version without its patch number is the newest patch release; where the patches differ, `warnings` says so.
 
     Args:
-        allow_unknown: also answer a row whose LLVM nobody knows, for a user who names the LLVM.
+        allow_unknown: also answer a row whose LLVM is unknown, for a user who names the LLVM.
 
     Raises:
-        UnsupportedError: no such row, among them a Triton whose LLVMs for GPUs nobody knows.
+        UnsupportedError: no such row, among them a Triton whose LLVMs for GPUs are unknown.
         PinError: its LLVM is not known, or `version` is no version.
     """
     wanted = version.strip()

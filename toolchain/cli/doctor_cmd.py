@@ -22,7 +22,7 @@ _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
 def unreachable(checks: Sequence[checkup.Check]) -> bool:
-    """Whether the source of a build without options cannot be had: it comes by git."""
+    """Whether the source of a build without options is not available: it comes by git."""
     return any(check.name == "git-host" and check.status != "ok" for check in checks)
 
 

@@ -30,7 +30,7 @@ class Terminated(SystemExit):
 
 
 class OutputLostError(SystemExit):
-    """What was written cannot be had: the disk is full, or failed."""
+    """What was written is lost: the disk is full, or failed."""
 
 
 class _Guarded(io.TextIOWrapper):

@@ -140,7 +140,7 @@ def shard_of(rules: RuleSet, part: tuple[int, int] | None, shared: SharedResults
     Where `shared` may compile nothing, the shards in its stores are looked at first.
 
     Raises:
-        ConfigError: no store, too many shards, shards of different inputs, or a cut that is none.
+        ConfigError: no store, too many shards, shards of different inputs, or an invalid assignment.
         KernelError: a shard is missing.
     """
     if shared is not None and shared.only:
@@ -178,7 +178,7 @@ def _agreed(rules: RuleSet, count: int, store: KernelStore, identity: Mapping[st
     except (ValueError, TypeError):
         numbers = []
     if len(numbers) != len(names) or not set(numbers) <= set(range(1, count + 1)):
-        raise ConfigError(f"{store.ref} holds a cut into {count} shards that is none", fix="name another store")
+        raise ConfigError(f"{store.ref} has an invalid split into {count} shards", fix="name another store")
     return dict(zip(names, numbers, strict=True))
 
 

@@ -244,7 +244,7 @@ class KernelWorker:
             shutil.rmtree(out, ignore_errors=True)
 
     def _found(self, name: str, inputs: Mapping[str, Any]) -> tuple[Result | None, bool]:
-        """What the store has, and whether it has something of no use."""
+        """What the store has, and whether it has something unusable."""
         with self._store_lock:
             records = [record for found, record in self._store.fetch([name]) if found == name and record is not None]
         for record in records:

@@ -15,7 +15,7 @@ def differences(locked: Lock, now: Lock, *, whole: bool) -> list[str]:
     """Where `now` is not what `locked` says, for people; empty when all is as locked.
 
     Args:
-        whole: both must be the same; otherwise `locked` may hold more, and a base that nobody has made here yet counts
+        whole: both must be the same; otherwise `locked` may hold more, and a base that was not made here yet counts
             as what it may become.
     """
     asked = _request(locked, now) if whole else ()

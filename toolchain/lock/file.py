@@ -108,7 +108,7 @@ class LockedBase:
     Args:
         stage: `base`, what builds run in; `sysroot`, what is compiled against in it: an old system, or another
             machine's side; `python`, the CPythons that wheels are compiled against.
-        state: `resolved` by its package list; `image`, a local one by its digest; `unresolved`, nobody has made it yet;
+        state: `resolved` by its package list; `image`, a local one by its digest; `unresolved`, not made yet;
             `open`, left to the mirrors on purpose.
         recipe: digest of what the base is asked to hold; empty for a local image.
         suite: of the distribution, where it has one.

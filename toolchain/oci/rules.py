@@ -21,7 +21,7 @@ _DATA = FOLDER / "registries.toml"
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """One kind of registry. Texts are for people; what nobody has said is `unknown`.
+    """One kind of registry. Texts are for people; what is not known is `unknown`.
 
     Args:
         name: what people call it.

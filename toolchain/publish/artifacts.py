@@ -146,7 +146,7 @@ def bring_wheels(request: Request, built: Sequence[Built], reuse: Reuse) -> None
     """Bring the wheels of images that were taken instead of built into the store, from the files beside them.
 
     An image's report, which the key has signed, names each wheel by its digest. So whoever wrote the artifact, only
-    those bytes are taken. What cannot be had is told; writing the archive then fails for the wheel that is missing.
+    those bytes are taken. What is not available is told; writing the archive then fails for the wheel that is missing.
     """
     for one in built:
         wanted = {str(wheel["digest"]): str(wheel["file"]) for wheel in one.facts.get("wheels", ())}

@@ -101,7 +101,7 @@ def use_of(layout: Layout, found: Descriptor, where: Target, *, name: str = "") 
     config, *layers = layout.children(images[0])
     labels = labels_of(layout.read_json(config))
     own = INPUT_DIGEST in labels
-    # Our own images hold what they are for in the topmost layer; of another one nobody knows.
+    # Our own images hold what they are for in the topmost layer; of others that is unknown.
     content = replace(_content(layout, layers[-1:] if own else layers[::-1], own=own), own=own)
     if content.kind == "llvm" and labels.get(PARTIAL):  # a part may have a CMake package
         content = replace(content, kind="llvm-part")

@@ -16,7 +16,7 @@ from toolchain.sources.store import Store
 
 
 def holder_of(commit: str, repositories: Sequence[str], cache: Cache, *, parts: Collection[str]) -> str:
-    """Which of these URLs holds a commit, as a fetch has told or a tree in the store shows; empty where nobody knows.
+    """Which of these URLs holds a commit, as a fetch has told or a tree in the store shows; else empty.
 
     Args:
         parts: what the store may call the part of the tree that is taken.

@@ -86,7 +86,7 @@ def _gone(wanted: Wanted, failed: Sequence[tuple[str, ToolchainError]]) -> Toolc
     kind = UnreachableError if silent else SourceError
     later = ["run the command again later"] if silent else []
     return kind(
-        f"{wanted.file} can be had nowhere",
+        f"{wanted.file} is not available from any source",
         why="\n".join([wanted.promised, *told]),
         fix="\n".join([wanted.how_to_bring_it, *later]),
     )

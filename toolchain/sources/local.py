@@ -58,11 +58,11 @@ def _not_a_source(path: Path) -> str:
         return ""  # Python cannot look into it
     import tarfile  # noqa: PLC0415 - most sources are no files of one's own
 
-    return "" if tarfile.is_tarfile(path) else "it is called a tar archive, and is none"
+    return "" if tarfile.is_tarfile(path) else "it is named as a tar archive and is not one"
 
 
 def _meant(name: str, text: str) -> str:
-    """What to write in the place of a path that is none."""
+    """What to write in place of an invalid path."""
     if _VERSION.fullmatch(text):
         return _version_of(name, text.lstrip("vV"))
     prefix, sign, rest = text.partition(":")

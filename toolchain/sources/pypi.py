@@ -137,7 +137,7 @@ def fetch_pypi(name: str, version: str, filename: str, sha256: str, store: Store
 
 
 def download_wheel(name: str, version: str, folder: Path, *, machine: str) -> Path:
-    """A wheel whose digest nobody knows, into a folder; for the newest CPython that the index has this release for.
+    """A wheel without a known digest, into a folder; for the newest CPython that the index has this release for.
 
     Args:
         machine: as the kernel calls it: `x86_64`.

@@ -34,7 +34,7 @@ def remember(repository: str, tag: str, commit: str, cache: Cache) -> None:
 
 
 def resolved(source: Source, *, cache: Cache, offline: bool, mirrors: Mirrors = ()) -> Source:
-    """A source at a tag as it is at a commit: the tag is asked where nobody knows yet, and where the tree is not here.
+    """A source at a tag as it is at a commit: the tag is asked where it is unknown, and where the tree is not here.
 
     Raises:
         LockedError: the tag is no longer at the commit that it was resolved to.

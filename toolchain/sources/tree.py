@@ -46,7 +46,7 @@ class Source:
         license: SPDX expression where the data names one.
         tag: the tag of the repository that it was asked for by.
         commit: of an archive, the commit that the data knows it as.
-        among: the repositories one of which holds the commit, where nobody knows yet which; `where` is the first.
+        among: the repositories one of which holds the commit, while it is unknown which; `where` is the first.
         suite: of a package, the suite to look in; see `SourceSpec`.
     """
 

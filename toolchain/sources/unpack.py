@@ -1,4 +1,4 @@
-"""Unpack archives that nobody has to trust: every member is checked here, nothing is left when one is bad."""
+"""Unpack untrusted archives: every member is checked here, nothing is left when one is bad."""
 
 from __future__ import annotations
 

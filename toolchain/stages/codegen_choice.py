@@ -54,7 +54,7 @@ def bindings(request: Request) -> Bindings:
 
 
 def _on_record(request: Request) -> tuple[CodegenPin, ...]:
-    """Without its tree; of a commit that nobody has heard of there are none until that is here."""
+    """Without its tree; of an unknown commit there are none until that is here."""
     wanted = request.triton
     if wanted is None and request.aotriton:
         wanted = aotriton_release(request.aotriton, allow_unknown=True).triton or None
@@ -133,7 +133,7 @@ def pin_of(rule: Codegen, request: Request) -> CodegenPin:
 def codegen_source(rule: Codegen, request: Request) -> Source:
     """Where the LLVM of a rule comes from, without any network.
 
-    Its digest is None while nobody knows which repository holds the commit.
+    Its digest is None while it is unknown which repository holds the commit.
 
     Raises:
         UnsupportedError: see `pin_of`.
@@ -163,7 +163,7 @@ def refuse_unused(request: Request, rules: tuple[Codegen, ...], known: tuple[Cod
     for rule in known:
         if rule.llvm in request.sources and rule not in rules:
             raise ConfigError(
-                f"--source {rule.llvm}={request.sources[rule.llvm]} is of no use to this Triton",
+                f"--source {rule.llvm}={request.sources[rule.llvm]} is not used by this Triton",
                 why=f"it has no {rule.pin_file}: it makes code for {rule.target} with the LLVM that it links",
                 fix=f"leave it out, or name a Triton that has one; alone it is built by: toolchain build {rule.llvm}",
             )

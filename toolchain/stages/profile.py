@@ -111,7 +111,7 @@ class ProfileStage:
             raise BuildError(
                 f"{len(failed)} of {len(tasks)} kernels failed, and {len(raw)} files of counts were left",
                 why="\n".join(failed[:5]),
-                fix="see the log; a profile of nothing is of no use",
+                fix="see the log: the profile is empty",
             )
         workspace.step("merge")
         image = workspace.image_to_run(dependencies[TRITON])

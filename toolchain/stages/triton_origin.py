@@ -24,8 +24,8 @@ def triton_source(request: Request) -> Source:
     """Where Triton's source comes from, without any network.
 
     Raises:
-        PinError: nobody knows where the version that was asked for lies.
-        UnsupportedError: nobody knows that version.
+        PinError: it is unknown where the source of that version is.
+        UnsupportedError: an unknown version.
     """
     return request.locate("triton", triton_spec(request))
 

@@ -172,7 +172,7 @@ def take_source(planned: Planned, dependencies: Mapping[str, Built], workspace: 
     """Fetch Triton's source, and hold it and the LLVM below against what was asked for.
 
     Raises:
-        ToolchainError: it cannot be had, is another Triton, or holds binaries that are not let in; or LLVM lacks
+        ToolchainError: not available, a different Triton, or with binaries that are not allowed; or LLVM lacks
             something.
     """
     workspace.require_disk(_DISK)

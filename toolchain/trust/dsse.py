@@ -25,7 +25,7 @@ BUNDLE: Keys = {
 
 @dataclass(frozen=True)
 class Envelope:
-    """A payload with its signatures, each as (key id, signature). Key ids are hints that nobody has to believe."""
+    """A payload with its signatures, each as (key id, signature). Key ids are hints only."""
 
     payload_type: str
     payload: bytes

@@ -110,7 +110,7 @@ class Keyless:
 
         Raises:
             UnreachableError: Sigstore does not answer.
-            ConfigError: it refuses the identity, or the identity has expired and no new one can be had.
+            ConfigError: it refuses the identity, or the identity has expired and no new one is available.
         """
         from sigstore.dsse import Statement  # noqa: PLC0415
         from sigstore.sign import SigningContext  # noqa: PLC0415
