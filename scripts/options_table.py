@@ -23,12 +23,12 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "options.md"
 _HEAD = """\
 # Options
 
-Made by `scripts/options_table.py` from the declarations in `toolchain/request.py`, `toolchain/cli/config_file.py` and
-`toolchain/cli/`. Do not edit this page.
+<!-- Made by `scripts/options_table.py` from the declarations in the code. Do not edit this page. -->
 
-The command line wins over the environment, the environment over the file, the file over the default. The file is
-`toolchain.toml` in the current folder, or the one that `toolchain --config FILE VERB` names; `toolchain init` makes
-one. Its keys are the options without the dashes. Relative paths in it are relative to its folder.
+Every option of every verb, where it can be set, and what remembers it. The command line wins over the environment, the
+environment over the file, the file over the default. The file is `toolchain.toml` in the current folder, or the one
+that `toolchain --config FILE VERB` names; `toolchain init` makes one. Its keys are the options without the dashes.
+Relative paths in it are relative to its folder.
 
 "Set by" says where an option can be set. In the environment it is `TOOLCHAIN_` and its name in capitals:
 `--kernel-timeout` is `TOOLCHAIN_KERNEL_TIMEOUT`. `verify` takes no key and no `allow-binary` from the file:
