@@ -66,7 +66,7 @@ def flow() -> str:
         x = 10 + number * step_x
         comes = sorted({name for one in column for name in one.sources})
         packages = any(one.packages for one in column)
-        under = f"and {', '.join(comes[2:])}: sources" if comes[2:] else "sources" if comes else "of the mirrors"
+        under = f"and {len(comes) - 2} more sources" if comes[2:] else "sources" if comes else "of the mirrors"
         parts.append(_box(x, 30, ", ".join(comes[:2]) or "packages", under if comes or packages else ""))
         parts.append(_arrow(f"M{x + _WIDE // 2} {30 + _HIGH}V{top - 2}"))
         for row, one in enumerate(column):
@@ -78,7 +78,10 @@ def flow() -> str:
         for number, under in enumerate(_directly(one.name)):
             (from_x, from_y), (to_x, to_y) = places[under], places[one.name]
             end = to_y + _HIGH // 2 + 12 * number
-            parts.append(_arrow(f"M{from_x + _WIDE} {from_y + _HIGH // 2}H{to_x - _GAP // 2}V{end}H{to_x - 2}"))
+            # Past other columns between two rows, where no box is.
+            past = f"H{from_x + _WIDE + _GAP // 2}V{to_y - 8 - 4 * number}" if to_x - from_x > step_x else ""
+            start = f"M{from_x + _WIDE} {from_y + _HIGH // 2}"
+            parts.append(_arrow(f"{start}{past}H{to_x - _GAP // 2}V{end}H{to_x - 2}"))
     parts.append(f'<text class="s" x="10" y="{below}">what goes out</text>')
     ways = (("image", "build: a layer each"), ("publish", "registry or oci:DIR"), ("SBOM", "provenance, signed"),
             ("verify", "by anybody"), ("COPY --from", "in a Dockerfile"))  # fmt: skip

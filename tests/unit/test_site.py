@@ -313,3 +313,22 @@ def test_the_house_is_drawn_from_the_roof_down() -> None:
     texts = [one.text for one in ET.fromstring(drawn).iter() if one.tag.endswith("text")]  # noqa: S314 - ours
     assert texts == ["1", "roof", "0", "cellar", "2 rooms, 2 floors; imports run downwards only"]
     assert "prefers-color-scheme:dark" in drawn
+
+
+def test_no_arrow_of_the_flow_crosses_a_stage_and_no_text_leaves_its_box() -> None:
+    picture = site_pictures.flow()
+    boxes = [
+        tuple(map(int, row))
+        for row in re.findall(r'<rect class="k" x="(\d+)" y="(\d+)" width="(\d+)" height="(\d+)"', picture)
+    ]
+    assert len(boxes) == len(STAGES)
+    for path in re.findall(r'<path d="(M[^"]*)" marker', picture):
+        x, y = map(int, re.match(r"M(\d+) (\d+)", path).groups())  # type: ignore[union-attr]
+        for way, text in re.findall(r"([HV])(\d+)", path):
+            to_x, to_y = (int(text), y) if way == "H" else (x, int(text))
+            for left, top, width, height in boxes:
+                inside = max(x, to_x) > left + 2 and min(x, to_x) < left + width - 2
+                assert not (inside and max(y, to_y) > top + 2 and min(y, to_y) < top + height - 2), path
+            x, y = to_x, to_y
+    for small in re.findall(r'<text class="s"[^>]*text-anchor[^>]*>([^<]*)<', picture):
+        assert len(small) * 6 <= 150, small
