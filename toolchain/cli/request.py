@@ -273,26 +273,31 @@ def _said(row: Mapping[str, Any]) -> str:
 
 
 @contextlib.contextmanager
-def _told_where(origins: Origins, name: str = "") -> Iterator[None]:
-    """Let an error say which place the value is from that it is about.
+def _told_where(origins: Origins) -> Iterator[None]:
+    """Let an error say where the values are from whose options it names."""
+    try:
+        yield
+    except ToolchainError as error:
+        _tell_places(error, origins)
+        raise
+
+
+def _tell_places(error: ToolchainError, origins: Origins, name: str = "") -> None:
+    """Add to an error which place the value is from that it is about.
 
     Args:
         name: the parameter that is read; empty where it may be any whose option the error names.
     """
-    try:
-        yield
-    except ToolchainError as error:
-        places_told = []
-        for parameter_name in [name] if name else origins:
-            flag = f"--{parameter_name.replace('_', '-')}"
-            if name or re.search(rf"{flag}\b(?!-)", f"{error.what} {error.fix}"):
-                by_text = origins.get(parameter_name, {})
-                meant = {place for text, place in by_text.items() if text.partition("=")[2] in error.what}
-                places = meant if len(meant) == 1 else set(by_text.values())
-                places_told += [f"{flag} is from {place}" for place in places if place and len(places) == 1]
-        if places_told:
-            error.what += f" ({', '.join(places_told)})"
-        raise
+    places_told = []
+    for parameter_name in [name] if name else origins:
+        flag = f"--{parameter_name.replace('_', '-')}"
+        if name or re.search(rf"{flag}\b(?!-)", f"{error.what} {error.fix}"):
+            by_text = origins.get(parameter_name, {})
+            meant = {place for text, place in by_text.items() if text.partition("=")[2] in error.what}
+            places = meant if len(meant) == 1 else set(by_text.values())
+            places_told += [f"{flag} is from {place}" for place in places if place and len(places) == 1]
+    if places_told:
+        error.what += f" ({', '.join(places_told)})"
 
 
 def _join_weaker(
@@ -361,17 +366,19 @@ def make_request(
     """
     options = {declared.option.parameter: declared for declared in request_module.options()}
     origins = origins or {}
-    for name, declared in options.items():
-        with _told_where(origins, name):
+    values, name = {}, ""
+    try:
+        for name, declared in options.items():
             _one_line(declared.option.flag, given.get(name))
-    given["cache"] = given.get("cache") or default_cache()
-    given["base"] = given.get("base") or None  # an empty one undoes what a file or the environment names
-    values = {}
-    for name, value in given.items():
-        with _told_where(origins, name):
+        given["cache"] = given.get("cache") or default_cache()
+        given["base"] = given.get("base") or None  # an empty one undoes what a file or the environment names
+        for name, value in given.items():
             values[options[name].field] = options[name].value(value)
-    with _told_where(origins, "" if given.get("base") else "glibc"):
+        name = "" if given.get("base") else "glibc"
         values["glibc"] = _floor(given.get("base"), given.get("glibc"))
+    except ToolchainError as error:
+        _tell_places(error, origins, name)
+        raise
     request = request_module.Request(**values)
     _note_used(request.cache, request)
     lock: Lock | None = None
