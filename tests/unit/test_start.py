@@ -49,8 +49,14 @@ def modules(folder: Path, *words: str) -> set[str]:
         (("-v", "--version"), {*IDLE, "rich"}),
         (("--help",), IDLE),
         (("cache", "--help"), IDLE - {"toolchain.request"}),
-        (("plan", "--json"), {*HEAVY, "rich", "toolchain.kernels", *ENGINES, "toolchain.lock.file"}),
-        (("plan", "aotriton", "--aotriton", "0.7.2b", "--gpu", "gfx942", "--json"), HEAVY - {"sqlite3"} | {"rich"}),
+        (
+            ("plan", "--drop-binary", "libdevice", "--json"),
+            {*HEAVY, "rich", "toolchain.kernels", *ENGINES, "toolchain.lock.file"},
+        ),
+        (
+            ("plan", "aotriton", "--aotriton", "0.7.2b", "--gpu", "gfx942", "--drop-binary", "libdevice", "--json"),
+            HEAVY - {"sqlite3"} | {"rich"},
+        ),
         (("plan",), HEAVY),
     ],
     ids=["version", "verbose-version", "help", "group-help", "plan-json", "plan-aotriton", "plan"],
