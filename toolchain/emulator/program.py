@@ -11,6 +11,7 @@ from toolchain.emulator.control import Branch, branch, ends_block, is_barrier
 from toolchain.emulator.decode import Operation, decode
 from toolchain.emulator.disassembly import Disassembler, Line, disassemble
 from toolchain.emulator.operands import Run
+from toolchain.emulator.scoreboard import Scoreboard
 from toolchain.emulator.syntax import parse
 from toolchain.emulator.wave import Target
 from toolchain.errors import EmulationError, NumbersError
@@ -59,6 +60,7 @@ class Program:
         self._places = {line.address: place for place, line in enumerate(self.lines)}
         self._operations: dict[int, Operation] = {}
         self._blocks: dict[int, Block] = {}
+        self.scoreboard = Scoreboard(self.target)
 
     @classmethod
     def of(cls, code: CodeObject, disassembler: Disassembler) -> Program:

@@ -10,6 +10,7 @@ import numpy as np
 from toolchain.emulator.bits import WORD, Array, pack_lanes, unpack_lanes
 
 if TYPE_CHECKING:
+    from toolchain.emulator.scoreboard import State
     from toolchain.emulator.workgroup import Workgroup
 
 VCC, NULL, EXEC = 106, 124, 126
@@ -76,6 +77,7 @@ class Wave:
         self.scratch: Array = np.empty((0, self.lanes), np.uint32)
         self.scc = 0
         self.pc = 0
+        self.state: State
         self.done = False
         self.count = 0
         # What was last packed to or unpacked from registers: a mask is most often read as it was written.

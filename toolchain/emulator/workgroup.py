@@ -71,6 +71,7 @@ class Workgroup:
         for number in range(waves):
             wave = Wave(self, program.target, number, random)
             wave.scratch = random.integers(0, 1 << 32, (words, program.target.lanes), dtype=np.uint32)
+            wave.state = program.scoreboard.start
             _begin(wave, arguments, argument_address, place)
             self.waves.append(wave)
 
@@ -102,6 +103,8 @@ class Workgroup:
         find = self.program.block
         while True:
             block = find(wave.pc)
+            behind = wave.state.following.get(block.address)
+            wave.state = behind or self.program.scoreboard.after(wave.state, block.address, block.operations)
             block.executions += 1
             wave.count += len(block.operations)
             for step in block.steps:
