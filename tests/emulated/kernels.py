@@ -47,7 +47,6 @@ def attention(q, k, v, out, lse, scale, n, BM: tl.constexpr, BN: tl.constexpr, D
         value = tl.load(v + key[:, None] * D + d[None, :], mask=key[:, None] < n, other=0.0)
         acc = acc * alpha[:, None] + tl.dot(p.to(value.dtype), value)
         top = new
-    tl.store(
-        out + rows[:, None] * D + d[None, :], (acc / total[:, None]).to(out.type.element_ty), mask=rows[:, None] < n
-    )
+    result = (acc * (1 / total)[:, None]).to(out.type.element_ty)
+    tl.store(out + rows[:, None] * D + d[None, :], result, mask=rows[:, None] < n)
     tl.store(lse + rows, top + tl.log2(total), mask=rows < n)

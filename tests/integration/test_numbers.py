@@ -55,11 +55,35 @@ def planted(folder: Path, gpu: str, fault: str) -> dict[str, Any]:
     }
 
 
+PACKED = KERNELS.parent / "bwd_preprocess.py"
+PACKED_TYPES = {
+    "Out": "*fp16:16", "DO": "*fp16:16", "Delta": "*fp32:16", "stride_oz": "u64:8", "stride_oh": "u64:8",
+    "stride_om": "u64:8", "stride_on": "constexpr", "stride_doz": "u64:8", "stride_doh": "u64:8",
+    "stride_dom": "u64:8", "stride_don": "constexpr", "cu_seqlens_q": "*i32:16", "max_seqlen_q": "i32",
+    "seq_strides_q": "*i32:16", "hdim_vo": "i32", "BLOCK_M": "constexpr", "D_HEAD": "constexpr",
+    "PADDED_HEAD": "constexpr",
+}  # fmt: skip
+
+
+def packed(folder: Path, gpu: str) -> dict[str, Any]:
+    """What the worker is told: a kernel for packed sequences and a padded head, as AOTriton has it."""
+    constants = {"stride_on": 1, "stride_don": 1, "BLOCK_M": 32, "D_HEAD": 32, "PADDED_HEAD": True}
+    return {
+        **rule(folder, "row_sum", gpu),
+        "source": str(PACKED),
+        "kernel": "bwd_preprocess_varlen",
+        "signature": PACKED_TYPES,
+        "constexprs": constants,
+        "out": str(folder / "packed" / gpu / "packed.hsaco"),
+    }
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("planted")
     rules = [planted(path, gpu, "none") for gpu in ("gfx942", "gfx1100")]
     rules += [planted(path, "gfx1100", fault) for fault in ("scale", "mask", "bounds")]
+    rules += [packed(path, gpu) for gpu in ("gfx942", "gfx1100")]
     compile_all([*rules, rule(path / "other", "row_sum", "gfx942")])
     return path
 
@@ -75,6 +99,13 @@ def test_right_kernels_pass(folder: Path) -> None:
     assert (told["right"], told["checked"]) == (2, 2)
     assert all(0 < row["share"] < 0.5 for row in told["groups"])
     assert check(folder / "none", "--gpu", "gfx942")[1]["checked"] == 1
+
+
+def test_packed_sequences_with_a_padded_head_pass(folder: Path) -> None:
+    code, told = check(folder / "packed")
+    assert code == 0, told
+    assert told["right"] == 2
+    assert "packed" in told["kernels"][0]["cases"][0]
 
 
 @pytest.mark.parametrize("fault", ["scale", "mask", "bounds"])

@@ -16,6 +16,7 @@ from toolchain.emulator.decode import decode
 from toolchain.emulator.disassembly import Line
 from toolchain.emulator.given import parse_argument
 from toolchain.emulator.launch import Launch, Parameter, argument_block, check_parameters
+from toolchain.emulator.memory import Lds
 from toolchain.emulator.metadata import metadata_of
 from toolchain.emulator.syntax import parse
 from toolchain.emulator.wave import Target
@@ -75,6 +76,16 @@ def test_a_buffer_load_outside_of_its_range_gives_0_and_a_store_is_dropped() -> 
     run(wave, "buffer_load_dword v1, v0, s[8:11], 0 offen", "buffer_store_dword v2, v0, s[8:11], 0 offen")
     assert get(wave, "v1")[:6] == [1, 2, 3, 4, 0, 0]
     assert np.frombuffer(wave.group.memory.content(0), np.uint32).tolist() == [77] * 4 + [5, 6, 7, 8]
+
+
+def test_an_atomic_sum_takes_lanes_in_turn() -> None:
+    wave = wave_of("gfx942", [np.array([5, 100], np.uint32)])
+    put(wave, "v0", 0)
+    put(wave, "v1", 2)
+    wave.set_exec(0b1011)
+    run(wave, "global_atomic_add v3, v0, v1, s[4:5] sc0")
+    assert [get(wave, "v3")[lane] for lane in (0, 1, 3)] == [5, 7, 9]
+    assert np.frombuffer(wave.group.memory.content(0), np.uint32).tolist() == [11, 100]
 
 
 def test_short_loads_extend_or_keep_halves() -> None:
@@ -199,18 +210,20 @@ def test_a_kernel_that_never_ends_is_stopped() -> None:
 BARRIER = [
     "v_lshlrev_b32_e32 v1, 2, v0",
     "ds_write_b32 v1, v0",
+    "s_waitcnt lgkmcnt(0)",
     "s_barrier",
     "v_xor_b32_e32 v1, 0x100, v1",
     "ds_read_b32 v2, v1",
+    "s_waitcnt lgkmcnt(0)",
 ]
 
 
-def exchanged(texts: list[str], *, reverse: bool) -> list[int]:
+def exchanged(texts: list[str], *, reverse: bool, watch: bool = True) -> list[int]:
     """What two waves of 64 lanes read of each other's LDS, the second one's."""
     made = program("gfx942", [*texts, "s_endpgm"])
     group = workgroup(made, waves=2)
     group.lds_size = 512
-    group.lds = type(group.lds)(np.full(512, 0xEE, np.uint8))
+    group.lds = Lds(np.full(512, 0xEE, np.uint8), watch=watch)
     group.run(reverse=reverse, limits=Limits())
     return [int(value) for wave in group.waves for value in wave.u[2]]
 
@@ -220,7 +233,11 @@ def test_waves_meet_at_a_barrier_in_both_orders_and_a_removed_one_shows() -> Non
     assert exchanged(BARRIER, reverse=False) == right
     assert exchanged(BARRIER, reverse=True) == right
     without = [text for text in BARRIER if text != "s_barrier"]
-    assert exchanged(without, reverse=False) != exchanged(without, reverse=True)
+    with pytest.raises(NumbersError, match="meet in LDS"):
+        exchanged(without, reverse=False)
+    # To write what is there already is no race.
+    exchanged(["v_mov_b32_e32 v1, 0", "v_mov_b32_e32 v3, 1", *["ds_write_b32 v1, v3"] * 2], reverse=False)
+    assert exchanged(without, reverse=False, watch=False) != exchanged(without, reverse=True, watch=False)
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def test_philox_gives_the_published_words() -> None:
 def inputs(**changes: Any) -> Inputs:
     random = np.random.default_rng(5)
     q, k, v, do = (random.standard_normal((rows, 8)) for rows in (6, 9, 9, 6))
-    values: dict[str, Any] = {"q": q, "k": k, "v": v, "do": do, "scale": 0.35, "visible": window(6, 9, 6, 3)}
+    values: dict[str, Any] = {"q": q, "k": k, "v": v, "do": do, "scale": 0.35, "visible": window(np.arange(6), 9, 6, 3)}
     return Inputs(**{**values, **changes})
 
 

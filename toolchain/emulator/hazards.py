@@ -134,8 +134,8 @@ class Facts:
             yield "div_fmas vcc", _VCCS
         if _LANE.match(name):
             yield "lane exec", _EXECS
-            yield "lane vector", self.vector_reads
-            yield "lane number", scalar_reads if "first" not in name else _NONE
+            yield "lane vector", self.vector_reads if "read" in name else _NONE
+            yield "lane number", _names(_register(self.operation, self.target, 2)) & scalar_reads
         if name.startswith("v_permlane"):
             yield "permlane vector", self.vector_reads
             yield "permlane exec", _EXECS

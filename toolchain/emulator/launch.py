@@ -21,6 +21,7 @@ _FORMATS = {
     "fp32": "f", "fp64": "d",
 }  # fmt: skip
 POINTER = "*"
+_HIDDEN = "hidden_"
 MOST_WORKGROUPS = 65536
 Value = Array | int | float | None
 
@@ -154,7 +155,7 @@ def check_parameters(code: CodeObject, parameters: Sequence[Parameter]) -> None:
         expected.append((place, size, "global_buffer" if parameter.pointer else "by_value"))
         place += size
     # Triton appends pointers to scratch memory of its own.
-    found = [(argument.offset, argument.size, argument.kind) for argument in code.arguments]
+    found = [(a.offset, a.size, a.kind) for a in code.arguments if not a.kind.startswith(_HIDDEN)]
     extra = found[len(expected) :]
     if found[: len(expected)] != expected or any(size != 8 for _, size, _ in extra):
         odd = next((k for k, (a, b) in enumerate(zip(found, expected, strict=False)) if a != b), len(found))
@@ -164,6 +165,24 @@ def check_parameters(code: CodeObject, parameters: Sequence[Parameter]) -> None:
             why=f"{len(expected)} arguments against {len(found)} in the object; they differ at {name}",
             fix="use the JSON that was written with the object",
         )
+
+
+def _with_hidden(code: CodeObject, launch: Launch, block: bytes, random: np.random.Generator) -> bytes:
+    """The argument block with what the runtime puts behind a kernel's own arguments; garbage where that is unknown."""
+    known = {
+        **{f"block_count_{axis}": count for axis, count in zip("xyz", launch.grid, strict=True)},
+        "group_size_x": code.workgroup_size, "group_size_y": 1, "group_size_z": 1, "grid_dims": 3,
+        **{f"{name}_{axis}": 0 for name in ("remainder", "global_offset") for axis in "xyz"},
+    }  # fmt: skip
+    filled = bytearray(block)
+    for argument in code.arguments:
+        if argument.kind.startswith(_HIDDEN):
+            value = known.get(argument.kind.removeprefix(_HIDDEN))
+            size = argument.size
+            filled[argument.offset : argument.offset + size] = (
+                random.bytes(size) if value is None else value.to_bytes(size, "little")
+            )
+    return bytes(filled)
 
 
 def run(
@@ -198,6 +217,7 @@ def run(
         elif isinstance(value, (int, float, np.integer, np.floating)):
             numbers[parameter.name] = value.item() if isinstance(value, np.generic) else value
     block = argument_block(launch.parameters, numbers, size)
+    block = _with_hidden(code, launch, block, random)
     memory.write(len(arrays), block)
     count = 0
     for place in launch.places():
@@ -210,6 +230,7 @@ def run(
             lds=max(launch.lds, code.descriptor.lds),
             place=place,
             random=random,
+            watch=not reverse,
         )
         count += group.run(reverse=reverse, limits=limits or Limits())
     buffers = {

@@ -160,6 +160,28 @@ def _global(access: Access, *, flat: bool) -> Handler:
     return build
 
 
+def atomic_add(operands: Operands) -> Run:
+    """GLOBAL_ATOMIC_ADD: lanes one after the other; the old value comes back where there is a destination."""
+    texts, pc = list(operands.instruction.operands), operands.instruction.address
+    result = texts.pop(0) if len(texts) == 4 else None
+    address, data = global_address(operands, texts[0], texts[2]), operands.u32(texts[1])
+    put = None if result is None else operands.put_u32(result)
+
+    def run(wave: Wave) -> None:
+        memory = wave.group.memory
+        place = memory.places(active(wave, address(wave)), 4, "an atomic access", pc, write=True)
+        if (place & 3).any():
+            raise operands.instruction.unknown("an address that is not a multiple of 4")
+        words, old = memory.views.words, np.zeros(len(place), np.uint32)
+        for lane, (word, value) in enumerate(zip(place >> 2, active(wave, data(wave)), strict=True)):
+            old[lane] = words[word]
+            words[word] += value
+        if put is not None:
+            put(wave, spread(wave, [old])[0])
+
+    return run
+
+
 # -------------------------------------------------------------------- scratch
 
 
@@ -243,11 +265,12 @@ class BufferAddress:
         records = int(wave.s[first + 2])
         scalar = 0 if self._scalar is None else self._scalar(wave)
         lane = np.int64(0) if self._lane is None else self._lane(wave).astype(np.int64)
-        place = np.broadcast_to(lane + np.int64(self._offset), (wave.lanes,))
+        place: Array = np.asarray(lane + np.int64(self._offset))
+        if not place.ndim:
+            place = np.broadcast_to(place, (wave.lanes,))
         # On gfx9 the scalar offset counts in the check of the range; later it does not.
-        inside = place + self._size <= records - (scalar if self._old else 0)
-        partly = ~inside & (place < records)
-        if partly.any() and (partly & wave.mask).any():
+        inside: Array = place <= records - (scalar if self._old else 0) - self._size
+        if np.count_nonzero(inside) != wave.lanes and np.count_nonzero(~inside & (place < records) & wave.mask):
             raise self._instruction.unknown("an access that is partly within the buffer's range")
         if not wave.all_lanes:
             inside = inside & wave.mask
@@ -312,7 +335,10 @@ def _scalar_handlers() -> dict[str, Handler]:
     return {f"s_load_{name}": _scalar_load(size) for name, (size, _) in SIZES.items() if size >= 4}
 
 
-HANDLERS: dict[str, Handler] = _scalar_handlers()
+HANDLERS: dict[str, Handler] = {
+    **_scalar_handlers(),
+    **dict.fromkeys(("global_atomic_add", "global_atomic_add_u32"), atomic_add),
+}
 
 
 def handler_of(name: str) -> Handler | None:

@@ -22,7 +22,7 @@ def _places(wave: Wave, address: Array, offset: int, size: int, pc: int) -> Arra
     if offset:
         place += offset
     limit = wave.group.lds_size
-    if len(place) and int(place.max()) + size > limit:
+    if len(place) and int(np.maximum.reduce(place)) + size > limit:
         raise NumbersError(
             f"an LDS access at {pc:#x} is outside of the workgroup's LDS",
             why=f"offset {int(place.max()):#x}, {size} bytes, of {limit}",
@@ -31,11 +31,16 @@ def _places(wave: Wave, address: Array, offset: int, size: int, pc: int) -> Arra
 
 
 def _load(wave: Wave, address: Array, offset: int, size: int, pc: int) -> Sequence[Array]:
-    return spread(wave, wave.group.lds.load(_places(wave, address, offset, size, pc), size))
+    place, lds = _places(wave, address, offset, size, pc), wave.group.lds
+    lds.note(place, size, pc)
+    return spread(wave, lds.load(place, size))
 
 
-def _store(wave: Wave, place: Array, size: int, values: Sequence[Array]) -> None:
-    wave.group.lds.store(place, size, [active(wave, value) for value in values])
+def _store(wave: Wave, address: Array, offset: int, size: int, pc: int, *, values: Sequence[Array]) -> None:
+    place, lds = _places(wave, address, offset, size, pc), wave.group.lds
+    stored = [active(wave, value) for value in values]
+    lds.note(place, size, pc, stored)
+    lds.store(place, size, stored)
 
 
 def _single(access: Access) -> Handler:
@@ -47,7 +52,7 @@ def _single(access: Access) -> Handler:
             address, write = operands.u32(second), writer(operands, first, access)
             return lambda wave: write(wave, _load(wave, address(wave), offset, size, pc))
         address, read = operands.u32(first), reader(operands, second, access)
-        return lambda wave: _store(wave, _places(wave, address(wave), offset, size, pc), size, read(wave))
+        return lambda wave: _store(wave, address(wave), offset, size, pc, values=read(wave))
 
     return build
 
@@ -78,7 +83,7 @@ def _pair(*, load: bool, size: int, stride: int) -> Handler:
         def run_store(wave: Wave) -> None:
             place = address(wave)
             for offset, values in zip(offsets, gets, strict=True):
-                _store(wave, _places(wave, place, offset, size, pc), size, [get(wave) for get in values])
+                _store(wave, place, offset, size, pc, values=[get(wave) for get in values])
 
         return run_store
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 
 import numpy as np
@@ -26,15 +27,16 @@ class Views:
     def load(self, place: Array, size: int) -> list[Array]:
         """Gather at byte offsets `place`; a `uint32` array for each 4 bytes, or one for 1 or 2 bytes."""
         if size == 1:
-            return [self.bytes[place].astype(np.uint32)]
+            return [self.bytes.take(place).astype(np.uint32)]
+        odd = int(np.bitwise_or.reduce(place))
         if size == 2:
-            if (place & 1).any():
+            if odd & 1:
                 return [self.bytes[place].astype(np.uint32) | self.bytes[place + 1].astype(np.uint32) << np.uint32(8)]
-            return [self.halves[place >> 1].astype(np.uint32)]
-        if (place & 3).any():
+            return [self.halves.take(place >> 1).astype(np.uint32)]
+        if odd & 3:
             return [self._unaligned(place + 4 * word) for word in range(size // 4)]
         first = place >> 2
-        return [self.words[first + word] for word in range(size // 4)]
+        return [self.words[word:].take(first) for word in range(size // 4)]
 
     def _unaligned(self, place: Array) -> Array:
         value: Array = np.zeros(len(place), np.uint32)
@@ -46,15 +48,66 @@ class Views:
         """Scatter to byte offsets; where lanes meet, the highest one stays."""
         if size == 1:
             self.bytes[place] = values[0].astype(np.uint8)
-        elif size == 2 and not (place & 1).any():
+        elif size == 2 and not int(np.bitwise_or.reduce(place)) & 1:
             self.halves[place >> 1] = values[0].astype(np.uint16)
-        elif size < 4 or (place & 3).any():
+        elif size < 4 or int(np.bitwise_or.reduce(place)) & 3:
             for byte in range(size):
                 self.bytes[place + byte] = (values[byte // 4] >> np.uint32(8 * (byte % 4))).astype(np.uint8)
         else:
             first = place >> 2
             for word in range(size // 4):
                 self.words[first + word] = values[word]
+
+
+class Lds(Views):
+    """LDS, which notes which waves touched what since the last barrier, in halves of a word.
+
+    Args:
+        watch: whether to note it.
+    """
+
+    def __init__(self, data: Array, *, watch: bool) -> None:
+        super().__init__(data)
+        self.watch = watch
+        self.wave = np.uint64(1)
+        self._written, self._read = (np.zeros(len(data) // 2, np.uint64) for _ in range(2))
+
+    def turn(self, number: int) -> None:
+        """Say which wave runs."""
+        self.wave = np.uint64(1 << number)
+
+    def barrier(self) -> None:
+        """Forget what was noted."""
+        if self.watch:
+            self._written[:] = self._read[:] = 0
+
+    def note(self, place: Array, size: int, pc: int, values: Sequence[Array] | None = None) -> None:
+        """Note an access.
+
+        Args:
+            values: what a store will write; to write what is already there changes nothing.
+
+        Raises:
+            NumbersError: another wave touched the same since the last barrier, and one of both writes.
+        """
+        if not self.watch or size < 2 or not len(place):
+            return
+        halves = place >> 1 if size == 2 else ((place >> 1)[:, None] + np.arange(size // 2)).ravel()
+        others = int(np.bitwise_or.reduce(self._written.take(halves)))
+        if values is not None:
+            others |= int(np.bitwise_or.reduce(self._read.take(halves)))
+        if others & ~int(self.wave) and not (values is not None and self._same(place, size, values)):
+            raise NumbersError(
+                f"two waves meet in LDS at {pc:#x}",
+                why="another wave touched the same bytes, no barrier lies between, and one of both writes",
+            )
+        noted = self._read if values is None else self._written
+        noted[halves] |= self.wave
+
+    def _same(self, place: Array, size: int, values: Sequence[Array]) -> bool:
+        there = self.load(place, size)
+        kept = np.uint32(0xFFFFFFFF if size > 2 else 0xFFFF)
+        return all(np.array_equal(old, new & kept) for old, new in zip(there, values, strict=True))
 
 
 class Memory:
@@ -77,9 +130,10 @@ class Memory:
         for start, buffer in zip(places, buffers, strict=True):
             self.views.bytes[start : start + buffer.nbytes] = np.frombuffer(buffer.tobytes(), np.uint8)
         self.addresses = tuple(BASE + start for start in places)
-        self._low = np.array(places, np.int64)
-        self._high = np.array([p + b.nbytes for p, b in zip(places, buffers, strict=True)], np.int64)
-        self._writable = np.array([True] * len(buffers) if writable is None else list(writable), np.bool_)
+        self._starts, self._ends = places, [p + b.nbytes for p, b in zip(places, buffers, strict=True)]
+        self._may_write = [True] * len(buffers) if writable is None else list(writable)
+        self._low, self._high = np.array(self._starts, np.int64), np.array(self._ends, np.int64)
+        self._writable = np.array(self._may_write, np.bool_)
 
     def write(self, number: int, data: bytes) -> None:
         """Put bytes at the beginning of a buffer."""
@@ -97,6 +151,13 @@ class Memory:
             NumbersError: one of them is not wholly in a buffer, or in one that must not be written.
         """
         place = addresses.astype(np.int64) - BASE
+        if not len(place):
+            return place
+        # Most often all lanes are in one buffer.
+        low, high = int(np.minimum.reduce(place)), int(np.maximum.reduce(place)) + size
+        number = bisect_right(self._starts, low) - 1
+        if number >= 0 and high <= self._ends[number] and (not write or self._may_write[number]):
+            return place
         buffer = np.searchsorted(self._low, place, "right") - 1
         bad = (buffer < 0) | (place + size > self._high[buffer])
         if bad.any():

@@ -18,7 +18,7 @@ from toolchain.errors import NumbersError
 
 _MOST = 64  # a counter stops a wave before it counts more
 _CACHES = re.compile(r"(?:buffer|global)_(?:gl[01]_)?(inv|wb|wbl2|wbinv)\w*$")
-_NO_LDS = re.compile(r"ds_(bpermute|permute|swizzle)")
+_LDS_STORE = re.compile(r"ds_(write|store)")
 _BARRIERS = {"s_barrier", "s_barrier_signal"}
 # An access: the counter, where it began, the registers that it will write, and whether it keeps its order.
 Access = tuple[str, Operation, frozenset[int], bool]
@@ -94,8 +94,9 @@ class Scoreboard:
             return
         if name in _BARRIERS:
             for _, other, _, _ in accesses:
-                if other.names[0].startswith("ds_") and not _NO_LDS.match(other.names[0]):
-                    raise _fault(operation, other, "a barrier does not wait for the LDS access at")
+                # LDS takes accesses in order, so a load need not be through; LLVM always waits for stores.
+                if _LDS_STORE.match(other.names[0]):
+                    raise _fault(operation, other, "a barrier does not wait for")
         mine_counters = _counters(operation, self.target)
         for counter, other, registers, ordered in accesses:
             used = operation.reads & registers

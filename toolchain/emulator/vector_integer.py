@@ -67,6 +67,8 @@ def align_byte(high: Array, low: Array, amount: Array) -> Array:
 
 def permute_bytes(high: Array, low: Array, selector: Array) -> Array:
     """V_PERM_B32. Selectors: 0-3 bytes of `low`, 4-7 of `high`, 8-11 the sign of a half, 12 zero, above it all ones."""
+    if selector.ndim and not np.count_nonzero(selector != selector[0]):
+        return _permute_by_constant(high, low, int(selector[0]))
     high, low, selector = np.broadcast_arrays(high, low, selector)
     wide = low.astype(np.uint64) | (high.astype(np.uint64) << _U32)
     result = np.zeros(high.shape, np.uint32)

@@ -9,7 +9,7 @@ import numpy as np
 
 from toolchain.emulator.bits import WORD
 from toolchain.emulator.codeobject import CodeObject
-from toolchain.emulator.memory import Memory, Views
+from toolchain.emulator.memory import Lds, Memory
 from toolchain.emulator.program import Program
 from toolchain.emulator.wave import TTMP, Wave
 from toolchain.errors import EmulationError, NumbersError
@@ -46,6 +46,7 @@ class Workgroup:
         lds: bytes of LDS.
         place: the workgroup's ids.
         random: the source of the garbage in registers, LDS and scratch memory.
+        watch: notice waves that meet in LDS without a barrier.
     """
 
     def __init__(
@@ -59,12 +60,13 @@ class Workgroup:
         lds: int,
         place: Place,
         random: np.random.Generator,
+        watch: bool = True,
     ) -> None:
         self.program = program
         self.code: CodeObject = program.code
         self.memory = memory
         self.lds_size = lds
-        self.lds = Views(random.integers(0, 256, (lds + 15) // 16 * 16, dtype=np.uint8))
+        self.lds = Lds(random.integers(0, 256, (lds + 15) // 16 * 16, dtype=np.uint8), watch=watch)
         refuse(self.code)
         words = self.code.descriptor.scratch // 4 + 4
         self.waves = []
@@ -90,7 +92,9 @@ class Workgroup:
             while not all(wave.done for wave in self.waves):
                 for wave in order:
                     if not wave.done:
+                        self.lds.turn(wave.number)
                         self._to_barrier(wave, limits)
+                self.lds.barrier()
                 if sum(wave.count for wave in self.waves) > limits.instructions:
                     raise NumbersError(
                         f"{self.code.kernel} does not end",

@@ -20,7 +20,7 @@ Array = NDArray[Any]
 _LOG2E = 1.44269504
 # Arguments of forms that are switched off: strides of what is not there, and the like.
 _UNUSED = ("stride_b*", "stride_a*", "stride_s*", "stride_dropout*", "dropout_p", "philox_*")
-_ROWS = 208  # of a backward pass; blocks have 32, 64 and 128
+_ROWS = 144  # of a backward pass; blocks have 32, 64 and 128
 
 
 def element_of(metadata: Metadata, *names: str) -> Element:

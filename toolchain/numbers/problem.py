@@ -145,13 +145,14 @@ class Problem:
         found: Array = values[self.batch(sequence), head, self.rows(sequence, keys=keys)]
         return found
 
-    def visible(self, sequence: int) -> Array:
-        """What each query of a sequence may see."""
+    def visible(self, sequence: int, rows: slice = _ALL) -> Array:
+        """What each of some queries of a sequence may see."""
         queries, keys = self.shape.lengths[sequence]
+        chosen = np.arange(queries)[rows]
         if self.window is None:
-            return np.ones((queries, keys), np.bool_)
+            return np.ones((len(chosen), keys), np.bool_)
         left, right = self.window
-        return window(queries, keys, queries if left is None else left, keys - queries if right is None else right)
+        return window(chosen, keys, queries if left is None else left, keys - queries if right is None else right)
 
     def kept(self, sequence: int, head: int) -> Array | None:
         """What dropout keeps, as AOTriton draws it: an offset gives four keys their words, in the order 0 2 1 3."""
@@ -185,7 +186,7 @@ class Problem:
             v=self.part(self.v.read(), sequence, shared, keys=True),
             do=self.part(self.do.read(), sequence, head, keys=False) if rows == _ALL else None,
             scale=self.scale,
-            visible=self.visible(sequence)[rows],
+            visible=self.visible(sequence, rows),
             bias=bias,
             keep=None if kept is None else kept[rows],
             drop=self.dropout.probability if self.dropout else 0.0,

@@ -89,7 +89,7 @@ def attention(given: Inputs, rounded: Round = exactly) -> Results:
     return Results(o, lse, delta, dq, dk, dv, ds)
 
 
-def window(queries: int, keys: int, left: int, right: int) -> Array:
-    """What a query sees: keys from `left` before its own position to `right` behind it; `bool[queries, keys]`."""
-    row, column = np.arange(queries)[:, None], np.arange(keys)[None]
+def window(queries: Array, keys: int, left: int, right: int) -> Array:
+    """What queries see: keys from `left` before their own position to `right` behind it; `bool[queries, keys]`."""
+    row, column = queries[:, None], np.arange(keys)[None]
     return (column <= row + right) & (column >= row - left)
