@@ -15,7 +15,7 @@ from typing import Any
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 PAGE, SCHEMA = DOCS / "json.md", DOCS / "json.schema.json"
 _PINNED = ("pinned llvm", "pinned triton", "pinned aotriton", "pinned pytorch")
-_PARTS = ("source", "finished image", "evidence", "file", "use", *_PINNED)
+_PARTS = ("compiled kernel", "source", "finished image", "evidence", "file", "use", *_PINNED)
 _HEAD = """\
 # What `--json` prints
 

@@ -104,6 +104,7 @@ def main(folder: Path) -> None:
     call("emulate", "a kernel", str(emulated), *values)
     call("emulate", "a list of instructions", str(emulated))
     call("kernels check", "a kernel without a case", str(emulated.parent))
+    call("kernels diff", "the same", str(emulated), str(emulated.parent))
     call("keygen", "", "key", data=False)
     call("publish", "signed, with files", "oci:out", "report", "--key", "key", "--files")
     call("publish", "unsigned", "oci:plain", "toolchain-base")

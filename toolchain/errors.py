@@ -255,3 +255,13 @@ class NumbersError(ToolchainError):
     title = "Numbers"
     advice = "do not use it; compile it with another Triton or LLVM, and report it there"
     remedy = "Do not use the kernel. Compile it with another Triton or LLVM, and report it there with the object."
+
+
+class RegressionError(ToolchainError):
+    """Kernels that are worse than those they were compared with, by what `--fail-on` names."""
+
+    code = 25
+    title = "Regression"
+    remedy = (
+        "The message names the kernels. `toolchain kernels diff` shows their registers, spills and waves on both sides."
+    )

@@ -83,6 +83,11 @@ VERBS = (
         "toolchain.cli.check_cmd:kernels_check",
         "Check the numbers of compiled kernels, without a GPU.",
     ),
+    Verb(
+        "kernels diff",
+        "toolchain.cli.diff_cmd:kernels_diff",
+        "Compare the kernels of two builds: registers, spills, waves that fit.",
+    ),
     Verb("kernels status", "toolchain.cli.kernels_cmd:kernels_status", "Show how many kernels are done."),
     Verb("bundle export", "toolchain.cli.bundle_cmd:bundle_export", "Write all inputs of a build as one OCI artifact."),
     Verb("bundle import", "toolchain.cli.bundle_cmd:bundle_import", "Fill the cache from a bundle."),

@@ -169,18 +169,27 @@ def _image(elf: Any) -> bytes:
 
 def _metadata(elf: Any) -> dict[str, Any]:
     for segment in elf.iter_segments():
-        if segment["p_type"] != "PT_NOTE":
-            continue
-        data, place = segment.data(), 0
-        while place + 12 <= len(data):
-            name_size, size, kind = struct.unpack_from("<III", data, place)
-            start = place + 12 + (name_size + 3) // 4 * 4
-            if kind == _NOTE_METADATA and data[place + 12 : place + 12 + name_size].rstrip(b"\0") == b"AMDGPU":
-                content = unpack(data[start : start + size])
-                if isinstance(content, dict):
-                    return content
-            place = start + (size + 3) // 4 * 4
+        if segment["p_type"] == "PT_NOTE" and (content := metadata_in(segment.data())) is not None:
+            return content
     raise ValueError("it has no AMDGPU metadata note")
+
+
+def metadata_in(notes: bytes) -> dict[str, Any] | None:
+    """The metadata among the notes of a segment; None where there is none.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    place = 0
+    while place + 12 <= len(notes):
+        name_size, size, kind = struct.unpack_from("<III", notes, place)
+        start = place + 12 + (name_size + 3) // 4 * 4
+        if kind == _NOTE_METADATA and notes[place + 12 : place + 12 + name_size].rstrip(b"\0") == b"AMDGPU":
+            content = unpack(notes[start : start + size])
+            if isinstance(content, dict):
+                return content
+        place = start + (size + 3) // 4 * 4
+    return None
 
 
 def _choose(path: Path, names: list[str], kernel: str | None) -> str:

@@ -137,6 +137,18 @@ def read_record(record: bytes, inputs: Mapping[str, Any], key: Key | None = None
         DamagedError: it is not whole, or another result than its name says.
         UnsignedError: no signature, or by another key.
     """
+    result = stored_record(record, key)
+    if dict(result.inputs) != dict(inputs):
+        raise DamagedError(difference(result.inputs, inputs))
+    return result
+
+
+def stored_record(record: bytes, key: Key | None = None) -> Result:
+    """The result in a record, whatever it was made from.
+
+    Raises:
+        DamagedError, UnsignedError: see `read_record`.
+    """
     line, _, code = record.partition(b"\n")
     statement = opened(line[:_LARGEST_LINE], key)
     try:
@@ -154,8 +166,6 @@ def read_record(record: bytes, inputs: Mapping[str, Any], key: Key | None = None
         raise DamagedError(f"it is no record: {type(error).__name__}") from error
     if len(code) != size or hashlib.sha256(code).hexdigest() != digest:
         raise DamagedError(f"its object has {len(code)} bytes and SHA-256 {hashlib.sha256(code).hexdigest()}")
-    if dict(result.inputs) != dict(inputs):
-        raise DamagedError(difference(result.inputs, inputs))
     return result
 
 

@@ -126,7 +126,7 @@ class _Unpacker:
     def run(self) -> None:
         tar_headers.require()
         count = total = 0
-        with self.archive.open("rb", buffering=0) as packed, _decompressed(self.archive, packed) as stream:
+        with self.archive.open("rb", buffering=0) as packed, decompressed(self.archive, packed) as stream:
             size = self.archive.stat().st_size
             with tarfile.open(fileobj=stream, mode="r|", bufsize=_WINDOW, tarinfo=self._member_class()) as tar:
                 for member in tar:
@@ -299,7 +299,8 @@ class _Unpacker:
 
 
 @contextlib.contextmanager
-def _decompressed(archive: Path, packed: IO[bytes]) -> Iterator[IO[bytes]]:
+def decompressed(archive: Path, packed: IO[bytes]) -> Iterator[IO[bytes]]:
+    """An archive, open as `packed`, as a stream that is unpacked by what its first bytes say it is."""
     magic = packed.read(6)
     packed.seek(0)
     found = next((row for row in _DECOMPRESSORS if magic.startswith(row[0])), None)

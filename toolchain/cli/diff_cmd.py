@@ -1,0 +1,130 @@
+"""`kernels diff`: what another Triton or LLVM did to every kernel, without a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from toolchain import console
+from toolchain.catalog.gpus import parse_gpus
+from toolchain.cli import options as o
+from toolchain.cli.images_cmd import cache_of
+from toolchain.errors import ConfigError, RegressionError
+
+if TYPE_CHECKING:
+    from toolchain.examine.diff import Difference, Row
+
+_WORDS = {
+    "same": "same bytes",
+    "same_instructions": "same instructions",
+    "only_a": "only in A",
+    "only_b": "only in B",
+    "empty_a": "empty in A",
+    "empty_b": "empty in B",
+}
+PLACE_HELP = (
+    "Image by name or reference, kernel store, pack or prefix of AOTriton, folder, archive, wheel, Triton cache."
+)
+GpuOpt = Annotated[str, typer.Option("--gpu", help="Only kernels for these, with commas between.", show_default=False)]
+FailOnOpt = Annotated[
+    str,
+    typer.Option(
+        "--fail-on", help="End with 25 where a kernel has: spills, occupancy, missing, changed; with commas between."
+    ),
+]
+RowsOpt = Annotated[int, typer.Option("--rows", min=0, help="How many kernels are listed; --json lists all.")]
+
+
+def kernels_diff(
+    a: Annotated[str, typer.Argument(metavar="A", help=PLACE_HELP)],
+    b: Annotated[str, typer.Argument(metavar="B", help="Alike.")],
+    gpu: GpuOpt = "",
+    fail_on: FailOnOpt = "",
+    rows: RowsOpt = 20,
+    cache: o.CacheOpt = None,
+    json_: o.JsonOpt = False,
+) -> None:
+    """Compare the kernels of two places: registers, spills, LDS, scratch, code, and the waves that fit on a SIMD.
+
+    The worst come first: fewer waves, then new spills. Nothing is run, and no GPU is needed.
+    """
+    from toolchain.examine.diff import compare  # noqa: PLC0415 - for a verb that runs
+    from toolchain.examine.kernels import kernels_in  # noqa: PLC0415
+
+    conditions = conditions_of(fail_on)
+    gpus = parse_gpus(gpu) if gpu else ()
+    where = cache_of(cache)
+    sides = [kernels_in(place, where) for place in (a, b)]
+    if gpus:
+        sides = [[kernel for kernel in side if kernel.gpu in gpus] for side in sides]
+    if not all(sides):
+        raise ConfigError(f"{a if not sides[0] else b} holds no kernel for {gpu}", fix="leave --gpu out to see all")
+    difference = compare(sides[0], sides[1])
+    if json_:
+        console.data(difference.as_json())
+    else:
+        for line in screen(difference, rows):
+            console.text(line)
+    fail(difference, conditions)
+
+
+def conditions_of(text: str) -> list[str]:
+    """The conditions of `--fail-on`.
+
+    Raises:
+        ConfigError: an unknown one.
+    """
+    from toolchain.examine.diff import CONDITIONS  # noqa: PLC0415 - see `kernels_diff`
+
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if odd := [name for name in names if name not in CONDITIONS]:
+        raise ConfigError(f"--fail-on {', '.join(odd)} is unknown", fix=f"one or more of {', '.join(CONDITIONS)}")
+    return names
+
+
+def fail(difference: Difference, conditions: Sequence[str]) -> None:
+    """Raise where one of the conditions holds.
+
+    Raises:
+        RegressionError: with the kernels.
+    """
+    bad = {name: difference.failing(name) for name in conditions}
+    if any(bad.values()):
+        told = "; ".join(f"{name}: {len(rows)}" for name, rows in bad.items() if rows)
+        listed = dict.fromkeys(row.key for rows in bad.values() for row in rows)
+        raise RegressionError(
+            f"B is worse than A: {told}", why="\n".join(list(listed)[:10]), fix="compare the compilers of A and B"
+        )
+
+
+def screen(difference: Difference, most: int) -> Iterator[str]:
+    """A difference for people.
+
+    Args:
+        most: kernels that are listed.
+    """
+    from toolchain.examine.diff import SAME, told_row  # noqa: PLC0415 - see `kernels_diff`
+
+    changed = [row for row in difference.rows if row.status != SAME]
+    if changed:
+        columns = ("same", "alike", "changed", "A only", "B only", "waves-", "waves+", "spills+")
+        yield f"{'GPU':<9}{'kernel':<24}" + "".join(f"{name:>8}" for name in columns)
+    for group in difference.groups() if changed else ():
+        numbers = [
+            group["same"], group["same_instructions"], group["changed"], group["only_a"] + group["empty_b"],
+            group["only_b"] + group["empty_a"], group["slower"], group["faster"], group["spills"],
+        ]  # fmt: skip
+        yield f"{group['gpu']:<9}{group['kernel'][-23:]:<24}" + "".join(f"{number:>8}" for number in numbers)
+    for row in changed[:most]:
+        yield f"{row.gpu} {row.key}"
+        yield f"  {_words(row, told_row(row))}"
+    if len(changed) > most:
+        yield f"… and {len(changed) - most} more: --rows, or --json"
+    told = ", ".join(f"{count} {_WORDS.get(status, status)}" for status, count in difference.counts().items() if count)
+    yield f"{len(difference.rows)} kernels: {told}"
+
+
+def _words(row: Row, changes: Iterator[str]) -> str:
+    return ", ".join(changes) or _WORDS.get(row.status, "other instructions, the same numbers")

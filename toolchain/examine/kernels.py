@@ -1,0 +1,236 @@
+"""Compiled kernels in files: code objects, packs of AOTriton, PTX, results of kernel stores."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import re
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from toolchain import strict_json
+from toolchain.cache import Cache
+from toolchain.catalog.gpus import known_gpus, pack
+from toolchain.digest import canonical
+from toolchain.errors import ConfigError, HostileInputError, KernelError
+from toolchain.examine.facts import Facts, read_object, read_ptx
+from toolchain.examine.places import File, opened
+from toolchain.kernels.aks2 import MAGIC, read_aks2
+from toolchain.kernels.store import LARGEST_METADATA, LARGEST_OBJECT, DamagedError, stored_record
+
+_LAUNCH = ("name", "arch", "source", "signature", "constexprs", "num_warps", "num_stages", "waves_per_eu", "num_ctas")
+_CACHED = ("num_warps", "num_stages", "num_ctas", "waves_per_eu")
+_GPU = re.compile(rf"(?:amd-)?(?:{'|'.join(sorted({*known_gpus(), *map(pack, known_gpus())}))})|sm_\d+\w?")
+_CACHE_FOLDER = re.compile(r"[A-Z2-7]{40,64}|[0-9a-f]{64}")
+_RESULT = re.compile(r"(?:.*/)?results/(?:[0-9a-f]{2}/[0-9a-f]{62}|[0-9a-f]{64})")
+_AGAIN = "get it again from whoever made it"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernel:
+    """A compiled kernel in a place.
+
+    Args:
+        key: names it among those of its place, alike in another place with the same kernels.
+        path: where it lies.
+        sha256: hex, of its file.
+        facts: None for an empty one, which AOTriton's loader takes for known bad.
+        launch: a digest of what it was compiled from, as the JSON beside it says; empty without one.
+    """
+
+    key: str
+    path: str
+    sha256: str
+    facts: Facts | None
+    launch: str = ""
+
+    @property
+    def gpu(self) -> str:
+        """LLVM's name; of an empty kernel by its path, which names at least the pack."""
+        if self.facts is not None:
+            return self.facts.gpu
+        return next((part.removeprefix("amd-") for part in self.key.split("/") if _GPU.fullmatch(part)), "")
+
+    @property
+    def family(self) -> str:
+        """The function's name; of an empty kernel the folder's."""
+        return self.facts.name if self.facts is not None else (self.key.split("/")[-3:-2] or [""])[0]
+
+
+def kernels_in(what: str, cache: Cache) -> list[Kernel]:
+    """The kernels that somebody names, sorted by key.
+
+    Args:
+        what: see `places.opened`.
+
+    Raises:
+        ConfigError: there is nothing of that name, or nothing compiled in it.
+        KernelError: a code object or a pack is damaged.
+    """
+    with opened(what, cache) as files:
+        found = list(kernels_of(files))
+    if not found:
+        raise ConfigError(
+            f"{what} holds no compiled kernels",
+            why="nothing in it is a code object, a pack of AOTriton, a result of a kernel store or PTX",
+            fix="name a folder, pack, prefix, store, archive, wheel or image with kernels",
+        )
+    return sorted(_numbered(found), key=lambda kernel: kernel.key)
+
+
+def kernels_of(files: Iterable[File]) -> Iterator[Kernel]:
+    """The kernels among files.
+
+    Raises:
+        KernelError: a code object or a pack is damaged.
+    """
+    waiting: dict[str, list[Kernel]] = {}
+    beside: dict[str, Mapping[str, Any]] = {}
+    for path, content in files:
+        stem, dot, suffix = path.rpartition(".")
+        if dot and suffix == "json":
+            if (told := _told(content)) is not None:
+                beside[stem] = told
+            continue
+        for kernel in _kernels(path, content):
+            if suffix in {"hsaco", "ptx"}:
+                waiting.setdefault(stem, []).append(kernel)  # the JSON may come later
+            else:
+                yield kernel
+    for stem, kernels in waiting.items():
+        for kernel in kernels:
+            yield _with_launch(kernel, beside.get(stem))
+
+
+def _kernels(path: str, content: Callable[[], bytes]) -> Iterator[Kernel]:
+    if path.endswith((".hsaco", ".co")):
+        yield from _of_object(path, content())
+    elif path.endswith(".ptx"):
+        data = content()
+        for facts in read_ptx(data.decode("utf-8", "replace"), path):
+            yield _kernel(path, path, data, facts)
+    elif path.endswith(".aks2"):
+        yield from _of_pack(path, content())
+    elif path.endswith(".zip") and (data := content())[:2] == b"PK":
+        yield from _of_archive(path, data)
+    elif _RESULT.fullmatch(path):
+        yield from _of_record(path, content())
+
+
+def _kernel(key: str, path: str, content: bytes, facts: Facts | None, launch: str = "") -> Kernel:
+    return Kernel(key=_key(key), path=path, sha256=hashlib.sha256(content).hexdigest(), facts=facts, launch=launch)
+
+
+def _of_object(path: str, content: bytes) -> Iterator[Kernel]:
+    if not content:
+        yield _kernel(path, path, content, None)
+        return
+    kernels = read_object(content, path)
+    for facts in kernels:
+        key = path if len(kernels) == 1 else f"{path}#{facts.name}"
+        yield _kernel(key, path, content, facts)
+
+
+def _of_pack(path: str, content: bytes) -> Iterator[Kernel]:
+    if content[:4] != MAGIC:
+        raise KernelError(
+            f"{path} is a pack of an unknown layout", why=f"it begins with {content[:4]!r}, not {MAGIC!r}", fix=_AGAIN
+        )
+    stem = path.removesuffix(".aks2")
+    try:
+        entries = read_aks2(content)
+    except KernelError as error:
+        raise KernelError(f"{path}: {error.what}", why=error.why, fix=_AGAIN) from error
+    for entry in entries:
+        key = f"{stem}/{entry.name}"
+        if not entry.content:
+            yield _kernel(key, path, b"", None)
+            continue
+        for facts in read_object(entry.content, f"{path}: {entry.name}", shared=entry.shared):
+            yield _kernel(key, path, entry.content, facts)
+
+
+def _of_archive(path: str, content: bytes) -> Iterator[Kernel]:
+    """A .zip of .aks2; any other .zip is no pack, and holds nothing that is known."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            for row in archive.infolist():
+                if row.filename.endswith(".aks2"):
+                    if row.file_size > LARGEST_OBJECT:
+                        raise HostileInputError(f"{path} holds {row.filename} of {row.file_size} bytes", fix=_AGAIN)
+                    inside = row.filename if "/" in row.filename else f"{path.removesuffix('.zip')}/{row.filename}"
+                    for kernel in _of_pack(inside, archive.read(row)):
+                        yield replace(kernel, path=f"{path}: {row.filename}")
+    except (zipfile.BadZipFile, NotImplementedError, EOFError) as error:
+        raise KernelError(f"{path} is no whole .zip", why=str(error), fix=_AGAIN) from error
+
+
+def _of_record(path: str, content: bytes) -> Iterator[Kernel]:
+    try:
+        result = stored_record(content)
+    except DamagedError as error:
+        raise KernelError(f"{path} is no whole result of a kernel store", why=str(error), fix=_AGAIN) from error
+    rule = dict(result.inputs.get("rule", {}))
+    launch = strict_json.read(result.metadata)
+    for facts in read_object(result.code, path, shared=_shared(launch)):
+        key = f"{facts.gpu}/{facts.name}/{_digest(rule)[:16]}"
+        yield _kernel(key, path, result.code, facts, launch=_launch(launch))
+
+
+def _told(content: Callable[[], bytes]) -> Mapping[str, Any] | None:
+    with contextlib.suppress(ValueError, OSError):
+        data = content()
+        if len(data) <= LARGEST_METADATA and isinstance(told := strict_json.read(data), dict):
+            return told
+    return None
+
+
+def _with_launch(kernel: Kernel, told: Mapping[str, Any] | None) -> Kernel:
+    if told is None or kernel.facts is None:
+        return kernel
+    lds = (kernel.facts.lds or 0) + (_shared(told) or 0)
+    return replace(kernel, facts=replace(kernel.facts, lds=lds), launch=_launch(told), key=_cached(kernel, told))
+
+
+def _shared(told: Mapping[str, Any]) -> int | None:
+    shared = told.get("shared")
+    return shared if isinstance(shared, int) and 0 <= shared < 1 << 31 else None
+
+
+def _launch(told: Mapping[str, Any]) -> str:
+    """What a kernel was compiled from; nothing where the JSON does not say all of it, as in Triton's own caches."""
+    return _digest({name: told.get(name) for name in _LAUNCH}) if {"signature", "constexprs"} <= told.keys() else ""
+
+
+def _cached(kernel: Kernel, told: Mapping[str, Any]) -> str:
+    """A key for a kernel of Triton's own cache, whose folder is another with each Triton."""
+    folder = kernel.key.rpartition("/")[0].rpartition("/")[2]
+    if kernel.facts is None or not _CACHE_FOLDER.fullmatch(folder):
+        return kernel.key
+    same = {name: told.get(name) for name in _CACHED}
+    return f"{kernel.facts.gpu}/{kernel.facts.name}/{_digest(same)[:8]}"
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(canonical(value)).hexdigest()
+
+
+def _key(path: str) -> str:
+    """A path from the folder on that names the GPU, so that an image, a prefix and a build folder name it alike."""
+    parts = path.split("/")
+    start = next((at for at, part in enumerate(parts) if _GPU.fullmatch(part)), 0)
+    return "/".join(parts[start:]).removeprefix("amd-").removesuffix(".hsaco")
+
+
+def _numbered(kernels: Iterable[Kernel]) -> Iterator[Kernel]:
+    """Keys that come twice, as those of Triton's caches may, get a number by their content's order."""
+    by_key: dict[str, list[Kernel]] = {}
+    for kernel in kernels:
+        by_key.setdefault(kernel.key, []).append(kernel)
+    for key, alike in by_key.items():
+        yield alike[0]
+        for number, kernel in enumerate(alike[1:], 2):
+            yield replace(kernel, key=f"{key}~{number}")

@@ -1,0 +1,73 @@
+"""How many waves of a kernel fit on a SIMD, by registers and by LDS."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from toolchain.data import load
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """A row of data/occupancy.toml; that file says what each field is."""
+
+    vgprs: int
+    granule: int
+    waves: int
+    sgprs: int
+    simds: int
+    lds: int
+    lds_granule: int
+
+
+_KINDS = {
+    gpu: Limits(lds_granule=row["lds-granule"], **{k: v for k, v in row.items() if k not in {"gpus", "lds-granule"}})
+    for row in load("occupancy")["kind"]
+    for gpu in row["gpus"]
+}
+
+
+@dataclass(frozen=True)
+class Occupancy:
+    """Waves of a SIMD: by registers alone, as LLVM counts them, and with the LDS of a workgroup."""
+
+    registers: int
+    lds: int
+
+    @property
+    def waves(self) -> int:
+        return min(self.registers, self.lds)
+
+
+def limits_of(gpu: str) -> Limits | None:
+    """The row of a GPU; None where there is none."""
+    return _KINDS.get(gpu)
+
+
+def occupancy(
+    gpu: str, *, vgpr: int, sgpr: int, lds: int, wave: int, threads: int, two_units: bool = False
+) -> Occupancy | None:
+    """The waves of a SIMD; None for a GPU without a row.
+
+    Args:
+        vgpr: vector registers, accumulation registers included, as the metadata counts them.
+        lds: bytes of a workgroup.
+        wave: lanes of a wave, 32 or 64.
+        threads: of a workgroup.
+        two_units: whether the kernel runs in workgroup processor mode.
+    """
+    row = limits_of(gpu)
+    if row is None:
+        return None
+    half = 2 if row.sgprs == 0 and wave == 64 else 1
+    granule = row.granule // half
+    taken = max(-(-vgpr // granule), 1) * granule
+    waves = max(min(row.vgprs // half // taken, row.waves), 1)
+    if row.sgprs and sgpr:
+        waves = min(waves, row.sgprs // sgpr)
+    by_lds = row.waves
+    if lds:
+        units = 2 if two_units else 1
+        groups = max(row.lds * units // (-(-lds // row.lds_granule) * row.lds_granule), 1)
+        by_lds = min(-(-groups * -(-threads // wave) // (row.simds * units)), row.waves)
+    return Occupancy(waves, by_lds)
