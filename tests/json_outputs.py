@@ -37,6 +37,7 @@ def main(folder: Path) -> None:
     from toolchain.cli.app import app  # noqa: PLC0415
     from toolchain.kernels.ledger import Entry, Ledger  # noqa: PLC0415
     from toolchain.kernels.status import STATUS, Board  # noqa: PLC0415
+    from toolchain.oci.descriptor import REF_NAME  # noqa: PLC0415
     from toolchain.sources import distro  # noqa: PLC0415
     from toolchain.sources.distro import Listed, known_packages  # noqa: PLC0415
     from toolchain.sources.suites import Readings  # noqa: PLC0415
@@ -119,6 +120,13 @@ def main(folder: Path) -> None:
     call("inspect", "a wheel of another LLVM", str(_wheel(folder / "wheels", "3.9.0")), code=4)
     call("reproduce", "the same", "report")
     call("reproduce", "a published image", "oci:out", "--public-key", "key.pub", code=7)
+    tags = [
+        row.get("annotations", {}).get(REF_NAME, "")
+        for row in json.loads(Path("out/index.json").read_text())["manifests"]
+    ]
+    there = f"oci:out:{next(tag for tag in tags if tag.startswith('report') and '.' not in tag)}"
+    call("reproduce", "an image, attested", there, "--public-key", "key.pub", "--attest", "key")
+    call("verify", "rebuilt", there, "--rebuilders", "1", "--rebuilder-key", "key.pub")
     call("bundle export", "", "oci:bundle", "report", *ASKED)
     os.environ["TOOLCHAIN_CACHE"] = str(folder / "another cache")
     call("bundle import", "", "oci:bundle", "--lock-file", "bundle.lock")

@@ -115,6 +115,7 @@ def of_reference(cache: Cache, ref: str, arch: str, key: PublicKey | None, scrat
             "diff_id": diff_ids[-1],
             "blob": layers[-1].digest,
             "index": top.digest if top.media_type == media.INDEX and len(images) == 1 else "",
+            "published": list(dict.fromkeys([manifest.digest, top.digest])),
             "media_type": layers[-1].media_type,
             "path": layout.blob(layers[-1].digest),
         }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +18,7 @@ from toolchain.oci.reference import parse
 
 if TYPE_CHECKING:
     from toolchain.trust.contents import Contents
+    from toolchain.trust.rebuilt import Rebuilders
 
 _WORDS = {"trusted": "trusted", "intact": "intact, not authenticated (no --public-key)", "untrusted": "NOT ok"}
 _DO_NOT = "do not use it; fetch or build it again"
@@ -65,6 +66,14 @@ def verify(
     image: Annotated[
         str | None, typer.Option("--image", metavar="NAME", help="What the provenance must call the image.")
     ] = None,
+    rebuilders: Annotated[
+        int | None,
+        typer.Option("--rebuilders", min=1, help="So many of the --rebuilder-key must have rebuilt it to equal bytes."),
+    ] = None,
+    rebuilder_key: Annotated[
+        list[Path] | None,
+        typer.Option("--rebuilder-key", metavar="FILE", help="Public key of a rebuilder, in PEM; again for each."),
+    ] = None,
     timeout: Annotated[
         float, typer.Option("--timeout", min=1, help="Seconds that all of it may take; the answer is then 18.")
     ] = LONGEST_CHECK,
@@ -93,6 +102,7 @@ def verify(
             why="they stand in statements that count only when signed",
             fix="give the publisher's public key: --public-key FILE, or --identity and --issuer",
         )
+    again = _rebuilders(rebuilders, rebuilder_key or ())
     public: PublicKey | Identity | None = load_public(public_key) if public_key is not None else None
     if identity is not None and issuer is not None:
         require()
@@ -108,7 +118,7 @@ def verify(
             raise UntrustedError(f"{ref}: digests: {error.what}", why=error.why, fix=_DO_NOT) from error
         rows = []
         for one in found:
-            row = trust.verify(place, layout, one.image, key=public, demands=demands)
+            row = trust.verify(place, layout, one.image, key=public, demands=demands, rebuilders=again)
             row.ref = one.name
             rows.append(row)
     if json_:
@@ -119,9 +129,20 @@ def verify(
             console.text(row.ref, row.digest, _WORDS[row.verdict], *told)
             if row.provenance is not None:
                 _tell(said(row.provenance), of_provenance(row.provenance))
+            for name in row.checks.keys() & {"rebuilders"}:
+                console.note(f"  {name}: {row.checks[name]}")
     bad = next((row for row in rows if row.problems), None)
     if bad is not None:
         raise UntrustedError(f"{bad.ref}: {bad.problems[0]}", fix=bad.fix or _DO_NOT)
+
+
+def _rebuilders(needed: int | None, keys: Sequence[Path]) -> Rebuilders | None:
+    from toolchain.trust.keys import load_public  # noqa: PLC0415 - cryptography
+    from toolchain.trust.rebuilt import Rebuilders  # noqa: PLC0415
+
+    if needed is None and keys:
+        raise ConfigError("--rebuilder-key does not say how many must have rebuilt it", fix=f"--rebuilders {len(keys)}")
+    return None if needed is None else Rebuilders(needed, tuple(load_public(path) for path in keys))
 
 
 def _tell(row: Mapping[str, Any], inside: Contents) -> None:

@@ -265,6 +265,21 @@ def _sign(
     return replace(done, signed_by=signer.public.id, pushed_bytes=done.pushed_bytes + pushed, tags=tags)
 
 
+def attach_rebuilt(
+    statement: attest.Statement, digests: Sequence[str], place: Place, *, signer: Signer, scratch: Path
+) -> AttachedEvidence:
+    """Attach the signed statement that an image was built again; what is there already is not sent again.
+
+    Args:
+        digests: of the image's manifest, and of the index that names it.
+    """
+    subjects = [place.manifest(digest)[0] for digest in digests]
+    with _own_layout(scratch) as own:
+        ((_, envelope),) = _by_key(signer, [statement], lambda: _signed_before(signer.public, subjects[0], place, own))
+    said = _Said(envelope.as_bytes(), dsse.MEDIA_TYPE, {PREDICATE_TYPE: statement["predicateType"]})
+    return replace(_attach([said], subjects, place, scratch, ("rebuilt",)), signed_by=signer.public.id)
+
+
 @contextlib.contextmanager
 def _own_layout(scratch: Path) -> Iterator[Layout]:
     scratch.mkdir(parents=True, exist_ok=True)

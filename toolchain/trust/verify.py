@@ -19,11 +19,12 @@ from toolchain.oci.layer_files import LayerFile, layer_files
 from toolchain.oci.layout import Layout
 from toolchain.oci.manifest import parse_object
 from toolchain.oci.place import Place
-from toolchain.trust import attest, policy, sbom
+from toolchain.trust import attest, policy, rebuilt, sbom
 from toolchain.trust.files import named_files, signed_files
 from toolchain.trust.keyless import Identity
 from toolchain.trust.keys import PublicKey
 from toolchain.trust.policy import Policy
+from toolchain.trust.rebuilt import Rebuilders
 from toolchain.trust.statements import Evidence, about, gather, one_of, opened, signed_by
 
 LOG = logging.getLogger(__name__)
@@ -70,6 +71,7 @@ def verify(
     *,
     key: PublicKey | Identity | None = None,
     demands: Policy | None = None,
+    rebuilders: Rebuilders | None = None,
     now: datetime | None = None,
 ) -> Verdict:
     """Look at an image or index whose blobs are in `layout`.
@@ -80,6 +82,7 @@ def verify(
         top: image or index.
         key: whose signature counts: a key's or an identity's; without one nothing is authenticated.
         demands: further conditions; they count only with a key.
+        rebuilders: whose rebuilding is asked for.
         now: for tests.
 
     Raises:
@@ -100,6 +103,8 @@ def verify(
     try:
         if top.media_type in media.IMAGES and are_files(value := layout.read_json(top)):
             files = named_files(value, top)
+            if rebuilders is not None:
+                raise UntrustedError("rebuilders: these are files, and images are rebuilt", fix="name the image")
             if key is not None:
                 found = gather(place, [top.digest], layout)
                 demands = demands or Policy()
@@ -118,6 +123,8 @@ def verify(
                 look.unsigned()
             else:
                 verdict.provenance = look.signed(key, demands or Policy(), now)
+            if rebuilders is not None:
+                look.rebuilt(rebuilders)
     except UntrustedError as error:
         verdict.verdict = "untrusted"
         verdict.problems = [error.what + (f" ({error.why})" if error.why else "")]
@@ -183,6 +190,12 @@ class _Image:
             self._checks["sbom"] = (
                 f"{len(good['files'])} files are as an SBOM lists them; nobody's signature was checked"
             )
+
+    def rebuilt(self, rebuilders: Rebuilders) -> None:
+        """Insist on enough statements that the image was built again to the same bytes."""
+        self._checks["rebuilders"] = rebuilt.require(
+            rebuilders, self._found, self._needed, input_digest=self._label or "", diff_id=self._diff_id
+        )
 
     def _documents(self) -> list[Mapping[str, Any]]:
         documents: list[Mapping[str, Any]] = []

@@ -1,0 +1,126 @@
+"""What a second party says of an image that it built again, and how many such statements hold."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from toolchain import __version__
+from toolchain.errors import ConfigError, UntrustedError
+from toolchain.trust import attest, dsse
+from toolchain.trust.keys import PublicKey
+from toolchain.trust.statements import Evidence, opened, subjects_of
+
+# A name of this project's own, not an address: what it means stands in docs/rebuilders.md.
+PREDICATE = "urn:toolchain:rebuilt:v1"
+EQUAL, DIFFERENT = "equal", "different"
+
+
+def statement(image: str, digests: Sequence[str], result: Mapping[str, Any]) -> attest.Statement:
+    """The statement that an image was built again.
+
+    Nothing of the machine is in it but its architecture and kernel's version: no name, path, user or time.
+
+    Args:
+        digests: of the image's manifest and of the indexes that name it.
+        result: as `Reproduced.as_json` has it.
+    """
+    first = next(iter(result["differing"]), None)
+    equal = bool(result["equal"])
+    return {
+        "_type": attest.STATEMENT,
+        "subject": attest.subjects(image, digests),
+        "predicateType": PREDICATE,
+        "predicate": {
+            "result": EQUAL if equal else DIFFERENT,
+            "inputDigest": result["input_digest"],
+            "diffId": result["diff_ids"][0],
+            "rebuiltDiffId": result["diff_ids"][1],
+            "firstDifference": None if first is None else {key: first[key] for key in ("path", "what", "offset")},
+            "machine": {
+                "architecture": platform.machine(),
+                "kernel": ".".join(platform.release().split(".")[:2]),
+                "tool": __version__,
+            },
+        },
+    }
+
+
+@dataclass(frozen=True)
+class Rebuilders:
+    """How many of some keys must have rebuilt an image to the same bytes.
+
+    Raises:
+        ConfigError: more are needed than there are different keys.
+    """
+
+    needed: int
+    keys: tuple[PublicKey, ...]
+
+    def __post_init__(self) -> None:
+        different = len({key.id for key in self.keys})
+        if not 1 <= self.needed <= different:
+            raise ConfigError(
+                f"--rebuilders {self.needed} cannot be met",
+                why=f"{different} different keys are given by --rebuilder-key; two files of one key are one",
+                fix="give the public key of each rebuilder, and a number up to theirs",
+            )
+
+
+def require(
+    rebuilders: Rebuilders, found: Iterable[Evidence], digests: set[str], *, input_digest: str, diff_id: str
+) -> str:
+    """Insist that enough keys have signed that they rebuilt an image to the same bytes; who did, for people.
+
+    A key counts once. A statement holds if it names the image's manifest, input digest and layer.
+
+    Args:
+        digests: of the image's manifest, and of the index over it.
+
+    Raises:
+        UntrustedError: too few.
+    """
+    said: dict[str, set[str]] = {key.id: set() for key in rebuilders.keys}
+    for one in found:
+        if one.media_type != dsse.MEDIA_TYPE:
+            continue
+        try:
+            envelope = one.envelope()
+            signers = [key.id for key in rebuilders.keys if envelope.signed_by(key)]
+            if not signers:
+                continue
+            text = opened(envelope)
+        except UntrustedError:
+            continue
+        if text["predicateType"] == PREDICATE:
+            result = _held(text, digests, input_digest, diff_id)
+            for name in signers:
+                said[name].add(result)
+    equal = [name for name, results in said.items() if EQUAL in results]
+    other = [name for name, results in said.items() if DIFFERENT in results and EQUAL not in results]
+    words = [
+        f"{len(equal)} of {len(said)} keys say that it was rebuilt equal",
+        *(f"{name} got other bytes" for name in other),
+    ]
+    if len(equal) < rebuilders.needed:
+        why = [*words[1:], *sorted({result for results in said.values() for result in results} - {EQUAL, DIFFERENT})]
+        raise UntrustedError(
+            f"rebuilders: {words[0]}, {rebuilders.needed} are needed",
+            why="; ".join(why),
+            fix="ask the rebuilders, or build it again yourself: toolchain reproduce REF",
+        )
+    return "; ".join(words)
+
+
+def _held(text: Mapping[str, Any], digests: set[str], input_digest: str, diff_id: str) -> str:
+    """What a statement says of this image; otherwise why it says nothing of it."""
+    told = text["predicate"]
+    if not digests & subjects_of(text):
+        return "a statement is about another image"
+    if (told.get("inputDigest"), told.get("diffId")) != (input_digest, diff_id):
+        return "a statement is about another layer"
+    if told.get("result") == EQUAL and told.get("rebuiltDiffId") == diff_id:
+        return EQUAL
+    return DIFFERENT
