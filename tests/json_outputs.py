@@ -100,12 +100,14 @@ def main(folder: Path) -> None:
     call("kernels status", "a campaign that runs, and one of an earlier version")
     board.__exit__(None, None, None)
     call("kernels status", "campaigns that do not run")
-    emulated = compile_all([rule(folder, "row_sum", "gfx942")])[0]
+    emulated, wider = compile_all(
+        [rule(folder / name, "row_sum", "gfx942", warps=warps) for name, warps in (("4", 4), ("8", 8))]
+    )
     values = ["--grid", "1", "--arg", "x=normal:512", "--arg", "out=zeros:1"]
     call("emulate", "a kernel", str(emulated), *values)
     call("emulate", "a list of instructions", str(emulated))
     call("kernels check", "a kernel without a case", str(emulated.parent))
-    call("kernels diff", "the same", str(emulated), str(emulated.parent))
+    call("kernels diff", "more warps", str(emulated.parent), str(wider.parent))
     call("keygen", "", "key", data=False)
     call("publish", "signed, with files", "oci:out", "report", "--key", "key", "--files")
     call("publish", "unsigned", "oci:plain", "toolchain-base")
