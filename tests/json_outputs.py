@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import zipfile
 from pathlib import Path
 from typing import Any
 
-from tests.emulated_objects import compile_all, rule
+from tests.emulated_objects import KERNELS, compile_all, rule
 from tests.with_report import register
 
 ASKED = ("--base", "debian13", "--source", "notes=notes")
@@ -108,6 +109,12 @@ def main(folder: Path) -> None:
     call("emulate", "a list of instructions", str(emulated))
     call("kernels check", "a kernel without a case", str(emulated.parent))
     call("kernels diff", "more warps", str(emulated.parent), str(wider.parent))
+    call("kernels try", "the same", str(emulated), "--source", str(KERNELS.parent))
+    libraries = folder / "libraries"
+    libraries.mkdir()
+    shutil.copy(next(Path("/usr/lib").rglob("libz.so.1")).resolve(), libraries / "libz.so.1")
+    call("audit", "a library", str(libraries), "--gpu", "gfx90a", code=12)
+    call("audit", "kernels", str(emulated.parent), "--rebuild", "1", "--source", str(KERNELS.parent))
     call("keygen", "", "key", data=False)
     call("publish", "signed, with files", "oci:out", "report", "--key", "key", "--files")
     call("publish", "unsigned", "oci:plain", "toolchain-base")

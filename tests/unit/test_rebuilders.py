@@ -15,7 +15,7 @@ from toolchain.errors import ConfigError, UntrustedError
 from toolchain.oci.image import diff_ids_of
 from toolchain.oci.layout import Layout
 from toolchain.oci.place import open_place
-from toolchain.publish.attestations import attach_rebuilt
+from toolchain.publish.attestations import attach_statement
 from toolchain.trust import attest
 from toolchain.trust.keys import Signer
 from toolchain.trust.rebuilt import PREDICATE, Rebuilders, statement
@@ -46,7 +46,7 @@ def say(stand: Stand, signer: Signer, *, about: list[str] | None = None, equal: 
     said = statement("thing", about or digests, result(stand, equal=equal))
     said["predicate"].update(changes)
     with open_place(stand.ref) as place:
-        return attach_rebuilt(said, digests, place, signer=signer, scratch=stand.work).pushed_bytes
+        return attach_statement(said, digests, place, kind="rebuilt", signer=signer, scratch=stand.work).pushed_bytes
 
 
 def check(stand: Stand, *signers: Signer, needed: int = 0, code: int = 0) -> dict[str, Any]:

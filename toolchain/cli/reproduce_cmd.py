@@ -109,14 +109,16 @@ def _attested(original: Any, told: Mapping[str, Any], key: Path) -> dict[str, An
     """Sign what came of it, and attach it to the image."""
     from toolchain.oci.place import open_place  # noqa: PLC0415 - the registry client
     from toolchain.oci.reference import parse  # noqa: PLC0415
-    from toolchain.publish.attestations import attach_rebuilt  # noqa: PLC0415 - cryptography
+    from toolchain.publish.attestations import attach_statement  # noqa: PLC0415 - cryptography
     from toolchain.trust.keys import load_signer  # noqa: PLC0415
     from toolchain.trust.rebuilt import statement  # noqa: PLC0415
 
     digests = list(original.expected["published"])
     with open_place(parse(original.name)) as place, tempfile.TemporaryDirectory(prefix="toolchain-attest-") as scratch:
         said = statement(told["image"], digests, told)
-        return attach_rebuilt(said, digests, place, signer=load_signer(key), scratch=Path(scratch)).as_json()
+        return attach_statement(
+            said, digests, place, kind="rebuilt", signer=load_signer(key), scratch=Path(scratch)
+        ).as_json()
 
 
 def _tell(found: Reproduced) -> None:

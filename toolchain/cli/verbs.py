@@ -64,6 +64,7 @@ VERBS = (
         engine=True,
     ),
     Verb("inspect", "toolchain.cli.images_cmd:inspect", "Show what an image holds."),
+    Verb("audit", "toolchain.cli.audit_cmd:audit", "Say which GPUs, kernels and compilers are in what others made."),
     Verb("emulate", "toolchain.cli.emulate_cmd:emulate", "Run an AMD code object on the CPU, without a GPU."),
     Verb("kernels run", "toolchain.cli.build_cmd:kernels_run", "Compile the FlashAttention kernels.", engine=True),
     Verb(
@@ -88,6 +89,7 @@ VERBS = (
         "toolchain.cli.diff_cmd:kernels_diff",
         "Compare the kernels of two builds: registers, spills, waves that fit.",
     ),
+    Verb("kernels try", "toolchain.cli.try_cmd:kernels_try", "Compile one kernel by another Triton, and compare it."),
     Verb("kernels status", "toolchain.cli.kernels_cmd:kernels_status", "Show how many kernels are done."),
     Verb("bundle export", "toolchain.cli.bundle_cmd:bundle_export", "Write all inputs of a build as one OCI artifact."),
     Verb("bundle import", "toolchain.cli.bundle_cmd:bundle_import", "Fill the cache from a bundle."),

@@ -26,6 +26,7 @@ _CACHED = ("num_warps", "num_stages", "num_ctas", "waves_per_eu")
 _GPU = re.compile(rf"(?:amd-)?(?:{'|'.join(sorted({*known_gpus(), *map(pack, known_gpus())}))})|sm_\d+\w?")
 _CACHE_FOLDER = re.compile(r"[A-Z2-7]{40,64}|[0-9a-f]{64}")
 _RESULT = re.compile(r"(?:.*/)?results/(?:[0-9a-f]{2}/[0-9a-f]{62}|[0-9a-f]{64})")
+_IMAGES = "aotriton.images/"
 _AGAIN = "get it again from whoever made it"
 
 
@@ -81,11 +82,14 @@ def kernels_in(what: str, cache: Cache) -> list[Kernel]:
     return sorted(_numbered(found), key=lambda kernel: kernel.key)
 
 
-def kernels_of(files: Iterable[File]) -> Iterator[Kernel]:
+def kernels_of(files: Iterable[File], on_fault: Callable[[KernelError], None] | None = None) -> Iterator[Kernel]:
     """The kernels among files.
 
+    Args:
+        on_fault: called with what is damaged, which is passed over then.
+
     Raises:
-        KernelError: a code object or a pack is damaged.
+        KernelError: a code object or a pack is damaged, and nobody takes that.
     """
     waiting: dict[str, list[Kernel]] = {}
     beside: dict[str, Mapping[str, Any]] = {}
@@ -95,7 +99,7 @@ def kernels_of(files: Iterable[File]) -> Iterator[Kernel]:
             if (told := _told(content)) is not None:
                 beside[stem] = told
             continue
-        for kernel in _kernels(path, content):
+        for kernel in _sound(_kernels(path, content), on_fault):
             if suffix in {"hsaco", "ptx"}:
                 waiting.setdefault(stem, []).append(kernel)  # the JSON may come later
             else:
@@ -103,6 +107,15 @@ def kernels_of(files: Iterable[File]) -> Iterator[Kernel]:
     for stem, kernels in waiting.items():
         for kernel in kernels:
             yield _with_launch(kernel, beside.get(stem))
+
+
+def _sound(kernels: Iterator[Kernel], on_fault: Callable[[KernelError], None] | None) -> Iterator[Kernel]:
+    try:
+        yield from kernels
+    except KernelError as error:
+        if on_fault is None:
+            raise
+        on_fault(error)
 
 
 def _kernels(path: str, content: Callable[[], bytes]) -> Iterator[Kernel]:
@@ -121,7 +134,7 @@ def _kernels(path: str, content: Callable[[], bytes]) -> Iterator[Kernel]:
 
 
 def _kernel(key: str, path: str, content: bytes, facts: Facts | None, launch: str = "") -> Kernel:
-    return Kernel(key=_key(key), path=path, sha256=hashlib.sha256(content).hexdigest(), facts=facts, launch=launch)
+    return Kernel(key=key_of(key), path=path, sha256=hashlib.sha256(content).hexdigest(), facts=facts, launch=launch)
 
 
 def _of_object(path: str, content: bytes) -> Iterator[Kernel]:
@@ -154,18 +167,24 @@ def _of_pack(path: str, content: bytes) -> Iterator[Kernel]:
 
 
 def _of_archive(path: str, content: bytes) -> Iterator[Kernel]:
-    """A .zip of .aks2; any other .zip is no pack, and holds nothing that is known."""
+    """A .zip of .aks2, whatever they are called in it; any other .zip holds nothing that is known."""
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             for row in archive.infolist():
-                if row.filename.endswith(".aks2"):
-                    if row.file_size > LARGEST_OBJECT:
-                        raise HostileInputError(f"{path} holds {row.filename} of {row.file_size} bytes", fix=_AGAIN)
-                    inside = row.filename if "/" in row.filename else f"{path.removesuffix('.zip')}/{row.filename}"
-                    for kernel in _of_pack(inside, archive.read(row)):
-                        yield replace(kernel, path=f"{path}: {row.filename}")
+                if row.is_dir() or not (row.filename.endswith(".aks2") or _IMAGES in path or _begins(archive, row)):
+                    continue
+                if row.file_size > LARGEST_OBJECT:
+                    raise HostileInputError(f"{path} holds {row.filename} of {row.file_size} bytes", fix=_AGAIN)
+                inside = row.filename if "/" in row.filename else f"{path.removesuffix('.zip')}/{row.filename}"
+                for kernel in _of_pack(inside, archive.read(row)):
+                    yield replace(kernel, path=f"{path}: {row.filename}")
     except (zipfile.BadZipFile, NotImplementedError, EOFError) as error:
         raise KernelError(f"{path} is no whole .zip", why=str(error), fix=_AGAIN) from error
+
+
+def _begins(archive: zipfile.ZipFile, row: zipfile.ZipInfo) -> bool:
+    with archive.open(row) as stream:
+        return stream.read(len(MAGIC)) == MAGIC
 
 
 def _of_record(path: str, content: bytes) -> Iterator[Kernel]:
@@ -218,7 +237,7 @@ def _digest(value: Any) -> str:
     return hashlib.sha256(canonical(value)).hexdigest()
 
 
-def _key(path: str) -> str:
+def key_of(path: str) -> str:
     """A path from the folder on that names the GPU, so that an image, a prefix and a build folder name it alike."""
     parts = path.split("/")
     start = next((at for at, part in enumerate(parts) if _GPU.fullmatch(part)), 0)

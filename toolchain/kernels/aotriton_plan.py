@@ -104,6 +104,21 @@ def read_plan(folder: Path, tree: Path, *, build: str, source: str) -> BarePlan:
     return BarePlan(found, clusters, archives, affine)
 
 
+def read_packs(folder: Path) -> tuple[tuple[Cluster, ...], tuple[Archive, ...]]:
+    """What the archives of a plan hold, without the source that it was made of.
+
+    Args:
+        folder: the generator's build folder, wherever it was when the plan was written.
+
+    Raises:
+        SourceError: see `read_plan`.
+    """
+    rows = list(_lines(folder / FLATZIP, 4))
+    build = rows[0][3].partition("/aks2/")[0] if rows else ""
+    clusters = tuple(_cluster(folder, fields, build) for fields in _lines(folder / CLUSTER, 5))
+    return clusters, tuple(_archive(folder, fields, build) for fields in rows)
+
+
 def _lines(path: Path, least: int) -> Iterator[list[str]]:
     """The fields of each line of one of the generator's files.
 

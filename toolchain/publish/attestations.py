@@ -265,10 +265,10 @@ def _sign(
     return replace(done, signed_by=signer.public.id, pushed_bytes=done.pushed_bytes + pushed, tags=tags)
 
 
-def attach_rebuilt(
-    statement: attest.Statement, digests: Sequence[str], place: Place, *, signer: Signer, scratch: Path
+def attach_statement(
+    statement: attest.Statement, digests: Sequence[str], place: Place, *, kind: str, signer: Signer, scratch: Path
 ) -> AttachedEvidence:
-    """Attach the signed statement that an image was built again; what is there already is not sent again.
+    """Sign a statement about an image and attach it; what is there already is not sent again.
 
     Args:
         digests: of the image's manifest, and of the index that names it.
@@ -277,7 +277,7 @@ def attach_rebuilt(
     with _own_layout(scratch) as own:
         ((_, envelope),) = _by_key(signer, [statement], lambda: _signed_before(signer.public, subjects[0], place, own))
     said = _Said(envelope.as_bytes(), dsse.MEDIA_TYPE, {PREDICATE_TYPE: statement["predicateType"]})
-    return replace(_attach([said], subjects, place, scratch, ("rebuilt",)), signed_by=signer.public.id)
+    return replace(_attach([said], subjects, place, scratch, (kind,)), signed_by=signer.public.id)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,234 @@
+"""`audit` and `kernels try`: what is in a place, what it lacks, and the same kernel compiled again."""
+
+from __future__ import annotations
+
+import io
+import json
+import lzma
+import shutil
+import struct
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.emulated_objects import KERNELS, compile_all, rule
+from tests.evidence_fixtures import Stand, ed25519_signer, small_image
+from toolchain.cli.app import app
+from toolchain.errors import ConfigError, KernelError, RegressionError, SourceError
+from toolchain.examine.libraries import amd_targets, nvidia_targets, read_library
+from toolchain.oci.image import write_index
+from toolchain.oci.layout import Layout
+from toolchain.trust import dsse
+from toolchain.trust.keys import load_public, new_key
+
+GPUS = ("gfx942", "gfx1100")
+PACKS = {"gfx942": "amd-gfx942", "gfx1100": "amd-gfx110x"}
+
+
+@pytest.fixture(scope="module")
+def campaign(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    top = tmp_path_factory.mktemp("campaign")
+    compile_all([rule(top, name, gpu) for name in ("add", "attention") for gpu in GPUS])
+    return top
+
+
+def pack(*kernels: tuple[str, bytes]) -> bytes:
+    directory, objects = b"", b""
+    for name, content in kernels:
+        told = name.encode() + b"\0"
+        directory += struct.pack("<IIIII", 64, 256, len(objects), len(content), len(told)) + told
+        objects += content
+    everything = directory + objects
+    return b"AKS2" + struct.pack("<III", len(everything), len(kernels), len(directory)) + lzma.compress(everything)
+
+
+def prefix(campaign: Path, folder: Path, *, empty: str = "", without: str = "", flip: str = "") -> dict[str, bytes]:
+    """AOTriton's packs, one for each GPU and kernel, as files of an image or a folder."""
+    found = {}
+    for gpu in GPUS:
+        for name in ("add", "attention"):
+            label = f"{gpu}/{name}"
+            content = b"" if label == empty else (campaign / gpu / f"{name}-fp16.hsaco").read_bytes()
+            inner = bytearray(pack((f"{name}-1", content)))
+            if label == flip:
+                inner[len(inner) // 2] ^= 1
+            stream = io.BytesIO()
+            with zipfile.ZipFile(stream, "w") as archive:
+                archive.writestr("Q='fp16'", bytes(inner))
+            if label != without:
+                found[f"lib/aotriton.images/{PACKS[gpu]}/flash/{name}.zip"] = stream.getvalue()
+    for path, content in found.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(content)
+    return found
+
+
+def plan(folder: Path) -> Path:
+    """As AOTriton's generator writes it, for the packs above."""
+    clusters, archives = [], []
+    for gpu in GPUS:
+        for name in ("add", "attention"):
+            at = f"{PACKS[gpu]}/flash/{name}"
+            member, kernel = f"/b/aks2/{at}/c.aks2", f"/b/flash/{gpu}-{name}.hsaco"
+            clusters.append(f"{PACKS[gpu]};flash;{name};c;{kernel}")
+            archives.append(f"{PACKS[gpu]};flash;{name};{member}")
+            for manifest, row in (
+                (folder / f"aks2/{at}/c.nsv", f"{kernel}\0{name}-1\0"),
+                (folder / f"aotriton.images/{at}.nsv", f"{member}\0Q='fp16'\0"),
+            ):
+                manifest.parent.mkdir(parents=True, exist_ok=True)
+                manifest.write_text(row + "\n")
+    (folder / "Bare.cluster").write_text("\n".join(clusters) + "\n")
+    (folder / "Bare.flatzip").write_text("\n".join(archives) + "\n")
+    return folder
+
+
+def run(*words: Any, code: int = 0) -> dict[str, Any]:
+    done = CliRunner().invoke(app, ["audit", *map(str, words), "--json"])
+    assert done.exit_code == code, done.output
+    return dict(json.loads(done.stdout))
+
+
+def test_a_whole_prefix_is_whole(campaign: Path, tmp_path: Path) -> None:
+    prefix(campaign, tmp_path / "p")
+    told = run(tmp_path / "p", "--gpu", "gfx942,gfx1100", "--plan", plan(tmp_path / "plan"))
+    assert told["ok"]
+    assert told["planned"] == 4
+    assert told["gpus"] == {gpu: {"add": 1, "attention": 1} for gpu in sorted(GPUS)}
+    assert run(tmp_path / "p", "--gpu", "gfx942,gfx1100")["ok"]
+
+
+@pytest.mark.parametrize(
+    ("spoilt", "field"),
+    [
+        ({"without": "gfx942/attention"}, "missing"),
+        ({"empty": "gfx942/attention"}, "empty"),
+        ({"flip": "gfx942/attention"}, "damaged"),
+    ],
+)
+def test_each_fault_is_named(campaign: Path, tmp_path: Path, spoilt: dict[str, str], field: str) -> None:
+    prefix(campaign, tmp_path / "p", **spoilt)
+    told = run(tmp_path / "p", "--gpu", "gfx942", "--plan", plan(tmp_path / "plan"), code=KernelError.code)
+    assert "attention" in told[field][0]
+    assert run(tmp_path / "p", "--gpu", "gfx90a", code=KernelError.code)["absent"] == ["gfx90a"]
+    # Without a plan another GPU of the same release says what there should be.
+    if field == "missing":
+        assert run(tmp_path / "p", "--gpu", "gfx942", code=KernelError.code)["uneven"] == ["gfx942 lacks attention"]
+    if field == "empty":
+        told = run(tmp_path / "p", "--allow-empty", "--plan", tmp_path / "plan")
+        assert (told["ok"], len(told["empty"])) == (True, 1)
+
+
+def test_an_image_is_audited_and_the_result_attached(campaign: Path, tmp_path: Path) -> None:
+    layout = Layout(tmp_path / "lay").ensure()
+    files = {f"usr/lib64/thing/{path}": content for path, content in prefix(campaign, tmp_path / "p").items()}
+    image = small_image(layout, tmp_path / "work", files=files)
+    layout.tag(write_index(layout, [image]), "aotriton")
+    new_key(tmp_path / "key")
+    told = run(f"oci:{layout.root}:aotriton", "--gpu", "gfx942", "--key", tmp_path / "key")
+    assert (told["ok"], told["attested"]["kinds"]) == (True, ["audit"])
+    assert told["attested"]["pushed_bytes"] > 0
+
+
+def test_a_signed_statement_is_about_the_file(campaign: Path, tmp_path: Path) -> None:
+    new_key(tmp_path / "key")
+    name = campaign / "gfx942" / "add-fp16.hsaco"
+    run(name, "--key", tmp_path / "key", "--statement", tmp_path / "out.json")
+    envelope = dsse.read((tmp_path / "out.json").read_bytes())
+    assert envelope.signed_by(load_public(tmp_path / "key.pub"))
+    said = json.loads(envelope.payload)
+    assert said["predicate"]["audit"]["gpus"] == {"gfx942": {"add": 1}}
+    assert str(campaign) not in envelope.payload.decode()
+    run(name, "--key", tmp_path / "key", code=ConfigError.code)
+    run(name, "--statement", tmp_path / "out.json", code=ConfigError.code)
+
+
+def test_kernels_that_are_compiled_again_are_compared(campaign: Path, tmp_path: Path) -> None:
+    shutil.copytree(campaign, tmp_path / "c")
+    words = ("--rebuild", "9", "--source", KERNELS.parent, "--with-python", sys.executable)
+    told = run(tmp_path / "c", *words)
+    assert sorted(told["rebuilt"].values()) == [True] * 4
+    # A byte of an instruction: nothing but another compilation sees it.
+    spoilt = tmp_path / "c" / "gfx942" / "add-fp16.hsaco"
+    content = bytearray(spoilt.read_bytes())
+    content[content.index(b"\x00\x00\x81\xbf")] ^= 1
+    spoilt.write_bytes(content)
+    told = run(tmp_path / "c", *words, code=KernelError.code)
+    assert [key for key, equal in told["rebuilt"].items() if not equal] == ["gfx942/add-fp16"]
+    run(tmp_path / "c", "--rebuild", "1", code=ConfigError.code)
+
+
+def test_libraries_tell_their_glibc_and_code(tmp_path: Path) -> None:
+    library = next(Path("/usr/lib").rglob("libz.so.1"))
+    (tmp_path / "libz.so.1").write_bytes(library.resolve().read_bytes())
+    (row,) = run(tmp_path)["libraries"]
+    assert (row["soname"], "libc.so.6" in row["needed"], row["targets"]) == ("libz.so.1", True, [])
+    assert row["glibc"].startswith("2.")
+    assert read_library("x.so", b"\x7fELF") is None
+    entry = struct.pack("<QQQ", 0, 5, 9) + b"hip-gfx90"
+    assert list(amd_targets(memoryview(b"__CLANG_OFFLOAD_BUNDLE__" + struct.pack("<Q", 1) + entry))) == ["gfx90"]
+    assert list(amd_targets(memoryview(b"CCOB" + bytes(20)))) == ["packed"]
+    element = struct.pack("<HHIQ", 2, 0, 64, 16) + bytes(12) + struct.pack("<I", 90) + bytes(32 + 16)
+    fatbin = b"\x50\xed\x55\xba" + struct.pack("<HHQ", 1, 16, len(element)) + element
+    assert list(nvidia_targets(memoryview(bytes(8) + fatbin))) == ["sm_90"]
+
+
+def test_what_holds_no_code_is_refused(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a-1-py3-none-any.whl", "w") as archive:
+        archive.writestr("a.py", "")
+    (tmp_path / "no plan").mkdir()
+    run(tmp_path / "a-1-py3-none-any.whl", code=ConfigError.code)
+    run(tmp_path / "nowhere.whl", code=ConfigError.code)
+    (tmp_path / "broken.whl").write_bytes(b"PK")
+    run(tmp_path / "broken.whl", code=SourceError.code)
+
+
+def test_a_prefix_of_no_known_plan_is_told(campaign: Path, tmp_path: Path) -> None:
+    prefix(campaign, tmp_path / "p")
+    (tmp_path / "none").mkdir()
+    run(tmp_path / "p", "--plan", tmp_path / "none", code=SourceError.code)
+    run(tmp_path / "p", "--plan", plan(tmp_path / "plan"), "--gpu", "gfx90a", code=ConfigError.code)
+
+
+def attempt(kernel: Path, *words: Any, code: int = 0) -> dict[str, Any]:
+    words = ("kernels", "try", kernel, "--source", KERNELS.parent, *words, "--json")
+    done = CliRunner().invoke(app, [str(word) for word in words])
+    assert done.exit_code == code, done.output
+    return dict(json.loads(done.stdout))
+
+
+def test_one_kernel_is_tried_by_another_triton(campaign: Path, tmp_path: Path) -> None:
+    kernel = campaign / "gfx942" / "attention-fp16.hsaco"
+    told = attempt(kernel, "--with-python", sys.executable, "--out", tmp_path / "new")
+    assert told["counts"]["same"] == 1
+    assert (tmp_path / "new" / kernel.name).read_bytes() == kernel.read_bytes()
+    # What was compiled with fewer registers: the campaign's is better, the other way round it is worse.
+    tight = compile_all([{**rule(tmp_path / "tight", "attention", "gfx942"), "waves_per_eu": 8}])[0]
+    shutil.copy(kernel, tight)
+    attempt(tight, code=RegressionError.code)
+    assert attempt(tight, "--fail-on", "")["kernels"][0]["new_spills"] > 0
+
+
+def test_what_cannot_be_tried_is_told(campaign: Path, tmp_path: Path) -> None:
+    kernel = campaign / "gfx942" / "add-fp16.hsaco"
+    alone = tmp_path / "k.hsaco"
+    shutil.copy(kernel, alone)
+    attempt(alone, code=ConfigError.code)
+    alone.with_suffix(".json").write_text("{}")
+    attempt(alone, code=ConfigError.code)
+    told = json.loads(kernel.with_suffix(".json").read_text())
+    for source, code in (("../kernels.py", ConfigError.code), ("absent.py", SourceError.code)):
+        alone.with_suffix(".json").write_text(json.dumps({**told, "source": source}))
+        attempt(alone, code=code)
+    attempt(kernel, "--with-python", "python", "--triton-wheel", "3.6.0", code=ConfigError.code)
+    attempt(kernel, "--triton-wheel", tmp_path / "none.whl", code=SourceError.code)
+    attempt(kernel, "--with-python", "/bin/false", code=KernelError.code)
+
+
+def test_stands_of_other_tests_are_no_code(tmp_path: Path) -> None:
+    stand = Stand(Layout(tmp_path / "lay"), tmp_path / "work", signer=ed25519_signer())
+    run(f"oci:{stand.layout.root}", code=ConfigError.code)

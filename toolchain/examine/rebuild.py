@@ -1,0 +1,68 @@
+"""Some kernels of a place compiled again from the sources that it names, and compared by their bytes."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from toolchain.errors import ConfigError
+from toolchain.examine.audit import Audit, objects_of
+from toolchain.examine.kernels import Kernel
+from toolchain.examine.recompile import Triton, compile_rules, rule_of
+from toolchain.kernels.aotriton_plan import FLATZIP, read_plan
+
+
+def rebuild(
+    found: Audit, count: int, triton: Triton, *, source: Path, plan: Path | None, seed: int, timeout: float
+) -> dict[str, bool]:
+    """Compile random kernels again; by key, whether they came out with the same bytes.
+
+    Args:
+        plan: folder of AOTriton's generator; without it the JSON beside each object says what it was compiled from.
+        timeout: seconds for each.
+
+    Raises:
+        ConfigError: nothing says what the kernels were compiled from.
+        SourceError: the source lacks their files.
+    """
+    kernels = {kernel.key: kernel for kernel in found.kernels if kernel.facts is not None}
+    rules = _planned(plan, source, found) if plan is not None else _beside(found.what, kernels)
+    usable = sorted(kernels.keys() & rules.keys())
+    if not usable:
+        raise ConfigError(
+            "nothing says what these kernels were compiled from",
+            why="packs of AOTriton need its generator's plan; objects need their JSON beside them, in a folder",
+            fix="--plan DIR, or name a folder of a campaign",
+        )
+    chosen = random.Random(seed).sample(usable, min(count, len(usable)))  # noqa: S311 - can be drawn again
+    result = {}
+    with tempfile.TemporaryDirectory(prefix="toolchain-rebuild-") as scratch:
+        tasks = []
+        for number, key in enumerate(chosen):
+            rule = rules[key]
+            task: Any = rule_of(rule, source) if isinstance(rule, Path) else rule
+            tasks.append({**task, "out": str(Path(scratch, str(number), "kernel.hsaco"))})
+        for key, answer in zip(chosen, compile_rules(tasks, triton, timeout=timeout * len(tasks)), strict=True):
+            result[key] = answer["status"] == "done" and answer["sha256"] == kernels[key].sha256
+    return result
+
+
+def _beside(what: str, kernels: Mapping[str, Kernel]) -> dict[str, Any]:
+    root = Path(what)
+    paths = {key: root / kernel.path for key, kernel in kernels.items() if kernel.launch}
+    return {key: path for key, path in paths.items() if path.with_suffix(".json").is_file()}
+
+
+def _planned(plan: Path, source: Path, found: Audit) -> dict[str, Any]:
+    """Tasks by key. AOTriton compiles dots of float32 as IEEE does."""
+    with (plan / FLATZIP).open(encoding="utf-8") as stream:
+        build = stream.readline().split(";")[3].partition("/aks2/")[0]
+    with (plan / "Bare.compile").open(encoding="utf-8") as stream:
+        file = stream.readline().split(";")[3]
+    tree = file.partition("/modules/")[0]
+    rules = {rule.out: rule for rule in read_plan(plan, source, build=build, source=tree).rules}
+    keys = objects_of(plan, sorted(gpu for gpu in found.gpus() if gpu.startswith("gfx")))
+    return {key: {**rules[path].task(str(source.resolve()), "/"), "precision": "ieee"} for key, path in keys.items()}
