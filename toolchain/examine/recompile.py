@@ -21,7 +21,8 @@ from toolchain.kernels.store import LARGEST_METADATA
 from toolchain.stages.wheel_archive import open_wheel
 from toolchain.stages.wheel_llvm import wheel_named
 
-_TAG = re.compile(r".*-cp(\d)(\d+)-(?:cp\d+t?|abi3)-[^-]+\.whl")
+_TAG = re.compile(r".*-cp3(\d+)-(cp\d+|abi3)-[^-]+\.whl")
+_NEWEST = 20  # minor version of a CPython that is looked for
 _VERSION = re.compile(r"\d+(?:\.\d+)+\S*")
 
 
@@ -46,10 +47,11 @@ def triton_of_wheel(text: str, cache: Cache) -> Triton:
     named = f"pypi:triton=={text}" if _VERSION.fullmatch(text) and not Path(text).exists() else text
     with wheel_named(named, cache) as wheel:
         match = _TAG.fullmatch(wheel.name)
-        python = _python(f"{match[1]}.{match[2]}") if match else sys.executable
+        oldest = int(match[1]) if match else sys.version_info[1]
+        python = _python(range(oldest, _NEWEST if match and match[2] == "abi3" else oldest + 1))
         if python is None:
             raise ConfigError(
-                f"there is no CPython {match[1] if match else ''}.{match[2] if match else ''} here",
+                f"there is no CPython 3.{oldest} here",
                 why=f"{wheel.name} is for it",
                 fix="install it, or give a wheel for another one",
             )
@@ -59,12 +61,15 @@ def triton_of_wheel(text: str, cache: Cache) -> Triton:
         return Triton(python, str(folder))
 
 
-def _python(version: str) -> str | None:
-    if version == f"{sys.version_info[0]}.{sys.version_info[1]}":
+def _python(minors: Sequence[int]) -> str | None:
+    """A CPython of one of these minor versions."""
+    if sys.version_info[1] in minors:
         return sys.executable
-    python = shutil.which(f"python{version}")
-    # A shim of a version manager may be there without the Python behind it.
-    return python if python and process.run([python, "-c", ""], check=False).returncode == 0 else None
+    for python in filter(None, (shutil.which(f"python3.{minor}") for minor in minors)):
+        # A shim of a version manager may be there without the Python behind it.
+        if process.run([python, "-c", ""], check=False).returncode == 0:
+            return python
+    return None
 
 
 def _unpack(wheel: Path, folder: Path) -> None:
