@@ -41,7 +41,7 @@ def triton_of_wheel(text: str, cache: Cache) -> Triton:
         text: a file, a version of the index, or `pypi:…`.
 
     Raises:
-        SourceError, HostileInputError: it cannot be had, or is no wheel.
+        SourceError, HostileInputError: there is none of that name, or it is not a whole wheel.
         ConfigError: this machine has no CPython that it is for.
     """
     named = f"pypi:triton=={text}" if _VERSION.fullmatch(text) and not Path(text).exists() else text
