@@ -31,6 +31,7 @@ DIALECT = {
     r"\blied\b|\bspoil": "was wrong, damaged",
     r"can be had|cannot be had": "is available",
     r"of no use": "unused, empty",
+    r"Error: (it|one of them) is none\b": "is invalid",
     r"had nowhere": "not available from any source",
 }
 _END = re.compile(r"(?<=[.?!:;])\s+")

@@ -103,7 +103,7 @@ def pythons(text: str) -> tuple[str, ...]:
     """Versions of Python, in the order in which they were given.
 
     Raises:
-        PinError: one that is none.
+        PinError: one is invalid.
     """
     from toolchain.catalog.pythons import check_version  # noqa: PLC0415 - most calls name none
 
@@ -154,7 +154,7 @@ def scheduler(text: str) -> str:
     """The address of a Dask scheduler.
 
     Raises:
-        ConfigError: it is none, or anybody could speak to it.
+        ConfigError: it is invalid, or anybody could speak to it.
     """
     from toolchain.kernels.dask_link import check_address  # noqa: PLC0415 - most calls name none
 

@@ -171,7 +171,7 @@ class Record:
         """Read a record.
 
         Raises:
-            RecordError: it is none, or of another version.
+            RecordError: it is invalid, or of another version.
         """
         given = dict(value) if isinstance(value, dict) else {}
         if (version := given.pop("version", None)) != VERSION:
@@ -189,7 +189,7 @@ class Record:
         """Read a record's file.
 
         Raises:
-            RecordError: it is none.
+            RecordError: it is invalid.
         """
         try:
             return cls.parse(strict_json.read(content, "the record", keys=KEYS))

@@ -71,7 +71,7 @@ class Kernels:
         """Read the file in the image.
 
         Raises:
-            ConfigError: it is none.
+            ConfigError: it is invalid.
         """
         try:
             content = strict_json.read(path.read_bytes())

@@ -80,7 +80,7 @@ def shared_results(
     """The stores of a request, until the end of the `with`; None where it names none.
 
     Raises:
-        ConfigError: one of them is none, or a registry although nothing may reach out.
+        ConfigError: one of them is invalid, or a registry although nothing may reach out.
     """
     places = request.shards or ((request.kernel_store,) if request.kernel_store else ())
     if not places:
@@ -99,7 +99,7 @@ def open_store(place: str, cache: Cache, *, offline: bool = False) -> Iterator[K
         place: see `option_values.kernel_store`.
 
     Raises:
-        ConfigError: it is none, or a registry although nothing may reach out.
+        ConfigError: it is invalid, or a registry although nothing may reach out.
     """
     if is_store_folder(place):
         yield FolderStore(Path(place))

@@ -288,7 +288,7 @@ def locked_packages(resolved: Mapping[str, Any]) -> tuple[LockedPackage, ...]:
     """The packages of a resolved list (`stages.base.read_packages`).
 
     Raises:
-        SourceError: a row is none.
+        SourceError: a row is invalid.
     """
     return tuple(_package(row) for row in resolved["packages"])
 

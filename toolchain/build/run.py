@@ -203,7 +203,7 @@ def _ready(request: Request, rows: Sequence[PlanRow]) -> None:
 
 
 def _allowed(request: Request, planned: Planned, built: Built | None) -> None:
-    """Prebuilt code enters by name alone, also what another call of the tool has let in."""
+    """Prebuilt code enters by name alone, also what another call of the tool allowed."""
     others = {*planned.binaries, *(built.binaries if built else ())}
     for name in sorted(others.difference(let_in_names(request) if others else ())):
         raise PolicyError(

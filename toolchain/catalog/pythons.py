@@ -65,7 +65,7 @@ def check_version(version: str) -> str:
     """The version, if it is one of Python: `3.13`.
 
     Raises:
-        PinError: it is none.
+        PinError: it is invalid.
     """
     if not _VERSION.fullmatch(version):
         raise PinError(f"{version!r} is not a Python version", fix="give e.g. --python 3.13")

@@ -28,7 +28,7 @@ def check_address(text: str) -> str:
     """The address of a scheduler, if it may be one.
 
     Raises:
-        ConfigError: it is none, or anybody could speak to it.
+        ConfigError: it is invalid, or anybody could speak to it.
     """
     example = "e.g. tcp://127.0.0.1:8786, or tls://HOST:8786"
     try:
@@ -121,7 +121,7 @@ def rule_of(content: Mapping[str, Any]) -> Rule:
     """The rule of an order.
 
     Raises:
-        TypeError, ValueError, KeyError: it is none.
+        TypeError, ValueError, KeyError: it is invalid.
     """
     pairs = {name: tuple((str(one), value) for one, value in content[name]) for name in ("signature", "constexprs")}
     options = tuple((str(name), value) for name, value in content["options"])

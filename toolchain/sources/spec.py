@@ -123,7 +123,7 @@ def parse_source_spec(text: str, *, project: str = "") -> SourceSpec:
     brought into the store.
 
     Raises:
-        SourceError: it is none of these, or a URL without a commit or digest.
+        SourceError: it has none of these forms, or is a URL without a commit or digest.
     """
     if not text or "\0" in text or "\n" in text:
         raise SourceError("a source cannot be empty or span lines", fix=f"give {FORMS}")
@@ -213,7 +213,7 @@ def check_sha256(text: str) -> str:
     """`sha256:<64 hex>` for a digest with or without its prefix.
 
     Raises:
-        DigestError: it is none.
+        DigestError: it is invalid.
     """
     value = text.strip().lower().removeprefix("sha256:")
     if not re.fullmatch(r"[0-9a-f]{64}", value):

@@ -1,4 +1,4 @@
-"""What is let into a build: each source tree is scanned by content, and every binary in it has to be accounted for."""
+"""Which prebuilt files a build takes: each source tree is scanned, and each binary has to be accounted for."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Intake:
     """What became of the binaries of one source.
 
     Args:
-        allowed: let in by name.
+        allowed: allowed by name.
         dropped: files left out of the build.
         replaced: absolute glob of the base's file by the file it takes the place of.
         tests: files of upstream's own tests, which the recipe does not build.
@@ -69,7 +69,7 @@ class Intake:
         ]
 
     def binaries(self, planned: Sequence[str]) -> tuple[str, ...]:
-        """The names that a plan knew, and the paths of those let in that it could not know; sorted."""
+        """The names that a plan knew, and the paths of those allowed that it could not know; sorted."""
         return tuple(sorted({*planned, *(_name_of(finding.file) for finding in self.allowed)}))
 
     def _fate(self, finding: Finding) -> Fate:
@@ -81,7 +81,7 @@ class Intake:
 
 
 def let_in_names(request: Request) -> tuple[str, ...]:
-    """What `--allow-binary` lets in, by name: it takes the path of a known file too."""
+    """What `--allow-binary` allows, by name: it takes the path of a known file too."""
     given = request.allow_binary
     return tuple(dict.fromkeys([*given, *(row.name for row in known_files() if any(map(row.matches, given)))]))
 
@@ -93,7 +93,7 @@ def known_files() -> tuple[Known, ...]:
 
 
 def names_allowed(source: str, request: Request) -> tuple[str, ...]:
-    """Of the binaries that the data names for a source, those the user lets in; sorted. Reads no tree."""
+    """Of the binaries that the data names for a source, those the user allows; sorted. Reads no tree."""
     known = {row.name for row in known_files() if row.source == source}
     return tuple(sorted(known & set(request.allow_binary)))
 

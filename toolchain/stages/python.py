@@ -109,7 +109,7 @@ def pythons(request: Request) -> Pythons:
     """The interpreters for the request's one architecture.
 
     Raises:
-        PinError: one of the versions is none, or the base is the user's own and none is named.
+        PinError: one of the versions is invalid, or the base is the user's own and none is named.
         UnsupportedError: no row knows one of them.
     """
     return Pythons(arch=request.arch[0], rows=tuple(python_of(version) for version in versions_of(request)))
@@ -132,7 +132,7 @@ def versions_of(request: Request) -> tuple[str, ...]:
     """The versions that wheels are built for, the lowest first: those asked for, else the base's own.
 
     Raises:
-        PinError: one of them is none.
+        PinError: one of them is invalid.
     """
     versions = {check_version(version) for version in request.pythons} or {own_python(request)}
     return tuple(sorted(versions, key=lambda version: int(version.partition(".")[2])))

@@ -28,7 +28,7 @@ class Planned:
 
     Args:
         inputs: everything that makes the output what it is, JSON-able; None where something is not locked yet.
-        binaries: prebuilt things it lets in, by the names of `--allow-binary`.
+        binaries: prebuilt things in it, by the names of `--allow-binary`.
         partial: what is left out, for people; empty for a whole.
         disk: bytes that must be free before it is begun.
         engine: whether it is built by the container engine; what a stage does with files alone needs none.

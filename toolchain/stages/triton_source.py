@@ -157,7 +157,7 @@ class Taken:
     """A source that is here and was looked at.
 
     Args:
-        planned: the stage, with the binaries that were really let in.
+        planned: the stage, with the binaries that it really has.
         source: its tree.
         intake, findings: prebuilt files in it, and what becomes of each (`stages.prebuilt`).
     """

@@ -83,7 +83,7 @@ def read(content: bytes) -> Envelope:
     """An envelope from its bytes; nothing is checked but its form.
 
     Raises:
-        UntrustedError: it is none, or nobody signed it.
+        UntrustedError: it is invalid, or nobody signed it.
     """
     try:
         value = strict_json.read(content, "the envelope", keys=_ENVELOPE)

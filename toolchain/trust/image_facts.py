@@ -86,7 +86,7 @@ class ImageFacts:
         return str(named or self.system or "linux")
 
     def binaries(self) -> Iterator[tuple[str, Record]]:
-        """Each prebuilt thing that was let in, by the name it was let in by, with the lowest stage that did."""
+        """Each prebuilt thing inside, by the name it was allowed by, with the lowest stage that has it."""
         seen: set[str] = set()
         for record in (*self.dependencies, self.record):
             for name in sorted(_names_let_in(record) - seen):
@@ -94,7 +94,7 @@ class ImageFacts:
                 yield name, record
 
     def prebuilt_files(self) -> Iterator[tuple[Mapping[str, Any], Record]]:
-        """Each file that a scan of the sources found and that was let in."""
+        """Each file that a scan of the sources found and that was allowed."""
         for record in (*self.dependencies, self.record):
             for row in _found(record):
                 yield row, record
@@ -105,7 +105,7 @@ def _found(record: Record) -> list[Mapping[str, Any]]:
 
 
 def _names_let_in(record: Record) -> set[str]:
-    # Files that the data has no name for are let in by their path.
+    # Files that the data has no name for are allowed by their path.
     choices = record.inputs.get("binaries")
     allowed = set(choices.get("allow") or ()) if isinstance(choices, dict) else set()
     files = {str(row["path"]).partition("!")[0] for row in _found(record)}
