@@ -16,6 +16,7 @@ from toolchain.catalog.pythons import load_pythons
 from toolchain.catalog.releases import aotriton_release, aotriton_releases, is_commit, triton_release, triton_releases
 from toolchain.catalog.stages import STAGES
 from toolchain.catalog.tried import Tried, tried
+from toolchain.catalog.wheels import wheel_rows
 from toolchain.data import load
 from toolchain.engine.resources import MEMORY
 from toolchain.errors import ToolchainError
@@ -28,6 +29,7 @@ from toolchain.stages.llvm_subset import DISTRIBUTION, FULL_DISK, subset_of
 from toolchain.stages.profile import _DISK as PROFILE_DISK
 from toolchain.stages.triton import cross_machines
 from toolchain.stages.triton_source import _DISK as TRITON_DISK
+from toolchain.stages.wheel import _DISK as WHEEL_DISK
 
 MADE = "<!-- Made by `python -m scripts.site_pages` from the data. Do not edit this page. -->\n"
 _UNTRIED = "untried"
@@ -303,10 +305,12 @@ def what_it_takes() -> str:
         "triton-instrumented": TRITON_DISK,
         "profile": PROFILE_DISK,
         "aotriton": AOTRITON_DISK,
+        "wheel": WHEEL_DISK,
     }
     needs = needs_for("3.7")
     parts = {"distribution": "", "wheel": " (the index's wheel)"}
-    names = {"llvm-codegen": "llvm-amdgpu", "codegen": "codegen-amdgpu"}  # the only GPU so far
+    wheels = "`, `".join((*(row.name for row in wheel_rows()), "wheels"))
+    names = {"llvm-codegen": "llvm-amdgpu", "codegen": "codegen-amdgpu", "wheel": wheels}  # AMDGPU is the only one
     counts = (2, 4, 8, 32)
     rows = []
     for one in costs():

@@ -68,6 +68,13 @@ def known_floors() -> Iterable[str]:
     return load_floors()
 
 
+def known_wheels() -> Iterable[str]:
+    """The wheels above Triton."""
+    from toolchain.catalog.wheels import wheel_rows  # noqa: PLC0415
+
+    return [row.name for row in wheel_rows()]
+
+
 # From text to value.
 
 
@@ -108,6 +115,20 @@ def pythons(text: str) -> tuple[str, ...]:
     from toolchain.catalog.pythons import check_version  # noqa: PLC0415 - most calls name none
 
     return tuple(check_version(part.strip()) for part in text.split(",") if part.strip())
+
+
+def wheels(text: str) -> tuple[str, ...]:
+    """Wheels above Triton, in the order of the data.
+
+    Raises:
+        UnsupportedError: one that is not known.
+    """
+    names = {part.strip() for part in text.split(",") if part.strip()}
+    if unknown := sorted(names.difference(known_wheels())):
+        raise UnsupportedError(
+            f"no such wheel: {unknown[0]!r}", fix=f"--wheel with some of {', '.join(known_wheels())}"
+        )
+    return tuple(name for name in known_wheels() if name in names)
 
 
 def only(text: str) -> str:

@@ -65,6 +65,7 @@ class Request:
         patches: patch files by source name, in order.
         gpus: LLVM names (`gfx942`), sorted.
         allow_binary, drop_binary: prebuilt things that may come in, and those that are left out, by name or path.
+        wheels: stages of wheels above Triton, in the order of the data; empty for every one.
         pythons: versions (`3.13`) to build wheels for; empty for the base's own.
         jobs: compile jobs, 0 for as many as cores and memory allow.
         runner: starts the containers of checks and kernels; no input, since what comes out is the same.
@@ -238,6 +239,13 @@ class Request:
         metadata=option(
             "python", kind="commas", help="Python versions of Triton's wheels, as 3.11,3.13.", example="3.11,3.13",
             counts=True, lock="changed", read=reading.pythons,
+        ),
+    )  # fmt: skip
+    wheels: tuple[str, ...] = field(
+        default=(),
+        metadata=option(
+            "wheel", kind="commas", help="Wheels above Triton for `all` and `wheels`, as flash-attn,vllm.",
+            example="flash-attn,vllm", counts=True, lock="changed", read=reading.wheels, known=reading.known_wheels,
         ),
     )  # fmt: skip
     only: str = field(

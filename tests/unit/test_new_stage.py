@@ -84,7 +84,7 @@ ASKED = ("--base", "debian13", "--source", "notes=../notes")
 def test_a_stage_that_nobody_knew(tool: Tool) -> None:
     for verb, said in tool.helps("plan", "fetch", "build", "lock", "bundle export").items():
         assert "report or all." in said, verb
-    assert "one of aotriton, flash-attn, llvm, llvm-amdgpu, notes, profile, triton" in tool.call(
+    assert "one of aiter, aotriton, flash-attn, llvm, llvm-amdgpu, notes, profile, triton, vllm" in tool.call(
         "plan", "--source", "x=y", code=3
     )
     base, report = tool.data("plan", "report", *ASKED)["stages"]
@@ -117,7 +117,7 @@ def test_a_stage_that_nobody_knew(tool: Tool) -> None:
     layout = Layout(other.folder.parent / "out")
     config = layout.read_json(layout.children(layout.children(layout.resolve(made["image"]))[0])[0])
     assert config["config"]["Labels"][LICENSES] == "CC0-1.0"
-    assert "--archive is for llvm, triton, profile, aotriton, report" in tool.call(
+    assert "--archive is for llvm, triton, profile, aotriton, flash-attn, aiter, vllm, report" in tool.call(
         "build", "base", "--archive", "x", code=3
     )
 
@@ -141,25 +141,30 @@ def test_the_table_is_whole() -> None:
         "profile",
         "kernels",
         "aotriton",
+        "torch",
+        "flash-attn",
+        "aiter",
+        "vllm",
+        "wheels",
         "worker",
         "all",
     )
     assert choice(*of_packages(), "all") == (
         "llvm, llvm-amdgpu, codegen-amdgpu, triton, llvm-instrumented, triton-instrumented, profile, "
-        "kernels, aotriton or worker."
+        "kernels, aotriton, flash-attn, aiter, vllm, wheels or worker."
     )
-    assert SOURCES == ("aotriton", "flash-attn", "llvm", "llvm-amdgpu", "profile", "triton")
+    assert SOURCES == ("aiter", "aotriton", "flash-attn", "llvm", "llvm-amdgpu", "profile", "triton", "vllm")
     assert (source_license("flash-attn"), source_license("x")) == ("BSD-3-Clause", "")
 
 
 def test_what_stands_on_what() -> None:
     assert [one.name for one in STAGES if involves(one.name, "llvm")] == [
-        "llvm", "triton", "kernels", "aotriton", "worker",
+        "llvm", "triton", "kernels", "aotriton", "flash-attn", "aiter", "vllm", "wheels", "worker",
     ]  # fmt: skip
     assert involves("all", "triton")
     assert not involves("", "base")
     assert published("base") == ("base", "sysroot")
-    assert published("all") == ("llvm", "kernels", "aotriton")
+    assert published("all") == ("llvm", "kernels", "aotriton", "wheels")
     assert published("triton") == ("triton",)
 
 

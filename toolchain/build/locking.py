@@ -33,6 +33,7 @@ from toolchain.stages.makers import make as make_stage
 from toolchain.stages.python import PythonStage, pythons
 from toolchain.stages.stage import Planned
 from toolchain.stages.sysroot import SysrootStage, sysroot_digest, sysroot_system
+from toolchain.stages.torch import TorchStage, torch_digest, torch_of
 
 _LISTED = 30
 
@@ -253,6 +254,12 @@ def _python(request: Request, *, open_base: bool) -> LockedBase:
     return _system(planned, request, asked.name, asked.digest, asked.suite, open_base=open_base)
 
 
+def _torch(request: Request, *, open_base: bool) -> LockedBase:
+    row = torch_of(request)
+    planned = TorchStage().plan(request, {})
+    return _system(planned, request, row.name, torch_digest(request), row.suite, open_base=open_base)
+
+
 def _system(planned: Planned, request: Request, name: str, recipe: str, suite: str, *, open_base: bool) -> LockedBase:
     stage: Any = planned.name
     state: State = "open" if open_base else "unresolved"
@@ -260,8 +267,8 @@ def _system(planned: Planned, request: Request, name: str, recipe: str, suite: s
     return base if open_base else _resolved(base, request.cache, planned)
 
 
-# What a base's builds compile against, by stage.
-_SYSTEMS = {"sysroot": _sysroot, "python": _python}
+# What a base's builds compile against or import, by stage.
+_SYSTEMS = {"sysroot": _sysroot, "python": _python, "torch": _torch}
 
 
 def _resolved(base: LockedBase, cache: Cache, planned: Planned) -> LockedBase:

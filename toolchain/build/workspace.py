@@ -196,6 +196,8 @@ class BuildWorkspace:
         facts: Mapping[str, Any],
         labels: Mapping[str, str] | None = None,
         entrypoint: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+        beside: Sequence[Built] = (),
         check: Callable[[str], Mapping[str, Any]] | None = None,
         check_on: Built | None = None,
     ) -> Built:
@@ -209,14 +211,15 @@ class BuildWorkspace:
             # A tree with owners is the engine's, whose root is another id than ours.
             first = 0 if normalise else self.engine.first_id
             layer = write_layer(tree, raw, epoch=EPOCH, normalise=normalise, first_id=first)
-        lower = read_layers(layout, layout.resolve(under.manifest)) if under is not None else ()
+        below = [read_layers(layout, layout.resolve(one.manifest)) for one in (under, *beside) if one is not None]
+        lower = tuple({layer.diff_id: layer for layers in below for layer in layers}.values())
         labels = {**(labels or {}), **self._contents(planned).labels(), INPUT_DIGEST: str(planned.input_digest)}
         found: dict[str, Any] = {}
-        if check is not None and check_on is not None:
+        if check is not None:
             plain = add_layer(layout, compress_layer(layer, self.work() / "plain", "none"), created_by=planned.name)
-            base = read_layers(layout, layout.resolve(check_on.manifest))
+            base = lower if check_on is None else read_layers(layout, layout.resolve(check_on.manifest))
             # Containers of it run here, whatever the layer is for.
-            candidate = self._write(layout, planned, (*base, plain), {}, this_machine())
+            candidate = self._write(layout, planned, (*base, plain), {}, this_machine(), environment=environment)
             image = self.runner.ensure_image(f"{planned.image}-check", self.cache.images, candidate)
             try:
                 found = dict(check(image))
@@ -227,7 +230,10 @@ class BuildWorkspace:
         self.step("compress" if compress else "store")
         blob = compress_layer(layer, self.work() / "blob", how)
         top = add_layer(layout, blob, created_by=f"toolchain {planned.name}", move=True)
-        manifest = self._write(layout, planned, (*lower, top), labels, self.request.arch[0], entrypoint=entrypoint)
+        arch = self.request.arch[0]
+        manifest = self._write(
+            layout, planned, (*lower, top), labels, arch, entrypoint=entrypoint, environment=environment
+        )
         digest = planned.input_digest
         assert digest is not None  # noqa: S101 - a stage is only built on locked ones; base resolves itself first
         self.progress.step("done")
@@ -272,6 +278,7 @@ class BuildWorkspace:
         arch: str,
         *,
         entrypoint: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
     ) -> str:
         spec = ImageSpec(
             arch=arch,
@@ -279,6 +286,7 @@ class BuildWorkspace:
             labels=labels,
             annotations=standard_annotations(epoch=EPOCH, title=planned.image),
             entrypoint=tuple(entrypoint),
+            environment=environment or {},
             epoch=EPOCH,
         )
         return write_image(layout, spec).digest

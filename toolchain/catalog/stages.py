@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from toolchain.catalog.codegen import codegens
+from toolchain.catalog.wheels import wheel_rows
 
 ALL = "all"
 WITH_KERNELS = ("kernels", "aotriton")
@@ -74,6 +75,18 @@ _CODEGEN_LIBRARIES = tuple(
         costs="codegen",
     )
     for one in codegens()
+)
+
+_WHEELS = tuple(
+    StageRow(
+        name=row.name,
+        on=("base", "torch", "triton"),
+        sources={row.name: row.license},
+        license=row.license,
+        machines=("amd64",),
+        costs="wheel",
+    )
+    for row in wheel_rows()
 )
 
 STAGES: tuple[StageRow, ...] = (
@@ -148,6 +161,23 @@ STAGES: tuple[StageRow, ...] = (
         in_all=True,
         all_with="aotriton",
         published_with=(ALL,),
+    ),
+    StageRow(
+        name="torch",
+        title="PyTorch for {}",
+        machines=("amd64",),
+        packages=True,
+    ),
+    *_WHEELS,
+    StageRow(
+        name="wheels",
+        on=("base", "torch", "triton", *(row.name for row in _WHEELS)),
+        license=" AND ".join(dict.fromkeys(row.license for row in _WHEELS)),
+        machines=("amd64",),
+        in_all=True,
+        all_with="wheels",
+        published_with=(ALL,),
+        costs="wheel",
     ),
     StageRow(
         name="worker",

@@ -22,7 +22,7 @@ from toolchain.errors import ConfigError
 HARMLESS = frozenset({
     "aotriton", "arch", "base", "compression", "drop-binary", "fresh", "glibc", "gpu", "jobs", "keep-going",
     "kernel-memory", "kernel-timeout", "limit", "lock-file", "locked", "offline", "only", "patch", "python", "select",
-    "source", "source-repo", "stage", "triton",
+    "source", "source-repo", "stage", "triton", "wheel",
 })  # fmt: skip
 # Keys whose content decides whom a build trusts. They lie beside the file as often as not, and are approved with it.
 _KEYS = ("key", "public-key", "kernel-key")

@@ -120,7 +120,7 @@ class LockedBase:
     name: str
     arch: str
     state: State
-    stage: Literal["base", "sysroot", "python"] = "base"
+    stage: Literal["base", "sysroot", "python", "torch"] = "base"
     recipe: str = ""
     suite: str = ""
     start: str = ""

@@ -33,6 +33,7 @@ class ImageSpec:
         labels: of the config.
         annotations: of the manifest.
         entrypoint: what a container of it runs, with the words that it is given behind; empty where nothing.
+        environment: variables that a container of it starts with.
         epoch: seconds since 1970, the image's only date.
     """
 
@@ -41,6 +42,7 @@ class ImageSpec:
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
     entrypoint: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
     epoch: int
 
     @property
@@ -135,6 +137,8 @@ def write_image(layout: Layout, spec: ImageSpec) -> Descriptor:
     run: dict[str, Any] = {"Labels": dict(spec.labels)} if spec.labels else {}
     if spec.entrypoint:
         run["Entrypoint"] = list(spec.entrypoint)
+    if spec.environment:
+        run["Env"] = [f"{name}={value}" for name, value in sorted(spec.environment.items())]
     config = layout.put_json(
         {
             **spec.platform.as_json(),

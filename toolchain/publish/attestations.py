@@ -123,10 +123,11 @@ def _headers_of_python(cache: Cache, record: Record) -> tuple[Package, ...]:
     return tuple(replace(one, system=rows[one.name]) for one in found if one.name in rows)
 
 
-# What came into the objects besides sources, by stage.
+# Packages that came into the objects or the image besides the base's, by stage.
 _COMPILED_IN: Mapping[str, Callable[[Cache, Record], tuple[Package, ...]]] = {
     "sysroot": _compiled_against,
     "python": _headers_of_python,
+    "torch": lambda cache, record: _resolved(cache, "torch", record),
 }
 
 

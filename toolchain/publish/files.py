@@ -18,6 +18,7 @@ from toolchain.catalog.architectures import machine_of
 from toolchain.catalog.gpus import pack as pack_of
 from toolchain.catalog.gpus import short_list
 from toolchain.catalog.stages import STAGES, involves
+from toolchain.catalog.wheels import wheel_rows
 from toolchain.digest import EPOCH, FORMAT, sha256_file, sha256_json, write_atomically
 from toolchain.errors import ConfigError, HostileInputError, SourceError
 from toolchain.filesystem import NewFile
@@ -239,4 +240,7 @@ def _all_but_images(prefix: Path) -> tuple[str, ...]:
 
 
 # What writes the plain form of a stage's record into a folder, in the order of the stages.
-FORMS: dict[str, _Write] = {"llvm": llvm, "triton": wheels, "profile": profile, "aotriton": aotriton}
+FORMS: dict[str, _Write] = {
+    "llvm": llvm, "triton": wheels, "profile": profile, "aotriton": aotriton,
+    **{row.name: wheels for row in wheel_rows()},
+}  # fmt: skip

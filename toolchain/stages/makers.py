@@ -10,6 +10,7 @@ from functools import partial
 from toolchain.catalog.architectures import this_machine
 from toolchain.catalog.codegen import Codegen, codegens
 from toolchain.catalog.stages import StageRow
+from toolchain.catalog.wheels import WheelRow, wheel_rows
 from toolchain.request import Request
 from toolchain.stages.stage import Stage
 
@@ -31,6 +32,10 @@ def stands_on(row: StageRow, request: Request) -> tuple[str, ...]:
     Raises:
         UnsupportedError, ConfigError: see `triton.stands_on`.
     """
+    if row.name == "wheels":
+        from toolchain.stages.wheel import stands_on as under_wheels
+
+        return under_wheels(request)
     if row.name != "triton":
         return row.on
     from toolchain.stages import triton
@@ -110,6 +115,24 @@ def _aotriton(_: Request) -> Stage:
     return AotritonStage()
 
 
+def _torch(_: Request) -> Stage:
+    from toolchain.stages.torch import TorchStage
+
+    return TorchStage()
+
+
+def _wheel(row: WheelRow, _: Request) -> Stage:
+    from toolchain.stages.wheel import WheelStage
+
+    return WheelStage(row)
+
+
+def _wheels(_: Request) -> Stage:
+    from toolchain.stages.wheel import WheelsStage
+
+    return WheelsStage()
+
+
 def _worker(request: Request) -> Stage:
     """For AOTriton's kernels where a release or a source of it is named, else for flash-attn's."""
     from toolchain.stages.worker import WorkerStage
@@ -143,6 +166,9 @@ MAKERS: dict[str, Maker] = {
     "profile": _profile,
     "kernels": _kernels,
     "aotriton": _aotriton,
+    "torch": _torch,
+    **{row.name: partial(_wheel, row) for row in wheel_rows()},
+    "wheels": _wheels,
     "worker": _worker,
     **{rule.llvm: partial(_codegen_llvm, rule) for rule in codegens()},
     **{rule.stage: partial(_codegen_library, rule) for rule in codegens()},

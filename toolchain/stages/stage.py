@@ -165,6 +165,8 @@ class Workspace(Protocol):
         facts: Mapping[str, Any],
         labels: Mapping[str, str] | None = None,
         entrypoint: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+        beside: Sequence[Built] = (),
         check: Callable[[str], Mapping[str, Any]] | None = None,
         check_on: Built | None = None,
     ) -> Built:
@@ -175,8 +177,10 @@ class Workspace(Protocol):
             normalise: see `oci.layer.write_layer`.
             under: the stage whose layers lie below this one in the image; none for an image of one layer.
             compress: whether the layer is stored compressed; what only engines on this machine read need not be.
-            entrypoint: see `ImageSpec`.
-            check: called with the runner's name of `check_on` + layer; what it returns joins the facts.
+            entrypoint, environment: see `ImageSpec`.
+            beside: further stages whose layers lie above those of `under`.
+            check: called with the runner's name of `check_on` + layer, or of the whole image where that is None; what
+                it returns joins the facts.
         """
 
 

@@ -13,16 +13,14 @@ from toolchain import recipe, strict_json
 from toolchain.catalog.bases import base_recipe
 from toolchain.catalog.codegen import Codegen, codegens
 from toolchain.catalog.components import check_files
-from toolchain.digest import sha256_file
 from toolchain.errors import BuildError, ContractError, PinError, UnsupportedError
-from toolchain.filesystem import copy_built, read_built
+from toolchain.filesystem import read_built
 from toolchain.oci.image import read_layers
 from toolchain.oci.layer_files import layer_files
 from toolchain.oci.layout import Layout
 from toolchain.recipe import COMPILER_CACHE, Mount, Recipe, digests
 from toolchain.request import Request
 from toolchain.sources.scan import Finding
-from toolchain.sources.store import Store
 from toolchain.sources.tree import FetchedSource
 from toolchain.stages.base import base_label
 from toolchain.stages.codegen_choice import bindings, compare_pins, rules_of, triton_here
@@ -35,7 +33,7 @@ from toolchain.stages.triton_origin import triton_source
 from toolchain.stages.triton_report import lit, ninja_seconds
 from toolchain.stages.triton_tree import bindings_of, check_no_download, check_setup, check_tree, require_tree
 from toolchain.stages.triton_wheel import SITE, unzip
-from toolchain.stages.wheels import TRITON, wheel_folder, wheel_sources
+from toolchain.stages.wheels import TRITON, keep_wheel, wheel_folder, wheel_sources
 
 # Of each family of AMD's one; a Triton that compiles for these compiles for their siblings.
 CONTRACT_GPUS = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1151")
@@ -289,7 +287,7 @@ def finish(
     """
     request = workspace.request
     known = {
-        "wheels": [_keep(one, workspace) for one in wheels_in(out)],
+        "wheels": [keep_wheel(one, workspace.cache) for one in wheels_in(out)],
         "auditwheel": read_built(out, "auditwheel.txt"),
         "lit": lit(out, asked=request.contract and tested),
         "found_binaries": taken.intake.rows(taken.findings),
@@ -406,15 +404,3 @@ def check_llvm(workspace: Workspace, llvm: Built) -> None:
     files = {one.path.removeprefix(prefix) for one in layer_files(layout.blob(top.digest), top.media_type)}
     needs = llvm_needs(workspace.request, major(str(llvm.facts["version"])))
     check_files(files, needs, where=llvm.planned.image, consumer="this Triton")
-
-
-def _keep(wheel: Path, workspace: Workspace) -> dict[str, Any]:
-    """Put a wheel into the store, where `--archive` and later stages find it."""
-    digest, size = sha256_file(wheel), wheel.stat().st_size
-    store = Store(workspace.cache.store)
-    if store.file(digest, verify=True) is None:
-        copy = wheel.with_name(f".{wheel.name}.kept")
-        copy_built(wheel.parent, wheel.name, copy)
-        store.partial.mkdir(parents=True, exist_ok=True)
-        store.add_file(copy, digest, name=wheel.name)
-    return {"file": wheel.name, "digest": digest, "bytes": size}

@@ -6,8 +6,11 @@ import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from toolchain.cache import Cache
+from toolchain.digest import sha256_file
+from toolchain.filesystem import copy_built
 from toolchain.sources.pypi import known_pypi, pypi_row
 from toolchain.sources.tree import Source
 from toolchain.stages.stage import Workspace
@@ -43,6 +46,24 @@ def place(file: Path, target: Path) -> None:
         os.link(file, target)
     except OSError:
         shutil.copyfile(file, target)
+
+
+def keep_wheel(wheel: Path, cache: Cache) -> dict[str, Any]:
+    """Put a wheel that was built into the store, where `--archive` and later stages find it.
+
+    Returns:
+        `{"file", "digest", "bytes"}`.
+    """
+    from toolchain.sources.store import Store  # noqa: PLC0415 - a plan reads no store
+
+    digest, size = sha256_file(wheel), wheel.stat().st_size
+    store = Store(cache.store)
+    if store.file(digest, verify=True) is None:
+        copy = wheel.with_name(f".{wheel.name}.kept")
+        copy_built(wheel.parent, wheel.name, copy)
+        store.partial.mkdir(parents=True, exist_ok=True)
+        store.add_file(copy, digest, name=wheel.name)
+    return {"file": wheel.name, "digest": digest, "bytes": size}
 
 
 def in_store(cache: Cache, digest: str) -> Path | None:

@@ -1,0 +1,48 @@
+"""Imports modules, and says which do: `imports.py MODULE... -- PACKAGE...`.
+
+Of a package behind `--` every module is tried. Prints one line of JSON: {"imported": [name], "failed": {name: reason}}.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import json
+import pkgutil
+import sys
+from collections.abc import Iterator
+
+
+def main() -> None:
+    """Try them."""
+    at = sys.argv.index("--")
+    names, packages = sys.argv[1:at], sys.argv[at + 1 :]
+    imported, failed = [], {}
+    for name in dict.fromkeys([*names, *(one for package in packages for one in modules(package))]):
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):
+                importlib.import_module(name)
+        except BaseException as error:  # noqa: BLE001 - a module may exit
+            failed[name] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+        else:
+            imported.append(name)
+    print(json.dumps({"imported": imported, "failed": failed}))
+
+
+def modules(package: str) -> Iterator[str]:
+    """The names of a package's modules, without importing more than the packages that hold them."""
+    yield package
+    try:
+        folder = importlib.import_module(package).__path__
+    except BaseException:  # noqa: BLE001 - it is tried, and told, by its name
+        return
+    for module in pkgutil.iter_modules(folder, f"{package}."):
+        if module.ispkg:
+            yield from modules(module.name)
+        else:
+            yield module.name
+
+
+if __name__ == "__main__":
+    main()

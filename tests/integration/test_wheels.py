@@ -1,0 +1,127 @@
+"""Wheels above Triton: small projects by the real recipe in the base; the real ones, which take minutes, are `full`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.conftest import Quickstart, Said, toolchain
+from toolchain import recipe
+from toolchain.cache import Cache, default_cache
+from toolchain.catalog.wheels import wheel_row
+from toolchain.engine.buildah import Buildah
+from toolchain.oci.image import ImageSpec, add_layer, write_image
+from toolchain.oci.layer import compress, write_layer
+from toolchain.oci.layout import Layout
+from toolchain.recipe import Recipe
+from toolchain.sources.pypi import fetch_pypi, pypi_row
+from toolchain.sources.store import Store
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+TORCH = {"usr/lib/python3/dist-packages/torch/__init__.py": "__version__ = '2.6.0'\n"}
+TRITON = {
+    "usr/lib/toolchain/triton/triton/__init__.py": "",
+    "usr/lib/toolchain/triton/triton-3.7.1.dist-info/METADATA": "Metadata-Version: 2.1\nName: triton\nVersion: 3.7.1\n",
+}
+SETUP = "from setuptools import setup\nsetup(name='small', version='1', py_modules=['small'], {more})\n"
+
+
+def image(engine: Buildah, folder: Path, key: str, files: Mapping[str, str]) -> str:
+    """An image of one layer with these files, as the engine knows it."""
+    for name, text in files.items():
+        path = folder / key / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    layout = Layout(folder / "images").ensure()
+    layer = compress(write_layer(folder / key, folder / f"{key}.tar", epoch=0), folder / f"{key}.blob", "none")
+    manifest = write_image(layout, ImageSpec(arch="amd64", layers=(add_layer(layout, layer),), epoch=0))
+    return engine.ensure_image(f"wheels-{key}", layout.root, manifest.digest)
+
+
+def built(
+    base: tuple[Buildah, str],
+    folder: Path,
+    setup: str,
+    *,
+    pep517: bool = True,
+    triton: Mapping[str, str] = TRITON,
+) -> tuple[dict[str, Any], list[str]]:
+    """What the recipe says of a small project, and the names of its wheels."""
+    engine, reference = base
+    row = {**wheel_row("flash-attn").as_json(), "build": {}, "needs": ["setup.py"], "drop": [], "pep517": pep517}
+    for name in ("source", "wheels", "row"):
+        (folder / name).mkdir()
+    (folder / "source" / "setup.py").write_text(setup, encoding="utf-8")
+    (folder / "source" / "small.py").write_text("", encoding="utf-8")
+    (folder / "row" / "row.json").write_text(json.dumps(row), encoding="utf-8")
+    for project in ("packaging", "setuptools", "wheel"):
+        file = pypi_row(project, "")
+        store = Store(Cache(default_cache()).store)
+        path = fetch_pypi(file.project, file.version, file.file, file.sha256, store, offline=False)
+        (folder / "wheels" / file.file).write_bytes(path.read_bytes())
+    out = folder / "out"
+    asked = Recipe(
+        name="wheel",
+        containerfile="containerfiles/wheel/Containerfile",
+        base=reference,
+        images={"TORCH": image(engine, folder, "torch", TORCH), "TRITON": image(engine, folder, "triton", triton)},
+        contexts={name: folder / name for name in ("source", "wheels", "row")},
+    )
+    engine.build(asked, root=recipe.root(), out=out, log=folder / "log")
+    return json.loads((out / "result.json").read_text()), sorted(path.name for path in (out / "wheel").iterdir())
+
+
+def test_a_project_that_reaches_out_in_vain_is_built_and_named(base: tuple[Buildah, str], tmp_path: Path) -> None:
+    reach = "import socket\ntry:\n    socket.create_connection(('203.0.113.7', 80), 1)\nexcept OSError:\n    pass\n"
+    result, wheels = built(base, tmp_path, reach + SETUP.format(more=""))
+    assert wheels == ["small-1-py3-none-any.whl"]
+    assert "failed" not in result
+    assert (result["torch"], result["triton"]["files"]) == ("2.6.0", 2)
+    assert {address for _, address in result["network"]} == {"203.0.113.7:80"}
+    assert {where for where, _ in result["network"]} == {"<string>:3"}, "setuptools runs setup.py as a text"
+
+
+def test_a_setup_that_wants_the_network_is_named(base: tuple[Buildah, str], tmp_path: Path) -> None:
+    """As flash-attn's does where pip is not told to use its way of today."""
+    result, wheels = built(base, tmp_path, SETUP.format(more="setup_requires=['ninja']"), pep517=False)
+    assert wheels == []
+    assert result["failed"][:2] == ["network", "the build would fetch ninja"]
+
+
+def test_a_build_that_changes_triton_is_refused(base: tuple[Buildah, str], tmp_path: Path) -> None:
+    remove = "import os, triton\nos.remove(triton.__file__)\n"
+    result, wheels = built(base, tmp_path, remove + SETUP.format(more=""))
+    assert wheels == []
+    assert result["failed"] == ["changed", "the build changed 1 files of Triton", "triton/__init__.py"]
+
+
+def test_a_triton_without_dist_info_is_refused_before_the_build(base: tuple[Buildah, str], tmp_path: Path) -> None:
+    triton = {name: text for name, text in TRITON.items() if "dist-info" not in name}
+    result, wheels = built(base, tmp_path, "raise SystemExit('not asked')", triton=triton)
+    assert (wheels, result["failed"][0]) == ([], "triton")
+
+
+@pytest.fixture(scope="module")
+def flash(quickstart: Quickstart) -> Said:
+    said = toolchain("build", "flash-attn", "--base", "debian13", *quickstart.options[2:4], *quickstart.allow, "--json")
+    assert said.code == 0, said.err
+    return said
+
+
+@pytest.mark.full  # PyTorch's packages: a hundred megabytes
+def test_flash_attn_is_built_imported_and_reproduced(flash: Said) -> None:
+    row, name = wheel_row("flash-attn"), flash.json["stages"][-1]["image"]
+    (record,) = [
+        json.loads(path.read_text())
+        for path in Cache(default_cache()).records.glob("*.json")
+        if json.loads(path.read_text())["input_digest"] == flash.json["stages"][-1]["input_digest"]
+    ]
+    facts = record["facts"]
+    assert (facts["tag"], facts["packages"], facts["network"]) == (row.tag, ["flash_attn", "hopper"], [])
+    assert set(row.imports) <= set(facts["imports"]["imported"])
+    again = toolchain("reproduce", name, "--json")
+    assert (again.code, again.json["equal"]) == (0, True), again.err

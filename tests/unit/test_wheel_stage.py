@@ -1,0 +1,182 @@
+"""Wheels above Triton: what their stages take in, and what of a wheel or its build is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.request_fixtures import PACKAGES, request_of, with_base
+from toolchain import recipe
+from toolchain.build.plan import plan
+from toolchain.cache import Cache
+from toolchain.catalog.wheels import WheelRow, torch_row, wheel_row, wheel_rows
+from toolchain.errors import BuildError, ContractError, SourceError, UnsupportedError
+from toolchain.option_values import wheels
+from toolchain.sources.pypi import pypi_row
+from toolchain.stages.base import write_packages
+from toolchain.stages.makers import MAKERS
+from toolchain.stages.stage import Planned
+from toolchain.stages.torch import torch_digest
+from toolchain.stages.wheel import WheelStage, _failure, check_content, environment
+
+TRITON = {"triton": "pypi:triton==3.7.1"}
+FLASH = wheel_row("flash-attn")
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Cache:
+    found = with_base(tmp_path / "cache")
+    asked = request_of(cache=found, base="debian13")
+    write_packages(
+        found.package_list("torch", "debian13", "amd64"), {"recipe": torch_digest(asked), "packages": PACKAGES}
+    )
+    return found
+
+
+def planned(cache: Cache, **asked: Any) -> list[Planned]:
+    request = request_of(cache=cache, **{"base": "debian13", "sources": TRITON, **asked})
+    return [row.planned for row in plan(request, "flash-attn")]
+
+
+def test_it_stands_on_torch_and_triton_and_has_its_requirements_by_digest(cache: Cache) -> None:
+    base, torch, triton, wheel = planned(cache)
+    assert (base.name, torch.name, triton.name, wheel.name) == ("base", "torch", "triton", "flash-attn")
+    assert wheel.image == "flash-attn-2.8.3.post2-triton-3.7.1-debian13"
+    assert wheel.inputs is not None
+    below = {one.name: one.input_digest for one in (base, torch, triton)}
+    assert {name: wheel.inputs[name] for name in below} == below
+    assert [one.name for one in wheel.sources] == [
+        "flash-attn", "wheel-packaging", "wheel-setuptools", "wheel-wheel",
+    ]  # fmt: skip
+    assert all((one.digest or "").startswith("sha256:") for one in wheel.sources)
+    assert "hopper" in wheel.note
+
+
+def test_every_row_names_what_is_on_record() -> None:
+    for row in wheel_rows():
+        assert bool(row.project) != bool(row.repository and row.commit), row.name
+        for project in (row.project, *row.requires):
+            assert not project or pypi_row(project, "").sha256
+        assert set(row.stray) <= set(row.packages)
+        assert row.tag.endswith("-none-any") or row.why, f"{row.name}: why has it no tag of a pure wheel?"
+
+
+def test_the_row_is_an_input(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = planned(cache)[-1].input_digest
+    monkeypatch.setitem(MAKERS, "flash-attn", lambda _: WheelStage(replace(FLASH, tests=1)))
+    assert planned(cache)[-1].input_digest not in {before, None}
+
+
+def test_several_share_an_image_that_needs_what_each_needs(cache: Cache) -> None:
+    request = request_of(cache=cache, base="debian13", sources=TRITON, wheels=("flash-attn", "vllm"))
+    rows = {row.planned.name: row.planned for row in plan(request, "wheels")}
+    assert list(rows) == ["base", "torch", "triton", "flash-attn", "vllm", "wheels"]
+    image = rows["wheels"]
+    assert image.image == "wheels-flash-attn-vllm-triton-3.7.1-debian13"
+    assert image.inputs is not None
+    assert image.inputs["vllm"] == rows["vllm"].input_digest
+    assert "vllm-rs" in image.partial
+    assert environment([wheel_row("aiter"), FLASH]) == {
+        "AITER_TRITON_ONLY": "1",
+        "FLASH_ATTENTION_TRITON_AMD_ENABLE": "TRUE",
+        "PYTHONPATH": "/usr/lib/toolchain/triton:/usr/lib/toolchain/wheels",
+    }
+    assert "wheels" in [row.planned.name for row in plan(request, "all")]
+    assert "wheels" not in [row.planned.name for row in plan(replace(request, wheels=()), "all")]
+
+
+def test_wheels_are_named_as_the_data_has_them() -> None:
+    assert wheels(" vllm,flash-attn") == ("flash-attn", "vllm")
+    with pytest.raises(UnsupportedError) as caught:
+        wheels("flash-attn,jax")
+    assert "aiter" in caught.value.fix
+
+
+def test_a_base_without_a_torch_is_refused(cache: Cache) -> None:
+    with pytest.raises(UnsupportedError) as caught:
+        torch_row("debian12")
+    assert "debian13" in caught.value.fix
+
+
+def wheel(folder: Path, *files: str, tag: str = "py3-none-any") -> Path:
+    path = folder / f"flash_attn-2.8.3-{tag}.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in ("flash_attn/__init__.py", "hopper/x.py", "flash_attn-2.8.3.dist-info/WHEEL", *files):
+            archive.writestr(name, "")
+    return path
+
+
+def test_a_wheel_is_held_against_its_row(tmp_path: Path) -> None:
+    assert check_content(FLASH, wheel(tmp_path)) == {
+        "tag": "py3-none-any", "files": 3, "packages": ["flash_attn", "hopper"],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("row", "file", "tag", "said"),
+    [
+        (FLASH, "x", "cp313-cp313-linux_x86_64", "expected was py3-none-any"),
+        (FLASH, "flash_attn/lib.so", "py3-none-any", "flash_attn/lib.so"),
+        (FLASH, "other/x.py", "py3-none-any", "other"),
+        (replace(FLASH, lacks={"*/rust*": "no cargo"}), "flash_attn/rust.py", "py3-none-any", "*/rust*"),
+    ],
+)
+def test_a_wheel_that_is_not_as_its_row_says_is_refused(
+    tmp_path: Path, row: WheelRow, file: str, tag: str, said: str
+) -> None:
+    with pytest.raises(ContractError) as caught:
+        check_content(row, wheel(tmp_path, file, tag=tag))
+    assert said in caught.value.why
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [("triton", ContractError), ("torch", ContractError), ("changed", ContractError), ("source", SourceError),
+     ("network", BuildError)],
+)  # fmt: skip
+def test_each_known_reason_has_its_error(kind: str, error: type[Exception]) -> None:
+    found = _failure("flash-attn", kind, "what", "why")
+    assert type(found) is error
+    assert (found.why, bool(found.fix)) == ("why", True)
+
+
+def test_who_reaches_for_the_network_is_named(tmp_path: Path) -> None:
+    program = tmp_path / "setup.py"
+    program.write_text(
+        "import socket\nimport urllib.request\ntry:\n    urllib.request.urlopen('http://127.0.0.1:9/x')\n"
+        "except OSError:\n    pass\n"
+    )
+    watch = recipe.root() / "containerfiles" / "wheel" / "watch"
+    env = {**os.environ, "PYTHONPATH": str(watch), "WATCH_REACHED": str(tmp_path / "reached"), "no_proxy": "*"}
+    subprocess.run([sys.executable, str(program)], env=env, check=True)
+    rows = [json.loads(line) for line in (tmp_path / "reached").read_text().splitlines()]
+    assert [f"{program}:4", "127.0.0.1:9"] in rows
+
+
+def test_modules_that_import_and_those_that_do_not_are_listed(tmp_path: Path) -> None:
+    (tmp_path / "pack" / "inner").mkdir(parents=True)
+    for name, text in {
+        "pack/__init__": "", "pack/good": "print('noise')", "pack/bad": "import nowhere_at_all",
+        "pack/inner/__init__": "raise SystemExit(3)", "pack/inner/x": "",
+    }.items():  # fmt: skip
+        (tmp_path / f"{name}.py").write_text(text)
+    program = recipe.root() / "containerfiles" / "wheel" / "imports.py"
+    done = subprocess.run(
+        [sys.executable, str(program), "pack.good", "--", "pack"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert json.loads(done.stdout) == {
+        "imported": ["pack.good", "pack"],
+        "failed": {
+            "pack.bad": "ModuleNotFoundError: No module named 'nowhere_at_all'",
+            "pack.inner": "SystemExit: 3",
+        },
+    }

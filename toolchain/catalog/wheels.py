@@ -1,0 +1,99 @@
+"""Wheels that are built above Triton, and the PyTorch that they are built with: data of data/wheels.toml."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cache as memoize
+from typing import Any
+
+from toolchain.data import FOLDER, load, typed_row
+from toolchain.errors import UnsupportedError
+
+_FILE = FOLDER / "wheels.toml"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WheelEdit:
+    """A change of a source: `anchor`, which `file` holds once, gives way to `text`."""
+
+    file: str
+    anchor: str
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class WheelRow:
+    """A table below `wheels`; the file says what each field is."""
+
+    name: str = ""
+    project: str = ""
+    repository: str = ""
+    commit: str = ""
+    license: str
+    needs: tuple[str, ...]
+    leave_out: tuple[str, ...] = ()
+    build: Mapping[str, str]
+    run: Mapping[str, str]
+    requires: tuple[str, ...] = ()
+    before: tuple[tuple[str, ...], ...] = ()
+    edits: tuple[WheelEdit, ...] = ()
+    tag: str
+    why: str = ""
+    without: tuple[str, ...] = ()
+    lacks: Mapping[str, str] = field(default_factory=dict)
+    packages: tuple[str, ...]
+    stray: tuple[str, ...] = ()
+    imports: tuple[str, ...]
+    walks: tuple[str, ...] = ()
+    tests: int
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it, as JSON values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchRow:
+    """A table below `torch`: the PyTorch of a base's distribution."""
+
+    name: str = ""
+    suite: str
+    packages: tuple[str, ...]
+    links: Mapping[str, str]
+
+
+@memoize
+def wheel_rows() -> tuple[WheelRow, ...]:
+    """Every wheel, in the order of the data.
+
+    Raises:
+        ConfigError: the data is damaged.
+    """
+    return tuple(
+        typed_row(WheelRow, {**row, "name": name}, name, _FILE) for name, row in load("wheels")["wheels"].items()
+    )
+
+
+def wheel_row(name: str) -> WheelRow:
+    """The wheel of that name.
+
+    Raises:
+        KeyError: there is none.
+    """
+    return {row.name: row for row in wheel_rows()}[name]
+
+
+def torch_row(base: str) -> TorchRow:
+    """The PyTorch for a base by its recipe's name.
+
+    Raises:
+        UnsupportedError: no row has one.
+    """
+    rows = load("wheels")["torch"]
+    if base not in rows:
+        raise UnsupportedError(
+            f"no PyTorch is known for base {base}", why=f"{_FILE.name} has one for {', '.join(rows)}",
+            fix=f"use --base {next(iter(rows))}",
+        )  # fmt: skip
+    return typed_row(TorchRow, {**rows[base], "name": base}, base, _FILE)

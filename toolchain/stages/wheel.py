@@ -1,0 +1,302 @@
+"""The wheel of a project above Triton: built from source, without a network, and an image in which it imports."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from toolchain import recipe, strict_json
+from toolchain.catalog.wheels import WheelRow, wheel_row, wheel_rows
+from toolchain.digest import write_atomically
+from toolchain.errors import BuildError, ContractError, SourceError, ToolchainError
+from toolchain.filesystem import read_built
+from toolchain.recipe import Mount, Recipe, digests
+from toolchain.request import Request
+from toolchain.sources.scan import scan
+from toolchain.sources.spec import SourceSpec
+from toolchain.sources.tree import Source
+from toolchain.stages.base import base_label
+from toolchain.stages.prebuilt import choices, names_allowed, take_in
+from toolchain.stages.stage import Built, Planned, Workspace, common_inputs, image_labels, locked, source_inputs
+from toolchain.stages.triton_wheel import SITE as TRITON_SITE
+from toolchain.stages.triton_wheel import unzip
+from toolchain.stages.wheels import keep_wheel, wheel_folder, wheel_sources
+
+RECIPE = "containerfiles/wheel"
+SITE = "/usr/lib/toolchain/wheels"
+LISTING = "usr/share/toolchain/wheels.json"
+_ALWAYS = ("packaging", "setuptools", "wheel")
+_DISK = 3_000_000_000
+_WEIGHTS = {"configure": 20.0, "compile": 20.0}
+# By the kind that build.py tells: what is raised, and what helps.
+_FAILURES: Mapping[str, tuple[type[ToolchainError], str]] = {
+    "triton": (ContractError, "build Triton again: its wheel brings the dist-info"),
+    "torch": (ContractError, "see that the packages of torch in data/wheels.toml fit the base"),
+    "source": (SourceError, "name a source of the version that data/wheels.toml is for"),
+    "changed": (ContractError, "see the log: the project's build writes where Triton lies"),
+    "network": (BuildError, "add what it fetches to `requires` of its row in data/wheels.toml"),
+}
+
+
+@dataclass(frozen=True)
+class WheelStage:
+    """See `Stage`.
+
+    Args:
+        row: of the project.
+    """
+
+    row: WheelRow
+
+    @property
+    def name(self) -> str:
+        """As the row is called."""
+        return self.row.name
+
+    def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned:
+        row = self.row
+        source = wheel_source(row, request)
+        wheels = wheel_sources(tuple(sorted({*_ALWAYS, *row.requires})))
+        sources = source_inputs([source, *wheels], request.patches)
+        under = {name: dependencies[name].input_digest for name in ("base", "torch", "triton")}
+        inputs: dict[str, Any] | None = None
+        if sources is not None and locked(*under.values()):
+            inputs = {
+                **common_inputs(self.name, request),
+                **under,
+                "sources": sources,
+                "recipe": digests(RECIPE),
+                "row": row.as_json(),
+                "binaries": choices(self.name, request),
+                "site": SITE,
+            }
+        triton = next((one.short_id for one in dependencies["triton"].sources if one.name == "triton"), "unknown")
+        stray = f"upstream packs {', '.join(row.stray)} along by accident" if row.stray else ""
+        return Planned(
+            name=self.name,
+            image=f"{self.name}-{source.short_id}-triton-{triton}-{base_label(request)}",
+            inputs=inputs,
+            sources=(source, *wheels),
+            binaries=tuple(sorted({*dependencies["triton"].binaries, *names_allowed(self.name, request)})),
+            partial="; ".join(f"without {part}: {why}" for part, why in sorted(row.lacks.items())),
+            disk=_DISK,
+            engine=True,
+            has_contract_check=True,
+            note=stray,
+        )
+
+    def build(self, planned: Planned, dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
+        row, request = self.row, workspace.request
+        workspace.require_disk(_DISK)
+        workspace.step("source")
+        source = workspace.fetch(planned.sources[0])
+        if missing := [name for name in row.needs if not (source.path / name).exists()]:
+            raise SourceError(
+                f"the source of {self.name} has no {missing[0]}",
+                why=f"{planned.sources[0].ref} is not what its recipe is for",
+                fix=f"give a whole checkout: --source {self.name}=PATH or URL@COMMIT",
+            )
+        left = [name for name in row.leave_out if (source.path / name).is_dir()]
+        beside = [f"{name}/{one.file}" for name in left for one in scan(source.path / name)]
+        intake, findings = take_in(
+            self.name, source.path, replace(request, drop_binary=(*request.drop_binary, *beside))
+        )
+        planned = replace(planned, binaries=intake.binaries(planned.binaries))
+        making = self._recipe(planned, dependencies, workspace, source.path, drop=(*left, *intake.dropped))
+        out = workspace.build(making)
+        result = strict_json.read(read_built(out, "result.json"))
+        if failed := result.get("failed"):
+            raise _failure(self.name, *map(str, failed))
+        wheels = sorted((out / "wheel").glob("*.whl"))
+        if len(wheels) != 1:
+            raise BuildError(f"the build of {self.name} left {len(wheels)} wheels", fix="see the log")
+        facts = {**check_content(row, wheels[0]), "wheels": [keep_wheel(wheels[0], workspace.cache)]}
+        tree = workspace.work() / "tree"
+        shutil.rmtree(tree, ignore_errors=True)
+        unzip(wheels[0], tree / SITE.lstrip("/"))
+        return workspace.finish(
+            planned,
+            tree=tree,
+            under=dependencies["triton"],
+            beside=(dependencies["torch"],),
+            facts={
+                **facts,
+                **{key: result[key] for key in ("torch", "triton", "network")},
+                "tests": row.tests,
+                "left_out": left,
+                "found_binaries": [one for one in intake.rows(findings) if one["file"] not in set(beside)],
+            },
+            labels=image_labels(planned, revision=source.ref, binaries=planned.binaries),
+            environment=environment([row]),
+            check=check_imports([row], workspace) if request.contract else None,
+        )
+
+    def _recipe(
+        self,
+        planned: Planned,
+        dependencies: Mapping[str, Built],
+        workspace: Workspace,
+        source: Path,
+        *,
+        drop: Sequence[str],
+    ) -> Recipe:
+        row, short_id = self.row.as_json(), planned.sources[0].short_id
+        build = {name: text.replace("{id}", short_id) for name, text in row["build"].items()}
+        folder = workspace.work() / "row"
+        folder.mkdir(exist_ok=True)
+        write_atomically(
+            folder / "row.json", json.dumps({**row, "build": build, "drop": list(drop)}, sort_keys=True).encode()
+        )
+        return Recipe(
+            name=self.name,
+            containerfile=f"{RECIPE}/Containerfile",
+            base=workspace.image(dependencies["base"]),
+            images={name.upper(): workspace.image(dependencies[name]) for name in ("torch", "triton")},
+            contexts={"source": source, "wheels": wheel_folder(planned.sources[1:], workspace), "row": folder},
+            steps=_WEIGHTS,
+        )
+
+
+@dataclass(frozen=True)
+class WheelsStage:
+    """An image with the wheels of several projects beside one Triton: all that the request names, else every one."""
+
+    name: str = "wheels"
+
+    def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned:
+        below = [dependencies[name] for name in wheel_names(request)]
+        under = {name: one.input_digest for name, one in dependencies.items() if name in {"torch", "triton"}}
+        under |= {one.name: one.input_digest for one in below}
+        inputs = {**common_inputs(self.name, request), **under} if locked(*under.values()) else None
+        triton = next((one.short_id for one in dependencies["triton"].sources if one.name == "triton"), "unknown")
+        return Planned(
+            name=self.name,
+            image=f"wheels-{'-'.join(one.name for one in below)}-triton-{triton}-{base_label(request)}",
+            inputs=inputs,
+            binaries=tuple(sorted({name for one in below for name in one.binaries})),
+            partial="; ".join(f"{one.name} {one.partial}" for one in below if one.partial),
+            disk=_DISK,
+            engine=request.contract,
+            has_contract_check=True,
+        )
+
+    def build(self, planned: Planned, dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
+        names = wheel_names(workspace.request)
+        rows, below = [wheel_row(name) for name in names], [dependencies[name] for name in names]
+        made = {one.planned.name: one.facts["wheels"] for one in below}
+        planned = replace(planned, binaries=tuple(sorted({name for one in below for name in one.binaries})))
+        tree = workspace.work() / "tree"
+        shutil.rmtree(tree, ignore_errors=True)
+        (tree / LISTING).parent.mkdir(parents=True)
+        (tree / LISTING).write_text(json.dumps(made, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        return workspace.finish(
+            planned,
+            tree=tree,
+            under=dependencies["triton"],
+            beside=(dependencies["torch"], *below),
+            facts={"projects": list(names)},
+            labels=image_labels(planned, binaries=planned.binaries),
+            environment=environment(rows),
+            check=check_imports(rows, workspace) if workspace.request.contract else None,
+        )
+
+
+def check_imports(rows: Sequence[WheelRow], workspace: Workspace) -> Callable[[str], Mapping[str, Any]]:
+    """That the modules of the rows import in a fresh container, with the variables that the image sets."""
+    wanted = [name for row in rows for name in row.imports]
+
+    def check(image: str) -> Mapping[str, Any]:
+        workspace.step("contract")
+        done = workspace.runner.run(
+            image,
+            ["python3", "/recipe/wheel/imports.py", *wanted, "--", *(name for row in rows for name in row.walks)],
+            mounts=[Mount(recipe.root() / "containerfiles", "/recipe", read_only=True)],
+            env={"HOME": "/tmp", "PYTHONDONTWRITEBYTECODE": "1"},  # noqa: S108 - in the container
+            log=workspace.log,
+            capture=True,
+            check=False,
+        )
+        try:
+            found: dict[str, Any] = strict_json.read((done.stdout.strip().splitlines() or [""])[-1])
+        except ValueError:
+            raise ContractError("nothing imports in the image", why="\n".join(done.tail), fix="see the log") from None
+        if wrong := [name for name in wanted if name in found["failed"]]:
+            raise ContractError(
+                f"{wrong[0]} does not import in its image",
+                why="\n".join(f"{name}: {found['failed'][name]}" for name in wrong),
+                fix="see that `run` of its row in data/wheels.toml has the variables that it needs",
+            )
+        return {"imports": found}
+
+    return check
+
+
+def environment(rows: Sequence[WheelRow]) -> dict[str, str]:
+    """The variables of an image with the wheels of these rows."""
+    needed = {name: text for row in rows for name, text in row.run.items()}
+    return {**needed, "PYTHONPATH": f"{TRITON_SITE}:{SITE}"}
+
+
+def stands_on(request: Request) -> tuple[str, ...]:
+    """What that image stands on."""
+    return ("base", "torch", "triton", *wheel_names(request))
+
+
+def wheel_names(request: Request) -> tuple[str, ...]:
+    """The wheels that a request names, in the order of the data; all of them where it names none."""
+    return tuple(row.name for row in wheel_rows() if row.name in request.wheels or not request.wheels)
+
+
+def wheel_source(row: WheelRow, request: Request) -> Source:
+    """The project's source, without any network."""
+    own = (
+        SourceSpec(kind="pypi", where=row.project)
+        if row.project
+        else SourceSpec(kind="git", where=row.repository, version=row.commit)
+    )
+    return request.locate(row.name, request.sources.get(row.name, own))
+
+
+def check_content(row: WheelRow, wheel: Path) -> dict[str, Any]:
+    """Hold a wheel against its row.
+
+    Returns:
+        `{"tag", "files", "packages"}`: the tag of its name, how many files it has, and its top folders.
+
+    Raises:
+        ContractError: it has another tag, a file that must not be inside, a part that is said to be missing, or other
+            packages.
+    """
+    match = re.search(r"-([^-]+-[^-]+-[^-]+)\.whl$", wheel.name)
+    tag = match[1] if match else ""
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    tops = sorted({name.partition("/")[0] for name in names if "/" in name and ".dist-info/" not in name})
+    wrong = [f"its tag is {tag}, expected was {row.tag}"] if tag != row.tag else []
+    wrong += [f"{name} must not be inside" for name in names if any(fnmatchcase(name, one) for one in row.without)]
+    wrong += [f"{part} is inside, and is said to be missing" for part in row.lacks if any(map(_like(part), names))]
+    if set(tops) != set(row.packages):
+        wrong.append(f"it holds {', '.join(tops)}, expected was {', '.join(row.packages)}")
+    if wrong:
+        raise ContractError(
+            f"{wheel.name} is not the wheel that its row expects",
+            why="\n".join(wrong),
+            fix=f"correct [wheels.{row.name}] in data/wheels.toml for this source",
+        )
+    return {"tag": tag, "files": len(names), "packages": tops}
+
+
+def _like(pattern: str) -> Callable[[str], bool]:
+    return lambda name: fnmatchcase(name, pattern)
+
+
+def _failure(name: str, kind: str, what: str, why: str) -> ToolchainError:
+    error, fix = _FAILURES[kind]
+    return error(f"{name}: {what}", why=why, fix=fix)
