@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 
+from toolchain.catalog.aotriton_generations import generation_of
 from toolchain.catalog.architectures import MACHINES
 from toolchain.catalog.bases import load_bases
 from toolchain.catalog.components import check_generation, needs_for
@@ -247,12 +248,20 @@ def _bases() -> str:
 def _aotritons() -> str:
     rows = []
     for one in aotriton_releases():
+        generation = generation_of(one.name)
+        packs = " ".join(generation.packs) or "in the library"
+        if generation.refused:
+            pins = [f"`{text[:8]}`" if text else "unknown" for text in (one.triton, one.llvm)]
+            rows.append([one.name, *pins, packs, f"refused: [7](exit-codes.md): {generation.refused}"])
+            continue
         try:
             known = aotriton_release(one.name)
         except ToolchainError as error:
-            rows.append([one.name, f"`{one.triton[:8]}`" if one.triton else "unknown", "unknown", refused(error)])
+            rows.append(
+                [one.name, f"`{one.triton[:8]}`" if one.triton else "unknown", "unknown", packs, refused(error)]
+            )
             continue
-        rows.append([one.name, f"`{known.triton[:8]}`", f"`{known.llvm[:8]}` {known.certainty}", _UNTRIED])
+        rows.append([one.name, f"`{known.triton[:8]}`", f"`{known.llvm[:8]}` {known.certainty}", packs, _UNTRIED])
     text = "An *inferred* LLVM was concluded and not read: it is taken with a warning, and the build stops after the fetch where"
     text += " the tree pins another. An *unknown* one is refused, unless you name it: `--source llvm=URL@COMMIT` (what"
     text += (
@@ -260,7 +269,9 @@ def _aotritons() -> str:
     )
     text += " known either, name `--source triton=` and `--source aotriton=` too."
     text += " One commit near 0.14 was tried, so the older the release, the less is certain."
-    return f"{text} Bases: those with HIP above.\n\n" + table(["AOTriton", "Triton", "LLVM", "on debian13"], rows)
+    return f"{text} Bases: those with HIP above.\n\n" + table(
+        ["AOTriton", "Triton", "LLVM", "image packs", "on debian13"], rows
+    )
 
 
 def _architectures() -> str:

@@ -79,7 +79,7 @@ def configuration() -> str:
     return "\n".join([
         "# Configuration\n",
         MADE,
-        ("`toolchain init` writes this file. `toolchain init --stage aotriton --aotriton 0.11b --gpu gfx942` writes it with those"
+        ("`toolchain init` writes this file. `toolchain init --stage aotriton --aotriton 0.13b --gpu gfx942` writes it with those"
         " three lines in force. It is read from the current folder, or from where `toolchain --config FILE VERB` says.\n"),
         "```toml\n" + render({}, Path()) + "```\n",
         "`only = \"distribution\"` is the default, and means all of LLVM.\n",

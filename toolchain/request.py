@@ -130,7 +130,7 @@ class Request:
         default=None,
         metadata=option(
             "aotriton", panel="Versions and sources",
-            help="AOTriton release: it decides the commits of Triton and LLVM.", example="0.11b",
+            help="AOTriton release: it decides the commits of Triton and LLVM.", example="0.13b",
             counts=True, lock="changed", known=reading.known_aotritons,
         ),
     )  # fmt: skip

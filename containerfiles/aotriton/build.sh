@@ -55,10 +55,12 @@ if [ ! -f /build/planned ]; then
   rm -rf /build/plan /build/plan.partial
   mkdir -p /build/plan.partial
   # The NOIMAGE configuration has composed the tuning databases; the signature needs them beside the plan.
-  for database in /build/runtime/v3src/*/database; do
-    family=$(basename "$(dirname "$database")")
-    mkdir -p "/build/plan.partial/$family"
-    cp -a "$database" "/build/plan.partial/$family/database"
+  # 0.13 has one folder for all operators, later ones a folder for each family.
+  for database in /build/runtime/v3src/database /build/runtime/v3src/*/database; do
+    if [ ! -d "$database" ]; then continue; fi
+    place=/build/plan.partial/$(dirname "${database#/build/runtime/v3src/}")
+    mkdir -p "$place"
+    cp -a "$database" "$place/database"
   done
   mv /build/plan.partial /build/plan
   rm -f /build/plan/Bare.*

@@ -6,7 +6,8 @@ Each operator names its backends in `modules/FAMILY/aot`; the first is the one u
 
     without_aiter.py SOURCE REPORT
 
-Rewrites `modules/FAMILY/database/op_database.sqlite3.tar.xz` below SOURCE, and writes to REPORT, as JSON, how many
+Rewrites `op_database.sqlite3.tar.xz` in `modules/FAMILY/database` below SOURCE, or in the `modules/database` that all
+families share, and writes to REPORT, as JSON, how many
 choices of each operator and GPU were redirected: {"op_attn_fwd": {"gfx942_mod0": 73}}. A source without such a database
 is left alone, and the report is {}.
 """
@@ -82,8 +83,9 @@ def redirect(
     return counts
 
 
-def rewrite(archive: Path, family: str, folder: Path) -> dict[str, dict[str, int]]:
-    """Change the database inside an archive; the archive is replaced as a whole."""
+def rewrite(archive: Path, families: list[Path]) -> dict[str, dict[str, int]]:
+    """Change the database inside an archive for those families; the archive is replaced as a whole."""
+    counts: dict[str, dict[str, int]] = {}
     with tempfile.TemporaryDirectory() as scratch:
         database = Path(scratch) / MEMBER
         with tarfile.open(archive, "r:xz") as tar:
@@ -91,7 +93,8 @@ def rewrite(archive: Path, family: str, folder: Path) -> dict[str, dict[str, int
             if member is None:
                 raise SystemExit(f"toolchain: {archive.name} holds no {MEMBER}")
             database.write_bytes(member.read())
-        counts = redirect(database, family, backends(folder), foreign(folder))
+        for family in families:
+            counts |= redirect(database, family.name, backends(family / "aot"), foreign(family / "aot"))
         if not counts:
             return {}
         content = database.read_bytes()
@@ -107,9 +110,11 @@ def rewrite(archive: Path, family: str, folder: Path) -> dict[str, dict[str, int
 def main(source: Path, report: Path) -> None:
     """Change what is below `source`, and say what was changed."""
     counts: dict[str, dict[str, int]] = {}
-    for archive in sorted(source.glob(f"modules/*/database/{MEMBER}.tar.xz")):
-        family = archive.parent.parent
-        counts |= rewrite(archive, family.name, family / "aot")
+    modules = source / "modules"
+    for archive in sorted(modules.glob(f"*/database/{MEMBER}.tar.xz")):
+        counts |= rewrite(archive, [archive.parent.parent])
+    if (shared := modules / "database" / f"{MEMBER}.tar.xz").is_file():
+        counts |= rewrite(shared, sorted(folder.parent for folder in modules.glob("*/aot")))
     report.write_text(json.dumps(counts, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     for operator, gpus in sorted(counts.items()):
         told = ", ".join(f"{gpu} {count}" for gpu, count in gpus.items())

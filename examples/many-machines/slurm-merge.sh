@@ -5,8 +5,8 @@ set -eu
 export TOOLCHAIN_CACHE="${TMPDIR:-/tmp}/toolchain-$SLURM_JOB_ID"
 lock=$TOOLCHAIN_CACHE.lock
 toolchain bundle import registry.example/ns/kernels-bundle:latest --lock-file "$lock"
-toolchain build triton --aotriton 0.11b --gpu MI300X --drop-binary libdevice \
+toolchain build triton --aotriton 0.13b --gpu MI300X --drop-binary libdevice \
   --lock-file "$lock" --reuse-from registry.example/ns --public-key release-key.pub --reuse-only
-toolchain kernels merge aotriton "$HOME/kernel-store" --aotriton 0.11b --gpu MI300X --drop-binary libdevice \
+toolchain kernels merge aotriton "$HOME/kernel-store" --aotriton 0.13b --gpu MI300X --drop-binary libdevice \
   --lock-file "$lock" --keep-going || [ "$?" -eq 12 ]
 toolchain publish "oci:$HOME/aotriton" aotriton --key release-key

@@ -378,12 +378,12 @@ def test_a_folder_that_is_gone(here: Here) -> None:
 
 
 def test_a_plan_says_what_is_not_sure_and_what_the_build_will_refuse(here: Here) -> None:
-    _, _, said = here.call("plan", "aotriton", "--aotriton", "0.11b", "--gpu", "gfx942")
-    assert said.count("warning: the LLVM of AOTriton 0.11b is inferred: ") == 1
+    _, _, said = here.call("plan", "aotriton", "--aotriton", "0.13b", "--gpu", "gfx942")
+    assert said.count("warning: the LLVM of AOTriton 0.13b is inferred: ") == 1
     # Of an LLVM that was named nothing is inferred.
     named = ("--source", f"llvm=https://github.com/llvm/llvm-project@{V36.llvm}")
-    assert "inferred" not in here.call("plan", "aotriton", "--aotriton", "0.11b", "--gpu", "gfx942", *named)[2]
-    assert "inferred" not in here.call("plan", "base", "--aotriton", "0.11b")[2]
+    assert "inferred" not in here.call("plan", "aotriton", "--aotriton", "0.13b", "--gpu", "gfx942", *named)[2]
+    assert "inferred" not in here.call("plan", "base", "--aotriton", "0.13b")[2]
     wheel = ("plan", "triton", "--source", "triton=pypi:3.7.1")
     refused = "warning: `build` refuses what is prebuilt with 15, unless it is allowed: --allow-binary triton-wheel"
     assert refused in here.call(*wheel)[2]

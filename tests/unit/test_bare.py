@@ -9,13 +9,14 @@ import struct
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from toolchain.catalog.aotriton_generations import generation_of
 from toolchain.digest import sha256_bytes
 from toolchain.errors import ContractError, KernelError, SourceError, UnsupportedError
 from toolchain.kernels.aks2 import read_aks2, read_archive
@@ -497,3 +498,58 @@ def test_a_kernel_that_was_stopped_for_its_memory_is_not_given_to_upstreams_scri
     images = KernelImages(folder, tmp_path / "t", "image", workspace)
     assert images.against_upstream(RuleSet(rules, total=3), result)["failures"] == 1
     assert [(one["id"], one["timeout"]) for one in asked] == [(good.id, 0), (late.id, 60.0)]
+
+
+# --- older generations ---
+
+
+def old_plan(path: Path, rows: Sequence[tuple[str, str, int]], *, clusters: Mapping[str, Sequence[str]]) -> Path:
+    """A folder as generators before 0.12 leave it: (object, GPU, waves) a line, in `clusters` where those are files."""
+    path.mkdir(parents=True)
+    lines = [
+        f"{BUILD}/flash/{name}.hsaco;{SOURCE}/tritonsrc/flash.py;attn;4;1;{waves};{gpu};{SIGNATURE}"
+        for name, gpu, waves in rows
+    ]
+    (path / "Bare.compile").write_text("\n".join(lines) + "\n")
+    if clusters:
+        rules = [
+            ";".join(["amd-gfx942", "flash", "attn", name, *(f"{BUILD}/flash/{one}.hsaco" for one in objects)])
+            for name, objects in clusters.items()
+        ]
+        (path / "Bare.cluster").write_text("\n".join(rules) + "\n")
+    return path
+
+
+def old_tree(path: Path) -> Path:
+    kernels = path / "tritonsrc"
+    kernels.mkdir(parents=True)
+    (kernels / "flash.py").write_text("import triton\nfrom .fwd import other as attn\nfrom package.sub import else_\n")
+    (kernels / "fwd.py").write_text("def other(Q, B, sq, one, n, BLOCK, FLAG, p):\n    pass\n")
+    return path
+
+
+def test_a_plan_of_eight_fields_with_loose_clusters_is_read(tmp_path: Path) -> None:
+    folder = old_plan(tmp_path / "p", [("＊a", "gfx942", 1), ("＊b", "gfx942", 2)], clusters={"＊F": ["＊a", "＊b"]})  # noqa: RUF001
+    plan = read_plan(folder, old_tree(tmp_path / "t"), build=BUILD, source=SOURCE, of=generation_of("0.11b"))
+    (cluster,) = plan.clusters
+    assert (cluster.path, cluster.manifest) == ("aotriton.images/amd-gfx942/flash/attn/＊F.aks2", "")  # noqa: RUF001
+    assert cluster.objects == (("flash/＊a.hsaco", "＊a"), ("flash/＊b.hsaco", "＊b"))  # noqa: RUF001
+    assert [one.path for one in plan.archives] == [cluster.path]
+    assert [rule.waves_per_eu for rule in plan.rules] == [1, 2]
+    assert plan.rules[0].signature[0] == ("Q", "*fp16:16"), "names are those of the file that flash.py takes it from"
+    assert plan.copies == {}
+
+
+def test_words_become_gpus_and_rules_that_a_compiler_takes_for_one_are_compiled_once(tmp_path: Path) -> None:
+    rows = [("a", "MI300X", 0), ("b", "MI300X", 3), ("c", "Navi31", 0)]
+    folder = old_plan(tmp_path / "p", rows, clusters={})
+    plan = read_plan(folder, old_tree(tmp_path / "t"), build=BUILD, source=SOURCE, of=generation_of("0.7.1b"))
+    assert [(rule.out, rule.target) for rule in plan.rules] == [
+        ("flash/a.hsaco", "gfx942"),
+        ("flash/c.hsaco", "gfx1100"),
+    ]
+    assert plan.copies == {"flash/a.hsaco": ("flash/b.hsaco",)}
+    clusters = {"F": ["a", "b", "c"]}
+    folder = old_plan(tmp_path / "other", rows, clusters=clusters)
+    with pytest.raises(UnsupportedError):  # another generation's words are no GPUs
+        read_plan(folder, tmp_path / "t", build=BUILD, source=SOURCE, of=generation_of("0.11b"))

@@ -46,7 +46,7 @@ def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CliRunner:
 
 
 def test_plan_tells_hours_disk_and_memory(planned: CliRunner) -> None:
-    words = ["plan", "aotriton", "--aotriton", "0.11b", "--gpu", "MI300X", "--allow-binary", "libdevice"]
+    words = ["plan", "aotriton", "--aotriton", "0.13b", "--gpu", "MI300X", "--allow-binary", "libdevice"]
     told = planned.invoke(app, words).stdout.partition("still to build, on 8 cores")[2].partition("in a Docker")[0]
     said = [line for line in told.splitlines()[1:] if line[2] != " "]
     assert [line.split()[0] for line in said] == ["base", "sysroot", "python", "llvm", "triton", "aotriton"]
@@ -65,7 +65,7 @@ def test_plan_says_no_to_what_the_data_contradict_and_what_comes_next(planned: C
         (("llvm", "--source", "llvm=distro:llvm-toolchain-99"), 7),
     ):
         assert planned.invoke(app, ["plan", *words]).exit_code == code, words
-    asked = ("plan", "aotriton", "--aotriton", "0.11b", "--gpu", "MI300X")
+    asked = ("plan", "aotriton", "--aotriton", "0.13b", "--gpu", "MI300X")
     said = planned.invoke(app, list(asked))
     assert "--drop-binary libdevice" in said.stderr
     assert "14,485 to 19,187 kernels for 1 GPU" in said.stdout
@@ -92,7 +92,7 @@ def test_the_page_of_costs_names_the_disk_that_a_stage_refuses_to_begin_without(
     for words in (
         ["triton", "--triton", "3.9.0"],
         ["profile"],
-        ["aotriton", "--aotriton", "0.11b"],
+        ["aotriton", "--aotriton", "0.13b"],
         ["worker"],
         ["wheels", "--base", "debian13"],
     ):

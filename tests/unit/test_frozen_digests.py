@@ -44,10 +44,10 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "kernels with the wheel": ("kernels", {"base": "debian13", "sources": WHEEL, "gpus": ("gfx90a",)}),
     "triton of a commit": ("triton", {"base": "debian13", "sources": {**DISTRO, **COMMIT}}),
-    "aotriton": ("aotriton", {"base": "debian13", "aotriton": "0.10b", "gpus": ("gfx942",)}),
+    "aotriton": ("aotriton", {"base": "debian13", "aotriton": "0.13b", "gpus": ("gfx942",)}),
     "a part of aotriton": (
         "aotriton",
-        {"base": "debian13", "aotriton": "0.10b", "gpus": ("gfx942",), "limit": 320, "select": "attn*"},
+        {"base": "debian13", "aotriton": "0.13b", "gpus": ("gfx942",), "limit": 320, "select": "attn*"},
     ),
 }
 

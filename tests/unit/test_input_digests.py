@@ -32,7 +32,7 @@ STAGES: list[Stage] = [KernelsStage(), AotritonStage(), TritonSourceStage(), Llv
 
 
 def asked(folder: Path) -> Request:
-    return Request(cache=Cache(folder / "cache"), aotriton="0.10b", gpus=("gfx942",))
+    return Request(cache=Cache(folder / "cache"), aotriton="0.13b", gpus=("gfx942",))
 
 
 def digest(stage: Stage, request: Request) -> str:

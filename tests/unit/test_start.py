@@ -28,6 +28,8 @@ sys.argv = ["toolchain", *sys.argv[1:]]
 from toolchain.cli.app import main
 main()
 """
+# The LLVM of AOTriton 0.13b by name, so that no warning of how sure it is draws in what prints.
+LLVM = "llvm=https://github.com/llvm/llvm-project@7f77ca0dbda4abbf9af06537b2c475f20ccd6007"
 
 
 def modules(folder: Path, *words: str) -> set[str]:
@@ -54,7 +56,7 @@ def modules(folder: Path, *words: str) -> set[str]:
             {*HEAVY, "rich", "toolchain.kernels", *ENGINES, "toolchain.lock.file"},
         ),
         (
-            ("plan", "aotriton", "--aotriton", "0.7.2b", "--gpu", "gfx942", "--drop-binary", "libdevice", "--json"),
+            (*("plan", "aotriton", "--aotriton", "0.13b", "--source", LLVM), *("--drop-binary", "libdevice", "--json")),
             HEAVY - {"sqlite3"} | {"rich"},
         ),
         (("plan",), HEAVY),

@@ -122,7 +122,7 @@ def test_the_stages_follow_from_where_triton_comes(request_: Request) -> None:
     assert names("kernels", wheel) == ["base", "triton", "kernels"]
     assert names("triton", built) == ["base", "llvm", "triton"]
     assert names("all", request_) == ["base", "llvm", "triton", "kernels"]
-    assert names("all", replace(built, aotriton="0.10b")) == ["base", "llvm", "triton", "aotriton"]
+    assert names("all", replace(built, aotriton="0.13b")) == ["base", "llvm", "triton", "aotriton"]
     assert names("aotriton", built) == ["base", "llvm", "triton", "aotriton"]
     with pytest.raises(UnsupportedError, match="no such stage"):
         stages_of("wheel", request_)

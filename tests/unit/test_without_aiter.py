@@ -79,6 +79,15 @@ def test_choices_of_kernels_that_are_not_there_lead_to_the_fallback(tmp_path: Pa
     assert archive.read_bytes() == first
 
 
+def test_a_database_that_all_families_share_is_changed_too(tmp_path: Path) -> None:
+    archive = lay(tmp_path, [("gfx942", 2), ("gfx942", 1)])
+    shared = tmp_path / "modules" / "database" / archive.name
+    shared.parent.mkdir()
+    archive.rename(shared)
+    assert run(tmp_path) == (0, {"op_back": {"gfx942": 1}})
+    assert choices(shared, tmp_path) == [("gfx942", 0), ("gfx942", 1)]
+
+
 def test_a_tree_without_such_a_database_is_left_alone(tmp_path: Path) -> None:
     assert run(tmp_path) == (0, {})
 

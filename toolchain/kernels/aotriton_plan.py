@@ -1,8 +1,10 @@
 """AOTriton's own plan of what to compile, read: its generator writes rules, clusters and archives as `Bare.*` files.
 
 `Bare.compile` has one line a code object: venv, Python, object, source, kernel, warps, stages, waves per EU, GPU and
-signature, with `;` between. `Bare.cluster` has one line for each .aks2 file, `Bare.flatzip` one for each .zip; the
-manifests (`.nsv`) beside them say under which names things go in. Paths are those of the build that wrote them.
+signature, with `;` between; before 0.12 without the first two. `Bare.cluster` has one line for each .aks2 file,
+`Bare.flatzip` one for each .zip; the manifests (`.nsv`) beside them say under which names things go in. Before 0.13 the
+.aks2 files lie loose and have no manifests; before 0.8 there is `Bare.compile` alone, since the library holds the
+kernels. Paths are those of the build that wrote them.
 """
 
 from __future__ import annotations
@@ -11,17 +13,20 @@ import ast
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache as memoize
 from pathlib import Path, PurePosixPath
+from typing import TypeGuard
 
+from toolchain.catalog.aotriton_generations import Generation, generation_of
 from toolchain.catalog.gpus import check_gpu
 from toolchain.errors import KernelError, SourceError
 from toolchain.kernels.rules import Rule, RuleSet, Value, cut
 
 COMPILE, CLUSTER, FLATZIP, AFFINE = "Bare.compile", "Bare.cluster", "Bare.flatzip", "Affine.cluster"
-_FIELDS = 10
+IMAGES = "aotriton.images"
 _HINTS = (1, 8, 16)
+_WAVES = 1  # Triton's own default, up to 3.1 at least
 _REPORT = "take an AOTriton that docs/compatibility.md says is tested; report it for one that is"
 # (argument, type) in the kernel's order, and (argument, value) of the constants, sorted.
 Signature = tuple[tuple[tuple[str, str], ...], tuple[tuple[str, Value], ...]]
@@ -33,7 +38,7 @@ class Cluster:
 
     Args:
         path: of the .aks2, below the build folder.
-        manifest: its .nsv, alike.
+        manifest: its .nsv, alike; empty where its generation writes none.
         objects: (code object below the build folder, name inside), in order.
     """
 
@@ -44,12 +49,15 @@ class Cluster:
     @property
     def name(self) -> str:
         """`amd-gfx942/flash/attn_fwd/<sha256>`."""
-        return self.path.removeprefix("aks2/").removesuffix(".aks2")
+        return self.path.partition("/")[2].removesuffix(".aks2")
 
 
 @dataclass(frozen=True)
 class Archive:
-    """One .zip of .aks2 files, one for each GPU pack and kernel: (.aks2 below the build folder, name inside)."""
+    """One .zip of .aks2 files, one for each GPU pack and kernel: (.aks2 below the build folder, name inside).
+
+    Where the .aks2 files lie loose, each of them is one, under its own path.
+    """
 
     path: str
     manifest: str
@@ -58,12 +66,18 @@ class Archive:
 
 @dataclass(frozen=True)
 class BarePlan:
-    """All that the generator plans."""
+    """All that the generator plans.
+
+    Args:
+        copies: further objects that are the same as a rule's own, by that rule's `out`: its generation's compiler takes
+            no notice of what they differ in.
+    """
 
     rules: tuple[Rule, ...]
     clusters: tuple[Cluster, ...]
     archives: tuple[Archive, ...]
     affine: tuple[str, ...]
+    copies: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def part(self, *, select: str | None = None, limit: int | None = None) -> tuple[RuleSet, tuple[Cluster, ...]]:
         """Rules in whole clusters, and the clusters that they make whole; see `rules.cut`."""
@@ -76,7 +90,7 @@ class BarePlan:
         return tuple(one for one in self.clusters if all(path in there for path, _ in one.objects))
 
 
-def read_plan(folder: Path, tree: Path, *, build: str, source: str) -> BarePlan:
+def read_plan(folder: Path, tree: Path, *, build: str, source: str, of: Generation | None = None) -> BarePlan:
     """Read what the generator wrote.
 
     Args:
@@ -84,24 +98,32 @@ def read_plan(folder: Path, tree: Path, *, build: str, source: str) -> BarePlan:
         tree: the AOTriton source; its kernels are parsed for the names of their arguments, never imported.
         build: the build folder as the generator saw it, e.g. `/build/v3src`.
         source: the source as it saw it.
+        of: the release's way of planning; 0.13b's by default.
 
     Raises:
         SourceError: a file is missing or of another form, or they contradict each other: something would be left out.
         UnsupportedError: a GPU whose code objects cannot be checked.
     """
-    clusters = tuple(_cluster(folder, fields, build) for fields in _lines(folder / CLUSTER, 5))
-    reader = _Rules(tree, build=build, source=source, groups=_groups(clusters))
+    of = of or generation_of("0.13b")
+    clusters: tuple[Cluster, ...] = ()
+    if of.layout != "library":
+        clusters = tuple(_cluster(folder, fields, build, of) for fields in _lines(folder / CLUSTER, 5))
+    reader = _Rules(tree, build=build, source=source, groups=_groups(clusters), of=of)
     rules: dict[str, Rule] = {}
-    for fields in _lines(folder / COMPILE, _FIELDS):
+    for fields in _lines(folder / COMPILE, of.fields):
         rule = reader.rule(fields)
         known = rules.setdefault(rule.out, rule)
         if known is not rule and known != rule:
             raise SourceError(f"AOTriton's generator plans {rule.out} twice, differently", fix=_REPORT)
-    archives = tuple(_archive(folder, fields, build) for fields in _lines(folder / FLATZIP, 4))
+    if of.layout == "flatzip":
+        archives = tuple(_archive(folder, fields, build) for fields in _lines(folder / FLATZIP, 4))
+    else:
+        archives = tuple(Archive(one.path, "", ((one.path, one.path.rpartition("/")[2]),)) for one in clusters)
     affine = tuple(";".join(fields[:3]) for fields in _lines(folder / AFFINE, 3)) if (folder / AFFINE).exists() else ()
-    found = _distinct(rules.values())
-    _agree(rules, clusters, archives)
-    return BarePlan(found, clusters, archives, affine)
+    found, copies = _distinct(rules.values(), alike=not of.waves)
+    if of.layout != "library":
+        _agree(rules, clusters, archives)
+    return BarePlan(found, clusters, archives, affine, copies)
 
 
 def read_packs(folder: Path) -> tuple[tuple[Cluster, ...], tuple[Archive, ...]]:
@@ -115,7 +137,7 @@ def read_packs(folder: Path) -> tuple[tuple[Cluster, ...], tuple[Archive, ...]]:
     """
     rows = list(_lines(folder / FLATZIP, 4))
     build = rows[0][3].partition("/aks2/")[0] if rows else ""
-    clusters = tuple(_cluster(folder, fields, build) for fields in _lines(folder / CLUSTER, 5))
+    clusters = tuple(_cluster(folder, fields, build, generation_of("0.13b")) for fields in _lines(folder / CLUSTER, 5))
     return clusters, tuple(_archive(folder, fields, build) for fields in rows)
 
 
@@ -200,14 +222,17 @@ def _manifest(path: Path, build: str, listed: Sequence[str]) -> tuple[tuple[str,
     return tuple((_below(row[0], build), row[1]) for row in rows)
 
 
-def _cluster(folder: Path, fields: Sequence[str], build: str) -> Cluster:
+def _cluster(folder: Path, fields: Sequence[str], build: str, of: Generation) -> Cluster:
     arch, family, kernel, name, *objects = fields
+    if of.layout == "aks2":
+        path = _below(f"{IMAGES}/{arch}/{family}/{kernel}/{name}.aks2", "")
+        return Cluster(path, "", tuple((_below(one, build), PurePosixPath(one).stem) for one in objects))
     stem = _below(f"aks2/{arch}/{family}/{kernel}/{name}", "")
     return Cluster(f"{stem}.aks2", f"{stem}.nsv", _manifest(folder / f"{stem}.nsv", build, objects))
 
 
 def _archive(folder: Path, fields: Sequence[str], build: str) -> Archive:
-    stem = _below("aotriton.images/" + "/".join(fields[:3]), "")
+    stem = _below(f"{IMAGES}/" + "/".join(fields[:3]), "")
     return Archive(f"{stem}.zip", f"{stem}.nsv", _manifest(folder / f"{stem}.nsv", build, fields[3:]))
 
 
@@ -262,7 +287,8 @@ class _Rules:
     waves alone. So a signature is read once, and its rules share what was read: that is most of the time and memory.
     """
 
-    def __init__(self, tree: Path, *, build: str, source: str, groups: Mapping[str, str]) -> None:
+    def __init__(self, tree: Path, *, build: str, source: str, groups: Mapping[str, str], of: Generation) -> None:
+        self._of = of
         self._tree = tree
         self._build = build
         self._source = source
@@ -279,14 +305,16 @@ class _Rules:
         Raises:
             SourceError, UnsupportedError: see `read_plan`.
         """
-        _, _, target_path, kernel_file, kernel, warps, stages, waves, gpu = fields[:9]
+        skipped = self._of.fields - 8
+        target_path, kernel_file, kernel, warps, stages, waves, word = fields[skipped : skipped + 7]
+        gpu = self._of.words.get(word, word)
         if gpu not in self._gpus:
             check_gpu(gpu)
             self._gpus.add(gpu)
         out, file = _below(target_path, self._build), _below(kernel_file, self._source)
-        kinds, constants = self._signature(file, kernel, ";".join(fields[9:]), where=out)
+        kinds, constants = self._signature(file, kernel, ";".join(fields[skipped + 7 :]), where=out)
         try:
-            launch = (int(warps), int(stages), int(waves))
+            launch = (int(warps), int(stages), int(waves) if self._of.waves else _WAVES)
         except ValueError:
             raise SourceError(
                 f"{COMPILE}: {out} has launch values that are no numbers", why=";".join(fields), fix=_REPORT
@@ -384,18 +412,34 @@ def _argument_names(path: Path, kernel: str) -> tuple[str, ...]:
     for node in module.body:
         if isinstance(node, ast.FunctionDef) and node.name == kernel:
             return tuple(argument.arg for argument in [*node.args.posonlyargs, *node.args.args])
+    for node in module.body:  # a file that gathers the kernels of its neighbours
+        if not _imports(node):
+            continue
+        for one in node.names:
+            if (one.asname or one.name) == kernel:
+                return _argument_names(path.parent / f"{node.module}.py", one.name)
     raise SourceError(f"{path} has no function {kernel}", fix=_REPORT)
 
 
-def _distinct(rules: Iterable[Rule]) -> tuple[Rule, ...]:
+def _imports(node: ast.stmt) -> TypeGuard[ast.ImportFrom]:
+    """Whether a statement takes names from a file of the same folder."""
+    return isinstance(node, ast.ImportFrom) and node.level <= 1 and "." not in (node.module or ".")
+
+
+def _distinct(rules: Iterable[Rule], *, alike: bool = False) -> tuple[tuple[Rule, ...], dict[str, tuple[str, ...]]]:
     """The rules, sorted by output; the ledger knows a rule by its id, so no two may have one.
+
+    Args:
+        alike: rules with one id are expected; the first is kept, and the outputs of the others are told by its own.
 
     Raises:
         KernelError: two outputs would be the same object.
     """
-    found = sorted(rules, key=lambda rule: rule.out)
-    seen: dict[str, str] = {}
-    for rule in found:
-        if (other := seen.setdefault(rule.id, rule.out)) != rule.out:
-            raise KernelError(f"{rule.out} and {other} are one and the same rule", fix=_REPORT)
-    return tuple(found)
+    seen: dict[str, Rule] = {}
+    copies: dict[str, list[str]] = {}
+    for rule in sorted(rules, key=lambda rule: rule.out):
+        if (other := seen.setdefault(rule.id, rule)) is not rule:
+            if not alike:
+                raise KernelError(f"{rule.out} and {other.out} are one and the same rule", fix=_REPORT)
+            copies.setdefault(other.out, []).append(rule.out)
+    return tuple(seen.values()), {out: tuple(more) for out, more in copies.items()}

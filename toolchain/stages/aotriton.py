@@ -14,7 +14,6 @@ from typing import Any
 from toolchain import recipe
 from toolchain.cache import Cache
 from toolchain.catalog.gpus import known_gpus, pack
-from toolchain.catalog.releases import check_release_gpus
 from toolchain.digest import sha256_json, write_atomically
 from toolchain.errors import ContractError, HostileInputError
 from toolchain.filesystem import copy_built, is_inside
@@ -34,6 +33,7 @@ from toolchain.stages.aotriton_library import (
     library_recipe,
     name_of,
     prefix_of,
+    release_asked,
     require_aotriton,
 )
 from toolchain.stages.base import base_label
@@ -53,10 +53,8 @@ class AotritonStage:
 
     def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned:
         source = aotriton_source(request)
-        if request.aotriton and "aotriton" not in request.sources:
-            check_release_gpus(request.aotriton, request.gpus)
         if source.path is not None:
-            require_aotriton(source.path)
+            require_aotriton(source.path, release_asked(request))
         wheels = wheel_sources(AOTRITON)
         sources = source_inputs([source, *wheels], request.patches)
         base, triton = dependencies["base"].input_digest, dependencies["triton"].input_digest
@@ -101,7 +99,8 @@ class AotritonStage:
         workspace.require_disk(_DISK)
         workspace.step("source")
         source = workspace.fetch(planned.sources[0])
-        require_aotriton(source.path)
+        # A patched tree may have another database, and says so by its patches.
+        require_aotriton(source.path, "" if request.patches.get("aotriton") else release_asked(request))
         intake, findings = take_in("aotriton", source.path, request)
         library = library_of(planned, dependencies, request, source, intake.dropped)
         prefix = library.prefix

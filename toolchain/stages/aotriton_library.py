@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from toolchain import strict_json
+from toolchain.catalog.aotriton_generations import check_databases, generator_in, refuse, release_of
 from toolchain.catalog.gpus import short_list
 from toolchain.catalog.releases import aotriton_release
 from toolchain.digest import sha256_json
@@ -146,10 +147,41 @@ def prefix_of(source: Source, request: Request) -> str:
     return f"/usr/lib64/aotriton-{name_of(source, request)}"
 
 
-def require_aotriton(tree: Path) -> None:
-    """Insist that a fetched source is a tree of AOTriton.
+def release_asked(request: Request) -> str:
+    """The release on record that a request asks for, by name or by its commit; empty where it is none."""
+    spec = request.sources.get("aotriton")
+    if spec is not None:
+        return release_of(spec.version) if spec.kind == "git" else ""
+    return aotriton_release(request.aotriton, allow_unknown=True).name if request.aotriton else ""
+
+
+def refuse_unbuildable(request: Request) -> None:
+    """Refuse a release on record whose kernels cannot be built, or that has none for a GPU that is asked for.
+
+    Raises:
+        UnsupportedError: with the reason.
+    """
+    if release := release_asked(request):
+        refuse(release, request.gpus or DEFAULT_GPUS)
+
+
+def require_aotriton(tree: Path, release: str = "") -> None:
+    """Insist that a source is a tree of AOTriton whose kernels can be planned.
+
+    Args:
+        release: that it is of; then its tuning databases must be that release's own.
 
     Raises:
         SourceError: with what it lacks.
+        UnsupportedError: its generator is an older one.
     """
-    require(tree, "CMakeLists.txt", "v3src/CMakeLists.txt", "python/generate.py", "modules")
+    require(tree, "CMakeLists.txt", what="AOTriton")
+    generator = generator_in(tree)
+    if generator and generator != "aotriton":
+        raise UnsupportedError(
+            "this AOTriton cannot be built",
+            why=f"its kernels are planned by {generator}, for which there is no recipe here",
+            fix="take AOTriton 0.13 or later",
+        )
+    require(tree, "v3src/CMakeLists.txt", "python/generate.py", "modules", what="AOTriton")
+    check_databases(tree, release)

@@ -109,9 +109,12 @@ def _kernels(_: Request) -> Stage:
     return KernelsStage()
 
 
-def _aotriton(_: Request) -> Stage:
+def _aotriton(request: Request) -> Stage:
     from toolchain.stages.aotriton import AotritonStage
+    from toolchain.stages.aotriton_library import refuse_unbuildable
 
+    # Told here, before the pins of what it stands on.
+    refuse_unbuildable(request)
     return AotritonStage()
 
 

@@ -1,0 +1,136 @@
+"""catalog.aotriton_generations: what each AOTriton release plans and packs, and what is refused before a fetch."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from toolchain.catalog.aotriton_generations import (
+    buildable,
+    check_databases,
+    databases_of,
+    generation_of,
+    generator_in,
+    git_id,
+    refuse,
+)
+from toolchain.catalog.gpus import known_gpus, parse_gpus
+from toolchain.catalog.releases import AotritonRelease, aotriton_releases
+from toolchain.errors import SourceError, UnsupportedError
+from toolchain.stages.aotriton_library import require_aotriton
+
+RELEASES = aotriton_releases()
+
+
+@pytest.mark.parametrize("row", RELEASES, ids=lambda row: row.name)
+def test_every_release_says_how_it_plans_and_whether_it_can_be_built(row: AotritonRelease) -> None:
+    name, gpus = row.name, row.gpus
+    generation = generation_of(name)
+    assert set(gpus) <= set(generation.gpus) <= set(known_gpus())
+    assert bool(generation.packs) == (generation.layout != "library")
+    assert {parse_gpus(word) for word in generation.words if word != "Unidentified"} <= {
+        (gpu,) for gpu in generation.words.values()
+    }
+    packed = [gpu for pack in generation.packs.values() for gpu in pack]
+    assert len(packed) == len(set(packed))
+    if generation.refused:
+        with pytest.raises(UnsupportedError) as caught:
+            refuse(name, gpus[:1])
+        assert (caught.value.why, caught.value.code) == (generation.refused, UnsupportedError.code)
+    else:
+        refuse(name, gpus)
+        assert name in buildable()
+    # Only of releases whose tree was never read is it not known.
+    assert bool(databases_of(name)) == (row.tag_certainty == "verified")
+
+
+def test_each_release_is_in_one_generation() -> None:
+    assert [row.name for row in RELEASES] == sorted(
+        {name for row in RELEASES for name in generation_of(row.name).releases},
+        key=[row.name for row in RELEASES].index,
+    )
+
+
+def test_packs_are_those_of_their_time() -> None:
+    def pack(release: str, gpu: str) -> str:
+        return next(name for name, gpus in generation_of(release).packs.items() if gpu in gpus)
+
+    assert [pack(name, "gfx1100") for name in ("0.8b", "0.10b", "0.11.2b", "0.12b")] == [
+        "gfx110x", "gfx11xx", "gfx11xx", "gfx110x",
+    ]  # fmt: skip
+    assert (pack("0.11.2b", "gfx1151"), pack("0.13b", "gfx1151")) == ("gfx11xx", "gfx115x")
+
+
+@pytest.mark.parametrize(("release", "gpu"), [("0.7.1b", "gfx1201"), ("0.11b", "gfx1103"), ("0.12b", "gfx1103")])
+def test_a_gpu_of_another_release_is_refused_before_all_else(release: str, gpu: str) -> None:
+    known = gpu in generation_of(release).gpus
+    with pytest.raises(UnsupportedError) as caught:
+        refuse(release, ("gfx942", gpu))
+    assert (gpu in caught.value.what) != known
+
+
+# --- a tree and its database ---
+
+
+def tree_of(path: Path, *files: str) -> Path:
+    for name in ("CMakeLists.txt", *files):
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_text("x")
+    return path
+
+
+def test_a_whole_tree_of_an_older_generator_is_not_called_incomplete(tmp_path: Path) -> None:
+    old = tree_of(tmp_path / "old", "v3src/CMakeLists.txt", "v3python/generate.py", "v2python/generate_compile.py")
+    assert generator_in(old) == "v3python"
+    with pytest.raises(UnsupportedError) as caught:
+        require_aotriton(old)
+    assert "v3python" in caught.value.why
+    new = tree_of(
+        tmp_path / "new", "v3src/CMakeLists.txt", "python/generate.py", "python/gpu_targets.py", "modules/flash/a.py"
+    )
+    assert generator_in(new) == "aotriton"
+    require_aotriton(new)
+    with pytest.raises(SourceError) as lacking:
+        require_aotriton(tree_of(tmp_path / "cut", "python/gpu_targets.py"))
+    assert "v3src/CMakeLists.txt" in lacking.value.what
+
+
+def test_a_database_that_is_missing_empty_or_of_another_release_is_refused(tmp_path: Path) -> None:
+    (row,) = databases_of("0.7.1b")
+    with pytest.raises(SourceError) as missing:
+        check_databases(tmp_path, "0.7.1b")
+    assert row.id in missing.value.fix
+    place = tmp_path / row.path
+    place.parent.mkdir(parents=True)
+    place.touch()
+    for release in ("0.7.1b", ""):
+        with pytest.raises(SourceError, match="empty"):
+            check_databases(tmp_path, release)
+    place.write_text("a database")
+    check_databases(tmp_path, "")
+    with pytest.raises(SourceError) as other:
+        check_databases(tmp_path, "0.7.1b")
+    assert git_id(place) in other.value.why
+
+
+def test_an_id_is_the_one_that_git_gives(tmp_path: Path) -> None:
+    top = tmp_path / "t"
+    tree_of(top, "a.b/file", "a/deep/file", "a-b")
+    (top / "run").write_text("#!/bin/sh\n")
+    (top / "run").chmod(0o755)
+    (top / "link").symlink_to("run")
+    expected = git_id(top)
+    git = ["git", "-C", str(top), "-c", "core.fileMode=true"]
+    subprocess.run([*git, "init", "--quiet"], check=True)
+    subprocess.run([*git, "add", "--all"], check=True)
+    told = subprocess.run([*git, "write-tree"], check=True, capture_output=True, text=True).stdout.strip()
+    shutil.rmtree(top / ".git")
+    assert git_id(top) == told == expected
+
+
+def test_the_words_of_the_seed_read_as_gpus_of_its_release() -> None:
+    gpus = parse_gpus("MI300X;MI200;Navi31")
+    assert set(gpus) <= set(generation_of("0.7.1b").gpus)
