@@ -17,6 +17,14 @@ from tests.with_report import register
 ASKED = ("--base", "debian13", "--source", "notes=notes")
 
 
+def _pytorch(folder: Path) -> Path:
+    """What PyTorch says of AOTriton, for one ROCm."""
+    file = folder / "aotriton.cmake"
+    lists = {"ROCM_LIST": "rocm7.2", "MANYLINUX_LIST": "manylinux_2_28", "SHA256_LIST": "0" * 64, "VER": "0.13b"}
+    file.write_text("".join(f'set(__AOTRITON_{name} "{value}")\n' for name, value in lists.items()), encoding="utf-8")
+    return file
+
+
 def _wheel(folder: Path, version: str) -> Path:
     """A wheel that holds the LLVM of Triton 3.7.1."""
     folder.mkdir(exist_ok=True)
@@ -82,6 +90,7 @@ def main(folder: Path) -> None:
     call("pins", "a PyTorch", "--pytorch", "2.9")
     call("pins", "a Triton", "--triton", "3.7.1")
     call("pins", "an AOTriton", "--aotriton", "0.11b")
+    call("pytorch", "a file", str(_pytorch(folder)))
     package = known_packages()[0]
     listed = [Listed(package=package, suite="sid", here=True), Listed(package=package, suite="trixie", here=None)]
     distro.survey = lambda *_: (listed, Readings(()))  # it would ask the network

@@ -1,0 +1,161 @@
+"""publish.pytorch and its verb: what a PyTorch asks of AOTriton, what serves it, and the edits."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from toolchain.cli.app import app
+from toolchain.digest import sha256_file
+from toolchain.errors import ContractError, SourceError, UnsupportedError
+from toolchain.publish.pytorch import CMAKE, VERSION_FILE, as_patch, check_prefix, edits, found_in, read_pytorch
+
+COMMIT = "6e00ef3e335b45dfb49065259533b59c68995bfe"
+RUNTIME = "aotriton-0.13b-manylinux_2_28_x86_64-rocm7.2-shared.tar.gz"
+NAVI = "aotriton-0.13b-images-amd-gfx110x.tar.gz"
+LISTS = f"""
+set(__AOTRITON_VER "0.13b")
+set(__AOTRITON_MANYLINUX_LIST
+    "manylinux_2_28"  # rocm6.4 (as it were)
+    "manylinux_2_28"  # rocm7.2
+    )
+set(__AOTRITON_ROCM_LIST "rocm6.4" "rocm7.2")
+set(__AOTRITON_CI_COMMIT "{COMMIT}")
+set(__AOTRITON_SHA256_LIST
+    "{"0" * 64}"  # rocm6.4
+    "{"0" * 64}"  # rocm7.2
+    )
+set(__AOTRITON_IMAGE_LIST "amd-gfx942" "amd-gfx110x")
+set(__AOTRITON_IMAGE_SHA256_LIST
+    "{"4" * 64}" # amd-gfx942
+    "" # amd-gfx110x
+    )
+if(USE_ASAN)
+  set(__AOTRITON_ROCM_LIST "rocm7.14")
+  set(__AOTRITON_SHA256_LIST "{"5" * 64}"  # rocm7.2+asan
+    )
+endif()
+set(__AOTRITON_BASE_URL "https://github.com/ROCm/aotriton/releases/download/")
+"""
+OLD = """
+file(STRINGS "${CMAKE_CURRENT_SOURCE_DIR}/.ci/docker/aotriton_version.txt" INFO)
+set(URL "https://github.com/ROCm/aotriton/releases/download/" "${VER}/${FILE}")
+"""
+
+
+def tree_of(top: Path, text: str, version: str = "") -> Path:
+    for name, content in ((CMAKE, text), (VERSION_FILE, version)):
+        if content:
+            (top / name).parent.mkdir(parents=True, exist_ok=True)
+            (top / name).write_text(content)
+    return top
+
+
+def test_the_lists_are_read_and_the_usual_build_alone(tmp_path: Path) -> None:
+    wanted = read_pytorch(tree_of(tmp_path, LISTS))
+    assert (wanted.release, wanted.commit, wanted.rocms, wanted.fixed_url) == ("0.13b", COMMIT, ("6.4", "7.2"), True)
+    assert [one.name for one in wanted.needed("7.2", ("gfx1101",))] == [RUNTIME, NAVI]
+    assert read_pytorch(tmp_path / CMAKE) == wanted
+    variable = LISTS.replace('"https', '"$ENV{PYTORCH_AOTRITON_BASE_URL}" "https')
+    assert not read_pytorch(tree_of(tmp_path / "new", variable)).fixed_url
+
+
+def test_only_digests_of_what_lies_here_are_edited_and_the_patch_applies(tmp_path: Path) -> None:
+    top, here = tree_of(tmp_path / "tree", LISTS), tmp_path / "here"
+    (here / "0.13b").mkdir(parents=True)
+    (here / "0.13b" / RUNTIME).write_text("runtime")
+    (here / NAVI).write_text("images")
+    wanted = read_pytorch(top)
+    found = found_in(here, wanted, wanted.archives)
+    assert found == {
+        RUNTIME: sha256_file(here / "0.13b" / RUNTIME).removeprefix("sha256:"),
+        NAVI: sha256_file(here / NAVI).removeprefix("sha256:"),
+    }
+    changed = edits(wanted, found, url="http://127.0.0.1:1")
+    patch = tmp_path / "edits.diff"
+    patch.write_text(as_patch(wanted, changed))
+    subprocess.run(["patch", "-s", "-p1", "-d", top, "-i", patch], check=True)
+    after = read_pytorch(top)
+    assert [one.sha256 for one in after.archives] == ["0" * 64, found[RUNTIME], "4" * 64, found[NAVI]]
+    assert after.url == "http://127.0.0.1:1/"
+    assert "5" * 64 in (top / CMAKE).read_text()
+    assert edits(after, found) == {}, "it asks for what lies here"
+
+
+def test_the_file_of_older_pytorchs_is_read_and_edited(tmp_path: Path) -> None:
+    text = f"0.7b\nmanylinux_2_17;manylinux_2_17\nrocm6.1;rocm6.2\n{COMMIT}\n{'1' * 64};{'2' * 64}\ngz\n"
+    wanted = read_pytorch(tree_of(tmp_path, OLD, text))
+    assert (wanted.release, wanted.rocms) == ("0.7b", ("6.1", "6.2"))
+    (one,) = wanted.needed("6.2", ("gfx942",))
+    changed = edits(wanted, {one.name: "3" * 64})
+    assert changed == {VERSION_FILE: text.replace("2" * 64, "3" * 64)}
+    (tmp_path / VERSION_FILE).unlink()
+    with pytest.raises(SourceError, match="aotriton_version"):
+        read_pytorch(tmp_path)
+
+
+def test_what_a_pytorch_does_not_download_is_refused_and_files_that_are_no_pytorchs(tmp_path: Path) -> None:
+    wanted = read_pytorch(tree_of(tmp_path, LISTS))
+    for rocm, gpus in (("5.7", ()), ("7.2", ("gfx950",))):
+        with pytest.raises(UnsupportedError):
+            wanted.needed(rocm, gpus)
+    for text in ("project(x)\n", LISTS.replace('"amd-gfx942" ', ""), LISTS.replace('"rocm6.4" "rocm7.2"', '"rocm6.4"')):
+        with pytest.raises(SourceError):
+            read_pytorch(tree_of(tmp_path, text))
+    with pytest.raises(SourceError):
+        read_pytorch(tmp_path / "nothing")
+
+
+def prefix_of(top: Path, *packs: str, version: tuple[int, int, int] = (0, 13, 0)) -> Path:
+    header = top / "include" / "aotriton" / "config.h"
+    header.parent.mkdir(parents=True)
+    names = ("MAJOR", "MINOR", "PATCH")
+    pairs = zip(names, version, strict=True)
+    header.write_text("".join(f"#define AOTRITON_VERSION_{name} {number}\n" for name, number in pairs))
+    for pack in packs:
+        signature = top / "lib" / "aotriton.images" / pack / "__signature__"
+        signature.parent.mkdir(parents=True)
+        signature.write_text(json.dumps({"AOTRITON_GIT_SHA1": COMMIT}))
+    (top / "lib" / "libaotriton_v2.so").write_text("so")
+    return top
+
+
+def test_a_prefix_is_checked_as_pytorch_does_not(tmp_path: Path) -> None:
+    wanted = read_pytorch(tree_of(tmp_path / "tree", LISTS))
+    prefix = prefix_of(tmp_path / "prefix", "amd-gfx942")
+    assert check_prefix(prefix, wanted, ("gfx942",)) == {"version": "0.13.0", "amd-gfx942": COMMIT}
+    for spoil, told in (
+        (lambda at: None, "gfx1101"),
+        (lambda at: (at / "lib/libaotriton_v2.so").unlink(), "libaotriton_v2.so"),
+        (lambda at: (at / "lib/libfoo.so").touch(), "libfoo.so"),
+        (lambda at: (at / "lib/aotriton.images/amd-gfx942/__signature__").write_text("{}"), "damaged"),
+        (lambda at: shutil.rmtree(at / "include"), "says version nothing"),
+    ):
+        at = tmp_path / "spoilt"
+        shutil.rmtree(at, ignore_errors=True)
+        shutil.copytree(prefix, at)
+        spoil(at)
+        with pytest.raises(ContractError) as caught:
+            check_prefix(at, wanted, ("gfx942", "gfx1101"))
+        assert told in caught.value.why
+    with pytest.raises(ContractError, match="does not serve"):
+        check_prefix(prefix_of(tmp_path / "old", "amd-gfx942", version=(0, 12, 1)), wanted, ("gfx942",))
+
+
+def test_the_verb_tells_and_writes_the_patch(tmp_path: Path) -> None:
+    top = tree_of(tmp_path / "tree", LISTS)
+    (tmp_path / RUNTIME).write_text("runtime")
+    words = ["pytorch", str(top), "--rocm", "7.2", "--gpu", "Navi32", "--from", str(tmp_path), "--json"]
+    done = CliRunner().invoke(app, [*words, "--patch", str(tmp_path / "p.diff")])
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    assert [(one["name"], bool(one["found"])) for one in told["archives"]] == [(RUNTIME, True), (NAVI, False)]
+    assert told["edited"] == [CMAKE]
+    assert (tmp_path / "p.diff").read_text().startswith(f"--- a/{CMAKE}\n")
+    assert CliRunner().invoke(app, [*words, "--prefix", str(top)]).exit_code == ContractError.code
+    assert CliRunner().invoke(app, ["pytorch", str(top), "--from", str(tmp_path / "nothing")]).exit_code == 3

@@ -1,0 +1,69 @@
+"""`pytorch`: what a PyTorch source tree asks of AOTriton, and whether what lies here serves it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from toolchain import console
+from toolchain.catalog.gpus import parse_gpus
+from toolchain.cli import options as o
+from toolchain.digest import write_atomically
+from toolchain.errors import ConfigError
+
+TreeArg = Annotated[Path, typer.Argument(metavar="FILE|DIR", help="A PyTorch source tree, or its aotriton.cmake.")]
+RocmOpt = Annotated[str, typer.Option("--rocm", metavar="X.Y", help="The ROCm that PyTorch is built with.")]
+GpuOpt = Annotated[str, typer.Option("--gpu", help="As PYTORCH_ROCM_ARCH has them: gfx942;gfx90a.")]
+FromOpt = Annotated[
+    Path | None, typer.Option("--from", metavar="DIR", help="Folder with archives, called as PyTorch does.")
+]
+PrefixOpt = Annotated[Path | None, typer.Option("--prefix", metavar="DIR", help="An installed AOTriton to check.")]
+UrlOpt = Annotated[str, typer.Option("--url", help="Where the archives will lie, for a tree that fixes the address.")]
+PatchOpt = Annotated[Path | None, typer.Option("--patch", metavar="FILE", help="Write the edits there, for git apply.")]
+
+
+def pytorch(
+    tree: TreeArg,
+    rocm: RocmOpt = "",
+    gpu: GpuOpt = "",
+    archives: FromOpt = None,
+    prefix: PrefixOpt = None,
+    url: UrlOpt = "",
+    patch: PatchOpt = None,
+    json_: o.JsonOpt = False,
+) -> None:
+    """Show which AOTriton a PyTorch takes, whether archives or a prefix here serve it, and the edits that it needs."""
+    from toolchain.publish import pytorch as facts  # noqa: PLC0415 - for a verb that runs
+
+    for folder, name in ((archives, "--from"), (prefix, "--prefix")):
+        if folder is not None and not folder.is_dir():
+            raise ConfigError(f"{name} {folder} is no folder", fix="name a folder that is there")
+    wanted = facts.read_pytorch(tree)
+    gpus = parse_gpus(gpu) if gpu else ()
+    needed = wanted.needed(rocm, gpus) if rocm else list(wanted.archives)
+    checked = facts.check_prefix(prefix, wanted, gpus) if prefix is not None else {}
+    found = facts.found_in(archives, wanted, needed) if archives is not None else {}
+    changed = facts.edits(wanted, found, url=url)
+    if patch is not None:
+        write_atomically(patch, facts.as_patch(wanted, changed).encode())
+    if json_:
+        rows = [{"name": one.name, "sha256": one.sha256, "found": found.get(one.name)} for one in needed]
+        address = {"url": wanted.url, "fixed_url": wanted.fixed_url}
+        told = {"release": wanted.release, "commit": wanted.commit, "rocm": list(wanted.rocms)}
+        console.data({**told, **address, "archives": rows, "edited": sorted(changed), "prefix": checked})
+        return
+    console.text(f"AOTriton {wanted.release}  {wanted.commit or 'no commit'}  ROCm {', '.join(wanted.rocms)}")
+    how = f"fixed: {wanted.url}" if wanted.fixed_url else f"{facts.URL_VARIABLE}, else {wanted.url}"
+    console.text(f"address: {how}")
+    for one in needed:
+        here = found.get(one.name)
+        state = "" if archives is None else "not here" if here is None else "here, as it asks for"
+        if here is not None and here != one.sha256:
+            state = f"here, with another digest: {here}"
+        console.text(f"{one.name}  {one.sha256 or 'no digest'}  {state}".rstrip())
+    for path in sorted(changed):
+        console.text(f"to edit: {path}")
+    if checked:
+        console.text(f"prefix: {checked['version']}, {len(checked) - 1} packs")

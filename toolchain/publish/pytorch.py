@@ -1,0 +1,297 @@
+"""What a PyTorch source tree asks of AOTriton, whether archives or a prefix here serve it, and the edits it then needs.
+
+PyTorch's `cmake/External/aotriton.cmake` names one release, a runtime archive for each ROCm and an image archive for
+each pack of GPUs, all by SHA-256. Up to 2.6 another file, `.ci/docker/aotriton_version.txt`, names archives with all.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from toolchain import strict_json
+from toolchain.catalog.aotriton_generations import Generation, generation_of
+from toolchain.catalog.releases import aotriton_release
+from toolchain.digest import sha256_file
+from toolchain.errors import ContractError, DocumentError, SourceError, ToolchainError, UnsupportedError
+from toolchain.filesystem import read_regular
+
+CMAKE = "cmake/External/aotriton.cmake"
+VERSION_FILE = ".ci/docker/aotriton_version.txt"
+BASE_URL = "https://github.com/ROCm/aotriton/releases/download/"
+URL_VARIABLE = "PYTORCH_AOTRITON_BASE_URL"
+LIBRARY = "lib/libaotriton_v2.so"
+_LARGEST = 1 << 20
+_SET = re.compile(r"\bset\s*\(\s*__AOTRITON_(\w+)\s((?:[^()#\"]|\"[^\"]*\"|#[^\n]*)*)\)")
+_VALUE = re.compile(r"\"([^\"]*)\"|#[^\n]*")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class Archive:
+    """One file that PyTorch downloads: its name, the SHA-256 that it insists on (64 hex digits, or none), the packs of
+    GPUs in it; of a runtime the ROCm that it is for."""
+
+    name: str
+    sha256: str
+    rocm: str = ""
+    pack: str = ""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What one PyTorch asks for.
+
+    Args:
+        release: of AOTriton, as its URLs have it.
+        commit: what PyTorch builds where it has no archive.
+        archives: runtimes in the file's order, then images.
+        url: where the archives lie, with a slash behind it.
+        fixed_url: whether no variable changes that.
+        files: the texts that decide it, by path in the tree.
+    """
+
+    release: str
+    commit: str
+    archives: tuple[Archive, ...]
+    url: str
+    fixed_url: bool
+    files: Mapping[str, str]
+
+    @property
+    def rocms(self) -> tuple[str, ...]:
+        """`6.4` of each ROCm with a runtime."""
+        return tuple(one.rocm for one in self.archives if one.rocm)
+
+    def needed(self, rocm: str, gpus: Sequence[str]) -> list[Archive]:
+        """The archives for one ROCm and these GPUs.
+
+        Raises:
+            UnsupportedError: there is no runtime for that ROCm, or no pack for a GPU.
+        """
+        if rocm not in self.rocms:
+            raise UnsupportedError(
+                f"this PyTorch names no AOTriton runtime for ROCm {rocm}",
+                why=f"it has them for {', '.join(self.rocms)}; for any other its build compiles the library itself",
+                fix=f"build with one of those, or set AOTRITON_INSTALLED_PREFIX to a prefix of {self.release}",
+            )
+        packs = {one.pack for one in self.archives if one.pack}
+        wanted: set[str] = set()
+        if packs:
+            generation = _generation(self.release)
+            rows = generation.packs.items() if generation else ()
+            known = {gpu: f"amd-{name}" for name, many in rows for gpu in many}
+            if lacking := [gpu for gpu in gpus if known.get(gpu) not in packs]:
+                raise UnsupportedError(
+                    f"this PyTorch downloads no images for {', '.join(lacking)}",
+                    why=f"it has {', '.join(sorted(packs))}",
+                    fix="without them attention falls back to slower kernels or fails; leave the GPU out",
+                )
+            wanted = {known[gpu] for gpu in gpus}
+        return [one for one in self.archives if one.rocm == rocm or (one.pack and one.pack in wanted)]
+
+
+def read_pytorch(path: Path) -> Wanted:
+    """Read a PyTorch source tree, or its aotriton.cmake.
+
+    Raises:
+        SourceError: it has no such file, or one of a form that is not known.
+    """
+    cmake = path / CMAKE if path.is_dir() else path
+    top = cmake.parents[2] if cmake.as_posix().endswith(CMAKE) else cmake.parent
+    text = _text(cmake)
+    values: dict[str, list[str]] = {}
+    for match in _SET.finditer(text):
+        # The first is the usual one; builds with sanitizers set theirs behind it.
+        values.setdefault(match[1], [one[1] for one in _VALUE.finditer(match[2]) if one[1] is not None])
+    if "SHA256_LIST" in values:
+        return _of_lists(cmake, text, values)
+    if "aotriton_version.txt" in text:
+        return _of_version_file(text, top / VERSION_FILE)
+    raise SourceError(
+        f"{cmake} is not known to name an AOTriton",
+        why="it sets no __AOTRITON_SHA256_LIST and reads no aotriton_version.txt",
+        fix=f"give PyTorch's tree, or its {CMAKE}",
+    )
+
+
+def _text(path: Path) -> str:
+    try:
+        if path.stat().st_size > _LARGEST:
+            raise SourceError(f"{path} is too large for that file", fix=f"give PyTorch's tree, or its {CMAKE}")
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise SourceError(f"cannot read {path}", why=why, fix=f"give PyTorch's tree, or its {CMAKE}") from error
+
+
+def _of_lists(cmake: Path, text: str, values: Mapping[str, list[str]]) -> Wanted:
+    release = next(iter(values.get("VER", [])), "")
+    rocms, floors, sums = (values.get(name, []) for name in ("ROCM_LIST", "MANYLINUX_LIST", "SHA256_LIST"))
+    images, image_sums = values.get("IMAGE_LIST", []), values.get("IMAGE_SHA256_LIST", [])
+    if not release or not len(rocms) == len(floors) == len(sums) or len(images) != len(image_sums):
+        raise SourceError(
+            f"the lists of {cmake} do not fit together",
+            why=f"release {release!r}, {len(rocms)} ROCms, {len(floors)} floors, {len(sums)} digests; "
+            f"{len(images)} packs, {len(image_sums)} digests",
+            fix="give the file as PyTorch has it",
+        )
+    runtimes = [
+        Archive(f"aotriton-{release}-{floor}_x86_64-{rocm}-shared.tar.gz", digest, rocm=rocm.removeprefix("rocm"))
+        for rocm, floor, digest in zip(rocms, floors, sums, strict=True)
+    ]
+    packs = [
+        Archive(f"aotriton-{release}-images-{image}.tar.gz", digest, pack=image)
+        for image, digest in zip(images, image_sums, strict=True)
+    ]
+    url = next((one for one in values.get("BASE_URL", []) if one.startswith("http")), BASE_URL)
+    commits = [one for one in values.get("CI_COMMIT", []) if re.fullmatch("[0-9a-f]{40}", one)]
+    commits += re.findall(r"__AOTRITON_CI_COMMIT\s+\"([0-9a-f]{40})\"", text)
+    fixed = URL_VARIABLE not in text
+    return Wanted(release, (commits or [""])[0], (*runtimes, *packs), url, fixed, {CMAKE: text})
+
+
+def _of_version_file(text: str, path: Path) -> Wanted:
+    lines = _text(path).splitlines()
+    if len(lines) < 5 or not all(_DIGEST.fullmatch(digest) for digest in lines[4].strip().split(";")):
+        raise SourceError(
+            f"{path} has another form than was expected",
+            why="five lines: release, floor, ROCm, commit and SHA-256",
+            fix="give the file as PyTorch has it",
+        )
+    release, floors, rocms, commit, digests = (line.strip().split(";") for line in lines[:5])
+    if not len(floors) == len(rocms) == len(digests):
+        raise SourceError(f"the lists of {path} do not fit together", fix="give the file as PyTorch has it")
+    # Each holds all: library and images of every GPU.
+    archives = tuple(
+        Archive(f"aotriton-{release[0]}-{floor}_x86_64-{rocm}-shared.tar.gz", digest, rocm=rocm.removeprefix("rocm"))
+        for floor, rocm, digest in zip(floors, rocms, digests, strict=True)
+    )
+    content = {CMAKE: text, VERSION_FILE: "\n".join(lines) + "\n"}
+    url = next(iter(re.findall(r"\"(https?://[^\"$]*/)\"", text)), BASE_URL)
+    return Wanted(release[0], commit[0], archives, url, URL_VARIABLE not in text, content)
+
+
+# --- what lies here ---
+
+
+def found_in(folder: Path, wanted: Wanted, archives: Sequence[Archive]) -> dict[str, str]:
+    """SHA-256 (64 hex digits) by name of those archives that lie in a folder, or in one called as the release in it."""
+    found = {}
+    for one in archives:
+        for place in (folder / wanted.release / one.name, folder / one.name):
+            if place.is_file():
+                found[one.name] = sha256_file(place).removeprefix("sha256:")
+                break
+    return found
+
+
+def edits(wanted: Wanted, found: Mapping[str, str], *, url: str = "") -> dict[str, str]:
+    """The files of the tree as they must read for the archives that were found; unchanged ones are left out.
+
+    Args:
+        found: see `found_in`.
+        url: to be written where the address is fixed; empty to leave it.
+    """
+    changed = {}
+    for path, text in wanted.files.items():
+        new = text
+        for one in wanted.archives:
+            if one.name in found and one.sha256 != found[one.name]:
+                new = _with_digest(new, one, found[one.name])
+        if url and wanted.fixed_url:
+            new = new.replace(f'"{wanted.url}"', f'"{url.rstrip("/")}/"')
+        if new != text:
+            changed[path] = new
+    return changed
+
+
+def _with_digest(text: str, archive: Archive, digest: str) -> str:
+    """The text with another digest for one archive; several may have the same one, as zeros or none."""
+    named = rf"rocm{re.escape(archive.rocm)}" if archive.rocm else re.escape(archive.pack)
+    by_comment = re.compile(rf"\"{archive.sha256}\"(\s*#\s*{named}\b(?!\+))")
+    if by_comment.search(text):
+        return by_comment.sub(rf'"{digest}"\1', text, count=1)
+    if _DIGEST.fullmatch(archive.sha256) and text.count(archive.sha256) == 1:
+        return text.replace(archive.sha256, digest)
+    return text
+
+
+def as_patch(wanted: Wanted, changed: Mapping[str, str]) -> str:
+    """A patch for the top of the tree, as `git apply` and `patch -p1` take it."""
+    out: list[str] = []
+    for path, new in changed.items():
+        lines = (wanted.files[path].splitlines(keepends=True), new.splitlines(keepends=True))
+        out += difflib.unified_diff(*lines, fromfile=f"a/{path}", tofile=f"b/{path}")
+    return "".join(out)
+
+
+def check_prefix(prefix: Path, wanted: Wanted, gpus: Sequence[str]) -> dict[str, str]:
+    """Hold an installed AOTriton against what a PyTorch asks for; PyTorch itself checks nothing of it.
+
+    Returns:
+        `version`, and by pack the commit that its signature names.
+
+    Raises:
+        ContractError: another version, no library, a GPU without images or signature, or foreign files in lib/.
+    """
+    faults, told = [], {}
+    version = _version_of(prefix)
+    release = re.sub(r"[a-z].*$", "", wanted.release)
+    if version != ".".join((*release.split("."), "0", "0")[:3]):
+        faults.append(f"its header says version {version or 'nothing'}, PyTorch asks for {wanted.release}")
+    if not (prefix / LIBRARY).exists():
+        faults.append(f"it has no {LIBRARY}, which PyTorch links")
+    images = prefix / "lib" / "aotriton.images"
+    generation = _generation(wanted.release)
+    known = {gpu: f"amd-{pack}" for pack, gpus in generation.packs.items() for gpu in gpus} if generation else {}
+    for gpu in gpus:
+        if generation and generation.layout == "library" and gpu in generation.gpus:
+            continue  # its kernels lie in the library, where nothing tells of them
+        if gpu not in known:
+            faults.append(f"AOTriton {wanted.release} has no images for {gpu}")
+            continue
+        signature = images / known[gpu] / "__signature__"
+        try:
+            told[known[gpu]] = str(
+                strict_json.read(read_regular(signature, _LARGEST, within=prefix))["AOTRITON_GIT_SHA1"]
+            )
+        except OSError:
+            faults.append(f"{gpu}: no {signature.relative_to(prefix)}, so the library finds no kernel for it")
+        except (DocumentError, ValueError, KeyError, TypeError):
+            faults.append(f"{gpu}: {signature.relative_to(prefix)} is damaged")
+    if (prefix / "lib").is_dir():
+        fits = re.compile(r"libaotriton_v2\.so[.0-9]*|aotriton\.images|cmake")
+        foreign = sorted(one.name for one in (prefix / "lib").iterdir() if not fits.fullmatch(one.name))
+        if foreign:
+            faults.append(f"lib/ also holds {', '.join(foreign)}: PyTorch copies all of lib/ into torch/lib")
+    if faults:
+        raise ContractError(
+            f"{prefix} does not serve this PyTorch",
+            why="; ".join(faults),
+            fix=f"give a prefix of AOTriton {wanted.release} with images for every GPU that is named",
+        )
+    return {"version": version, **told}
+
+
+def _version_of(prefix: Path) -> str:
+    """`0.13.0` as the installed header says it; empty where none does."""
+    for name in ("config.h", "version.h"):
+        try:
+            text = (prefix / "include" / "aotriton" / name).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            continue
+        parts = [re.search(rf"\b\w*VERSION_{part}\w*\s*=?\s*(\d+)", text) for part in ("MAJOR", "MINOR", "PATCH")]
+        if all(parts):
+            return ".".join(part[1] for part in parts if part)
+    return ""
+
+
+def _generation(release: str) -> Generation | None:
+    try:
+        return generation_of(aotriton_release(release, allow_unknown=True).name)
+    except ToolchainError:
+        return None
