@@ -30,7 +30,7 @@ sys.path.insert(0, str(TOP))
 
 from tests.emulated_objects import compile_all, rule  # noqa: E402
 from toolchain.emulator.codeobject import load  # noqa: E402
-from toolchain.emulator.control import ends_block, has_no_effect, wait  # noqa: E402
+from toolchain.emulator.control import ends_block, has_no_effect, is_barrier, wait  # noqa: E402
 from toolchain.emulator.disassembly import Line, find_disassembler  # noqa: E402
 from toolchain.emulator.launch import Launch, run  # noqa: E402
 from toolchain.emulator.metadata import Metadata, read_metadata  # noqa: E402
@@ -180,9 +180,8 @@ def measure(subject: Subject, gpu: str, each: int, seed: int) -> dict[str, Any]:
     for place in sorted(set(subject.executed)):
         line = subject.program.lines[place]
         instruction = parse(line)
-        if instruction.name in {"s_barrier", "s_barrier_signal"}:
-            partner = place + 1 if instruction.name == "s_barrier_signal" else None
-            take("barrier", Mutant("left out", place if partner is None else partner, line.text, "s_nop 0"))
+        if is_barrier(instruction):
+            take("barrier", Mutant("left out", place, line.text, "s_nop 0"))
         elif instruction.name.startswith("s_wait") and wait(instruction):
             take("wait", Mutant("left out", place, line.text, "s_nop 0"))
     return {"gpu": gpu, "instructions": len(set(subject.executed)), "counts": dict(counts), "survivors": survivors}

@@ -10,7 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.emulated_objects import KERNELS, compile_all, rule
+from tests.evidence_fixtures import small_image
 from toolchain.cli.app import app
+from toolchain.oci.layout import Layout
 
 SOURCE = KERNELS.parent / "flash_attn_triton_amd" / "bwd_prefill_split.py"
 TYPES = {
@@ -88,7 +90,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def check(path: Path, *words: str) -> tuple[int, dict[str, Any]]:
+def check(path: Path | str, *words: str) -> tuple[int, dict[str, Any]]:
     done = CliRunner().invoke(app, ["kernels", "check", str(path), "--jobs", "1", "--json", *words])
     return done.exit_code, json.loads(done.stdout.split("\n{", 1)[0])
 
@@ -99,6 +101,25 @@ def test_right_kernels_pass(folder: Path) -> None:
     assert (told["right"], told["checked"]) == (2, 2)
     assert all(0 < row["share"] < 0.5 for row in told["groups"])
     assert check(folder / "none", "--gpu", "gfx942")[1]["checked"] == 1
+
+
+def test_an_image_is_checked_as_its_folder_is(folder: Path, tmp_path: Path) -> None:
+    files = {
+        f"usr/lib64/thing/{path.relative_to(folder)}": path.read_bytes()
+        for path in (folder / "none").rglob("*.*")
+        if path.is_file()
+    }
+    layout = Layout(tmp_path / "layout").ensure()
+    layout.tag(small_image(layout, tmp_path / "work", files=files), "thing")
+    layout.tag(small_image(layout, tmp_path / "work"), "empty")
+    code, told = check(f"oci:{tmp_path}/layout:thing")
+    assert code == 0, told
+    assert (told["right"], told["checked"]) == (2, 2)
+    assert check_code(f"oci:{tmp_path}/layout:empty") == check_code(str(tmp_path / "none")) == 3
+
+
+def check_code(source: str) -> int:
+    return CliRunner().invoke(app, ["kernels", "check", source]).exit_code
 
 
 def test_packed_sequences_with_a_padded_head_pass(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,8 +20,13 @@ if TYPE_CHECKING:
     from toolchain.numbers.campaign import Report
     from toolchain.numbers.check import Checked
 
-FolderArg = Annotated[
-    Path, typer.Argument(metavar="DIR", help="Folder with code objects, each with its JSON beside it.")
+SourceArg = Annotated[
+    str,
+    typer.Argument(
+        metavar="DIR|REF",
+        help="Folder with code objects, each with its JSON beside it, or an image that holds such files:"
+        " a repository, or oci:DIR:TAG.",
+    ),
 ]
 SampleOpt = Annotated[
     str, typer.Option("--sample", metavar="N|all", help="How many kernels; GPUs and functions are taken in turn.")
@@ -34,7 +40,7 @@ _LISTED = 20
 
 
 def kernels_check(
-    folder: FolderArg,
+    source: SourceArg,
     sample: SampleOpt = "all",
     gpu: GpuOpt = "",
     jobs: JobsOpt = None,
@@ -48,20 +54,22 @@ def kernels_check(
     """
     if sample != "all" and not (sample.isdigit() and int(sample)):
         raise ConfigError(f"--sample {sample!r} is no number of kernels", fix="e.g. --sample 300, or all")
-    if not folder.is_dir():
-        raise ConfigError(f"{folder} is no folder", fix="name a folder with code objects")
     disassembler = decoder(objdump)
     from toolchain.numbers import campaign, objects  # noqa: PLC0415 - numpy, for a verb that runs
 
-    available = objects.objects_in(folder, parse_gpus(gpu) if gpu else ())
-    chosen = objects.sample(available, None if sample == "all" else int(sample), seed)
-    report = campaign.run(
-        chosen,
-        disassembler,
-        jobs=jobs or os.cpu_count() or 1,
-        available=len(available),
-        on_row=None if json_ else _tell,
-    )
+    with tempfile.TemporaryDirectory(prefix="toolchain-check-") as scratch:
+        folder = Path(source)
+        if not folder.is_dir():
+            objects.unpack_image(source, Path(scratch))
+            folder = Path(scratch) / "objects"
+        available = objects.objects_in(folder, parse_gpus(gpu) if gpu else (), label=source)
+        report = campaign.run(
+            objects.sample(available, None if sample == "all" else int(sample), seed),
+            disassembler,
+            jobs=jobs or os.cpu_count() or 1,
+            available=len(available),
+            on_row=None if json_ else _tell,
+        )
     if json_:
         console.data(report.as_json())
     else:

@@ -1,4 +1,4 @@
-"""Code objects in a folder, and a sample of them."""
+"""Code objects in a folder or an image, and a sample of them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ from pathlib import Path
 
 from toolchain.emulator.metadata import read_metadata
 from toolchain.errors import ConfigError, EmulationError
+from toolchain.oci.image import read_layers
+from toolchain.oci.layer_files import read_members
+from toolchain.oci.layout import Layout
+from toolchain.oci.place import open_place
+from toolchain.oci.reference import parse
 
 SUFFIX = ".hsaco"
 
@@ -23,11 +28,12 @@ class Object:
     kernel: str
 
 
-def objects_in(folder: Path, gpus: Sequence[str] = ()) -> list[Object]:
+def objects_in(folder: Path, gpus: Sequence[str] = (), *, label: str = "") -> list[Object]:
     """The code objects of a folder, sorted by name. Empty ones, which mark kernels as known bad, are left out.
 
     Args:
         gpus: only those for these; all by default.
+        label: what messages call the folder.
 
     Raises:
         ConfigError: there is none.
@@ -46,11 +52,32 @@ def objects_in(folder: Path, gpus: Sequence[str] = ()) -> list[Object]:
     if not found:
         wanted = f" for {', '.join(gpus)}" if gpus else ""
         raise ConfigError(
-            f"{folder} holds no code objects{wanted}",
+            f"{label or folder} holds no code objects{wanted}",
             why=f"none ends in {SUFFIX}",
-            fix="name the folder that holds them",
+            fix="name a folder or an image that holds them; AOTriton's images hold archives, which are not read",
         )
     return found
+
+
+def unpack_image(ref: str, folder: Path) -> None:
+    """Bring the code objects of an image, and what lies beside them as JSON, into a folder.
+
+    Args:
+        ref: an image in a registry or a layout, as `publish` and `verify` take it.
+
+    Raises:
+        ConfigError: it is no reference.
+        RegistryError: there is no such image, or it is an index of several.
+    """
+    layout = Layout(folder / "layout").ensure()
+    with open_place(parse(ref)) as place:
+        manifest = place.fetch(layout)
+    for layer in read_layers(layout, manifest):
+        blob = layout.blob(layer.descriptor.digest)
+        for name, content in read_members(blob, layer.descriptor.media_type, (SUFFIX, ".json")):
+            target = folder / "objects" / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(content)
 
 
 def sample(objects: Sequence[Object], count: int | None, seed: int) -> list[Object]:

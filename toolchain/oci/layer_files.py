@@ -119,6 +119,16 @@ def read_member(path: Path, media_type: str, name: str, *, limit: int = 64 << 20
     return None
 
 
+def read_members(
+    path: Path, media_type: str, suffixes: tuple[str, ...], *, limit: int = 64 << 20
+) -> Iterator[tuple[str, bytes]]:
+    """The regular files of a layer whose names have one of some ends: path and content. Larger ones are left out."""
+    kept: list[bytes] = []
+    for one in _walk(path, media_type, (suffixes, limit, kept)):
+        if kept:
+            yield one.path, kept.pop()
+
+
 @memoize(maxsize=8)
 def glance(path: Path, media_type: str, name: str, *, limit: int = 64 << 20) -> bytes | None:
     """As `read_member`, of a layer that was made here: nothing else in it is looked at, and nothing is looked at twice.
@@ -138,7 +148,9 @@ def glance(path: Path, media_type: str, name: str, *, limit: int = 64 << 20) -> 
     return None
 
 
-def _walk(path: Path, media_type: str, keep: tuple[str, int, list[bytes]] | None) -> Iterator[LayerFile]:
+def _walk(
+    path: Path, media_type: str, keep: tuple[str | tuple[str, ...], int, list[bytes]] | None
+) -> Iterator[LayerFile]:
     tar_headers.require()
     known: dict[str, LayerFile] = {}
     folders: dict[str, bool] = {}
@@ -194,13 +206,17 @@ def _require_folders(folders: Mapping[str, bool]) -> None:
 
 
 def _read(
-    tar: tarfile.TarFile, member: tarfile.TarInfo, name: str, keep: tuple[str, int, list[bytes]] | None
+    tar: tarfile.TarFile,
+    member: tarfile.TarInfo,
+    name: str,
+    keep: tuple[str | tuple[str, ...], int, list[bytes]] | None,
 ) -> LayerFile:
     content = tar.extractfile(member)
     assert content is not None  # noqa: S101 - a regular file has content
-    if keep is not None:  # somebody looks for one file: the others need no digest
+    if keep is not None:  # of files that are looked for; no digest is needed
         wanted, limit, kept = keep
-        if name == wanted and member.size <= limit:
+        fits = name == wanted if isinstance(wanted, str) else name.endswith(wanted)
+        if fits and member.size <= limit:
             kept.append(content.read())
         return LayerFile(name, "file", member.size, "", "")
     one, other = hashlib.sha1(usedforsecurity=False), hashlib.sha256()
