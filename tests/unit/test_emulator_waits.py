@@ -124,6 +124,14 @@ def test_instructions_keep_the_distance_of_llvms_tables(gpu: str, first: str, se
         assert first in error.value.why
 
 
+def test_of_two_matrix_instructions_that_write_a_register_the_later_one_counts() -> None:
+    later = SMALL.replace("v[16:19], v[0:1]", "v[14:17], v[0:1]")
+    reads = "v_mfma_f32_16x16x16_f16 v[20:23], v[0:1], v[2:3], {}"
+    state_after("gfx942", [SMALL, SMALL, later, reads.format("v[14:17]")])
+    with pytest.raises(NumbersError):
+        state_after("gfx942", [SMALL, SMALL, later, reads.format("v[16:19]")])
+
+
 EXP, OTHER = "v_exp_f32_e32 v1, v0", "v_mov_b32_e32 v9, 0"
 USE = "v_add_f32_e32 v2, v1, v1"
 

@@ -170,13 +170,14 @@ def _names(*registers: Register | None) -> Registers:
 
 
 def too_close(
-    first: Facts, second: Facts, states: int, valus: int, transcendental: int
+    first: Facts, second: Facts, states: int, valus: int, transcendental: int, *, newer: Registers = _NONE
 ) -> tuple[int, Registers] | None:
     """What two instructions lack between them.
 
     Args:
         states: wait states between them.
         valus, transcendental: vector instructions between them, and how many of these are V_EXP and the like.
+        newer: what matrix instructions between them wrote: of that the last one is the one to keep from.
 
     Returns:
         The distance that they need and the registers that it is about; None where they are far enough apart.
@@ -188,22 +189,22 @@ def too_close(
             if shared:
                 return need, shared
     if first.passes:
-        for need, shared in _after_matrix(first, second):
+        for need, shared in _after_matrix(first, second, newer):
             if shared and states < need:
                 return need, shared
     return None
 
 
-def _after_matrix(first: Facts, second: Facts) -> Iterable[tuple[int, Registers]]:
+def _after_matrix(first: Facts, second: Facts, newer: Registers) -> Iterable[tuple[int, Registers]]:
     """What an instruction must keep from a matrix instruction of CDNA."""
     passes, result, old = first.passes, first.vector_writes, first.target.gpu == "gfx90a"
     more = int(first.target.gpu == "gfx950" and first.fast)
     use = passes + (3 if old or first.fast else 2) + more
     if second.passes:
-        yield use, result & second.factors
+        yield use, (result & second.factors) - newer
         if second.addend != result and (old or first.fast or not second.fast):
-            yield (passes if old or not first.fast else passes + 1 + more), result & second.addend
+            yield (passes if old or not first.fast else passes + 1 + more), (result & second.addend) - newer
     elif second.valu or second.memory or second.lds:
-        yield use, result & (second.vector_reads | second.vector_writes)
+        yield use, (result & (second.vector_reads | second.vector_writes)) - newer
         if old or first.fast:
             yield passes - 1, first.addend & second.vector_writes

@@ -134,8 +134,10 @@ def _counters(operation: Operation, target: Target) -> tuple[str, ...]:
 
 
 def _keep_distance(facts: Facts, recent: list[Recent]) -> None:
-    for other, states, valus, slow in recent:
-        lacking = too_close(other, facts, states, valus, slow)
+    newer: frozenset[int] = frozenset()
+    for other, states, valus, slow in reversed(recent):
+        lacking = too_close(other, facts, states, valus, slow, newer=newer)
+        newer |= other.vector_writes if other.passes else frozenset()
         if lacking is not None:
             need, registers = lacking
             kind = "wait states" if facts.target.generation == 9 else "vector instructions"
