@@ -246,7 +246,8 @@ def test_two_workers_at_once(here: Here) -> None:
     assert here.leftovers() == []
 
 
-def test_kill_leaves_no_process_and_the_next_call_cleans_up(here: Here, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_kill_leaves_no_process_and_the_next_call_cleans_up(here: Here, tmp_path: Path, number: int) -> None:
     here.buildah.drop_cache("tiny", "killed")
     script = tmp_path / "child.py"
     script.write_text(
@@ -270,7 +271,7 @@ def test_kill_leaves_no_process_and_the_next_call_cleans_up(here: Here, tmp_path
     assert child.poll() is None, (here.top / "slow log").read_text()
     dependencies = _descendants(child.pid)
     assert len(dependencies) >= 3, "the launcher, buildah and the shell at least"
-    os.kill(child.pid, signal.SIGKILL)
+    os.kill(child.pid, number)
     child.wait()
     _wait_for(lambda: not [pid for pid in dependencies if _alive(pid)])
     assert here.buildah.call("containers", "--quiet", "--all").stdout.split(), "the kill left a container"

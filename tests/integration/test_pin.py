@@ -85,7 +85,7 @@ def copied(dest: str, image: str, prefix: str, folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("only", "stem", "files"),
     [
-        ("mlir-tblgen", "llvm-triton-mlir-tblgen", ("bin/mlir-tblgen",)),
+        ("support", "llvm-triton-support", ("lib/libLLVMSupport.a", "include/llvm/Config/llvm-config.h")),
         pytest.param(
             "distribution",
             "llvm-triton",
@@ -107,11 +107,13 @@ def test_a_pin_becomes_an_image_that_others_copy_from(
     assert made.code == 0, made.err[-4000:]
     assert pinned.commit in made.err
     assert any("llvm/llvm-project" in request for request in pinned.asked)
-    published = pinned.call("publish", dest, "--stage", *words, "--json")
+    published = pinned.call("publish", dest, image, "--json")
     assert published.code == 0, published.err
     assert image in {row["image"] for row in published.json["published"]}
     tree = copied(dest, image, prefix, tmp_path / "consumer")
     for name in files:
         assert (tree / name).is_file(), name
-    said = subprocess.run([tree / "bin/mlir-tblgen", "--version"], capture_output=True, text=True, check=True).stdout
-    assert "LLVM version 22.1.8" in said
+    if "bin/mlir-tblgen" in files:
+        program = [tree / "bin/mlir-tblgen", "--version"]
+        said = subprocess.run(program, capture_output=True, text=True, check=True).stdout
+        assert "LLVM version 22.1.8" in said

@@ -392,12 +392,16 @@ def test_goals_are_all_planned_for_amd64(request_: Request) -> None:
     codegen = {"llvm-amdgpu", "codegen-amdgpu", "llvm-instrumented", "triton-instrumented", "profile"}
     targets = [target for target in catalog.targets() if target not in {"sysroot", "python", *codegen}]
     found = {target: [stage.name for stage in stages_of(target, request_)] for target in targets}
+    wheels, below = ["flash-attn", "aiter", "vllm"], ["base", "torch", "llvm", "triton"]
     assert found == {
         "base": ["base"],
         "llvm": ["base", "llvm"],
         "triton": ["base", "llvm", "triton"],
         "kernels": ["base", "llvm", "triton", "kernels"],
         "aotriton": ["base", "llvm", "triton", "aotriton"],
+        "torch": ["torch"],
+        **{name: [*below, name] for name in wheels},
+        "wheels": [*below, *wheels, "wheels"],
         "worker": ["base", "llvm", "triton", "worker"],
         "all": ["base", "llvm", "triton", "kernels"],
     }

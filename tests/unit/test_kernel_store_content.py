@@ -50,7 +50,7 @@ def test_a_cut_that_is_none(tmp_path: Path, content: bytes) -> None:
     run(Machine(tmp_path / "first"), [store], (1, 2))
     (note,) = [name for name in store.notes("cut-") if name.startswith("cut-")]
     (tmp_path / "store" / "notes" / f"{note}.json").write_bytes(content)
-    with pytest.raises(ConfigError, match="holds a cut into 2 shards that is none"):
+    with pytest.raises(ConfigError, match="has an invalid split into 2 shards"):
         run(Machine(tmp_path / "second"), [store], (2, 2))
 
 

@@ -257,14 +257,20 @@ class Storage:
         # Locked before it can be found: whoever shares this folder from another container does not see our process.
         new = Path(tempfile.mkdtemp(prefix="live-", dir=self.cache.engine))
         lock = os.open(new, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        stopped = False
         try:
             with contextlib.suppress(OSError):  # a file system without locks on folders
                 fcntl.flock(lock, fcntl.LOCK_EX)
             new.chmod(0o755)
             new.rename(folder)
             yield folder
+        except (KeyboardInterrupt, SystemExit):
+            # Containers that buildah named itself are left. By the folder the next call knows, as after a kill.
+            stopped = kind == "build"
+            raise
         finally:
-            remove_tree(folder)
+            if not stopped:
+                remove_tree(folder)
             os.close(lock)
 
     @contextlib.contextmanager

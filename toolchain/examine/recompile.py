@@ -76,7 +76,7 @@ def _unpack(wheel: Path, folder: Path) -> None:
     """Unpack a wheel; the folder is there whole or not at all."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".wheel-") as partial:
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix="wheel-") as partial:
             with open_wheel(wheel) as archive:
                 for row in archive.infolist():
                     place = Path(archive.extract(row, partial))
