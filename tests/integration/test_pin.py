@@ -114,6 +114,6 @@ def test_a_pin_becomes_an_image_that_others_copy_from(
     for name in files:
         assert (tree / name).is_file(), name
     if "bin/mlir-tblgen" in files:
-        program = [tree / "bin/mlir-tblgen", "--version"]
+        program = [str(tree / "bin/mlir-tblgen"), "--version"]
         said = subprocess.run(program, capture_output=True, text=True, check=True).stdout
         assert "LLVM version 22.1.8" in said
