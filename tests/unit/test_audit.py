@@ -162,6 +162,17 @@ def test_kernels_that_are_compiled_again_are_compared(campaign: Path, tmp_path: 
     run(tmp_path / "c", "--rebuild", "1", code=ConfigError.code)
 
 
+def test_a_source_that_is_compiled_again_sees_no_file_of_the_caller(campaign: Path, tmp_path: Path) -> None:
+    shutil.copytree(campaign, tmp_path / "c")
+    shutil.copytree(KERNELS.parent, tmp_path / "source")
+    canary = tmp_path / "canary"
+    canary.touch()
+    with (tmp_path / "source" / KERNELS.name).open("a") as source:
+        source.write(f"\nimport os\nif os.path.exists({str(canary)!r}) or os.path.exists('/etc/shadow'): os._exit(3)\n")
+    told = run(tmp_path / "c", "--rebuild", "1", "--source", tmp_path / "source", "--with-python", sys.executable)
+    assert list(told["rebuilt"].values()) == [True]
+
+
 def test_libraries_tell_their_glibc_and_code(tmp_path: Path) -> None:
     library = next(Path("/usr/lib").rglob("libz.so.1"))
     (tmp_path / "libz.so.1").write_bytes(library.resolve().read_bytes())

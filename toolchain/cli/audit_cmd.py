@@ -78,7 +78,9 @@ def audit(
         from toolchain.examine.rebuild import rebuild as again  # noqa: PLC0415 - brings the compiler in
 
         triton = chosen_triton(triton_wheel, with_python, cache)
-        found.rebuilt = again(found, rebuild, triton, source=source, plan=plan, seed=seed, timeout=kernel_timeout)
+        found.rebuilt = again(
+            found, rebuild, triton, cache_of(cache), source=source, plan=plan, seed=seed, timeout=kernel_timeout
+        )
     problems = found.problems(allow_empty=allow_empty)
     told: dict[str, Any] = {**found.as_json(), "problems": problems, "ok": not problems}
     if signer is not None:

@@ -43,7 +43,7 @@ def kernels_try(
 ) -> None:
     """Compile one kernel again and compare it with what it was. Ends with 25 where it is worse, for `git bisect run`.
 
-    Triton and the kernel's file run as you, outside of any container.
+    Triton and the kernel's file run in namespaces of their own, as builds do.
     """
     from toolchain.cli.diff_cmd import conditions_of, fail, screen  # noqa: PLC0415 - for a verb that runs
     from toolchain.examine.diff import compare  # noqa: PLC0415
@@ -60,7 +60,9 @@ def kernels_try(
         sides[0].mkdir(parents=True)
         for suffix in (".hsaco", ".json"):
             shutil.copy(kernel.with_suffix(suffix), sides[0] / f"kernel{suffix}")
-        (answer,) = compile_rules([{**rule, "out": str(sides[1] / "kernel.hsaco")}], triton, timeout=kernel_timeout)
+        (answer,) = compile_rules(
+            [{**rule, "out": str(sides[1] / "kernel.hsaco")}], triton, where, timeout=kernel_timeout
+        )
         if answer["status"] != "done":
             raise KernelError(f"{kernel.name} does not compile", why=str(answer["reason"]), fix="try another Triton")
         if out is not None:

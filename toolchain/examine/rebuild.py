@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from toolchain.cache import Cache
 from toolchain.errors import ConfigError
 from toolchain.examine.audit import Audit, objects_of
 from toolchain.examine.kernels import Kernel
@@ -16,7 +17,15 @@ from toolchain.kernels.aotriton_plan import FLATZIP, read_plan
 
 
 def rebuild(
-    found: Audit, count: int, triton: Triton, *, source: Path, plan: Path | None, seed: int, timeout: float
+    found: Audit,
+    count: int,
+    triton: Triton,
+    cache: Cache,
+    *,
+    source: Path,
+    plan: Path | None,
+    seed: int,
+    timeout: float,
 ) -> dict[str, bool]:
     """Compile random kernels again; by key, whether they came out with the same bytes.
 
@@ -45,7 +54,8 @@ def rebuild(
             rule = rules[key]
             task: Any = rule_of(rule, source) if isinstance(rule, Path) else rule
             tasks.append({**task, "out": str(Path(scratch, str(number), "kernel.hsaco"))})
-        for key, answer in zip(chosen, compile_rules(tasks, triton, timeout=timeout * len(tasks)), strict=True):
+        answers = compile_rules(tasks, triton, cache, timeout=timeout * len(tasks))
+        for key, answer in zip(chosen, answers, strict=True):
             result[key] = answer["status"] == "done" and answer["sha256"] == kernels[key].sha256
     return result
 

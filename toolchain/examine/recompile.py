@@ -15,14 +15,18 @@ from typing import Any
 from toolchain import process, recipe, strict_json
 from toolchain.cache import Cache
 from toolchain.digest import sha256_file
+from toolchain.engine import launcher, namespace, view
 from toolchain.errors import ConfigError, KernelError, ResourceError, SourceError
 from toolchain.filesystem import read_regular
-from toolchain.kernels.store import LARGEST_METADATA
+from toolchain.kernels.store import LARGEST_METADATA, LARGEST_OBJECT
+from toolchain.recipe import Mount
 from toolchain.stages.wheel_archive import open_wheel
 from toolchain.stages.wheel_llvm import wheel_named
 
 _TAG = re.compile(r".*-cp3(\d+)-(cp\d+|abi3)-[^-]+\.whl")
 _NEWEST = 20  # minor version of a CPython that is looked for
+# Where it lies for the compiler.
+_MADE, _MODULES, _RECIPES = "/made", "/modules", "/recipes"
 _VERSION = re.compile(r"\d+(?:\.\d+)+\S*")
 
 
@@ -142,34 +146,83 @@ def rule_of(path: Path, source: Path) -> dict[str, Any]:
     return {**rule, "root": str(root), "source": str(root / file), "precision": precision}
 
 
-def compile_rules(rules: Sequence[Mapping[str, Any]], triton: Triton, *, timeout: float) -> list[dict[str, Any]]:
+def compile_rules(
+    rules: Sequence[Mapping[str, Any]], triton: Triton, cache: Cache, *, timeout: float
+) -> list[dict[str, Any]]:
     """Compile rules, one after the other; an answer each, see aotriton/worker.py.
+
+    Triton and the kernels' source are code: they run in namespaces of their own as a build does, without a network and
+    without the caller's files.
 
     Args:
         timeout: seconds for all of them.
 
     Raises:
         KernelError: the worker does not start, or died.
+        ConfigError: the Python imports no Triton.
+        EngineError: there are no such namespaces here.
     """
-    home = tempfile.mkdtemp(prefix="toolchain-try-")
+    namespace.enter()
     precisions = {str(rule.get("precision", "")) for rule in rules} - {""}
-    environment = {
-        "HOME": home,
-        "PYTHONPATH": triton.path,
+    with tempfile.TemporaryDirectory(prefix="toolchain-try-") as scratch:
+        made, copies = Path(scratch, "made"), Path(scratch, "copies")
+        view.own(made)
+        python, prefix, modules = _interpreter(triton)
+        show = [Mount(made, _MADE, read_only=False), Mount(view.visible(modules, copies), _MODULES)]
+        show.append(Mount(view.visible(recipe.root() / "aotriton", copies), _RECIPES))
+        if prefix.parts[1] not in launcher.SYSTEM:
+            show.append(Mount(view.visible(prefix, copies), str(prefix)))
+        roots = {root: f"/source/{number}" for number, root in enumerate(sorted({str(rule["root"]) for rule in rules}))}
+        show += [Mount(view.visible(Path(root), copies), inside) for root, inside in roots.items()]
+        tasks = [_task(rule, roots, number) for number, rule in enumerate(rules)]
+        environment = ["HOME=/tmp", "TMPDIR=/tmp", f"PYTHONPATH={_MODULES}"]
         # Triton's default for dots of float32, which a campaign sets by this variable.
-        **({"TRITON_F32_DEFAULT": next(iter(precisions))} if len(precisions) == 1 else {}),
-    }
-    told = [json.dumps({name: value for name, value in rule.items() if name != "precision"}) for rule in rules]
+        environment += [f"TRITON_F32_DEFAULT={name}" for name in precisions if len(precisions) == 1]
+        words = ["env", *environment, str(python), f"{_RECIPES}/worker.py"]
+        try:
+            done = process.run(
+                view.command(words, cache.engine / "settings", show=show),
+                stdin="".join(f"{json.dumps(task)}\n" for task in tasks), capture=True, timeout=timeout,
+            )  # fmt: skip
+            answers = [strict_json.read(line) for line in done.stdout.splitlines()][1:]
+        except process.CommandError as error:
+            raise KernelError("the kernel did not compile", why=error.why, fix="see what Triton says of it") from error
+        if len(answers) != len(rules):
+            raise KernelError("the kernel did not compile", why="the compiler died", fix="try another Triton")
+        for number, (rule, answer) in enumerate(zip(rules, answers, strict=True)):
+            if answer["status"] == "done":
+                out = Path(rule["out"])
+                out.parent.mkdir(parents=True, exist_ok=True)
+                for suffix in (".hsaco", ".json"):
+                    content = read_regular(made / str(number) / f"kernel{suffix}", LARGEST_OBJECT, within=made)
+                    out.with_suffix(suffix).write_bytes(content)
+        return answers
+
+
+def _task(rule: Mapping[str, Any], roots: Mapping[str, str], number: int) -> dict[str, Any]:
+    """A rule as the worker reads it, with paths as they are inside."""
+    root = str(rule["root"])
+    inside = {"root": roots[root], "source": f"{roots[root]}/{Path(rule['source']).relative_to(root)}"}
+    plain = {name: value for name, value in rule.items() if name != "precision"}
+    return {**plain, **inside, "out": f"{_MADE}/{number}/kernel.hsaco"}
+
+
+def _interpreter(triton: Triton) -> tuple[Path, Path, Path]:
+    """The interpreter itself, its folder, and the folder from which it imports Triton.
+
+    Raises:
+        ConfigError: it imports none.
+    """
+    script = (
+        "import os, sys, importlib.util as u; found = u.find_spec('triton')\n"
+        "places = found and found.submodule_search_locations or ['']\n"
+        "print(os.path.realpath(sys.executable), sys.base_prefix, places[0], sep='\\n')"
+    )
     try:
-        done = process.run(
-            [triton.python, recipe.root() / "aotriton" / "worker.py"],
-            env=environment, stdin="".join(f"{line}\n" for line in told), capture=True, timeout=timeout,
-        )  # fmt: skip
-        answers = [strict_json.read(line) for line in done.stdout.splitlines()][1:]
+        done = process.run([triton.python, "-c", script], env={"PYTHONPATH": triton.path}, capture=True)
     except process.CommandError as error:
-        raise KernelError("the kernel did not compile", why=error.why, fix="see what Triton says of it") from error
-    finally:
-        shutil.rmtree(home, ignore_errors=True)
-    if len(answers) != len(rules):
-        raise KernelError("the kernel did not compile", why="the compiler died", fix="try another Triton")
-    return answers
+        raise KernelError(f"{triton.python} is no Python", why=error.why, fix="name another: --with-python") from error
+    python, prefix, package = done.stdout.splitlines()[:3]
+    if not package:
+        raise ConfigError(f"{triton.python} imports no Triton", fix="--triton-wheel VERSION, or --with-python PATH")
+    return Path(python), Path(prefix).resolve(), Path(package).resolve().parent
