@@ -282,3 +282,14 @@ def mirrors(values: Sequence[str]) -> tuple[tuple[str, str], ...]:
     from toolchain.sources.network import parse_mirrors  # noqa: PLC0415 - the HTTP library; most calls have none
 
     return parse_mirrors(values)
+
+
+def check(text: str) -> int:
+    """How many kernels are checked; 0 for all.
+
+    Raises:
+        ConfigError: it is no number.
+    """
+    if text != "all" and not (text.isascii() and text.isdigit() and int(text)):
+        raise ConfigError(f"--check {text!r} is no number of kernels", fix="e.g. --check 300, or all")
+    return 0 if text == "all" else int(text)

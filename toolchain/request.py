@@ -72,6 +72,7 @@ class Request:
         mirrors: prefixes of URLs and what to ask in their place; no input, since digests name what is fetched.
         shard: which part of how many.
         lock: with `locked` or a `lock_file`, the only things that may come in.
+        check: of how many kernels the numbers are checked: 0 for all, None for none. No input: the bytes are the same.
         kernel_key: signs what is added to the kernel store; what is taken must be signed by it.
         shards: kernel stores that the kernels must come from; nothing is compiled for them.
     """
@@ -165,6 +166,14 @@ class Request:
             "keep-going", panel="Kernels",
             kind="flag", counts=True, lock="changed",
             help="Continue when kernels fail, and mark them as known bad; the exit code is then 12.",
+        ),
+    )  # fmt: skip
+    check: int | None = field(
+        default=None,
+        metadata=option(
+            "check", panel="Kernels",
+            metavar="N|all", read=reading.check, example="300", file=True,
+            help="Check the numbers of N kernels on the CPU, without a GPU; a wrong one fails the build with 24.",
         ),
     )  # fmt: skip
     kernel_timeout: float | None = field(

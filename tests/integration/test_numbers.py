@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,13 @@ from typer.testing import CliRunner
 
 from tests.emulated_objects import KERNELS, compile_all, rule
 from tests.evidence_fixtures import small_image
+from toolchain.cache import Cache
 from toolchain.cli.app import app
+from toolchain.errors import NumbersError
+from toolchain.kernels.ledger import Ledger
+from toolchain.numbers.objects import Object
 from toolchain.oci.layout import Layout
+from toolchain.stages.kernel_numbers import run_check
 
 SOURCE = KERNELS.parent / "flash_attn_triton_amd" / "bwd_prefill_split.py"
 TYPES = {
@@ -141,3 +147,30 @@ def test_a_kernel_without_a_case_is_skipped_and_not_right(folder: Path) -> None:
     code, told = check(folder / "other")
     assert code == 0
     assert (told["right"], told["skipped"]) == (0, 1)
+
+
+def test_what_a_build_checks_runs_in_namespaces_and_a_wrong_kernel_fails_it(folder: Path, tmp_path: Path) -> None:
+    cache = Cache(tmp_path / "cache")
+
+    def checked(part: str) -> dict[str, Any]:
+        paths = sorted((folder / part).rglob("*.hsaco"))
+        chosen = [Object(path, path.name, "", "") for path in paths]
+        return run_check(chosen, folder / part, cache, available=7, jobs=1, note=rows.__setitem__)
+
+    rows: dict[str, Any] = {}
+    (path,) = (folder / "none" / "gfx942").rglob("*.hsaco")
+    link = tmp_path / "one"
+    link.mkdir()
+    for file in (path, path.with_suffix(".json")):
+        (link / file.name).write_bytes(file.read_bytes())
+    found = run_check([Object(link / path.name, "a", "", "")], link, cache, available=7, jobs=1)
+    assert (found["right"], found["checked"], found["available"]) == (1, 1, 7)
+    (kernel,) = found["kernels"]
+    assert kernel["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert "seconds" not in found["groups"][0], "a statement is the same for the same kernels"
+    with pytest.raises(NumbersError) as raised:
+        checked("scale")
+    assert raised.value.code == 24
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        ledger.note_check("rule", rows["scale.hsaco"])
+        assert ledger.checks()["rule"]["status"] == "wrong"

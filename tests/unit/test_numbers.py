@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
+import dataclasses
+import io
 import json
+import lzma
+import struct
+import zipfile
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from toolchain.errors import ConfigError
+from toolchain.emulator.metadata import read_metadata
+from toolchain.errors import ConfigError, UntrustedError
+from toolchain.examine.places import local_files
+from toolchain.kernels.aotriton_plan import Archive, Cluster
+from toolchain.kernels.launches import launch_files, of_rule
+from toolchain.kernels.rules import Rule
+from toolchain.kernels.store import Addition, FolderStore, Result
 from toolchain.numbers.case import Expected
+from toolchain.numbers.collect import Collected, File, collect
 from toolchain.numbers.elements import BF16, FP16, FP32, tensor
-from toolchain.numbers.objects import objects_in, sample
+from toolchain.numbers.objects import sample
 from toolchain.numbers.philox import random_words
 from toolchain.numbers.problem import Dropout, Problem, Shape
 from toolchain.numbers.reference import Inputs, attention, window
+from toolchain.numbers.summary import enough, told
+from toolchain.trust.attest import subjects
+from toolchain.trust.numbers import said, statement
 
 
 def test_philox_gives_the_published_words() -> None:
@@ -98,7 +114,8 @@ def test_packed_sequences_lie_one_behind_the_other() -> None:
     assert problem.inputs(1, 1).k.shape == (6, 16)
 
 
-def test_a_sample_shows_something_of_every_function(tmp_path: Path) -> None:
+def test_a_sample_shows_something_of_every_function(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    out = tmp_path_factory.mktemp("chosen")
     for gpu in ("gfx942", "gfx1100"):
         for kernel in ("a", "b", "c"):
             for form in range(5):
@@ -116,8 +133,13 @@ def test_a_sample_shows_something_of_every_function(tmp_path: Path) -> None:
                 }
                 path.with_suffix(".json").write_text(json.dumps(about))
     (tmp_path / "bad.hsaco").write_bytes(b"")  # known bad
-    objects = objects_in(tmp_path)
+
+    def chosen_of(count: int | None = None, gpus: Sequence[str] = (), seed: int = 1) -> Collected:
+        return collect(list(local_files(tmp_path, "")), out, gpus=gpus, count=count, seed=seed, label="here")
+
+    objects = chosen_of().objects
     assert len(objects) == 30
+    assert all(each.path.read_bytes() == b"x" for each in objects)
     chosen = sample(objects, 6, 1)
     assert {(each.gpu, each.kernel) for each in chosen} == {
         (g, f"k.py:{k}") for g in ("gfx942", "gfx1100") for k in "abc"
@@ -125,6 +147,94 @@ def test_a_sample_shows_something_of_every_function(tmp_path: Path) -> None:
     assert sample(objects, 6, 1) == chosen
     assert sample(objects, 6, 2) != chosen
     assert sample(objects, None, 1) == objects
-    assert {each.gpu for each in objects_in(tmp_path, ["gfx942"])} == {"gfx942"}
+    few = chosen_of(2, ["gfx942"])
+    assert (len(few.objects), few.available, {each.gpu for each in few.objects}) == (2, 15, {"gfx942"})
     with pytest.raises(ConfigError):
-        objects_in(tmp_path, ["gfx90a"])
+        chosen_of(gpus=["gfx90a"])
+
+
+def member(out: str, inside: str, gpu: str) -> tuple[Rule, Cluster, Archive]:
+    """A rule of AOTriton's, its cluster and its archive."""
+    rule = Rule(
+        source="modules/flash/fwd_kernel.py", root="modules/flash", kernel="attn_fwd",
+        signature=(("Q", "*fp16:16"), ("BLOCK_M", "constexpr"), ("Sm_scale", "fp32")), constexprs=(("BLOCK_M", 64),),
+        target=gpu, num_warps=4, num_stages=1, waves_per_eu=2, out=out, cluster="amd-gfx942/flash/attn_fwd/one",
+    )  # fmt: skip
+    cluster = Cluster("aks2/amd-gfx942/flash/attn_fwd/one.aks2", "", ((out, inside), ("gone", "gone")))
+    return rule, cluster, Archive("aotriton.images/amd-gfx942/flash/attn_fwd.zip", "", ((cluster.path, "one.aks2"),))
+
+
+def pack(*entries: tuple[str, bytes]) -> bytes:
+    """A .zip of one .aks2 as AOTriton's packers write it."""
+    directory, content = b"", b""
+    for name, code in entries:
+        word = name.encode() + b"\0"
+        directory += struct.pack("<IIIII", 4096, 256, len(content), len(code), len(word)) + word
+        content += code
+    data = directory + content
+    packed = b"AKS2" + struct.pack("<III", len(data), len(entries), len(directory)) + lzma.compress(data)
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        archive.writestr("one.aks2", packed)
+    return stream.getvalue()
+
+
+def test_a_pack_says_how_its_kernels_are_launched(tmp_path: Path) -> None:
+    rule, cluster, archive = member("flash/a.hsaco", "first", "gfx942")
+    written = launch_files([rule], [cluster], [archive], lambda _: 16)
+    assert list(written) == ["amd-gfx942"]
+    content = {
+        "lib/aotriton.images/amd-gfx942/flash/attn_fwd.zip": pack(("first", b"code"), ("gone", b"")),
+        "lib/aotriton.images/amd-gfx942/__launch__": written["amd-gfx942"],
+    }
+
+    def files(names: Iterable[str] = content) -> list[File]:
+        return [(name, lambda name=name: content[name]) for name in names]  # type: ignore[misc]
+
+    (one,) = collect(files(), tmp_path / "a").objects
+    assert (one.gpu, one.kernel) == ("gfx942", "fwd_kernel.py:attn_fwd")
+    assert one.path.read_bytes() == b"code"
+    found = read_metadata(one.path)
+    assert (found.waves, found.lds, found.scratch, found.constants) == (4, 4096, 16, {"BLOCK_M": 64})
+    assert [(each.name, each.type) for each in found.parameters] == [("Q", "*fp16"), ("Sm_scale", "fp32")]
+    # Somebody else's pack says nothing; a plan does.
+    bare = files(list(content)[:1])
+    with pytest.raises(ConfigError, match="does not say how"):
+        collect(bare, tmp_path / "b", label="it")
+    (planned,) = collect(
+        bare, tmp_path / "c", planned=lambda name, shared: of_rule(rule, shared) if name.endswith("first") else None
+    ).objects
+    assert read_metadata(planned.path) == dataclasses.replace(found, scratch=0)
+
+
+def test_a_result_of_a_kernel_store_is_an_object_with_its_json(tmp_path: Path) -> None:
+    about = {
+        "name": "k", "arch": "gfx942", "source": "k.py", "signature": [], "constexprs": {}, "num_warps": 1, "shared": 0,
+    }  # fmt: skip
+    store = FolderStore(tmp_path / "store")
+    record = Result(inputs={}, code=b"code", metadata=json.dumps(about).encode()).record()
+    store.add(Addition("ab" * 32, "gfx942", "rule", 1.0, record))
+    (one,) = collect(list(local_files(tmp_path / "store", "store")), tmp_path / "out").objects
+    assert (one.gpu, one.kernel, one.path.read_bytes()) == ("gfx942", "k.py:k", b"code")
+    assert read_metadata(one.path).kernel == "k"
+
+
+def test_a_record_s_check_is_enough_for_as_many_kernels() -> None:
+    numbers = {"checked": 3, "available": 6, "right": 2, "wrong": 0, "skipped": 1, "refused": 0}
+    assert [enough(numbers, count) for count in (3, 4, 0)] == [True, False, False]
+    assert enough({**numbers, "checked": 6}, 0)
+    assert not enough(None, 1)
+    assert told(numbers) == "3 of 6 kernels checked by emulation: 2 right, 1 skipped"
+
+
+def test_a_signed_statement_that_a_kernel_is_wrong_counts_against_an_image() -> None:
+    row = {"checked": 3, "available": 6, "right": 2, "wrong": 0, "skipped": 1, "refused": 0}
+    about = subjects("image", ["sha256:ab"])
+    needed = {"sha256:ab"}
+    few, more = statement(about, row), statement(about, {**row, "checked": 6, "right": 5})
+    assert said([few, more], needed) == "6 of 6 kernels checked by emulation: 5 right, 1 skipped"
+    assert said([few], {"sha256:cd"}) == ""
+    with pytest.raises(UntrustedError, match="wrong numbers"):
+        said([more, statement(about, {**row, "wrong": 1})], needed)
+    with pytest.raises(UntrustedError, match="malformed"):
+        said([statement(about, {"checked": "many"})], needed)

@@ -15,6 +15,7 @@ from toolchain.cache import Cache
 from toolchain.catalog.stages import STAGES
 from toolchain.digest import canonical, write_atomically
 from toolchain.errors import ConfigError, SourceError
+from toolchain.numbers.summary import told
 from toolchain.oci.layout import Layout
 from toolchain.record import Record
 from toolchain.trust.contents import Contents, of_records
@@ -198,6 +199,7 @@ def image_row(cache: Cache, record: Record) -> Mapping[str, Any]:
         **contents_of(cache, record).as_json(),
         "partial": record.partial,
         "binaries": list(record.binaries),
+        **({"numbers": told(found)} if (found := record.facts.get("numbers")) else {}),
         "bytes": sum(int(layer.get("size", 0)) for layer in record.layers),
         "finished": timestamp(record.finished or 0),
         "taken_from": record.taken_from.ref if record.taken_from is not None else "",

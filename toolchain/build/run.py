@@ -20,6 +20,7 @@ from toolchain.build.targets import by_arch, request_of, stages_of
 from toolchain.build.workspace import BuildWorkspace, within_lock
 from toolchain.cache import Cache
 from toolchain.catalog.architectures import emulator, this_machine
+from toolchain.catalog.stages import WITH_KERNELS
 from toolchain.errors import BuildError, PolicyError, ToolchainError, UnreachableError
 from toolchain.locks import held, in_use
 from toolchain.process import CommandError
@@ -134,6 +135,10 @@ def _build_stages(request: Request, target: str, run: _Run) -> list[Built]:
                     built = _build_stage(own, stage, planned, built_below, run, of=(number, len(stages)))
                     if own.base.image is not None and known_record(own.cache, built.input_digest) is None:
                         record_as_it_is(own, built)
+        if own.check is not None and stage.name in WITH_KERNELS:
+            from toolchain.build.numbers import checked  # noqa: PLC0415 - numpy
+
+            built = checked(own, built)
         # Only now it shows what is in a base that was not here when the build was planned, whoever made it since.
         within_lock(request, [built.planned])
         stands = planned is first and built.planned == first
@@ -167,6 +172,10 @@ def _ready(request: Request, rows: Sequence[PlanRow]) -> None:
     to_build = [row.planned for row in rows if row.to_build]
     if not to_build:
         return
+    if request.check is not None:
+        from toolchain.stages.kernel_numbers import require_check  # noqa: PLC0415 - most builds check nothing
+
+        require_check()
     away = [planned for planned in to_build if planned.online]
     if away and request.offline:
         images = " and ".join(planned.image for planned in away)

@@ -139,7 +139,7 @@ def kernels_merge(
     _tell_known_bad(built)
 
 
-@with_request("contract", "json", "keep_going", "limit", "scheduler", "select", "shard")
+@with_request("check", "contract", "json", "keep_going", "limit", "scheduler", "select", "shard")
 def kernels_worker(
     address: AddressArg,
     stage: CampaignArg = "kernels",

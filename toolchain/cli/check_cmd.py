@@ -13,21 +13,16 @@ import typer
 from toolchain import console
 from toolchain.catalog.gpus import parse_gpus
 from toolchain.cli import options as o
+from toolchain.cli.diff_cmd import PLACE_HELP
 from toolchain.cli.emulate_cmd import ObjdumpOpt, decoder
-from toolchain.errors import ConfigError, EmulationError, NumbersError
+from toolchain.cli.images_cmd import cache_of
+from toolchain.errors import ConfigError, EmulationError
 
 if TYPE_CHECKING:
     from toolchain.numbers.campaign import Report
     from toolchain.numbers.check import Checked
 
-SourceArg = Annotated[
-    str,
-    typer.Argument(
-        metavar="DIR|REF",
-        help="Folder with code objects, each with its JSON beside it, or an image that holds such files:"
-        " a repository, or oci:DIR:TAG.",
-    ),
-]
+SourceArg = Annotated[str, typer.Argument(metavar="WHERE", help=PLACE_HELP)]
 SampleOpt = Annotated[
     str, typer.Option("--sample", metavar="N|all", help="How many kernels; GPUs and functions are taken in turn.")
 ]
@@ -36,16 +31,27 @@ JobsOpt = Annotated[
     int | None, typer.Option("--jobs", min=1, help="Processes. \\[default: one for each core]", show_default=False)
 ]
 SeedOpt = Annotated[int, typer.Option("--seed", min=0, help="Of the sample.")]
-_LISTED = 20
+PlanOpt = Annotated[
+    Path | None,
+    typer.Option(
+        "--plan",
+        metavar="DIR",
+        help="Folder of AOTriton's generator, for packs that do not say how their kernels are launched.",
+    ),
+]
+SourceOpt = Annotated[Path | None, typer.Option("--source", metavar="DIR", help="AOTriton's source, for --plan.")]
 
 
 def kernels_check(
-    source: SourceArg,
+    where: SourceArg,
     sample: SampleOpt = "all",
     gpu: GpuOpt = "",
     jobs: JobsOpt = None,
     seed: SeedOpt = 0,
+    plan: PlanOpt = None,
+    source: SourceOpt = None,
     objdump: ObjdumpOpt = None,
+    cache: o.CacheOpt = None,
     json_: o.JsonOpt = False,
 ) -> None:
     """Run compiled attention kernels on the CPU and hold what they compute against float64.
@@ -54,20 +60,30 @@ def kernels_check(
     """
     if sample != "all" and not (sample.isdigit() and int(sample)):
         raise ConfigError(f"--sample {sample!r} is no number of kernels", fix="e.g. --sample 300, or all")
+    if (plan is None) != (source is None):
+        raise ConfigError("--plan and --source belong together", fix="give both, or neither")
     disassembler = decoder(objdump)
-    from toolchain.numbers import campaign, objects  # noqa: PLC0415 - numpy, for a verb that runs
+    from toolchain.examine.places import opened  # noqa: PLC0415 - for a verb that runs
+    from toolchain.numbers import campaign  # noqa: PLC0415 - numpy
+    from toolchain.numbers.collect import collect  # noqa: PLC0415
 
-    with tempfile.TemporaryDirectory(prefix="toolchain-check-") as scratch:
-        folder = Path(source)
-        if not folder.is_dir():
-            objects.unpack_image(source, Path(scratch))
-            folder = Path(scratch) / "objects"
-        available = objects.objects_in(folder, parse_gpus(gpu) if gpu else (), label=source)
+    planned = None
+    if plan is not None and source is not None:
+        from toolchain.examine.rebuild import launches_of  # noqa: PLC0415
+
+        planned = launches_of(plan, source)
+    with tempfile.TemporaryDirectory(prefix="toolchain-check-") as scratch, opened(where, cache_of(cache)) as files:
+        found = collect(
+            files, Path(scratch), gpus=parse_gpus(gpu) if gpu else (), count=None if sample == "all" else int(sample),
+            seed=seed, label=where, planned=planned,
+        )  # fmt: skip
+        for path in found.unknown:
+            console.note(f"{path} is passed over: nothing says how its kernels are launched")
         report = campaign.run(
-            objects.sample(available, None if sample == "all" else int(sample), seed),
+            found.objects,
             disassembler,
             jobs=jobs or os.cpu_count() or 1,
-            available=len(available),
+            available=found.available,
             on_row=None if json_ else _tell,
         )
     if json_:
@@ -87,27 +103,27 @@ def screen(report: Report) -> Iterator[str]:
     head = f"{'GPU':<9}{'kernel':<32}{'right':>6}{'wrong':>6}{'skipped':>8}{'refused':>8}"
     yield f"{head}{'largest error':>14}{'CPU s':>8}"
     for row in report.groups():
+        share = "none" if row["share"] is None else f"{row['share']:.0%}"
         yield (
             f"{row['gpu']:<9}{row['kernel']:<32}{row['right']:>6}{row['wrong']:>6}{row['skipped']:>8}{row['refused']:>8}"
-            f"{row['share']:>13.0%} {row['seconds']:>8.1f}"
+            f"{share:>13} {row['seconds']:>8.1f}"
         )
     parts = ", ".join(f"{count} {status}" for status, count in report.counts().items())
     instructions = sum(row.instructions for row in report.rows)
     total = f"{len(report.rows)} of {report.available} kernels checked by emulation"
     yield f"{total}: {parts}; {instructions:,} instructions"
-    yield "the largest error is shown as a share of what passes"
+    yield "the largest error is shown as a share of what passes; `none` is NaN or infinity"
 
 
 def _raise(report: Report) -> None:
     """Raise for kernels that are wrong, or that the emulator refuses."""
-    from toolchain.numbers.check import REFUSED, WRONG  # noqa: PLC0415 - numpy
+    from toolchain.numbers.campaign import listed  # noqa: PLC0415 - numpy
+    from toolchain.numbers.check import REFUSED  # noqa: PLC0415
 
-    for status, kind, what, fix in (
-        (WRONG, NumbersError, "compute wrong numbers", ""),
-        (REFUSED, EmulationError, "use what the emulator does not know", "report them with the code objects"),
-    ):
-        rows = report.of(status)
-        if rows:
-            lines = [f"{row.name}: {row.reason}" for row in rows[:_LISTED]]
-            lines += [f"… and {len(rows) - _LISTED} more"] if rows[_LISTED:] else []
-            raise kind(f"{len(rows)} of {len(report.rows)} kernels {what}", why="\n".join(lines), fix=fix)
+    report.require_right()
+    if rows := report.of(REFUSED):
+        raise EmulationError(
+            f"{len(rows)} of {len(report.rows)} kernels use what the emulator does not know",
+            why=listed(rows),
+            fix="report them with the code objects",
+        )

@@ -155,6 +155,8 @@ def _tell(row: dict[str, Any]) -> None:
             console.text(f"    {key} = {value}")
         for layer in image["layers"]:
             console.text(f"    layer {layer['digest']}  {console.size(layer['size'])}  {layer['mediaType']}")
+    if told := row.get("build", {}).get("numbers"):
+        console.text(f"  numbers: {told}")
     for place in row.get("build", {}).get("published", ()):
         console.text(f"  published {place['when']}  {place['ref']}  {place['digest']}")
 

@@ -71,7 +71,7 @@ def _asked(given: dict[str, Any], chosen: Mapping[str, Any]) -> tuple[str, dict[
     return original.stage, given_options(original, cache)
 
 
-@with_request("offline", "contract", recorded=_asked)
+@with_request("check", "offline", "contract", recorded=_asked)
 def reproduce_image(
     image: ImageArg, public_key: PublicKeyOpt = None, attest: AttestOpt = None, *, request: Request
 ) -> None:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from toolchain.lock.file import Lock
 
 
-CAMPAIGN = ("jobs", "runner", "fresh", "kernel_store", "kernel_key", "scheduler")
+CAMPAIGN = ("check", "jobs", "runner", "fresh", "kernel_store", "kernel_key", "scheduler")
 """Fields of `Request` that only say how things are built: what builds nothing does not take them."""
 
 

@@ -129,7 +129,9 @@ def verify(
             console.text(row.ref, row.digest, _WORDS[row.verdict], *told)
             if row.provenance is not None:
                 _tell(said(row.provenance), of_provenance(row.provenance))
-            for name in row.checks.keys() & {"rebuilders"}:
+            for name in ("numbers", "rebuilders"):
+                if name not in row.checks:
+                    continue
                 console.note(f"  {name}: {row.checks[name]}")
     bad = next((row for row in rows if row.problems), None)
     if bad is not None:

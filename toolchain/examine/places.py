@@ -49,9 +49,19 @@ class _Member(CheckedHeader):
             raise
 
 
+class _Files:
+    """Files that can be gone through more than once."""
+
+    def __init__(self, start: Callable[[], Iterator[File]]) -> None:
+        self._start = start
+
+    def __iter__(self) -> Iterator[File]:
+        return self._start()
+
+
 @contextlib.contextmanager
 def opened(what: str, cache: Cache) -> Iterator[Iterable[File]]:
-    """The files of a place.
+    """The files of a place, which can be gone through more than once.
 
     Args:
         what: a folder, a file, the name of an image in the cache, or a reference.
@@ -63,13 +73,13 @@ def opened(what: str, cache: Cache) -> Iterator[Iterable[File]]:
     path = Path(what)
     if os.path.lexists(path):
         with reading(what):
-            yield local_files(path, path.name)
+            yield _Files(lambda: local_files(path, path.name))
         return
     if what.startswith((".", "/", "~")) or _FILE.fullmatch(what) or _TAR.fullmatch(what):
         raise ConfigError(f"there is no {what}", fix="check the path")
     with tempfile.TemporaryDirectory(prefix="toolchain-kernels-") as scratch, reading(what):
         layout, images = images_of(what, cache, Path(scratch))
-        yield (file for image in images for file in _image_files(layout, image))
+        yield _Files(lambda: (file for image in images for file in _image_files(layout, image)))
 
 
 @contextlib.contextmanager
@@ -145,7 +155,9 @@ def images_of(what: str, cache: Cache, scratch: Path) -> tuple[Layout, Sequence[
         return layout, [layout.resolve(record.manifest) for record in named_images(cache, [what])]
     with open_place(parse(what)) as place:
         layout, named = place.images(scratch)
-    return layout, [image for row in named for image in layout.walk(row.image) if image.media_type in media.IMAGES]
+    found = [image for row in named for image in layout.walk(row.image) if image.media_type in media.IMAGES]
+    # An image may have several tags.
+    return layout, list({image.digest: image for image in found}.values())
 
 
 def _image_files(layout: Layout, image: Descriptor) -> Iterator[File]:

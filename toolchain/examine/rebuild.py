@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import random
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from toolchain.cache import Cache
 from toolchain.errors import ConfigError
 from toolchain.examine.audit import Audit, objects_of
-from toolchain.examine.kernels import Kernel
+from toolchain.examine.kernels import Kernel, key_of
 from toolchain.examine.recompile import Triton, compile_rules, rule_of
 from toolchain.kernels.aotriton_plan import FLATZIP, read_plan
+from toolchain.kernels.launches import of_rule
+from toolchain.kernels.rules import Rule
 
 
 def rebuild(
@@ -66,13 +68,33 @@ def _beside(what: str, kernels: Mapping[str, Kernel]) -> dict[str, Any]:
     return {key: path for key, path in paths.items() if path.with_suffix(".json").is_file()}
 
 
-def _planned(plan: Path, source: Path, found: Audit) -> dict[str, Any]:
-    """Tasks by key. AOTriton compiles dots of float32 as IEEE does."""
+def _rules(plan: Path, source: Path) -> dict[str, Rule]:
+    """The rules of a plan by their code objects, wherever the plan was written."""
     with (plan / FLATZIP).open(encoding="utf-8") as stream:
         build = stream.readline().split(";")[3].partition("/aks2/")[0]
     with (plan / "Bare.compile").open(encoding="utf-8") as stream:
         file = stream.readline().split(";")[3]
     tree = file.partition("/modules/")[0]
-    rules = {rule.out: rule for rule in read_plan(plan, source, build=build, source=tree).rules}
+    return {rule.out: rule for rule in read_plan(plan, source, build=build, source=tree).rules}
+
+
+def launches_of(plan: Path, source: Path) -> Callable[[str, int], Mapping[str, Any] | None]:
+    """By a kernel's path in a pack, and its bytes of LDS, how the plan has it launched; None for one that it lacks.
+
+    Raises:
+        SourceError: the folder holds no plan, or the source lacks its kernels.
+    """
+    rules, keys = _rules(plan, source), objects_of(plan, ())
+
+    def launch(path: str, shared: int) -> Mapping[str, Any] | None:
+        out = keys.get(key_of(path))
+        return None if out is None else of_rule(rules[out], shared)
+
+    return launch
+
+
+def _planned(plan: Path, source: Path, found: Audit) -> dict[str, Any]:
+    """Tasks by key. AOTriton compiles dots of float32 as IEEE does."""
+    rules = _rules(plan, source)
     keys = objects_of(plan, sorted(gpu for gpu in found.gpus() if gpu.startswith("gfx")))
     return {key: {**rules[path].task(str(source.resolve()), "/"), "precision": "ieee"} for key, path in keys.items()}

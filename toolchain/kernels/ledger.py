@@ -28,6 +28,7 @@ _PROGRESS = "progress"
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS entry (id TEXT PRIMARY KEY, content TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS numbers (id TEXT PRIMARY KEY, content TEXT NOT NULL);
 """
 
 
@@ -186,6 +187,19 @@ class Ledger:
         """All entries by id."""
         for (content,) in self._db.execute("SELECT content FROM entry ORDER BY id"):
             yield _entry(content)
+
+    def note_check(self, rule_id: str, row: Mapping[str, Any]) -> None:
+        """Note what a check of its numbers said of a rule's object.
+
+        Raises:
+            ResourceError: it could not be written.
+        """
+        self._write("numbers", rule_id, canonical(dict(row)).decode())
+
+    def checks(self) -> dict[str, dict[str, Any]]:
+        """What such checks said, by rule."""
+        rows = self._db.execute("SELECT id, content FROM numbers ORDER BY id")
+        return {rule_id: strict_json.read(content, "the ledger") for rule_id, content in rows}
 
     def entries(self, rules: Iterable[Rule]) -> tuple[Entry, ...]:
         """The entries of some rules, in the rules' order, for those that have one."""

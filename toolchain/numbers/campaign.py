@@ -12,9 +12,11 @@ from typing import Any
 
 from toolchain import process
 from toolchain.emulator.disassembly import Disassembler
-from toolchain.numbers.check import REFUSED, RIGHT, SKIPPED, WRONG, Checked, check_object
+from toolchain.errors import NumbersError
+from toolchain.numbers.check import REFUSED, RIGHT, SKIPPED, WRONG, Checked, check_object, finite
 from toolchain.numbers.objects import Object
 
+_LISTED = 20
 # What the numbers are held against; stated here, and in what is published.
 RULE = (
     "an error is the largest absolute difference from a float64 reference; a result passes when its error is at most"
@@ -55,15 +57,37 @@ class Report:
                 "gpu": gpu,
                 "kernel": kernel,
                 **{status: sum(row.status == status for row in rows) for status in (RIGHT, WRONG, SKIPPED, REFUSED)},
-                "share": round(max(row.share for row in rows), 4),
+                "share": finite(round(max(row.share for row in rows), 4)),
                 "instructions": sum(row.instructions for row in rows),
                 "seconds": round(sum(row.seconds for row in rows), 2),
             }
             for (gpu, kernel), rows in sorted(groups.items())
         ]
 
+    def require_right(self) -> None:
+        """Insist that no kernel is wrong.
+
+        Raises:
+            NumbersError: some are.
+        """
+        if wrong := self.of(WRONG):
+            raise NumbersError(f"{len(wrong)} of {len(self.rows)} kernels compute wrong numbers", why=listed(wrong))
+
+    def published(self) -> dict[str, Any]:
+        """What a record and a statement say of it; the same for the same kernels, whatever the time."""
+        kernels = [
+            {"name": row.name, "sha256": row.sha256, "gpu": row.gpu, "kernel": row.kernel, "status": row.status,
+             "share": finite(round(row.share, 4)), "reason": row.reason}
+            for row in self.rows
+        ]  # fmt: skip
+        groups = [{key: value for key, value in row.items() if key != "seconds"} for row in self.groups()]
+        return {**self._head(), "groups": groups, "kernels": kernels}
+
     def as_json(self) -> dict[str, Any]:
         """All of it, JSON-ready."""
+        return {**self._head(), "groups": self.groups(), "kernels": [row.as_json() for row in self.rows]}
+
+    def _head(self) -> dict[str, Any]:
         return {
             "method": "emulation",
             "rule": RULE,
@@ -71,9 +95,13 @@ class Report:
             "available": self.available,
             "checked": len(self.rows),
             **self.counts(),
-            "groups": self.groups(),
-            "kernels": [row.as_json() for row in self.rows],
         }
+
+
+def listed(rows: Sequence[Checked]) -> str:
+    """Some rows with their reasons, for a message."""
+    lines = [f"{row.name}: {row.reason}" for row in rows[:_LISTED]]
+    return "\n".join([*lines, *([f"… and {len(rows) - _LISTED} more"] if rows[_LISTED:] else [])])
 
 
 def run(
@@ -92,7 +120,7 @@ def run(
         on_row: called with each result as it comes, the number of results so far, and that of all.
     """
     found: dict[str, Checked] = {}
-    for row in _results(objects, disassembler, jobs):
+    for row in results(objects, disassembler, jobs):
         found[row.name] = row
         if on_row is not None:
             on_row(row, len(found), len(objects))
@@ -100,7 +128,8 @@ def run(
     return Report(rows, len(objects) if available is None else available, disassembler.label)
 
 
-def _results(objects: Sequence[Object], disassembler: Disassembler, jobs: int) -> Iterator[Checked]:
+def results(objects: Sequence[Object], disassembler: Disassembler, jobs: int) -> Iterator[Checked]:
+    """Check kernels, in parallel processes; the rows as they come."""
     if jobs < 2 or len(objects) < 2:
         for each in objects:
             yield check_object(each.path, each.name, disassembler)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from toolchain.digest import sha256_file
 from toolchain.emulator.codeobject import load
 from toolchain.emulator.disassembly import Disassembler
 from toolchain.emulator.launch import Launch, Launched, run
@@ -36,6 +38,7 @@ class Checked:
         errors: by result the largest error and the bound.
         cases: labels of the launches.
         unknown: instructions beyond those that ran that the emulator does not know.
+        sha256: hex, of the code object.
     """
 
     name: str
@@ -50,10 +53,28 @@ class Checked:
     instructions: int = 0
     unknown: tuple[str, ...] = ()
     seconds: float = 0.0
+    sha256: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """The same, JSON-ready."""
-        return {**asdict(self), "errors": {k: list(v) for k, v in (self.errors or {}).items()}}
+        """The same, JSON-ready: an error without an end is null."""
+        errors = {name: [finite(error), bound] for name, (error, bound) in (self.errors or {}).items()}
+        return {**asdict(self), "errors": errors, "share": finite(self.share)}
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> Checked:
+        """Read it back."""
+        errors = {name: (_number(error), float(bound)) for name, (error, bound) in row["errors"].items()}
+        more = {"share": _number(row["share"]), "cases": tuple(row["cases"]), "unknown": tuple(row["unknown"])}
+        return cls(**{**row, **more, "errors": errors})
+
+
+def finite(value: float) -> float | None:
+    """A number as JSON has it: None for one without an end."""
+    return value if math.isfinite(value) else None
+
+
+def _number(value: float | None) -> float:
+    return math.inf if value is None else float(value)
 
 
 def check_object(path: Path, name: str, disassembler: Disassembler, *, seed: int = SEED) -> Checked:
@@ -64,17 +85,19 @@ def check_object(path: Path, name: str, disassembler: Disassembler, *, seed: int
     """
     gpu = kernel = ""
     began = time.process_time()
+    digest = sha256_file(path).removeprefix("sha256:")
     try:
         metadata = read_metadata(path)
         gpu, kernel = metadata.gpu, metadata.kernel
         code = load(path, kernel)
         check_metadata(code, metadata)
-        return check_program(Program.of(code, disassembler), metadata, name, seed=seed, began=began)
+        done = check_program(Program.of(code, disassembler), metadata, name, seed=seed, began=began)
+        return replace(done, sha256=digest)
     except NotCheckedError as error:
-        return Checked(name, gpu, kernel, SKIPPED, str(error), seconds=_since(began))
+        return Checked(name, gpu, kernel, SKIPPED, str(error), seconds=_since(began), sha256=digest)
     except (EmulationError, NumbersError) as error:
         status = WRONG if isinstance(error, NumbersError) else REFUSED
-        return Checked(name, gpu, kernel, status, _reason(error), seconds=_since(began))
+        return Checked(name, gpu, kernel, status, _reason(error), seconds=_since(began), sha256=digest)
 
 
 def check_program(

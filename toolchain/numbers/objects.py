@@ -1,4 +1,4 @@
-"""Code objects in a folder or an image, and a sample of them."""
+"""A code object that is checked, and a sample of several."""
 
 from __future__ import annotations
 
@@ -7,77 +7,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from toolchain.emulator.metadata import read_metadata
-from toolchain.errors import ConfigError, EmulationError
-from toolchain.oci.image import read_layers
-from toolchain.oci.layer_files import read_members
-from toolchain.oci.layout import Layout
-from toolchain.oci.place import open_place
-from toolchain.oci.reference import parse
-
 SUFFIX = ".hsaco"
 
 
 @dataclass(frozen=True)
 class Object:
-    """A code object, its name below its folder, and what its JSON says; empty where that cannot be read."""
+    """A code object, its name in its place, and what is told of it; empty where nothing is."""
 
     path: Path
     name: str
     gpu: str
     kernel: str
-
-
-def objects_in(folder: Path, gpus: Sequence[str] = (), *, label: str = "") -> list[Object]:
-    """The code objects of a folder, sorted by name. Empty ones, which mark kernels as known bad, are left out.
-
-    Args:
-        gpus: only those for these; all by default.
-        label: what messages call the folder.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    found = []
-    for path in sorted(folder.rglob(f"*{SUFFIX}")):
-        if path.is_symlink() or not path.is_file() or not path.stat().st_size:
-            continue
-        try:
-            metadata = read_metadata(path)
-            gpu, kernel = metadata.gpu, f"{metadata.source}:{metadata.kernel}"
-        except EmulationError:
-            gpu = kernel = ""  # the check says what is wrong with it
-        if not gpus or gpu in gpus:
-            found.append(Object(path, str(path.relative_to(folder)), gpu, kernel))
-    if not found:
-        wanted = f" for {', '.join(gpus)}" if gpus else ""
-        raise ConfigError(
-            f"{label or folder} holds no code objects{wanted}",
-            why=f"none ends in {SUFFIX}",
-            fix="name a folder or an image that holds them; AOTriton's images hold archives, which are not read",
-        )
-    return found
-
-
-def unpack_image(ref: str, folder: Path) -> None:
-    """Bring the code objects of an image, and what lies beside them as JSON, into a folder.
-
-    Args:
-        ref: an image in a registry or a layout, as `publish` and `verify` take it.
-
-    Raises:
-        ConfigError: it is no reference.
-        RegistryError: there is no such image, or it is an index of several.
-    """
-    layout = Layout(folder / "layout").ensure()
-    with open_place(parse(ref)) as place:
-        manifest = place.fetch(layout)
-    for layer in read_layers(layout, manifest):
-        blob = layout.blob(layer.descriptor.digest)
-        for name, content in read_members(blob, layer.descriptor.media_type, (SUFFIX, ".json")):
-            target = folder / "objects" / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(content)
 
 
 def sample(objects: Sequence[Object], count: int | None, seed: int) -> list[Object]:

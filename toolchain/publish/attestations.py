@@ -28,7 +28,7 @@ from toolchain.oci.place import Place
 from toolchain.oci.referrers import write_artifact
 from toolchain.oci.tagged import Tagged
 from toolchain.record import Record
-from toolchain.trust import attest, cosign, dsse, keyless, sbom
+from toolchain.trust import attest, cosign, dsse, keyless, numbers, sbom
 from toolchain.trust.image_facts import (
     ImageFacts,
     Package,
@@ -189,7 +189,10 @@ def attach_evidence(
     document = bill(image_facts, layout, manifest)
     about = attest.subjects(image_facts.record.image, [manifest.digest, index.digest])
     statements = [attest.sbom_statement(document, about), attest.provenance(image_facts, about)]
-    kinds = ("sbom",) if signer is None else ("sbom", "provenance")
+    kinds: tuple[str, ...] = ("sbom",) if signer is None else ("sbom", "provenance")
+    if signer is not None and (found := image_facts.record.facts.get("numbers")):
+        statements.append(numbers.statement(about, found))
+        kinds = (*kinds, "numbers")
     if signer is None:
         said = [_Said(canonical(document), sbom.MEDIA_TYPE, {})]
         return _attach(said, (manifest, index), place, scratch, kinds)

@@ -17,6 +17,7 @@ from toolchain.catalog.gpus import known_gpus, pack
 from toolchain.digest import sha256_json, write_atomically
 from toolchain.errors import ContractError, HostileInputError
 from toolchain.filesystem import copy_built, is_inside
+from toolchain.kernels import launches
 from toolchain.kernels.campaign import CampaignResult
 from toolchain.kernels.ledger import DONE, Entry, reproducible
 from toolchain.locks import held
@@ -44,6 +45,8 @@ from toolchain.stages.wheels import AOTRITON, wheel_sources
 
 # Beside upstream's own `__signature__` in each pack: which kernels are in it, and where some are missing, that.
 LEDGER, PARTIAL = "__ledger__", "__partial__"
+# Raised when the file in a pack that says how its kernels are launched has other bytes.
+LAUNCHES = launches.FORMAT
 _DISK = 8_000_000_000
 
 
@@ -71,6 +74,7 @@ class AotritonStage:
                 "sources": sources,
                 "recipe": digests(COMPILER_CACHE, "containerfiles/aotriton", *WORKER_FILES, "aotriton/pack.py"),
                 "environment": ENVIRONMENT,
+                "launches": LAUNCHES,
                 "gpus": list(gpus),
                 "binaries": choices("aotriton", request),
                 "select": request.select,
@@ -144,6 +148,7 @@ class AotritonStage:
                     "packs": list(made.packs),
                     "lacking": {name: list(lacks) for name, lacks in lacking(gpus).items()},
                     "against_upstream": dict(made.against),
+                    **({"numbers": dict(made.numbers)} if made.numbers else {}),
                 },
                 labels=image_labels(
                     planned,
@@ -237,6 +242,8 @@ def assemble(tree: Path, prefix: str, installed: Path, made: MadeImages, *, gpus
         # Only the first line of a reason: what follows may hold addresses and temporary names.
         kernels = [{**row, "reason": row["reason"].partition("\n")[0]} for row in reproducible(entries)]
         _write_json(images / name / LEDGER, {**told, "kernels": kernels})
+        if name in made.launches:
+            write_atomically(images / name / launches.NAME, made.launches[name])
         if made.partial or lacks or bad:
             _write_json(images / name / PARTIAL, {**told, "known_bad": bad})
 

@@ -10,7 +10,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from subprocess import Popen
 from typing import Any
@@ -23,6 +23,7 @@ from toolchain.kernels.aks2 import read_archive
 from toolchain.kernels.aotriton_plan import Archive, BarePlan, Cluster
 from toolchain.kernels.bounds import OVER_MEMORY, patience
 from toolchain.kernels.campaign import KNOWN_BAD, CampaignResult, run_campaign
+from toolchain.kernels.launches import launch_files
 from toolchain.kernels.ledger import TIMEOUT, Entry, Ledger
 from toolchain.kernels.result_name import Naming
 from toolchain.kernels.rules import Rule, RuleSet
@@ -31,6 +32,7 @@ from toolchain.kernels.shared import SharedResults
 from toolchain.kernels.store import LARGEST_METADATA, LARGEST_OBJECT
 from toolchain.kernels.worker import CompileSetup
 from toolchain.recipe import Mount
+from toolchain.stages.kernel_numbers import check_numbers
 from toolchain.stages.kernel_workers import (
     COMMAND,
     WORKER_FILES,
@@ -64,6 +66,8 @@ class MadeImages:
         rules: how many kernels the whole plan has.
         partial: whether only a part of them was asked for.
         against: see `KernelImages.against_upstream`; empty when that was not asked for.
+        launches: by pack, the file that says how its kernels are launched, see `kernels.launches`.
+        numbers: what a check of the numbers found; empty when that was not asked for.
     """
 
     result: CampaignResult
@@ -73,6 +77,8 @@ class MadeImages:
     rules: int
     partial: bool
     against: Mapping[str, Any]
+    launches: Mapping[str, bytes] = field(default_factory=dict)
+    numbers: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -116,6 +122,8 @@ class KernelImages:
             rules, clusters = shard.rules, plan.whole(shard.rules)
             result = self.compile(rules, shared)
             shard.finish(shared, result.entries)
+        with Ledger(self.build.with_name("ledger.sqlite")) as ledger:
+            numbers = check_numbers(result, rules.rules, self.build, ledger, self.workspace)
         against: Mapping[str, Any] = {}
         if request.contract:
             self.workspace.step("compare")
@@ -132,6 +140,8 @@ class KernelImages:
             rules=len(plan.rules),
             partial=rules.partial,
             against=against,
+            launches=launch_files(rules.rules, clusters, archives, lambda out: _scratch(self.build / out)),
+            numbers=numbers,
         )
 
     def _shared(self) -> AbstractContextManager[SharedResults | None]:
@@ -429,3 +439,11 @@ def _launch(path: Path) -> tuple[int, int]:
     """Shared memory in bytes and threads of a block, from the JSON beside an object."""
     told = strict_json.read(read_regular(path.with_suffix(".json"), LARGEST_METADATA))
     return int(told["shared"]), int(told["num_warps"]) * int(told["warp_size"])
+
+
+def _scratch(path: Path) -> int | None:
+    """Bytes of memory that Triton wants for itself, from the JSON beside an object; None for one that is empty."""
+    if not path.is_file() or not path.stat().st_size:
+        return None
+    told = strict_json.read(read_regular(path.with_suffix(".json"), LARGEST_METADATA))
+    return int(told.get("global_scratch_size", 0))

@@ -20,6 +20,7 @@ from toolchain.sources.scan import Finding
 from toolchain.sources.spec import SourceSpec
 from toolchain.sources.tree import Source, require
 from toolchain.stages.base import base_label
+from toolchain.stages.kernel_numbers import check_numbers
 from toolchain.stages.kernel_workers import (
     COMMAND,
     RECIPE,
@@ -130,6 +131,7 @@ class KernelsStage:
                     tell=workers.tell,
                 )
             shard.finish(shared, result.entries)
+            numbers = check_numbers(result, rules.rules, out, ledger, workspace)
         if result.bad:
             told = [planned.partial] if planned.partial else []
             planned = replace(planned, partial=", ".join([*told, f"{len(result.bad)} kernels known bad"]))
@@ -151,6 +153,7 @@ class KernelsStage:
                 "found_binaries": intake.rows(findings),
                 "gpus": list(gpus),
                 "prefix": PREFIX,
+                **({"numbers": numbers} if numbers else {}),
             },
             labels=image_labels(
                 planned,

@@ -19,7 +19,7 @@ from toolchain.oci.layer_files import LayerFile, layer_files
 from toolchain.oci.layout import Layout
 from toolchain.oci.manifest import parse_object
 from toolchain.oci.place import Place
-from toolchain.trust import attest, policy, rebuilt, sbom
+from toolchain.trust import attest, numbers, policy, rebuilt, sbom
 from toolchain.trust.files import named_files, signed_files
 from toolchain.trust.keyless import Identity
 from toolchain.trust.keys import PublicKey
@@ -230,6 +230,8 @@ class _Image:
         policy.require_policy(chosen, demands)
         if held := policy.kept(demands):
             self._checks["policy"] = held
+        if told := numbers.said(statements, self._needed):
+            self._checks["numbers"] = told
         return chosen
 
     def _provenance(self, statement: dict[str, Any], demands: Policy, now: datetime) -> None:

@@ -1,0 +1,57 @@
+"""`build --check` of images that are here already: their kernels are checked out of their layers."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from toolchain import console
+from toolchain.build.record import read_record, write_record
+from toolchain.numbers.summary import enough
+from toolchain.oci.layer_files import read_members
+from toolchain.oci.layout import Layout
+from toolchain.request import Request
+from toolchain.stages.kernel_numbers import SEED, run_check
+from toolchain.stages.stage import Built
+
+_SUFFIXES = (".hsaco", ".json", ".zip", ".aks2", "__launch__")
+_LARGEST = 8 << 30
+
+
+class _Files:
+    """The files of a layer that have to do with kernels."""
+
+    def __init__(self, path: Path, media_type: str) -> None:
+        self._path, self._media_type = path, media_type
+
+    def __iter__(self) -> Iterator[tuple[str, Callable[[], bytes]]]:
+        for name, content in read_members(self._path, self._media_type, _SUFFIXES, limit=_LARGEST):
+            yield name, lambda content=content: content  # type: ignore[misc]
+
+
+def checked(request: Request, built: Built) -> Built:
+    """Check the kernels of a finished image, unless its record says that as many were; the record says it then.
+
+    Raises:
+        NumbersError: a kernel computes wrong numbers.
+        ConfigError: it holds none.
+    """
+    if request.check is None or enough(built.facts.get("numbers"), request.check):
+        return built
+    from toolchain.engine.resources import jobs_for  # noqa: PLC0415
+    from toolchain.numbers.collect import collect  # noqa: PLC0415 - numpy
+
+    console.note(f"{built.planned.name}: checking the numbers of {built.planned.image}")
+    record = read_record(request.cache, built.input_digest)
+    layer = record.layers[-1]
+    files = _Files(Layout(request.cache.images).blob(layer["digest"]), str(layer["mediaType"]))
+    with tempfile.TemporaryDirectory(prefix="toolchain-check-") as scratch:
+        folder = Path(scratch, "objects")
+        found = collect(files, folder, count=request.check or None, seed=SEED, label=built.planned.image)
+        numbers = run_check(
+            found.objects, folder, request.cache, available=found.available, jobs=jobs_for("kernel", request.jobs)
+        )
+    write_record(request.cache, replace(record, facts={**record.facts, "numbers": numbers}))
+    return replace(built, facts={**built.facts, "numbers": numbers})

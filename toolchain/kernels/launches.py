@@ -1,0 +1,118 @@
+"""How the kernels in a pack of AOTriton are launched: a file in the pack, since packs hold code objects alone.
+
+The file is JSON, `{"format": 1, "functions", "signatures", "kernels"}`. A function is `[source, kernel, [argument…]]`;
+a signature is `[function, [part…]]`, where a part is a type, or a list with the value that is compiled in; a kernel, by
+archive, cluster and name, is `[signature, GPU, warps, bytes of Triton's own scratch memory]`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import PurePosixPath
+from typing import Any
+
+from toolchain import strict_json
+from toolchain.kernels.aotriton_plan import Archive, Cluster
+from toolchain.kernels.rules import Rule
+
+NAME = "__launch__"
+FORMAT = 1
+
+
+def launch_files(
+    rules: Iterable[Rule],
+    clusters: Iterable[Cluster],
+    archives: Iterable[Archive],
+    scratch: Callable[[str], int | None],
+) -> dict[str, bytes]:
+    """The file of each pack, by the pack's name (`amd-gfx942`).
+
+    Args:
+        scratch: by code object how much memory of its own Triton wants; None for one that did not compile.
+    """
+    by_out, by_path = {rule.out: rule for rule in rules}, {cluster.path: cluster for cluster in clusters}
+    files: dict[str, _File] = {}
+    for archive in archives:
+        for member, name in archive.members:
+            for out, inside in by_path[member].objects:
+                rule = by_out.get(out)
+                wanted = scratch(out) if rule is not None else None
+                if rule is not None and wanted is not None:
+                    pack, _, rest = archive.path.partition("/")[2].partition("/")
+                    key = f"{_stem(rest, name)}/{inside}"
+                    files.setdefault(pack, _File()).add(key, rule, wanted)
+    return {pack: file.content() for pack, file in files.items()}
+
+
+def _stem(archive: str, member: str) -> str:
+    """What names a cluster: its archive and itself, or itself alone where it is no archive's."""
+    own = member.removesuffix(".aks2")
+    return f"{archive.removesuffix('.zip')}/{own}" if archive.endswith(".zip") else archive.removesuffix(".aks2")
+
+
+class _File:
+    def __init__(self) -> None:
+        self._functions: dict[tuple[str, str], int] = {}
+        self._names: list[list[Any]] = []
+        self._signatures: dict[tuple[Any, ...], int] = {}
+        self._parts: list[list[Any]] = []
+        self._kernels: dict[str, list[Any]] = {}
+
+    def add(self, key: str, rule: Rule, scratch: int) -> None:
+        source = PurePosixPath(rule.source).relative_to(rule.root or ".").as_posix()
+        function = self._functions.setdefault((source, rule.kernel), len(self._functions))
+        if function == len(self._names):
+            self._names.append([source, rule.kernel, [name for name, _ in rule.signature]])
+        signature = self._signatures.setdefault((function, rule.signature, rule.constexprs), len(self._signatures))
+        if signature == len(self._parts):
+            values = dict(rule.constexprs)
+            parts = [[values[name]] if kind == "constexpr" else kind for name, kind in rule.signature]
+            self._parts.append([function, parts])
+        self._kernels[key] = [signature, rule.target, rule.num_warps, scratch]
+
+    def content(self) -> bytes:
+        value = {
+            "format": FORMAT, "functions": self._names, "signatures": self._parts,
+            "kernels": dict(sorted(self._kernels.items())),
+        }  # fmt: skip
+        return json.dumps(value, separators=(",", ":"), sort_keys=True).encode() + b"\n"
+
+
+class Launches:
+    """Such a file, read.
+
+    Raises:
+        ValueError: it has another format.
+    """
+
+    def __init__(self, content: Mapping[str, Any]) -> None:
+        if content.get("format") != FORMAT:
+            raise ValueError(f"a list of launches of format {content.get('format')!r}")
+        self._functions, self._signatures = content["functions"], content["signatures"]
+        self.kernels: Mapping[str, Any] = content["kernels"]
+
+    def metadata(self, key: str, shared: int) -> dict[str, Any]:
+        """What stands in the JSON beside a code object, as far as a launch needs it.
+
+        Args:
+            shared: bytes of LDS, which the pack says.
+        """
+        signature, gpu, warps, scratch = self.kernels[key]
+        function, parts = self._signatures[signature]
+        source, kernel, names = self._functions[function]
+        pairs = list(zip(names, parts, strict=True))
+        return {
+            "name": kernel, "arch": gpu, "source": source, "num_warps": warps, "shared": shared,
+            "global_scratch_size": scratch,
+            "signature": [[name, part if isinstance(part, str) else "constexpr"] for name, part in pairs],
+            "constexprs": {name: part[0] for name, part in pairs if not isinstance(part, str)},
+        }  # fmt: skip
+
+
+def of_rule(rule: Rule, shared: int) -> dict[str, Any]:
+    """The same of a rule, for packs of somebody whose plan is here. That Triton wants memory of its own shows as a
+    fault then."""
+    file = _File()
+    file.add("", rule, 0)
+    return Launches(strict_json.read(file.content())).metadata("", shared)

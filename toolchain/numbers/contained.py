@@ -1,0 +1,99 @@
+"""Checks kernels in namespaces of their own, as builds run: without a network and without the caller's files."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from toolchain import process, strict_json
+from toolchain.cache import Cache
+from toolchain.emulator.disassembly import Disassembler
+from toolchain.engine import launcher, namespace, view
+from toolchain.errors import ConfigError, EngineError
+from toolchain.numbers.campaign import Report
+from toolchain.numbers.check import Checked
+from toolchain.numbers.inside import ROW
+from toolchain.numbers.objects import Object
+from toolchain.recipe import Mount
+
+_OBJECTS, _TOOL, _MODULES, _OBJDUMP = "/objects", "/tool", "/modules", "/objdump"
+_PACKAGE = Path(__file__).parents[1]
+
+
+def check_contained(
+    objects: Sequence[Object],
+    folder: Path,
+    disassembler: Disassembler,
+    cache: Cache,
+    *,
+    jobs: int,
+    available: int,
+    on_row: Callable[[Checked, int, int], None] | None = None,
+) -> Report:
+    """Check kernels, see `campaign.run`.
+
+    Args:
+        folder: all objects lie below it.
+
+    Raises:
+        EngineError: there are no such namespaces here, or the check died in them.
+    """
+    namespace.enter()
+    found: dict[str, Checked] = {}
+
+    def take(line: str) -> None:
+        if not line.startswith(ROW):
+            return
+        row = Checked.from_json(strict_json.read(line.removeprefix(ROW), "a row of the check"))
+        found[row.name] = row
+        if on_row is not None:
+            on_row(row, len(found), len(objects))
+
+    with tempfile.TemporaryDirectory(prefix="toolchain-check-") as scratch:
+        copies = Path(scratch, "copies")
+        prefix, modules = Path(sys.base_prefix).resolve(), _modules()
+        show = [
+            Mount(view.visible(folder, copies), _OBJECTS),
+            Mount(view.visible(_PACKAGE, copies), f"{_TOOL}/{_PACKAGE.name}"),
+            Mount(view.visible(modules, copies), _MODULES),
+        ]
+        if prefix.parts[1] not in launcher.SYSTEM:
+            show.append(Mount(view.visible(prefix, copies), str(prefix)))
+        objdump = disassembler.path.resolve()
+        if objdump.parts[1] not in launcher.SYSTEM:
+            show.append(Mount(view.visible(objdump, copies), _OBJDUMP))
+            objdump = Path(_OBJDUMP)
+        asked = {
+            "objdump": str(objdump), "version": list(disassembler.version), "jobs": jobs,
+            "objects": [[f"{_OBJECTS}/{each.path.relative_to(folder)}", each.name] for each in objects],
+        }  # fmt: skip
+        environment = ["HOME=/tmp", "TMPDIR=/tmp", f"PYTHONPATH={_TOOL}:{_MODULES}", "OPENBLAS_NUM_THREADS=1"]
+        words = ["env", *environment, os.path.realpath(sys.executable), "-m", "toolchain.numbers.inside"]
+        command = view.command(words, cache.engine / "settings", show=show)
+        try:
+            done = process.run(command, stdin=json.dumps(asked), capture=True, on_line=take)
+        except process.CommandError as error:
+            raise EngineError(
+                "the check of kernels died", why=error.why, fix="free memory, or give fewer --jobs; report it otherwise"
+            ) from error
+    lacking = [each.name for each in objects if each.name not in found]
+    if lacking:
+        raise EngineError("the check of kernels ended early", why=f"{lacking[0]}: no answer; {done.stdout[-300:]}")
+    return Report(tuple(found[each.name] for each in objects), available, disassembler.label)
+
+
+def _modules() -> Path:
+    """The folder that numpy is imported from, and with it all that the tool imports.
+
+    Raises:
+        ConfigError: numpy is not installed.
+    """
+    spec = find_spec("numpy")
+    if spec is None or spec.origin is None:
+        raise ConfigError("the emulator needs numpy", fix="pip install 'toolchain[emulator]'")
+    return Path(spec.origin).resolve().parents[1]

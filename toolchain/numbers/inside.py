@@ -1,0 +1,34 @@
+"""What checks kernels in namespaces of its own: `python -m toolchain.numbers.inside`, see `contained`.
+
+It reads one document on standard input and prints a line for each kernel, both JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from toolchain import strict_json
+from toolchain.emulator.disassembly import Disassembler
+from toolchain.numbers.campaign import results
+from toolchain.numbers.objects import Object
+
+# Before each row: other lines are warnings of programs.
+ROW = "@row "
+
+
+def main() -> None:
+    """Check what is asked for."""
+    asked: dict[str, Any] = strict_json.read(sys.stdin.read())
+    major, minor, patch = asked["version"]
+    disassembler = Disassembler(Path(asked["objdump"]), (major, minor, patch))
+    objects = [Object(Path(path), name, "", "") for path, name in asked["objects"]]
+    for row in results(objects, disassembler, asked["jobs"]):
+        sys.stdout.write(f"{ROW}{json.dumps(row.as_json())}\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""`build --check`: the numbers of the kernels that a campaign compiled, held against float64 by emulation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from toolchain import console
+from toolchain.cache import Cache
+from toolchain.emulator.disassembly import Disassembler, find_disassembler
+from toolchain.errors import ConfigError
+from toolchain.kernels.rules import Rule
+from toolchain.numbers.objects import Object, sample
+from toolchain.numbers.summary import told
+from toolchain.stages.stage import Workspace
+
+if TYPE_CHECKING:
+    from toolchain.kernels.campaign import CampaignResult
+    from toolchain.kernels.ledger import Ledger
+
+SEED = 0
+STEP = "numbers"
+
+
+def require_check() -> Disassembler:
+    """What a check needs on this machine.
+
+    Raises:
+        ConfigError, EngineError: numpy or llvm-objdump is missing.
+    """
+    if find_spec("numpy") is None:
+        raise ConfigError("--check needs numpy", fix="pip install 'toolchain[emulator]'")
+    return find_disassembler()
+
+
+def check_numbers(
+    result: CampaignResult, rules: Sequence[Rule], out: Path, ledger: Ledger, workspace: Workspace
+) -> dict[str, Any]:
+    """Check a sample of what a campaign compiled, as large as the request says; what the record says of it.
+
+    Returns:
+        Nothing where no check was asked for.
+
+    Raises:
+        NumbersError: a kernel computes wrong numbers.
+    """
+    count = workspace.request.check
+    if count is None:
+        return {}
+    sources = {rule.id: f"{rule.source}:{rule.kernel}" for rule in rules}
+    objects = [Object(out / entry.out, entry.out, entry.target, sources[entry.id]) for entry in result.done]
+    chosen = sample(objects, count or None, SEED)
+    workspace.step(STEP)
+    ids = {entry.out: entry.id for entry in result.done}
+    return run_check(
+        chosen, out, workspace.cache, available=len(objects), jobs=workspace.jobs("kernel"), count=workspace.count,
+        note=lambda name, row: ledger.note_check(ids[name], row),
+    )  # fmt: skip
+
+
+def run_check(
+    chosen: Sequence[Object],
+    folder: Path,
+    cache: Cache,
+    *,
+    available: int,
+    jobs: int,
+    count: Callable[[int, int, str], None] | None = None,
+    note: Callable[[str, Mapping[str, Any]], None] | None = None,
+) -> dict[str, Any]:
+    """Check kernels in namespaces of their own; what a record says of it.
+
+    Args:
+        folder: the objects lie below it.
+        note: called with the name of each kernel and what became of it.
+
+    Raises:
+        NumbersError: a kernel computes wrong numbers.
+    """
+    from toolchain.numbers.contained import check_contained  # noqa: PLC0415 - numpy
+
+    report = check_contained(
+        chosen, folder, require_check(), cache, jobs=jobs, available=available,
+        on_row=None if count is None else lambda row, done, total: count(done, total, f"{row.kernel} {row.gpu}"),
+    )  # fmt: skip
+    if note is not None:
+        for row in report.rows:
+            note(row.name, row.as_json())
+    found = report.published()
+    console.note(told(found))
+    report.require_right()
+    return found

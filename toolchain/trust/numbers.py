@@ -1,0 +1,52 @@
+"""What is said of an image's kernels whose numbers were checked by emulation, and what of it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from toolchain import __version__
+from toolchain.errors import UntrustedError
+from toolchain.numbers.summary import told
+from toolchain.trust import attest
+from toolchain.trust.statements import subjects_of
+
+# A name of this project's own, not an address: what it means stands in docs/numbers.md.
+PREDICATE = "urn:toolchain:numbers:v1"
+
+
+def statement(about: Sequence[attest.Resource], numbers: Mapping[str, Any]) -> attest.Statement:
+    """The statement: the kernels that were checked, those that were skipped and why, those that are wrong.
+
+    Args:
+        about: the image.
+        numbers: as its record says.
+    """
+    return {
+        "_type": attest.STATEMENT,
+        "subject": list(about),
+        "predicateType": PREDICATE,
+        "predicate": {"numbers": dict(numbers), "tool": __version__},
+    }
+
+
+def said(statements: Iterable[Mapping[str, Any]], needed: set[str]) -> str:
+    """What signed statements say of an image, in a sentence; empty where none is about it.
+
+    Of several the one counts that is about the most kernels.
+
+    Args:
+        needed: the digests that a statement must name.
+
+    Raises:
+        UntrustedError: one says that a kernel computes wrong numbers, or is malformed.
+    """
+    texts = [one for one in statements if one["predicateType"] == PREDICATE and needed <= subjects_of(one)]
+    try:
+        rows = [dict(one["predicate"]["numbers"]) for one in texts]
+        if any(row["wrong"] for row in rows):
+            raise UntrustedError("numbers: kernels in it compute wrong numbers, as its publisher says")
+        best = max(rows, key=lambda row: int(row["checked"]), default=None)
+        return "" if best is None else told(best)
+    except (KeyError, TypeError, ValueError) as error:
+        raise UntrustedError("numbers: the statement is malformed", why=repr(error)) from error
