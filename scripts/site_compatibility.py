@@ -13,6 +13,7 @@ from toolchain.catalog.bases import load_bases
 from toolchain.catalog.components import check_generation, needs_for
 from toolchain.catalog.costs import costs
 from toolchain.catalog.floors import load_floors
+from toolchain.catalog.hip import rocms
 from toolchain.catalog.pythons import load_pythons
 from toolchain.catalog.releases import aotriton_release, aotriton_releases, is_commit, triton_release, triton_releases
 from toolchain.catalog.stages import STAGES
@@ -21,6 +22,7 @@ from toolchain.catalog.wheels import wheel_rows
 from toolchain.data import load
 from toolchain.engine.resources import MEMORY
 from toolchain.errors import ToolchainError
+from toolchain.request import DEFAULT_GLIBC
 from toolchain.sources.distro import known_packages
 from toolchain.stages.aotriton import _DISK as AOTRITON_DISK
 from toolchain.stages.base import _DISK as BASE_DISK
@@ -117,13 +119,14 @@ def compatibility() -> str:
         _systems(),
         "## Bases, and HIP for AOTriton\n",
         _bases(),
-        ("AOTriton's library links the HIP of its base: `debian13` has 5.7.1, whose library is `libamdhip64.so.5`. ROCm 6 and"
-        " 7 bring `.so.6` and `.so.7`, so such a library does not load where only those are. So it follows from the names;"
-        " no AMD code object has been run on a GPU. The packs of kernels hold code objects and know no HIP version. A library for ROCm 6 or 7"
-        " needs [a base of your own](tasks/own-base.md#a-base-with-rocm-6-or-7) with that HIP. Debian's package is 5.7.1; its CMake"
-        " file calls itself 5.7.0, and so do the names of archives.\n"),
-        ("**The library also needs the base's glibc.** It is compiled in the base and not against the floor: one of `debian13`"
-        " is for systems with glibc 2.41. Nobody has tried older ones (Ubuntu 22.04 and 24.04, RHEL 9); expect it not to load there.\n"),
+        ("Where no base is named, AOTriton's library is linked for several ROCms on an old system, as below. On a named base it is"
+        " linked with that base's HIP: `debian13` has 5.7.1 (its CMake file says 5.7.0), whose library is `libamdhip64.so.5`, and"
+        " it needs that base's glibc. The packs of kernels hold code objects, and know neither HIP nor glibc.\n"),
+        "## ROCm: where AOTriton's library is loaded\n",
+        ("The library for a ROCm asks for that ROCm's `libamdhip64` and for no newer glibc than 2.31. **tested** means that a program"
+        " on it was started there, listed its kernels and asked for one. Without a GPU HIP says that there is none; no AMD code object"
+        " was run on a GPU. Where HIP's real library needs a newer system, the library to link with took its place.\n"),
+        _rocms(),
         "## AOTriton releases\n",
         _aotritons(),
         "## Architectures\n",
@@ -168,7 +171,8 @@ def _tritons() -> str:
 
 
 def _pairs() -> str:
-    llvms = {int(row.name.removeprefix("llvm-toolchain-")): row.version for row in known_packages()}
+    stem = "llvm-toolchain-"
+    llvms = {int(row.name.removeprefix(stem)): row.version for row in known_packages() if row.name.startswith(stem)}
     built = [row for row in tried() if row.what == "wheel" and row.llvm]
     versions = [row.version for row in triton_releases() if row.version and "+" not in row.version]
     rows = []
@@ -225,6 +229,25 @@ def _systems() -> str:
         rows.append([one["name"], one["glibc"], *cells])
     rows = sorted(rows, key=lambda row: _line(row[1]))
     return table(["system", "its glibc", *(f"`--glibc {floor}`" for floor in floors), "`--base debian13`"], rows)
+
+
+def _rocms() -> str:
+    done = {(row.of, row.as_): tested(row) for row in tried() if row.what == "rocm"}
+    systems = {one["name"]: one["glibc"] for one in load("tried")["system"]} | {
+        one["name"]: one["glibc"] for one in load("tried")["rocm_system"]
+    }
+    rows = [
+        [
+            name,
+            glibc,
+            *(
+                "older" if _line(glibc) < _line(DEFAULT_GLIBC) else done.get((one.major, name), _UNTRIED)
+                for one in rocms()
+            ),
+        ]
+        for name, glibc in sorted(systems.items(), key=lambda one: _line(one[1]))
+    ]
+    return table(["system", "its glibc", *(f"`--rocm {one.major}`, {one.soname}" for one in rocms())], rows)
 
 
 def _bases() -> str:

@@ -68,6 +68,13 @@ def known_floors() -> Iterable[str]:
     return load_floors()
 
 
+def known_rocms() -> Iterable[str]:
+    """The ROCms that a library is linked for."""
+    from toolchain.catalog.hip import rocms as rows  # noqa: PLC0415
+
+    return [row.major for row in rows()]
+
+
 def known_wheels() -> Iterable[str]:
     """The wheels above Triton."""
     from toolchain.catalog.wheels import wheel_rows  # noqa: PLC0415
@@ -104,6 +111,17 @@ def gpus(text: str) -> tuple[str, ...]:
     if not found:
         raise ConfigError(f"--gpu {text!r} names no GPU", fix="e.g. --gpu gfx942,gfx1100, or leave it out")
     return found
+
+
+def rocms(text: str) -> tuple[str, ...]:
+    """Major versions of ROCm, in the order of the data.
+
+    Raises:
+        ConfigError, UnsupportedError: none, or one that no row knows.
+    """
+    from toolchain.catalog.hip import parse_rocms  # noqa: PLC0415 - most calls name none
+
+    return parse_rocms(text)
 
 
 def pythons(text: str) -> tuple[str, ...]:

@@ -64,6 +64,7 @@ class Request:
         sources: overrides by source name.
         patches: patch files by source name, in order.
         gpus: LLVM names (`gfx942`), sorted.
+        rocm: major versions, in the order of the data; empty for the default.
         allow_binary, drop_binary: prebuilt things that may come in, and those that are left out, by name or path.
         wheels: stages of wheels above Triton, in the order of the data; empty for every one.
         pythons: versions (`3.13`) to build wheels for; empty for the base's own.
@@ -142,6 +143,13 @@ class Request:
             " \\[default: gfx942, and gfx1100 too for flash-attn]",
             example="gfx942,gfx1100", counts=True, lock="changed", read=reading.gpus,
             known=reading.known_gpus,
+        ),
+    )  # fmt: skip
+    rocm: tuple[str, ...] = field(
+        default=(),
+        metadata=option(
+            "rocm", kind="commas", metavar="MAJOR", example="6,7", counts=True, lock="changed", read=reading.rocms,
+            known=reading.known_rocms, help="The ROCms that AOTriton's library is linked for. \\[default: 6,7]",
         ),
     )  # fmt: skip
     select: str | None = field(

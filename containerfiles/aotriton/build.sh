@@ -5,9 +5,11 @@
 #   GPUS             as gfx942, with spaces between
 #   SHA1, TREE_SHA1  what the library says it was made of, 40 hex digits each
 #   DROP             files of the source that must not be built in, with `;` between
+#   ROCM             `6=hip6 7=hip6`: a library for each ROCm, against the system in /sysroot and the headers and libraries
+#                    to link with in /hip; empty for one library against the base and its HIP
 #   JOBS
 # Reads /src/aotriton and /wheels, keeps its tree in /build, writes /out:
-#   prefix/  the installed library, below PREFIX
+#   prefix/  the installed library, below PREFIX; with ROCM below PREFIX/rocm6 and so on, and CMake's choice of one
 #   plan/    the generator's Bare.* files and manifests, and the tuning databases; paths in them begin with /build/plan
 #   python/  the generator and packers with all they import
 #   hip-version
@@ -24,11 +26,47 @@ export ROCM_PATH="${ROCM_PATH:-/usr}"
 export AOTRITON_CI_SUPPLIED_SHA1="$SHA1" AOTRITON_GIT_TREESHA1="${TREE_SHA1:-$SHA1}"
 mkdir -p "$HOME"
 
+# configure FOLDER PREFIX LINKER-FLAGS FURTHER-OPTIONS
+configure() {
+  folder=$1 prefix=$2 linker=$3
+  shift 3
+  targets=$(echo "$GPUS" | tr ' ' ';')
+  flags='-ffile-prefix-map=/build/src=. -ffile-prefix-map=/build=.'
+  cmake -G Ninja -S /build/src -B "$folder" \
+    -DCMAKE_BUILD_TYPE=Release -DCMAKE_INSTALL_PREFIX="$prefix" \
+    -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ \
+    -DCMAKE_C_FLAGS="$flags" -DCMAKE_CXX_FLAGS="$flags" \
+    -DCMAKE_SHARED_LINKER_FLAGS="-fuse-ld=lld -Wl,--build-id=sha1${linker:+ $linker}" \
+    -DCMAKE_POLICY_VERSION_MINIMUM=3.5 -DCMAKE_PROJECT_INCLUDE=/recipe/containerfiles/aotriton/precompiled.cmake \
+    -DCMAKE_PCH_INSTANTIATE_TEMPLATES=OFF \
+    -DAOTRITON_NOIMAGE_MODE=ON -DAOTRITON_NO_PYTHON=ON -DAOTRITON_TARGET_ARCH="$targets" "$@"
+}
+
+# Has what is compiled and linked next see one ROCm: `6=hip6`.
+point() { ln -sfn "/hip/rocm${1%%=*}" "/build/hip-${1#*=}"; }
+
+runtime=/build/runtime
+if [ -n "${ROCM:-}" ]; then
+  if [ ! -e /sysroot/usr/include/stdlib.h ] || ! command -v ld.lld >/dev/null; then
+    echo "toolchain: a library for several ROCms is built with clang and lld against an old system in /sysroot" >&2
+    exit 43
+  fi
+  for pair in $ROCM; do
+    if [ ! -e "/hip/rocm${pair%%=*}/lib/libamdhip64.so" ]; then
+      echo "toolchain: /hip has no library to link with for ROCm ${pair%%=*}" >&2
+      exit 43
+    fi
+  done
+  first=${ROCM%% *}
+  runtime=/build/runtime-${first#*=}
+  export PKG_CONFIG_LIBDIR=/hip/liblzma/lib/pkgconfig
+fi
+
 echo "@step configure"
 # Without a digest nobody knows whether the tree is of these inputs.
 if [ -z "${INPUT_DIGEST:-}" ] || [ "$(cat /build/toolchain-stamp 2>/dev/null)" != "$INPUT_DIGEST" ]; then
   rm -f /build/toolchain-stamp /build/planned
-  rm -rf /build/src /build/runtime /build/plan
+  rm -rf /build/src /build/runtime /build/runtime-* /build/plan
   # Upstream's build installs its generator from the source folder, which writes there.
   cp -a /src/aotriton /build/src
   (
@@ -36,29 +74,33 @@ if [ -z "${INPUT_DIGEST:-}" ] || [ "$(cat /build/toolchain-stamp 2>/dev/null)" !
     for file in ${DROP:-}; do rm -f "/build/src/$file"; done
   )
   python3 /recipe/containerfiles/aotriton/without_aiter.py /build/src /build/redirected.json
-  targets=$(echo "$GPUS" | tr ' ' ';')
-  flags='-ffile-prefix-map=/build/src=. -ffile-prefix-map=/build=.'
-  cmake -G Ninja -S /build/src -B /build/runtime \
-    -DCMAKE_BUILD_TYPE=Release -DCMAKE_INSTALL_PREFIX="$PREFIX" \
-    -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ \
-    -DCMAKE_C_FLAGS="$flags" -DCMAKE_CXX_FLAGS="$flags" \
-    -DCMAKE_SHARED_LINKER_FLAGS="-fuse-ld=lld -Wl,--build-id=sha1" \
-    -DCMAKE_POLICY_VERSION_MINIMUM=3.5 \
-    -DAOTRITON_NOIMAGE_MODE=ON -DAOTRITON_NO_PYTHON=ON -DAOTRITON_TARGET_ARCH="$targets"
+  if [ -n "${ROCM:-}" ]; then
+    python3 /recipe/containerfiles/aotriton/old_libstdcxx.py /build/src
+    for pair in $ROCM; do
+      headers=${pair#*=}
+      if [ -d "/build/runtime-$headers" ]; then continue; fi
+      point "$pair"
+      # Of several that share their headers the first one gives the prefix.
+      configure "/build/runtime-$headers" "$PREFIX/rocm${pair%%=*}" "-Wl,-z,defs" "-Dhip_DIR=/build/hip-$headers/lib/cmake/hip" \
+        -DCMAKE_TOOLCHAIN_FILE=/recipe/llvm-config/portable.cmake
+    done
+  else
+    configure /build/runtime "$PREFIX" ""
+  fi
   printf '%s' "${INPUT_DIGEST:-}" >/build/toolchain-stamp
 fi
 
 echo "@step plan"
-venv=/build/runtime/venv
+venv=$runtime/venv
 # The generator appends to its files piece by piece: that they are there does not say that they are whole.
 if [ ! -f /build/planned ]; then
   rm -rf /build/plan /build/plan.partial
   mkdir -p /build/plan.partial
   # The NOIMAGE configuration has composed the tuning databases; the signature needs them beside the plan.
   # 0.13 has one folder for all operators, later ones a folder for each family.
-  for database in /build/runtime/v3src/database /build/runtime/v3src/*/database; do
+  for database in "$runtime"/v3src/database "$runtime"/v3src/*/database; do
     if [ ! -d "$database" ]; then continue; fi
-    place=/build/plan.partial/$(dirname "${database#/build/runtime/v3src/}")
+    place=/build/plan.partial/$(dirname "${database#"$runtime"/v3src/}")
     mkdir -p "$place"
     cp -a "$database" "$place/database"
   done
@@ -77,11 +119,32 @@ if [ ! -f /build/planned ]; then
 fi
 
 echo "@step compile"
-ninja -C /build/runtime ${JOBS:+-j"$JOBS"} aotriton_v2
-echo "@step install"
-rm -rf /out
+rm -rf /out /build/install
 mkdir -p /out/prefix /out/plan
-DESTDIR=/out/prefix ninja -C /build/runtime install/strip
+if [ -z "${ROCM:-}" ]; then
+  ninja -C /build/runtime ${JOBS:+-j"$JOBS"} aotriton_v2
+  echo "@step install"
+  DESTDIR=/out/prefix ninja -C /build/runtime install/strip
+else
+  for pair in $ROCM; do
+    major=${pair%%=*} folder=/build/runtime-${pair#*=}
+    point "$pair"
+    # For another ROCm with the same headers it is linked again, and nothing is compiled.
+    if [ "$(cat "$folder/linked" 2>/dev/null)" != "$major" ]; then rm -f "$folder"/v3src/libaotriton*_v2.so*; fi
+    ninja -C "$folder" ${JOBS:+-j"$JOBS"} aotriton_v2
+    printf '%s' "$major" >"$folder/linked"
+    DESTDIR=/build/install ninja -C "$folder" install/strip
+    from=$(sed -n 's/^CMAKE_INSTALL_PREFIX:[A-Z]*=//p' "$folder/CMakeCache.txt")
+    mkdir -p "/out/prefix$PREFIX"
+    mv "/build/install$from" "/out/prefix$PREFIX/rocm$major"
+    find "/out/prefix$PREFIX/rocm$major" -name '*.cmake' -exec sed -i "s|$from\b|$PREFIX/rocm$major|g" '{}' +
+  done
+  echo "@step install"
+  cmake_files=/out/prefix$PREFIX/lib/cmake/aotriton
+  mkdir -p "$cmake_files"
+  install -m 0644 /recipe/containerfiles/aotriton/aotriton-config.cmake "$cmake_files/aotriton-config.cmake"
+  cp "/out/prefix$PREFIX/rocm${first%%=*}/lib/cmake/aotriton/aotriton-config-version.cmake" "$cmake_files/"
+fi
 for licence in /build/src/LICENSE*; do
   if [ -f "$licence" ]; then install -D -m 0644 "$licence" "/out/prefix$PREFIX/share/licenses/aotriton/$(basename "$licence")"; fi
 done
@@ -94,6 +157,6 @@ done
 cp -a "$("$venv/bin/python" -c 'import site; print(site.getsitepackages()[0])')" /out/python
 find /out/python -name __pycache__ -prune -exec rm -rf '{}' +
 sed -n 's/^set(PACKAGE_VERSION "\([0-9.]*\).*/\1/p' "$ROCM_PATH"/lib/*/cmake/hip/hip-config-version.cmake "$ROCM_PATH"/lib/cmake/hip/hip-config-version.cmake 2>/dev/null | head -n 1 >/out/hip-version
-cp /build/runtime/.ninja_log /out/ninja.log
+cp "$runtime/.ninja_log" /out/ninja.log
 cp /build/redirected.json /out/redirected.json
 echo "@step done"

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from toolchain.cache import Cache
+from toolchain.errors import BuildError
 from toolchain.kernels.ledger import Entry
 from toolchain.request import Request
 from toolchain.sources.tree import FetchedSource
 from toolchain.stages.aotriton import _objects, by_pack
-from toolchain.stages.aotriton_library import library_facts, library_of, name_of
+from toolchain.stages.aotriton_library import library_facts, library_in, library_of, name_of
 from toolchain.stages.stage import Built, Planned
 
 SHA1 = "30ae96716b3e7a1bf0d7892ce3b8288244f8ebec"
@@ -69,4 +70,31 @@ def test_bad_kernels_count_for_their_pack() -> None:
 def test_what_the_build_says_of_itself(tmp_path: Path) -> None:
     (tmp_path / "hip-version").write_text("5.7.0\n")
     (tmp_path / "redirected.json").write_text(json.dumps({"op_attn_fwd": {"gfx942_mod0": 73}}))
-    assert library_facts(tmp_path) == {"hip": "5.7.0", "redirected": {"op_attn_fwd": {"gfx942_mod0": 73}}}
+    planned = Planned(name="aotriton", image="a", inputs={}, sources=(SOURCE,))
+    library = library_of(planned, {"base": dependencies("base")}, request(tmp_path), SOURCE, ())
+    told = library_facts(tmp_path, library)
+    assert told == {"hip": "5.7.0", "redirected": {"op_attn_fwd": {"gfx942_mod0": 73}}}
+
+
+def test_a_library_for_several_rocms_rests_on_their_headers_and_the_old_system(tmp_path: Path) -> None:
+    planned = Planned(name="aotriton", image="a", inputs={}, sources=(SOURCE,))
+    under = {name: dependencies(name) for name in ("base", "sysroot", "hip", "triton")}
+    asked = replace(request(tmp_path), glibc="2.31")
+    library = library_of(planned, under, asked, SOURCE, ())
+    assert library.rocm == ("6", "7")
+    assert library.key != library_of(planned, under, request(tmp_path), SOURCE, ()).key
+    assert library.key != library_of(planned, under, replace(asked, rocm=("7",)), SOURCE, ()).key
+    for name in ("sysroot", "hip"):
+        changed = {**under, name: dependencies(name, inputs="other packages")}
+        assert library_of(planned, changed, asked, SOURCE, ()).key != library.key
+        assert _objects(changed, asked, library) == _objects(under, asked, library), "kernels know no HIP"
+
+
+def test_the_build_must_leave_one_library_for_each_rocm(tmp_path: Path) -> None:
+    folder = tmp_path / "rocm6" / "lib"
+    folder.mkdir(parents=True)
+    with pytest.raises(BuildError, match="no library for ROCm 6"):
+        library_in(tmp_path, "6")
+    (folder / "libaotriton_v2.so.0.13.0").write_text("")
+    (folder / "libaotriton_v2.so").symlink_to("libaotriton_v2.so.0.13.0")
+    assert library_in(tmp_path, "6").name == "libaotriton_v2.so.0.13.0"

@@ -149,6 +149,23 @@ def test_aotriton_is_its_library_and_one_archive_a_pack(request_: Request, tmp_p
     }
 
 
+def test_a_library_for_several_rocms_is_an_archive_for_each(request_: Request, tmp_path: Path) -> None:
+    top, facts = "usr/lib64/aotriton-30ae9671", aotriton(request_).facts
+    files = {f"{top}/rocm{one}/lib/libaotriton_v2.so": one for one in "67"}
+    files |= {f"{top}/lib/aotriton.images/{pack}/__signature__": "{}" for pack in facts["packs"]}
+    made = built(request_, "aotriton", "aotriton-30ae9671", files, {**facts, "rocm": {"6": {}, "7": {}}})
+    one = replace(made, inputs={**made.inputs, "glibc": "2.31"}, sources=aotriton(request_).sources)
+    paths = write_archives(request_.cache, [one], tmp_path)
+    assert [path.name for path in paths] == [
+        "aotriton-30ae96716b3e-glibc_2_31_x86_64-rocm6-shared.tar.gz",
+        "aotriton-30ae96716b3e-glibc_2_31_x86_64-rocm7-shared.tar.gz",
+        "aotriton-30ae96716b3e-images-amd-gfx110x.tar.gz",
+        "aotriton-30ae96716b3e-images-amd-gfx942.tar.gz",
+    ]
+    assert members(paths[1]) == {"aotriton/lib/libaotriton_v2.so"}
+    assert all(one.startswith("aotriton/lib/aotriton.images/amd-gfx942/") for one in members(paths[3]))
+
+
 @pytest.mark.parametrize(
     ("limit", "kernels", "name"),
     [

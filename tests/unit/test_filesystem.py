@@ -285,4 +285,9 @@ def test_a_library_lays_images_into_its_own_tree_alone(tmp_path: Path, secret: P
     made = SimpleNamespace(packs=["amd-gfx942"], folder=build, archives=(), result=None, partial=False)
     with pytest.raises(HostileInputError, match="holds a link"):
         assemble(tmp_path / "tree", "/usr", installed, made, gpus=["gfx942"])  # type: ignore[arg-type]
+    (secret.parent / "lib").mkdir()
+    (installed / "usr/rocm6").symlink_to(secret.parent)
+    with pytest.raises(HostileInputError, match="where AOTriton's library is"):
+        assemble(tmp_path / "tree", "/usr", installed, made, gpus=["gfx942"])  # type: ignore[arg-type]
+    (secret.parent / "lib").rmdir()
     assert [path.name for path in secret.parent.iterdir()] == [secret.name]

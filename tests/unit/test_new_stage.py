@@ -84,8 +84,9 @@ ASKED = ("--base", "debian13", "--source", "notes=../notes")
 def test_a_stage_that_nobody_knew(tool: Tool) -> None:
     for verb, said in tool.helps("plan", "fetch", "build", "lock", "bundle export").items():
         assert "report or all." in said, verb
-    assert "one of aiter, aotriton, flash-attn, llvm, llvm-amdgpu, notes, profile, triton, vllm" in tool.call(
-        "plan", "--source", "x=y", code=3
+    assert (
+        "one of aiter, aotriton, flash-attn, hip5, hip6, liblzma, llvm, llvm-amdgpu, notes, profile, triton, vllm"
+        in tool.call("plan", "--source", "x=y", code=3)
     )
     base, report = tool.data("plan", "report", *ASKED)["stages"]
     assert (base["name"], report["name"], report["reused"]) == ("base", "report", False)
@@ -140,6 +141,7 @@ def test_the_table_is_whole() -> None:
         "triton-instrumented",
         "profile",
         "kernels",
+        "hip",
         "aotriton",
         "torch",
         "flash-attn",
@@ -151,9 +153,11 @@ def test_the_table_is_whole() -> None:
     )
     assert choice(*of_packages(), "all") == (
         "llvm, llvm-amdgpu, codegen-amdgpu, triton, llvm-instrumented, triton-instrumented, profile, "
-        "kernels, aotriton, flash-attn, aiter, vllm, wheels or worker."
+        "kernels, hip, aotriton, flash-attn, aiter, vllm, wheels or worker."
     )
-    assert SOURCES == ("aiter", "aotriton", "flash-attn", "llvm", "llvm-amdgpu", "profile", "triton", "vllm")
+    of_hip = ["hip5", "hip6", "liblzma"]
+    others = ["aiter", "aotriton", "flash-attn", *of_hip, "llvm", "llvm-amdgpu", "profile", "triton", "vllm"]
+    assert list(SOURCES) == others
     assert (source_license("flash-attn"), source_license("x")) == ("BSD-3-Clause", "")
 
 

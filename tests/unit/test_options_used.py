@@ -27,8 +27,9 @@ CALLS: dict[str, list[tuple[str, ...]]] = {
         ("triton", "--triton", "3.7.1", "--python", "3.13", "--allow-binary", "libdevice"),
         ("kernels", *WHEEL, "--keep-going", "--kernel-timeout", "9", "--kernel-memory", "4000", "--base", "debian13"),
         ("wheels", *WHEEL, "--base", "debian13"),
+        ("hip",),
     ],
-    "lock": [("kernels", *WHEEL, "--offline"), ("wheels", *WHEEL, "--offline")],
+    "lock": [("kernels", *WHEEL, "--offline"), ("wheels", *WHEEL, "--offline"), ("hip", "--offline")],
 }
 # Read where a source of AOTriton or Triton is here.
 LATER = {"drop_binary"}

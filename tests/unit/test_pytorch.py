@@ -135,6 +135,12 @@ def test_a_prefix_is_checked_as_pytorch_does_not(tmp_path: Path) -> None:
         (lambda at: (at / "lib/libfoo.so").touch(), "libfoo.so"),
         (lambda at: (at / "lib/aotriton.images/amd-gfx942/__signature__").write_text("{}"), "damaged"),
         (lambda at: shutil.rmtree(at / "include"), "says version nothing"),
+        (
+            lambda at: (
+                (at / "lib/aotriton.images").rename(at / "i") and (at / "lib/aotriton.images").symlink_to("../i")
+            ),
+            "a link",
+        ),
     ):
         at = tmp_path / "spoilt"
         shutil.rmtree(at, ignore_errors=True)
@@ -143,6 +149,11 @@ def test_a_prefix_is_checked_as_pytorch_does_not(tmp_path: Path) -> None:
         with pytest.raises(ContractError) as caught:
             check_prefix(at, wanted, ("gfx942", "gfx1101"))
         assert told in caught.value.why
+    with pytest.raises(ContractError) as caught:
+        check_prefix(prefix, wanted, ("gfx942",), "7.2")
+    assert "libaotriton_v2.so is no whole ELF file" in caught.value.why
+    with pytest.raises(UnsupportedError, match="no library is linked for ROCm"):
+        check_prefix(prefix, wanted, ("gfx942",), "9.1")
     with pytest.raises(ContractError, match="does not serve"):
         check_prefix(prefix_of(tmp_path / "old", "amd-gfx942", version=(0, 12, 1)), wanted, ("gfx942",))
 

@@ -153,8 +153,15 @@ STAGES: tuple[StageRow, ...] = (
         published_with=(ALL,),
     ),
     StageRow(
+        name="hip",
+        title="headers of HIP, and libraries to link with in its place, for ROCm {}",
+        on=("base",),
+        sources={"hip5": "MIT", "hip6": "MIT", "liblzma": "NOASSERTION"},
+        machines=("amd64",),
+    ),
+    StageRow(
         name="aotriton",
-        on=("base", "triton"),
+        on=("base", "sysroot", "hip", "triton"),
         sources={"aotriton": "MIT"},
         license="MIT",
         machines=("amd64",),

@@ -43,7 +43,7 @@ def pytorch(
     wanted = facts.read_pytorch(tree)
     gpus = parse_gpus(gpu) if gpu else ()
     needed = wanted.needed(rocm, gpus) if rocm else list(wanted.archives)
-    checked = facts.check_prefix(prefix, wanted, gpus) if prefix is not None else {}
+    checked = facts.check_prefix(prefix, wanted, gpus, rocm) if prefix is not None else {}
     found = facts.found_in(archives, wanted, needed) if archives is not None else {}
     changed = facts.edits(wanted, found, url=url)
     if patch is not None:

@@ -188,9 +188,10 @@ def wheels(cache: Cache, record: Record, folder: Path) -> list[Path]:
 def aotriton(cache: Cache, record: Record, folder: Path) -> list[Path]:
     """The library as `aotriton-<git12>-<base>_<machine>-hip<minor>[-<gpus>]-shared.tar.gz`, and an archive a pack.
 
-    The platform is the base that it was built on, never a manylinux that nobody checked. A part, a pack that lacks GPUs
-    of its family, and images with kernels that are known bad say so in their names. What was made from a checkout is
-    named `tree<12>` after its content: those digits are no commit's.
+    One for several ROCms is an archive for each: `aotriton-<git12>-glibc_2_31_<machine>-rocm6[-<gpus>]-shared.tar.gz`.
+    The platform is the base that it was built on, or that floor, never a manylinux that nobody checked. A part, a pack
+    that lacks GPUs of its family, and images with kernels that are known bad say so in their names. What was made from
+    a checkout is named `tree<12>` after its content: those digits are no commit's.
     """
     facts = record.facts
     short = ("" if _at_commit(record) else "tree") + str(facts["sha1"])[:12]
@@ -198,15 +199,21 @@ def aotriton(cache: Cache, record: Record, folder: Path) -> list[Path]:
     base = next((label_of(one.inputs) for one in stages_below(cache, record.inputs) if one.stage == "base"), "")
     machine, gpus = machine_of(_platform(cache, record)).kernel, short_list(facts["gpus"])
     # The library serves the GPUs that it was built for and no others.
-    runtime = folder / f"aotriton-{short}-{base}_{machine}-hip{hip}{f'-{gpus}' if gpus else ''}-shared.tar.gz"
+    tail = f"{f'-{gpus}' if gpus else ''}-shared.tar.gz"
+    runtimes = {"": f"aotriton-{short}-{base}_{machine}-hip{hip}{tail}"}
+    if rocms := facts.get("rocm", {}):
+        floor = str(record.inputs["glibc"]).replace(".", "_")
+        runtimes = {f"rocm{one}": f"aotriton-{short}-glibc_{floor}_{machine}-rocm{one}{tail}" for one in rocms}
     counts = facts["kernels"]
     bad = int(counts["failed"]) + int(counts["timed_out"])
     part = any(record.inputs.get(name) for name in ("select", "limit", "shard"))
     by_pack = facts.get("known_bad_by_pack", {})
-    written = [runtime]
+    written = []
     with _tree(cache, record) as tree:
         prefix = tree / str(facts["prefix"]).lstrip("/")
-        write_tar_gz(prefix, runtime, top="aotriton", epoch=EPOCH, exclude=("lib/aotriton.images",))
+        for below, name in runtimes.items():
+            write_tar_gz(prefix / below, folder / name, top="aotriton", epoch=EPOCH, exclude=("lib/aotriton.images",))
+            written.append(folder / name)
         for pack in facts["packs"]:
             lacks = pack in facts.get("lacking", {})
             kind = "images" + ("-partial" if part or lacks else "")

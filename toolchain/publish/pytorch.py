@@ -14,6 +14,7 @@ from pathlib import Path
 
 from toolchain import strict_json
 from toolchain.catalog.aotriton_generations import Generation, generation_of
+from toolchain.catalog.hip import rocm_of
 from toolchain.catalog.releases import aotriton_release
 from toolchain.digest import sha256_file
 from toolchain.errors import ContractError, DocumentError, SourceError, ToolchainError, UnsupportedError
@@ -229,14 +230,19 @@ def as_patch(wanted: Wanted, changed: Mapping[str, str]) -> str:
     return "".join(out)
 
 
-def check_prefix(prefix: Path, wanted: Wanted, gpus: Sequence[str]) -> dict[str, str]:
+def check_prefix(prefix: Path, wanted: Wanted, gpus: Sequence[str], rocm: str = "") -> dict[str, str]:
     """Hold an installed AOTriton against what a PyTorch asks for; PyTorch itself checks nothing of it.
+
+    Args:
+        rocm: that PyTorch is built with, as `7.2`; empty to leave the library's HIP unchecked.
 
     Returns:
         `version`, and by pack the commit that its signature names.
 
     Raises:
-        ContractError: another version, no library, a GPU without images or signature, or foreign files in lib/.
+        ContractError: another version, no library or one for another ROCm, a GPU without images or signature, images
+            that PyTorch would not copy, or foreign files in lib/.
+        UnsupportedError: no row knows the ROCm.
     """
     faults, told = [], {}
     version = _version_of(prefix)
@@ -245,7 +251,13 @@ def check_prefix(prefix: Path, wanted: Wanted, gpus: Sequence[str]) -> dict[str,
         faults.append(f"its header says version {version or 'nothing'}, PyTorch asks for {wanted.release}")
     if not (prefix / LIBRARY).exists():
         faults.append(f"it has no {LIBRARY}, which PyTorch links")
+    elif rocm:
+        faults += _other_hip(prefix / LIBRARY, rocm)
     images = prefix / "lib" / "aotriton.images"
+    if images.is_symlink():
+        faults.append(
+            "lib/aotriton.images is a link, and PyTorch copies no more than that: unpack archives into one folder"
+        )
     generation = _generation(wanted.release)
     known = {gpu: f"amd-{pack}" for pack, gpus in generation.packs.items() for gpu in gpus} if generation else {}
     for gpu in gpus:
@@ -275,6 +287,18 @@ def check_prefix(prefix: Path, wanted: Wanted, gpus: Sequence[str]) -> dict[str,
             fix=f"give a prefix of AOTriton {wanted.release} with images for every GPU that is named",
         )
     return {"version": version, **told}
+
+
+def _other_hip(library: Path, rocm: str) -> list[str]:
+    """What is wrong with the HIP that a library asks for."""
+    from toolchain.stages.hip_check import read_linked  # noqa: PLC0415 - most calls read no ELF
+
+    soname = rocm_of(rocm).soname
+    try:
+        asks = [one for one in read_linked(library).needed if one.startswith("libamdhip64.so")]
+    except ContractError as error:
+        return [error.what]
+    return [] if asks == [soname] else [f"its library asks for {', '.join(asks) or 'no HIP'}; ROCm {rocm} has {soname}"]
 
 
 def _version_of(prefix: Path) -> str:

@@ -95,6 +95,9 @@ def _by_apt(package: str, version: str, source: Source, cache: Cache, *, offline
     """What the signed index names, and its file."""
     refuse_offline(source.ref, offline=offline)
     row = _row(package, version)
+    if row is not None and row.pool:
+        with held(cache.locks / "apt.lock", what="fetching a package"):
+            return row, _suites(cache, [])[0].download(row, Store(cache.store))
     bound = source.digest is not None and (row is not None or not _is_brought(package, version, cache))
     with held(cache.locks / "apt.lock", what="reading the distribution's source index"):
         asked = _suites(cache, [source.suite] if source.suite else row.suites if row is not None else [], source.suite)

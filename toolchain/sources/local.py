@@ -9,6 +9,7 @@ from toolchain.errors import SourceError
 from toolchain.sources.spec import FORMS, SourceSpec
 
 TAR = re.compile(r"\.(tar(\.(gz|xz|bz2|zst))?|tgz|txz|tbz2|tzst)$")
+_AR = b"!<arch>"
 _ZIP = b"PK\x03\x04"
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _VERSION = re.compile(r"[vV]?[0-9]+(\.[0-9A-Za-z]+)+")
@@ -52,6 +53,8 @@ def _not_a_source(path: Path) -> str:
         head = stream.read(4)
     if path.name.endswith(".whl"):
         return "" if head == _ZIP else "it is called a wheel, and is no ZIP archive"
+    if path.name.endswith(".deb"):
+        return "" if head == _AR[:4] else "it is called a Debian package, and is none"
     if not TAR.search(path.name):
         return "its name is neither that of a tar archive nor of a wheel"
     if head == _ZSTD:

@@ -33,7 +33,8 @@ _EXPIRED = re.compile(r"Release file for .* is expired|invalid since")
 class Package:
     """A source package's upstream tarball, as the data or the signed Sources index names it.
 
-    Where a bundle named it (`brought`) it counts until the index can be asked.
+    Where a bundle named it (`brought`) it counts until the index can be asked. With `pool`, a folder of the archive,
+    it is a binary package's file that only the data names.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Package:
     mirrors: tuple[str, ...] = ()
     package_version: str = ""
     brought: bool = False
+    pool: str = ""
 
 
 class NoSuiteError(SourceError):
@@ -91,10 +93,7 @@ class Suite:
             SourceError: it is older than it says it may be, and apt here refuses such.
             UnreachableError: the mirror does not answer, or what it gives is not signed by the distribution.
         """
-        folder = self.root / "sources"
-        shutil.rmtree(folder, ignore_errors=True)
-        for path in (folder, self.root / "lists" / "partial", self.root / "cache" / "archives" / "partial"):
-            path.mkdir(parents=True, exist_ok=True)
+        folder = self._folders()
         mirror = self.mirror
         lines = ["Types: deb-src", f"URIs: {mirror.site}", f"Suites: {mirror.suite}"]
         lines += [f"Components: {' '.join(mirror.components)}"]
@@ -105,6 +104,14 @@ class Suite:
             self._run("apt-get", *lax, "-q", "update")
         except CommandError as error:
             raise self._update_error(error) from error
+
+    def _folders(self) -> Path:
+        """Make what apt wants to be there; the one for its sources, empty."""
+        folder = self.root / "sources"
+        shutil.rmtree(folder, ignore_errors=True)
+        for path in (folder, self.root / "lists" / "partial", self.root / "cache" / "archives" / "partial"):
+            path.mkdir(parents=True, exist_ok=True)
+        return folder
 
     def _update_error(self, error: CommandError) -> ToolchainError:
         told = worst(error)
@@ -149,11 +156,13 @@ class Suite:
         return newest_first(found.values())
 
     def uri(self, found: Package) -> str:
-        """Where the tarball lies, as apt itself would fetch it.
+        """Where the file lies, as apt itself would fetch it.
 
         Raises:
             SourceError: apt names no address.
         """
+        if found.pool:
+            return f"{self.mirror.site.rstrip('/')}/{found.pool}/{found.file}"
         spec = f"{found.name}={found.package_version}"
         for line in self._run("apt-get", "source", "--print-uris", "--only-source", spec).splitlines():
             match = re.match(r"'([^']+)' (\S+) ", line)
@@ -182,6 +191,8 @@ class Suite:
             UnreachableError: the mirror does not answer.
         """
         uri, digest = self.uri(found), f"sha256:{found.sha256}"
+        if found.pool:
+            self._folders()
         if not os.access(_HELPER, os.X_OK):
             return fetch_archive(uri, digest, store, offline=False, name=found.file)
         partial = store.partial / f"apt-{found.sha256}"
@@ -202,7 +213,9 @@ class Suite:
             )
         if _GONE.search(told):
             return SourceError(
-                f"the suite {self.name} names {found.file}, and the mirror has that file no more",
+                f"the mirror has {found.file} no more"
+                if found.pool
+                else f"the suite {self.name} names {found.file}, and the mirror has that file no more",
                 why=told,
                 fix="name another version or suite (`toolchain pins --distro` lists them), or give URL#sha256=DIGEST",
             )

@@ -24,7 +24,7 @@ from toolchain.locks import held
 from toolchain.oci import labels
 from toolchain.recipe import COMPILER_CACHE, Mount, Runner, digests
 from toolchain.request import Request
-from toolchain.stages.aotriton_images import ENVIRONMENT, KernelImages, MadeImages
+from toolchain.stages.aotriton_images import ENVIRONMENT, IMAGES, KernelImages, MadeImages
 from toolchain.stages.aotriton_library import (
     DEFAULT_GPUS,
     Library,
@@ -33,14 +33,16 @@ from toolchain.stages.aotriton_library import (
     library_of,
     library_recipe,
     name_of,
+    portable_inputs,
     prefix_of,
     release_asked,
     require_aotriton,
 )
 from toolchain.stages.base import base_label
+from toolchain.stages.hip import PLACE
 from toolchain.stages.kernel_workers import WORKER_FILES, allocator, layer_digests, limits
 from toolchain.stages.prebuilt import choices, names_allowed, take_in
-from toolchain.stages.stage import Built, Planned, Workspace, common_inputs, image_labels, source_inputs
+from toolchain.stages.stage import Built, Planned, Workspace, common_inputs, image_labels, locked, source_inputs
 from toolchain.stages.wheels import AOTRITON, wheel_sources
 
 # Beside upstream's own `__signature__` in each pack: which kernels are in it, and where some are missing, that.
@@ -60,13 +62,14 @@ class AotritonStage:
             require_aotriton(source.path, release_asked(request))
         wheels = wheel_sources(AOTRITON)
         sources = source_inputs([source, *wheels], request.patches)
-        base, triton = dependencies["base"].input_digest, dependencies["triton"].input_digest
+        under = {name: one.input_digest for name, one in dependencies.items()}
+        base, triton = under["base"], under["triton"]
         gpus = request.gpus or DEFAULT_GPUS
         part = [f"select {request.select}"] if request.select else []
         part += [f"limit {request.limit}"] if request.limit is not None else []
         part += [f"shard {request.shard[0]}/{request.shard[1]}"] if request.shard is not None else []
         inputs: dict[str, Any] | None = None
-        if sources is not None and base is not None and triton is not None:
+        if sources is not None and locked(base, triton, *(under[name] for name in ("sysroot", "hip") if request.glibc)):
             inputs = {
                 **common_inputs(self.name, request),
                 "base": base,
@@ -82,11 +85,13 @@ class AotritonStage:
                 **({"shard": list(request.shard)} if request.shard is not None else {}),
                 "keep_going": request.keep_going,
                 **limits(request),
+                **portable_inputs(under, request),
             }
+        bound = "" if request.glibc else f"-{base_label(request)}"
         stem = "aotriton-partial" if part else "aotriton"
         return Planned(
             name=self.name,
-            image=f"{stem}-{name_of(source, request)}-{base_label(request)}",
+            image=f"{stem}-{name_of(source, request)}{bound}",
             inputs=inputs,
             sources=(source, *wheels),
             binaries=tuple(sorted({*dependencies["triton"].binaries, *names_allowed("aotriton", request)})),
@@ -113,6 +118,9 @@ class AotritonStage:
         # Builds of several parts share this tree.
         with held(tree_of, what="the same library"):
             built = workspace.build(making)
+        versions = dependencies["hip"].facts["hip"] if library.rocm else {}
+        # Told before hours of kernels.
+        linked = library_facts(built, library, headers=versions, glibc=request.glibc)
         with campaign_folder(workspace.cache, sha256_json(_objects(dependencies, request, library))) as folder:
             triton = dependencies["triton"]
             image, layers = workspace.image_to_run(triton), layer_digests(triton, workspace.cache)
@@ -128,7 +136,7 @@ class AotritonStage:
                 tree=tree,
                 facts={
                     "prefix": prefix,
-                    **library_facts(built),
+                    **linked,
                     "sha1": library.sha1,
                     "gpus": list(gpus),
                     "rules": made.rules,
@@ -156,7 +164,7 @@ class AotritonStage:
                     binaries=planned.binaries,
                     more={labels.GPUS: ",".join(gpus), labels.KERNELS: json.dumps(result.counts(), sort_keys=True)},
                 ),
-                check=_check(prefix, workspace) if request.contract else None,
+                check=_check(library, dependencies, workspace) if request.contract else None,
                 check_on=dependencies["base"],
             )
             whole = not made.partial and not result.bad
@@ -214,6 +222,13 @@ def assemble(tree: Path, prefix: str, installed: Path, made: MadeImages, *, gpus
     """Lay library and images into `tree`, and beside each pack's signature what is in it and what is not."""
     shutil.rmtree(tree, ignore_errors=True)
     shutil.copytree(installed, tree, symlinks=True)
+    for folder in sorted((tree / prefix.lstrip("/")).glob("rocm*/lib")):
+        # The library looks for them beside itself; they are the same for every ROCm.
+        if not is_inside(folder, tree):
+            raise HostileInputError(
+                f"{installed} holds a link where AOTriton's library is", why=str(folder), fix="look at its sources"
+            )
+        (folder / IMAGES).symlink_to(f"../../lib/{IMAGES}")
     images, result = tree / prefix.lstrip("/") / "lib" / "aotriton.images", made.result
     for name in made.packs:
         source = made.folder / name
@@ -273,30 +288,44 @@ def _bitcode(result: CampaignResult) -> dict[str, int]:
     return dict(sorted(counts.items()))
 
 
-def _check(prefix: str, workspace: Workspace) -> Callable[[str], Mapping[str, Any]]:
+def _check(
+    library: Library, dependencies: Mapping[str, Built], workspace: Workspace
+) -> Callable[[str], Mapping[str, Any]]:
     def check(image: str) -> Mapping[str, Any]:
         workspace.step("contract")
-        return {"contract": {"version": consumed(workspace.runner, image, prefix, log=workspace.log)}}
+        runner, log = workspace.runner, workspace.log
+        if not library.rocm:
+            return {"contract": {"version": consumed(runner, image, library.prefix, log=log)}}
+        here = workspace.unpack(dependencies["hip"]) / PLACE.lstrip("/")
+        told = {
+            one: consumed(runner, image, library.prefix, log=log, mounts=[Mount(here, PLACE)], hip=f"{PLACE}/rocm{one}")
+            for one in library.rocm
+        }
+        return {"contract": {"version": next(iter(told.values())), "rocm": list(told)}}
 
     return check
 
 
-def consumed(runner: Runner, image: str, prefix: str, *, log: Path, mounts: Sequence[Mount] = ()) -> str:
+def consumed(
+    runner: Runner, image: str, prefix: str, *, log: Path, mounts: Sequence[Mount] = (), hip: str = "/usr"
+) -> str:
     """The version that a C++ program prints which found the AOTriton at `prefix` by find_package, and linked it.
 
     Args:
         mounts: what lies in the container beside the image's own files.
+        hip: the prefix of the HIP that the program finds, and runs with.
 
     Raises:
         ContractError: it was not found, does not link or does not run.
     """
     script = (
-        'set -e; cmake -G Ninja -S /contract -B /tmp/c -DCMAKE_CXX_COMPILER=clang++ "-DCMAKE_PREFIX_PATH=$1;/usr" '
+        'set -e; cmake -G Ninja -S /contract -B /tmp/c -DCMAKE_CXX_COMPILER=clang++ "-DCMAKE_PREFIX_PATH=$1;$2;/usr" '
         ">/tmp/log 2>&1 || { cat /tmp/log; exit 1; }; "
-        "cmake --build /tmp/c >/tmp/log 2>&1 || { cat /tmp/log; exit 1; }; /tmp/c/version"
+        "cmake --build /tmp/c >/tmp/log 2>&1 || { cat /tmp/log; exit 1; }; "
+        'LD_LIBRARY_PATH="$2/lib" /tmp/c/version'
     )
     places = [Mount(recipe.root() / "aotriton" / "contract", "/contract", read_only=True), *mounts]
-    done = runner.run(image, ["sh", "-c", script, "sh", prefix], mounts=places, log=log, capture=True, check=False)
+    done = runner.run(image, ["sh", "-c", script, "sh", prefix, hip], mounts=places, log=log, capture=True, check=False)
     said = done.stdout.strip().splitlines()
     if done.returncode != 0 or not said or not said[-1].startswith("aotriton "):
         raise ContractError(

@@ -9,15 +9,18 @@ from typing import Any
 
 from toolchain import strict_json
 from toolchain.catalog.aotriton_generations import check_databases, generator_in, refuse, release_of
+from toolchain.catalog.floors import floor_of, load_floors
 from toolchain.catalog.gpus import short_list
+from toolchain.catalog.hip import headers_of, rocm_of, stubs_of
 from toolchain.catalog.releases import aotriton_release
-from toolchain.digest import sha256_json
-from toolchain.errors import PinError, UnsupportedError
-from toolchain.filesystem import read_built
+from toolchain.digest import sha256_file, sha256_json
+from toolchain.errors import BuildError, HostileInputError, PinError, UnsupportedError
+from toolchain.filesystem import is_inside, read_built
 from toolchain.recipe import COMPILER_CACHE, Recipe, digests
 from toolchain.request import Request
 from toolchain.sources.spec import SourceSpec
 from toolchain.sources.tree import FetchedSource, Source, require
+from toolchain.stages.hip import PLACE, asked
 from toolchain.stages.stage import Built, Planned, Workspace, source_inputs
 from toolchain.stages.wheels import wheel_folder
 
@@ -35,6 +38,7 @@ class Library:
         prefix: where the library will lie.
         sha1: see `commit_of`.
         dropped: files of the source that stay out.
+        rocm: the ROCms that it is linked for, on the portable system; empty for the HIP of the base.
         key: digest of all that library and plan rest on; another selection of kernels builds neither again.
     """
 
@@ -42,6 +46,7 @@ class Library:
     prefix: str
     sha1: str
     dropped: tuple[str, ...]
+    rocm: tuple[str, ...]
     key: str
 
 
@@ -61,9 +66,32 @@ def library_of(
             "recipe": digests(COMPILER_CACHE, "containerfiles/aotriton"),
             "gpus": list(gpus),
             "dropped": list(dropped),
+            **portable_inputs({name: one.input_digest for name, one in dependencies.items()}, request),
         }
     )
-    return Library(source, prefix_of(source, request), commit_of(source), dropped, key)
+    return Library(source, prefix_of(source, request), commit_of(source), dropped, rocms_of(request), key)
+
+
+def rocms_of(request: Request) -> tuple[str, ...]:
+    """The ROCms that a library is linked for; none where it takes its base's HIP."""
+    return asked(request) if request.glibc else ()
+
+
+def portable_inputs(under: Mapping[str, str | None], request: Request) -> dict[str, Any]:
+    """What a library for several ROCms and an old system rests on besides its base; nothing for a base's own.
+
+    Args:
+        under: input digests by stage.
+    """
+    if not request.glibc:
+        return {}
+    return {
+        "glibc": request.glibc,
+        "rocm": list(rocms_of(request)),
+        "sysroot": under["sysroot"],
+        "hip": under["hip"],
+        "toolchain": digests("llvm-config/portable.cmake"),
+    }
 
 
 def library_recipe(planned: Planned, dependencies: Mapping[str, Built], workspace: Workspace, what: Library) -> Recipe:
@@ -78,26 +106,80 @@ def library_recipe(planned: Planned, dependencies: Mapping[str, Built], workspac
             "SHA1": what.sha1,
             "TREE_SHA1": what.sha1,
             "DROP": ";".join(what.dropped),
+            **({"ROCM": " ".join(f"{one}={rocm_of(one).headers}" for one in what.rocm)} if what.rocm else {}),
             "JOBS": str(workspace.jobs("compile")),
             "INPUT_DIGEST": what.key,
         },
-        contexts={"aotriton": what.source.path, "wheels": wheel_folder(planned.sources[1:], workspace)},
+        contexts={
+            "aotriton": what.source.path,
+            "wheels": wheel_folder(planned.sources[1:], workspace),
+            **(
+                {
+                    "sysroot": workspace.unpack(dependencies["sysroot"]),
+                    "hip": workspace.unpack(dependencies["hip"]) / PLACE.lstrip("/"),
+                }
+                if what.rocm
+                else {}
+            ),
+        },
         cache_key=what.key.removeprefix("sha256:")[:12],
         steps=_WEIGHTS,
     )
 
 
-def library_facts(built: Path) -> dict[str, Any]:
-    """What the recipe's build says of itself.
+def library_facts(
+    built: Path, what: Library | None = None, *, headers: Mapping[str, str] | None = None, glibc: str = ""
+) -> dict[str, Any]:
+    """What the recipe's build says of itself, and what its libraries ask for.
+
+    Args:
+        what: it was told; None for a library of its base.
+        headers: the version of HIP of each set of headers, where there are several ROCms.
+        glibc: the floor of those.
 
     Returns:
-        `hip`: the version that HIP's CMake package names; `redirected`: how many of upstream's tuned choices of aiter's
-        kernels lead to Triton's now, by operator and GPU.
+        `hip`: the version that HIP's CMake package names, or that of the headers; `redirected`: how many of upstream's
+        tuned choices of aiter's kernels lead to Triton's now, by operator and GPU; `rocm`, for each see `check_linked`;
+        its `holds` are the floors on record whose systems have all that it asks for.
+
+    Raises:
+        ContractError: a library asks for another HIP, or a newer system.
     """
-    return {
-        "hip": read_built(built, "hip-version").strip(),
-        "redirected": strict_json.read(read_built(built, "redirected.json")),
-    }
+    told: dict[str, Any] = {"redirected": strict_json.read(read_built(built, "redirected.json"))}
+    if what is None or not what.rocm:
+        return {"hip": read_built(built, "hip-version").strip(), **told}
+    from toolchain.stages.hip_check import check_linked, holds_on, read_linked  # noqa: PLC0415 - plans read no ELF
+
+    headers = headers or {}
+    stubs = {one.soname: one for one in stubs_of(what.rocm)}
+    floor, rows = floor_of(glibc), {}
+    for major in what.rocm:
+        row = rocm_of(major)
+        path = library_in(built / "prefix" / what.prefix.lstrip("/"), major)
+        if not is_inside(path, built):
+            raise HostileInputError(
+                f"{built} holds a link where AOTriton's library is", why=str(path), fix="look at its sources"
+            )
+        rows[major] = {
+            **check_linked(path, stubs, soname=row.soname, floor=floor),
+            "headers": headers[row.headers],
+            "sha256": sha256_file(path).removeprefix("sha256:"),
+            "holds": [one.glibc for one in load_floors().values() if holds_on(read_linked(path), one)],
+        }
+    return {"hip": ", ".join(headers[row.name] for row in headers_of(what.rocm)), "rocm": rows, **told}
+
+
+def library_in(prefix: Path, major: str) -> Path:
+    """The library for a ROCm.
+
+    Raises:
+        BuildError: it is not there.
+    """
+    folder = prefix / f"rocm{major}" / "lib"
+    found = [one for one in sorted(folder.glob("libaotriton*_v2.so*")) if one.is_file() and not one.is_symlink()]
+    if len(found) != 1:
+        raise BuildError(f"the build left no library for ROCm {major}", why=f"in {folder}", fix="see the log")
+    return found[0]
 
 
 def aotriton_source(request: Request) -> Source:
@@ -109,11 +191,11 @@ def aotriton_source(request: Request) -> Source:
     """
     from toolchain.catalog.bases import base_recipe  # noqa: PLC0415 - data of another room
 
-    if request.base.image is None and not base_recipe(request.base.recipe, request.arch[0]).hip:
+    if not request.glibc and request.base.image is None and not base_recipe(request.base.recipe, request.arch[0]).hip:
         raise UnsupportedError(
             f"AOTriton cannot be built on {request.base}",
             why="it has no HIP with hipStreamGetDevice, which AOTriton calls",
-            fix="use --base debian13",
+            fix="leave --base out, for a library on an old system with headers of HIP, or use --base debian13",
         )
     spec = request.sources.get("aotriton")
     if spec is None and request.aotriton:
@@ -163,6 +245,20 @@ def refuse_unbuildable(request: Request) -> None:
     """
     if release := release_asked(request):
         refuse(release, request.gpus or DEFAULT_GPUS)
+
+
+def refuse_rocm(request: Request) -> None:
+    """Refuse `--rocm` where the library takes its base's HIP.
+
+    Raises:
+        UnsupportedError: both are asked for.
+    """
+    if request.rocm and not request.glibc:
+        raise UnsupportedError(
+            f"--rocm and --base {request.base} name two libraries",
+            why="on a named base AOTriton's library is linked with the HIP that is in it",
+            fix="leave one of them out",
+        )
 
 
 def require_aotriton(tree: Path, release: str = "") -> None:

@@ -109,6 +109,15 @@ def _kernels(_: Request) -> Stage:
     return KernelsStage()
 
 
+def _hip(request: Request) -> Stage | None:
+    """For a library that is bound to no base; a named base has its own HIP."""
+    from toolchain.stages.aotriton_library import refuse_rocm
+    from toolchain.stages.hip import HipStage
+
+    refuse_rocm(request)
+    return HipStage() if request.glibc else None
+
+
 def _aotriton(request: Request) -> Stage:
     from toolchain.stages.aotriton import AotritonStage
     from toolchain.stages.aotriton_library import refuse_unbuildable
@@ -168,6 +177,7 @@ MAKERS: dict[str, Maker] = {
     "triton-instrumented": _triton_instrumented,
     "profile": _profile,
     "kernels": _kernels,
+    "hip": _hip,
     "aotriton": _aotriton,
     "torch": _torch,
     **{row.name: partial(_wheel, row) for row in wheel_rows()},

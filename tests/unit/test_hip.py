@@ -1,0 +1,115 @@
+"""HIP by rows of data: which ROCms there are, what is linked in its place, and headers that do not serve."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.request_fixtures import specs
+from toolchain.cache import Cache
+from toolchain.catalog import hip as catalog
+from toolchain.errors import ConfigError, SourceError, UnsupportedError
+from toolchain.request import Request
+from toolchain.sources.distro import known_packages
+from toolchain.stages.aotriton_library import refuse_rocm
+from toolchain.stages.hip import check_headers, source_of, version_in, write_stubs
+
+HIP5, HIP6 = catalog.headers()
+
+
+def a_hip(folder: Path, version: str = "6.4.43484", *, without: str = "") -> Path:
+    """Headers as an installed HIP has them, of names alone."""
+    include = folder / "include" / "hip"
+    (include / "amd_detail").mkdir(parents=True)
+    (include / "hip_runtime.h").write_text("#include <hip/hip_runtime_api.h>\n")
+    names = {name for stub in catalog.stubs_of(["5", "6"])[:2] for name in stub.symbols} - {without}
+    (include / "hip_runtime_api.h").write_text("".join(f"hipError_t {name}();\n" for name in sorted(names)))
+    parts = zip(("MAJOR", "MINOR", "PATCH"), version.split("."), strict=True)
+    (include / "hip_version.h").write_text("".join(f"#define HIP_VERSION_{part} {text}\n" for part, text in parts))
+    return folder
+
+
+def test_the_rows_fit_each_other_and_the_packages_that_are_known() -> None:
+    known = {(one.name, one.version): one for one in known_packages()}
+    of_headers = [(row.package, row.version) for row in catalog.headers()]
+    for name, version in (*of_headers, *((row.package, row.version) for row in catalog.libraries())):
+        assert known[name, version].pool.startswith("pool/main/")
+        assert known[name, version].file == f"{name}_{version}_amd64.deb"
+    assert [row.soname for row in catalog.rocms()] == [f"libamdhip64.so.{row.major}" for row in catalog.rocms()]
+    assert {row.headers for row in catalog.rocms()} == {row.name for row in catalog.headers()}
+    assert {int(row.major) for row in catalog.rocms()} == {major for row in catalog.headers() for major in row.hip}
+
+
+def test_since_hip_6_one_function_has_another_name_and_node() -> None:
+    five, six, seven, lzma = catalog.stubs_of(["5", "6", "7"])
+    assert five.symbols["hipGetDeviceProperties"] == "hip_4.2"
+    assert six.symbols["hipGetDevicePropertiesR0600"] == "hip_6.0"
+    assert "hipGetDeviceProperties" not in six.symbols
+    assert six.symbols == seven.symbols
+    assert (five.symbols.keys() ^ six.symbols.keys()) == {"hipGetDeviceProperties", "hipGetDevicePropertiesR0600"}
+    assert lzma.symbols["lzma_code"] == "XZ_5.0"
+
+
+def test_a_library_to_link_with_is_written_from_its_row(tmp_path: Path) -> None:
+    stub = catalog.Stub(name="rocm9", soname="libamdhip64.so.9", nodes=(("hip_4.2", ("b", "a")), ("hip_6.0", ("c",))))
+    folder = write_stubs([stub], tmp_path / "stubs") / "rocm9"
+    assert (folder / "soname").read_text() == "libamdhip64.so.9"
+    assert (folder / "stub.map").read_text() == (
+        "hip_4.2 { global: a; b; local: *; };\nhip_6.0 { global: c; };\n"
+    )  # fmt: skip
+    assert (folder / "stub.c").read_text().splitlines()[0] == "int a(void) { return 100; }"
+
+
+@pytest.mark.parametrize(("text", "majors"), [("7,6", ("6", "7")), ("7.2", ("7",)), ("rocm6.4,5", ("5", "6"))])
+def test_a_rocm_is_named_by_its_version(text: str, majors: tuple[str, ...]) -> None:
+    assert catalog.parse_rocms(text) == majors
+
+
+def test_a_rocm_that_no_row_knows_is_refused() -> None:
+    for text in ("8", "6,8.1", "rocm", "-"):
+        with pytest.raises(UnsupportedError, match="no library is linked for ROCm") as caught:
+            catalog.parse_rocms(text)
+        assert "5, 6, 7" in caught.value.why
+    with pytest.raises(ConfigError, match="names no ROCm"):
+        catalog.parse_rocms(" , ")
+
+
+def test_a_named_base_has_its_own_hip(tmp_path: Path) -> None:
+    asked = Request(cache=Cache(tmp_path), rocm=("6",))
+    with pytest.raises(UnsupportedError, match="name two libraries"):
+        refuse_rocm(asked)
+
+
+def test_the_distribution_serves_where_no_source_is_named(tmp_path: Path) -> None:
+    asked = Request(cache=Cache(tmp_path), sources=specs({"hip6": str(a_hip(tmp_path / "own"))}))
+    assert source_of(HIP5, asked).ref == "distro:libamdhip64-dev=5.7.1-6+deb13u1"
+    assert source_of(HIP5, asked).digest is not None, "a plan knows it"
+    assert source_of(HIP6, asked).ref == "local:own"
+
+
+@pytest.mark.parametrize("where", [".", "usr", "third_party/amd/backend"])
+def test_headers_are_found_in_every_kind_of_tree(tmp_path: Path, where: str) -> None:
+    a_hip(tmp_path / where)
+    assert version_in(check_headers(tmp_path, HIP6)) == "6.4.43484"
+    assert version_in(check_headers(tmp_path / where / "include", HIP6)) == "6.4.43484"
+
+
+BAD: list[tuple[Callable[[Path], object], type[Exception], str]] = [
+    (lambda at: at.mkdir(), SourceError, "holds no headers of HIP"),
+    (lambda at: a_hip(at, without="hipStreamGetDevice"), UnsupportedError, "has no hipStreamGetDevice"),
+    (lambda at: a_hip(at, "5.7.31921"), UnsupportedError, "is HIP 5.7.31921"),
+    (lambda at: a_hip(at, "8.0.0"), UnsupportedError, "is HIP 8.0.0"),
+    (lambda at: (a_hip(at) / "include/hip/hip_runtime.h").unlink(), SourceError, "are not whole"),
+    (lambda at: (a_hip(at) / "include/hip/hip_version.h").write_text("\n"), SourceError, "names no version"),
+]
+
+
+@pytest.mark.parametrize(("make", "kind", "what"), BAD)
+def test_headers_that_do_not_serve_are_refused(
+    tmp_path: Path, make: Callable[[Path], object], kind: type[Exception], what: str
+) -> None:
+    make(tmp_path / "hip")
+    with pytest.raises(kind, match=what):
+        check_headers(tmp_path / "hip", HIP6)

@@ -1,0 +1,148 @@
+"""HIP as AOTriton's library is compiled and linked with it: data of data/hip.toml."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache as memoize
+from typing import Any
+
+from toolchain.data import FOLDER, load, typed_row
+from toolchain.errors import ConfigError, UnsupportedError
+
+_FILE = FOLDER / "hip.toml"
+DEFAULT_ROCM = ("6", "7")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rocm:
+    """A row `rocm`; the data says what each field is."""
+
+    major: str
+    soname: str
+    headers: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Headers:
+    """A row `headers`."""
+
+    name: str
+    hip: tuple[int, ...]
+    package: str
+    version: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Functions:
+    """A row `function`."""
+
+    names: tuple[str, ...]
+    node: str
+    headers: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Library:
+    """A row `library`."""
+
+    name: str
+    soname: str
+    node: str
+    functions: tuple[str, ...]
+    package: str
+    version: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stub:
+    """A library to link with.
+
+    Args:
+        name: of its folder: `rocm6`.
+        soname: what a program that is linked with it asks for.
+        nodes: the functions of each version node.
+    """
+
+    name: str
+    soname: str
+    nodes: tuple[tuple[str, tuple[str, ...]], ...]
+
+    @property
+    def symbols(self) -> dict[str, str]:
+        """The node of each function."""
+        return {name: node for node, names in self.nodes for name in names}
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it, as JSON values."""
+        return {"soname": self.soname, "nodes": {node: list(names) for node, names in self.nodes}}
+
+
+@memoize
+def _rows(kind: str, row_type: type[Any]) -> tuple[Any, ...]:
+    return tuple(typed_row(row_type, row, kind, _FILE) for row in load("hip")[kind])
+
+
+def rocms() -> tuple[Rocm, ...]:
+    """Every ROCm, in the order of the data."""
+    return _rows("rocm", Rocm)
+
+
+def headers() -> tuple[Headers, ...]:
+    """Every set of headers, in the order of the data."""
+    return _rows("headers", Headers)
+
+
+def libraries() -> tuple[Library, ...]:
+    """What is linked by a stub besides HIP."""
+    return _rows("library", Library)
+
+
+def rocm_of(text: str) -> Rocm:
+    """The ROCm of a version: `7`, or `7.2`, whose library has the same name.
+
+    Raises:
+        UnsupportedError: no row knows it.
+    """
+    major = text.strip().removeprefix("rocm").partition(".")[0]
+    for row in rocms():
+        if row.major == major:
+            return row
+    raise UnsupportedError(
+        f"no library is linked for ROCm {text.strip()[:40]!r}",
+        why=f"known are {', '.join(row.major for row in rocms())}: each brings a libamdhip64 of its own name",
+        fix="name one of these: --rocm 6,7; for another, a base of your own with its HIP: --base oci:DIR",
+    )
+
+
+def parse_rocms(text: str) -> tuple[str, ...]:
+    """Major versions out of an option's text, in the order of the data.
+
+    Raises:
+        ConfigError: it names none.
+        UnsupportedError: see `rocm_of`.
+    """
+    asked = {rocm_of(part).major for part in text.split(",") if part.strip()}
+    if not asked:
+        raise ConfigError(f"--rocm {text!r} names no ROCm", fix="e.g. --rocm 6,7, or leave it out")
+    return tuple(row.major for row in rocms() if row.major in asked)
+
+
+def headers_of(majors: Sequence[str]) -> tuple[Headers, ...]:
+    """The headers that the objects for these are compiled with, in the order of the data."""
+    wanted = {rocm_of(one).headers for one in majors}
+    return tuple(row for row in headers() if row.name in wanted)
+
+
+def functions_of(name: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """The HIP functions that objects with these headers call, by version node."""
+    return tuple((row.node, row.names) for row in _rows("function", Functions) if name in row.headers)
+
+
+def stubs_of(majors: Sequence[str]) -> tuple[Stub, ...]:
+    """The libraries to link with for these, HIP's first."""
+    hip = [(rocm_of(one), functions_of(rocm_of(one).headers)) for one in majors]
+    return (
+        *(Stub(name=f"rocm{row.major}", soname=row.soname, nodes=nodes) for row, nodes in hip),
+        *(Stub(name=row.name, soname=row.soname, nodes=((row.node, row.functions),)) for row in libraries()),
+    )

@@ -1,0 +1,295 @@
+"""HIP without a ROCm: headers, and a library to link with for each ROCm, made from rows of data (`catalog.hip`).
+
+The image holds below `PLACE`: `hip6/include` for each set of headers; `rocm6`, a prefix as CMake finds HIP in it, for
+each ROCm; and `liblzma`, which the portable system lacks.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from toolchain import process
+from toolchain.catalog.hip import DEFAULT_ROCM, Headers, Library, Stub, headers_of, libraries, rocm_of, stubs_of
+from toolchain.errors import SourceError, UnsupportedError
+from toolchain.filesystem import copy_built
+from toolchain.recipe import Recipe, digests
+from toolchain.request import Request
+from toolchain.sources.patch import copy_tree
+from toolchain.sources.spec import SourceSpec
+from toolchain.sources.tree import Source, check_links
+from toolchain.stages.hip_check import check_stub
+from toolchain.stages.stage import Built, Planned, Workspace, common_inputs, image_labels, locked, source_inputs
+
+RECIPE = "containerfiles/hip"
+PLACE = "/usr/lib/toolchain/hip"
+# Where a HIP's headers lie: of ROCm and of HIP's own build, of a distribution's package, and in a tree of Triton.
+_WHERE = ("hip", "include/hip", "usr/include/hip", "third_party/amd/backend/include/hip")
+_API = "hip_runtime_api.h"
+_NEEDS = ("hip_runtime.h", _API, "hip_version.h", "amd_detail")
+# hipErrorNoDevice: what a program is told that was linked with a stub and runs with it.
+_NO_DEVICE = 100
+
+
+@dataclass(frozen=True)
+class HipStage:
+    """See `Stage`."""
+
+    name: str = "hip"
+
+    def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned:
+        majors = asked(request)
+        rows = _rows(majors)
+        sources = tuple(source_of(row, request) for row in rows)
+        for row, source in zip(rows, sources, strict=True):
+            if isinstance(row, Headers) and source.path is not None and source.path.is_dir():
+                check_headers(source.path, row)
+        base, told = dependencies["base"].input_digest, source_inputs(sources, request.patches)
+        inputs: dict[str, Any] | None = None
+        if told is not None and locked(base):
+            inputs = {
+                **common_inputs(self.name, request),
+                "base": base,
+                "sources": told,
+                "stubs": {one.name: one.as_json() for one in stubs_of(majors)},
+                "recipe": digests(RECIPE),
+            }
+        return Planned(
+            name=self.name,
+            image=f"toolchain-hip-{'-'.join(majors)}",
+            inputs=inputs,
+            sources=sources,
+            partial="headers and libraries to link with, no ROCm",
+            engine=True,
+        )
+
+    def build(self, planned: Planned, dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
+        majors, work = asked(workspace.request), workspace.work()
+        workspace.step("source")
+        tree = work / "tree"
+        shutil.rmtree(tree, ignore_errors=True)
+        place = tree / PLACE.lstrip("/")
+        versions = {}
+        for row, source in zip(_rows(majors), planned.sources, strict=True):
+            content = _content(workspace.fetch(source).path, work / f"unpacked-{row.name}", workspace)
+            if isinstance(row, Headers):
+                found = check_headers(content, row)
+                versions[row.name] = version_in(found)
+                (place / row.name / "include").mkdir(parents=True)
+                copy_tree(found, place / row.name / "include" / "hip")
+                # For compilers of NVIDIA's.
+                shutil.rmtree(place / row.name / "include" / "hip" / "nvidia_detail", ignore_errors=True)
+            else:
+                _take_lzma(content, place / row.name)
+            for licence in _licences(content):
+                (place / row.name / "licenses").mkdir(parents=True, exist_ok=True)
+                shutil.copy(licence, place / row.name / "licenses" / licence.name)
+        stubs = stubs_of(majors)
+        made = workspace.build(
+            Recipe(
+                name="hip",
+                containerfile=f"{RECIPE}/Containerfile",
+                base=workspace.image(dependencies["base"]),
+                contexts={"stubs": write_stubs(stubs, work / "stubs")},
+                steps={"compile": 5.0},
+            )
+        )
+        for stub in stubs:
+            check_stub(made / stub.name / stub.soname, stub)
+            library = place / stub.name / "lib" / stub.soname
+            library.parent.mkdir(parents=True, exist_ok=True)
+            copy_built(made, f"{stub.name}/{stub.soname}", library)
+            (library.parent / f"{stub.soname.partition('.so')[0]}.so").symlink_to(stub.soname)
+        for major in majors:
+            name = rocm_of(major).headers
+            _write_package(place / f"rocm{major}", rocm_of(major).soname, name, cmake_version(major, versions[name]))
+        _write_pc(place, libraries())
+        return workspace.finish(
+            planned,
+            tree=tree,
+            facts={"hip": versions, "stubs": {one.name: one.as_json() for one in stubs}},
+            compress=False,
+            labels=image_labels(planned, of=", ".join(majors)),
+        )
+
+
+def asked(request: Request) -> tuple[str, ...]:
+    """The ROCms that libraries are linked for."""
+    return request.rocm or DEFAULT_ROCM
+
+
+def _rows(majors: Sequence[str]) -> list[Headers | Library]:
+    """What has a source, HIP's headers first."""
+    return [*headers_of(majors), *libraries()]
+
+
+def source_of(row: Headers | Library, request: Request) -> Source:
+    """Where headers come from: what the user names, else the distribution's package."""
+    spec = request.sources.get(row.name) or SourceSpec(kind="distro", where=row.package, version=row.version)
+    return request.locate(row.name, spec)
+
+
+def headers_in(tree: Path) -> Path | None:
+    """The folder `hip` with the headers, in a ROCm, a HIP, a package, a tree of Triton, or a folder of includes."""
+    return next((tree / name for name in _WHERE if (tree / name / "hip_version.h").is_file()), None)
+
+
+def check_headers(tree: Path, row: Headers) -> Path:
+    """Insist that a tree holds headers that serve.
+
+    Returns:
+        The folder `hip`.
+
+    Raises:
+        SourceError: there are none, or files of them are missing.
+        UnsupportedError: of another HIP, or without a function that AOTriton's library calls.
+    """
+    found, given = headers_in(tree), f"--source {row.name}="
+    if found is None:
+        raise SourceError(
+            f"the source {row.name} holds no headers of HIP",
+            why=f"none of {', '.join(f'{name}/hip_version.h' for name in _WHERE)} is there",
+            fix=f"{given}PATH: ROCm's include folder, or third_party/amd/backend/include of a Triton",
+        )
+    if missing := [name for name in _NEEDS if not (found / name).exists()]:
+        raise SourceError(
+            f"the headers of the source {row.name} are not whole",
+            why=f"{', '.join(missing)} is missing in {found.relative_to(tree)}",
+            fix=f"{given}PATH of all of HIP's headers, or leave it out",
+        )
+    version = version_in(found)
+    if int(version.partition(".")[0]) not in row.hip:
+        raise UnsupportedError(
+            f"the source {row.name} is HIP {version}",
+            why=f"it must be HIP {' or '.join(map(str, row.hip))}: objects compiled with another are for another ROCm",
+            fix=f"{given}PATH of such headers, or leave it out",
+        )
+    text = (found / _API).read_text(encoding="utf-8", errors="replace")
+    wanted = [name for stub in stubs_of([str(row.hip[0])])[:1] for name in stub.symbols]
+    if missing := [name for name in wanted if not re.search(rf"\b{name}\b", text)]:
+        raise UnsupportedError(
+            f"the HIP {version} of the source {row.name} has no {', '.join(missing)}",
+            why="AOTriton's library calls it",
+            fix=f"{given}PATH of a newer HIP, or leave it out for the distribution's package",
+        )
+    return found
+
+
+def version_in(folder: Path) -> str:
+    """`6.4.43484`, as the headers say it.
+
+    Raises:
+        SourceError: they do not.
+    """
+    text = (folder / "hip_version.h").read_text(encoding="utf-8", errors="replace")
+    parts = [re.search(rf"#define HIP_VERSION_{part}\s+(\d+)", text) for part in ("MAJOR", "MINOR", "PATCH")]
+    if not all(parts):
+        raise SourceError(
+            f"{folder.name}/hip_version.h names no version", fix="give the headers as an installed HIP has them"
+        )
+    return ".".join(part[1] for part in parts if part)
+
+
+def cmake_version(major: str, version: str) -> str:
+    """What CMake's package of a ROCm calls itself: the headers' version, or the bare ROCm where they are another's."""
+    return version if version.partition(".")[0] == major else f"{major}.0.0"
+
+
+def write_stubs(stubs: Iterable[Stub], into: Path) -> Path:
+    """A folder for each, with its soname, its code and its version script; see containerfiles/hip."""
+    shutil.rmtree(into, ignore_errors=True)
+    for stub in stubs:
+        folder = into / stub.name
+        folder.mkdir(parents=True)
+        (folder / "soname").write_text(stub.soname, encoding="utf-8")
+        code = "".join(f"int {name}(void) {{ return {_NO_DEVICE}; }}\n" for name in sorted(stub.symbols))
+        (folder / "stub.c").write_text(code, encoding="utf-8")
+        script = ""
+        for number, (node, names) in enumerate(stub.nodes):
+            rest = "" if number else " local: *;"
+            script += f"{node} {{ global: {' '.join(f'{name};' for name in sorted(names))}{rest} }};\n"
+        (folder / "stub.map").write_text(script, encoding="utf-8")
+    return into
+
+
+def _content(path: Path, into: Path, workspace: Workspace) -> Path:
+    """A source as a folder: a package is unpacked."""
+    if path.is_dir():
+        return path
+    if path.suffix != ".deb":
+        raise SourceError(
+            f"{path.name} is neither a folder nor a Debian package", fix="give a folder that holds HIP's headers"
+        )
+    shutil.rmtree(into, ignore_errors=True)
+    into.mkdir(parents=True)
+    process.which("dpkg-deb")
+    # Neither its libraries nor its links to those of other packages.
+    taken = 'dpkg-deb --fsys-tarfile "$1" | tar --extract --directory "$2" ./usr/include ./usr/share/doc'
+    process.run(["sh", "-c", taken, "sh", path, into], log=workspace.log)
+    check_links(into)
+    return into
+
+
+def _licences(content: Path) -> list[Path]:
+    return sorted((*content.glob("LICENSE*"), *content.glob("usr/share/doc/*/copyright")))
+
+
+def _take_lzma(content: Path, into: Path) -> None:
+    for root in (content / "usr/include", content / "include", content):
+        if (root / "lzma.h").is_file() and (root / "lzma").is_dir():
+            (into / "include").mkdir(parents=True)
+            shutil.copy(root / "lzma.h", into / "include" / "lzma.h")
+            copy_tree(root / "lzma", into / "include" / "lzma")
+            return
+    raise SourceError(
+        "the source liblzma holds no lzma.h",
+        fix="--source liblzma=PATH of a folder with lzma.h and lzma/, or leave it out",
+    )
+
+
+def _write_package(prefix: Path, soname: str, headers: str, version: str) -> None:
+    """HIP as CMake finds it: the targets that AOTriton names, and no compiler's flags."""
+    (prefix / "include").symlink_to(f"../{headers}/include")
+    folder = prefix / "lib" / "cmake" / "hip"
+    folder.mkdir(parents=True)
+    (folder / "hip-config.cmake").write_text(
+        f"""# Made by the stage `hip`: headers and a library to link with.
+get_filename_component(_hip_prefix "${{CMAKE_CURRENT_LIST_DIR}}/../../.." ABSOLUTE)
+if(NOT TARGET hip::amdhip64)
+  add_library(hip::amdhip64 SHARED IMPORTED)
+  set_target_properties(hip::amdhip64 PROPERTIES
+    IMPORTED_LOCATION "${{_hip_prefix}}/lib/libamdhip64.so" IMPORTED_SONAME {soname}
+    INTERFACE_COMPILE_DEFINITIONS USE_PROF_API=1
+    INTERFACE_INCLUDE_DIRECTORIES "${{_hip_prefix}}/include")
+  add_library(hip::host INTERFACE IMPORTED)
+  set_target_properties(hip::host PROPERTIES INTERFACE_LINK_LIBRARIES hip::amdhip64
+    INTERFACE_COMPILE_DEFINITIONS "__HIP_PLATFORM_HCC__=1;__HIP_PLATFORM_AMD__=1")
+endif()
+set(hip_VERSION {version})
+""",
+        encoding="utf-8",
+    )
+    (folder / "hip-config-version.cmake").write_text(
+        f"""set(PACKAGE_VERSION "{version}")
+if(NOT PACKAGE_VERSION VERSION_LESS PACKAGE_FIND_VERSION)
+  set(PACKAGE_VERSION_COMPATIBLE TRUE)
+endif()
+""",
+        encoding="utf-8",
+    )
+
+
+def _write_pc(place: Path, rows: Iterable[Library]) -> None:
+    """What pkg-config says of the other libraries."""
+    for row in rows:
+        name = row.soname.removeprefix("lib").partition(".so")[0]
+        folder = place / row.name / "lib" / "pkgconfig"
+        folder.mkdir(parents=True, exist_ok=True)
+        version = row.version.partition("-")[0]
+        text = f"prefix=${{pcfiledir}}/../..\nName: {row.name}\nDescription: to link with\nVersion: {version}\n"
+        text += f"Cflags: -I${{prefix}}/include\nLibs: -L${{prefix}}/lib -l{name}\n"
+        (folder / f"{row.name}.pc").write_text(text, encoding="utf-8")
