@@ -13,7 +13,10 @@ from typer.testing import CliRunner
 from toolchain.cli.app import app
 from toolchain.digest import sha256_file
 from toolchain.errors import ContractError, SourceError, UnsupportedError
+from toolchain.oci.archive import write_tar_gz
 from toolchain.publish.pytorch import CMAKE, VERSION_FILE, as_patch, check_prefix, edits, found_in, read_pytorch
+from toolchain.publish.pytorch_archives import lay
+from toolchain.stages.hip_check import Linked
 
 COMMIT = "6e00ef3e335b45dfb49065259533b59c68995bfe"
 RUNTIME = "aotriton-0.13b-manylinux_2_28_x86_64-rocm7.2-shared.tar.gz"
@@ -170,3 +173,60 @@ def test_the_verb_tells_and_writes_the_patch(tmp_path: Path) -> None:
     assert (tmp_path / "p.diff").read_text().startswith(f"--- a/{CMAKE}\n")
     assert CliRunner().invoke(app, [*words, "--prefix", str(top)]).exit_code == ContractError.code
     assert CliRunner().invoke(app, ["pytorch", str(top), "--from", str(tmp_path / "nothing")]).exit_code == 3
+
+
+OURS = "aotriton-6e00ef3e0000"
+
+
+def packed(folder: Path, name: str, tree: Path) -> Path:
+    """An archive as `build aotriton --archive` writes them."""
+    folder.mkdir(exist_ok=True)
+    write_tar_gz(tree, folder / name, top="aotriton", epoch=0)
+    return folder / name
+
+
+def linked(hip: str = "libamdhip64.so.7", glibc: str = "GLIBC_2.27") -> Linked:
+    return Linked(soname="", needed=(hip, "libc.so.6"), exports={}, imports={"f": ("libc.so.6", glibc)})
+
+
+def test_archives_of_this_tool_get_the_names_that_pytorch_asks_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree, made, into = prefix_of(tmp_path / "made", "amd-gfx110x"), tmp_path / "files", tmp_path / "into"
+    config = tree / "include/aotriton/config.h"
+    config.write_text(config.read_text() + f"#define AOTRITON_GIT_SHA1 {COMMIT}\n")
+    monkeypatch.setattr("toolchain.stages.hip_check.read_linked", lambda _: linked())
+    runtime = packed(made, f"{OURS}-glibc_2_31_x86_64-rocm7-gfx1101-shared.tar.gz", tree)
+    packed(made, f"{OURS}-glibc_2_31_x86_64-rocm6-gfx1101-shared.tar.gz", tree)
+    packed(made, f"{OURS}-images-amd-gfx110x.tar.gz", tree)
+    top = tree_of(tmp_path / "tree", LISTS)
+    words = ["pytorch", str(top), "--rocm", "7.2", "--gpu", "gfx1101", "--from", str(made), "--to", str(into), "--json"]
+    told = json.loads(CliRunner().invoke(app, words).stdout)
+    assert told["laid"] == {RUNTIME: runtime.name, NAVI: f"{OURS}-images-amd-gfx110x.tar.gz"}
+    assert (into / "0.13b" / RUNTIME).read_bytes() == runtime.read_bytes()
+    assert all(one["found"] for one in told["archives"])
+    wanted = read_pytorch(top)
+    for reading, why in (
+        (linked(hip="libamdhip64.so.6"), "its library asks for libamdhip64.so.6"),
+        (linked(glibc="GLIBC_2.29"), "its library asks for GLIBC_2.29"),
+        (linked(glibc="GLIBCXX_3.4.26"), "its library asks for GLIBCXX_3.4.26"),
+    ):
+        monkeypatch.setattr("toolchain.stages.hip_check.read_linked", lambda _, reading=reading: reading)
+        with pytest.raises(ContractError, match="is not what") as caught:
+            lay(made, tmp_path / "other", wanted, wanted.needed("7.2", ()))
+        assert caught.value.why == why
+    monkeypatch.setattr("toolchain.stages.hip_check.read_linked", lambda _: linked())
+    (tree / "lib/aotriton.images/amd-gfx110x/__partial__").write_text("{}")
+    packed(made, f"{OURS}-images-amd-gfx110x.tar.gz", tree)
+    config.write_text(config.read_text().replace(COMMIT, "4" * 40))
+    packed(made, runtime.name, tree)
+    for needed, why in (("runtime", f"it was made of {'4' * 40}"), ("pack", "kernels of it are missing")):
+        archives = [one for one in wanted.needed("7.2", ("gfx1101",)) if bool(one.rocm) == (needed == "runtime")]
+        with pytest.raises(ContractError) as caught:
+            lay(made, tmp_path / "other", wanted, archives)
+        assert why in caught.value.why
+    assert not (tmp_path / "other").exists()
+    packed(made, f"{OURS}-glibc_2_31_x86_64-rocm7-shared.tar.gz", tree)
+    with pytest.raises(SourceError, match="several archives"):
+        lay(made, into, wanted, wanted.needed("7.2", ()))
+    assert CliRunner().invoke(app, ["pytorch", str(top), "--to", str(into)]).exit_code == 3

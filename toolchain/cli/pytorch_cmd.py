@@ -19,6 +19,10 @@ GpuOpt = Annotated[str, typer.Option("--gpu", help="As PYTORCH_ROCM_ARCH has the
 FromOpt = Annotated[
     Path | None, typer.Option("--from", metavar="DIR", help="Folder with archives, called as PyTorch does.")
 ]
+ToOpt = Annotated[
+    Path | None,
+    typer.Option("--to", metavar="DIR", help="Copy archives of `build aotriton` there, called as PyTorch does."),
+]
 PrefixOpt = Annotated[Path | None, typer.Option("--prefix", metavar="DIR", help="An installed AOTriton to check.")]
 UrlOpt = Annotated[str, typer.Option("--url", help="Where the archives will lie, for a tree that fixes the address.")]
 PatchOpt = Annotated[Path | None, typer.Option("--patch", metavar="FILE", help="Write the edits there, for git apply.")]
@@ -29,6 +33,7 @@ def pytorch(
     rocm: RocmOpt = "",
     gpu: GpuOpt = "",
     archives: FromOpt = None,
+    to: ToOpt = None,
     prefix: PrefixOpt = None,
     url: UrlOpt = "",
     patch: PatchOpt = None,
@@ -43,6 +48,13 @@ def pytorch(
     wanted = facts.read_pytorch(tree)
     gpus = parse_gpus(gpu) if gpu else ()
     needed = wanted.needed(rocm, gpus) if rocm else list(wanted.archives)
+    laid: dict[str, str] = {}
+    if to is not None:
+        from toolchain.publish.pytorch_archives import lay  # noqa: PLC0415 - for those who ask
+
+        if archives is None:
+            raise ConfigError("--to copies archives out of a folder, and none is named", fix="name it: --from DIR")
+        laid, archives = lay(archives, to, wanted, needed), to
     checked = facts.check_prefix(prefix, wanted, gpus, rocm) if prefix is not None else {}
     found = facts.found_in(archives, wanted, needed) if archives is not None else {}
     changed = facts.edits(wanted, found, url=url)
@@ -52,7 +64,8 @@ def pytorch(
         rows = [{"name": one.name, "sha256": one.sha256, "found": found.get(one.name)} for one in needed]
         address = {"url": wanted.url, "fixed_url": wanted.fixed_url}
         told = {"release": wanted.release, "commit": wanted.commit, "rocm": list(wanted.rocms)}
-        console.data({**told, **address, "archives": rows, "edited": sorted(changed), "prefix": checked})
+        found_here = {"archives": rows, "laid": laid, "edited": sorted(changed), "prefix": checked}
+        console.data({**told, **address, **found_here})
         return
     console.text(f"AOTriton {wanted.release}  {wanted.commit or 'no commit'}  ROCm {', '.join(wanted.rocms)}")
     how = f"fixed: {wanted.url}" if wanted.fixed_url else f"{facts.URL_VARIABLE}, else {wanted.url}"
@@ -63,6 +76,8 @@ def pytorch(
         if here is not None and here != one.sha256:
             state = f"here, with another digest: {here}"
         console.text(f"{one.name}  {one.sha256 or 'no digest'}  {state}".rstrip())
+    for name, ours in laid.items():
+        console.text(f"{ours} is there as {wanted.release}/{name}")
     for path in sorted(changed):
         console.text(f"to edit: {path}")
     if checked:

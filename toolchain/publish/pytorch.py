@@ -245,7 +245,7 @@ def check_prefix(prefix: Path, wanted: Wanted, gpus: Sequence[str], rocm: str = 
         UnsupportedError: no row knows the ROCm.
     """
     faults, told = [], {}
-    version = _version_of(prefix)
+    version = version_of(prefix)
     release = re.sub(r"[a-z].*$", "", wanted.release)
     if version != ".".join((*release.split("."), "0", "0")[:3]):
         faults.append(f"its header says version {version or 'nothing'}, PyTorch asks for {wanted.release}")
@@ -301,7 +301,7 @@ def _other_hip(library: Path, rocm: str) -> list[str]:
     return [] if asks == [soname] else [f"its library asks for {', '.join(asks) or 'no HIP'}; ROCm {rocm} has {soname}"]
 
 
-def _version_of(prefix: Path) -> str:
+def version_of(prefix: Path) -> str:
     """`0.13.0` as the installed header says it; empty where none does."""
     for name in ("config.h", "version.h"):
         try:

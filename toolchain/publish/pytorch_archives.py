@@ -1,0 +1,124 @@
+"""Archives as `build aotriton --archive` names them, laid under the names that a PyTorch asks for.
+
+A name of PyTorch's says the release, the ROCm and the oldest glibc. Each is read back before an archive gets one.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from toolchain import strict_json
+from toolchain.catalog.floors import load_floors
+from toolchain.catalog.hip import rocm_of
+from toolchain.catalog.releases import aotriton_release
+from toolchain.digest import sha256_file
+from toolchain.errors import ContractError, SourceError, ToolchainError
+from toolchain.filesystem import NewFile, read_regular
+from toolchain.publish.pytorch import LIBRARY, Archive, Wanted, version_of
+from toolchain.sources.unpack import unpack_tar
+
+_OURS = r"aotriton-(?:tree)?[0-9a-f]{12}-"
+_FLOOR = re.compile(r"manylinux_([0-9]+)_([0-9]+)_")
+_SHA1 = re.compile(r"AOTRITON_GIT_SHA1\s+\"?([0-9a-f]{40})")
+_LARGEST = 1 << 20
+_FIX = "build that release whole, from its own commit and without patches: --aotriton RELEASE --archive DIR"
+
+
+def lay(folder: Path, into: Path, wanted: Wanted, needed: Sequence[Archive]) -> dict[str, str]:
+    """Copy what serves from `folder` to `into`, in a folder called as the release.
+
+    Returns:
+        The name in `folder` of each file, by the name that PyTorch asks for. What is not there is left out.
+
+    Raises:
+        ContractError: an archive is not what the name would say.
+        SourceError: several could be meant.
+    """
+    laid = {}
+    for archive in needed:
+        ours = _ours(folder, archive)
+        if ours is None:
+            continue
+        with tempfile.TemporaryDirectory(prefix="toolchain-") as scratch:
+            tree = Path(scratch) / "tree"
+            unpack_tar(ours, tree)
+            faults = _runtime(tree, archive, wanted) if archive.rocm else _images(tree, archive, wanted)
+        if faults:
+            raise ContractError(f"{ours.name} is not what {archive.name} says", why="; ".join(faults), fix=_FIX)
+        target = into / wanted.release / archive.name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with NewFile(target) as new, ours.open("rb") as stream:
+            shutil.copyfileobj(stream, new.stream)
+            new.finish(sha256_file(ours))
+        laid[archive.name] = ours.name
+    return laid
+
+
+def _ours(folder: Path, archive: Archive) -> Path | None:
+    if archive.rocm:
+        tail = rf"glibc_[0-9_]+_x86_64-rocm{rocm_of(archive.rocm).major}(?:-[\w+-]+)?-shared\.tar\.gz"
+    else:
+        # What is a part, or has kernels that are known bad, says so here.
+        tail = rf"images-(?:[\w+-]+-)?{re.escape(archive.pack)}\.tar\.gz"
+    found = sorted(path for path in folder.iterdir() if re.fullmatch(_OURS + tail, path.name))
+    if len(found) > 1:
+        raise SourceError(
+            f"several archives here could be {archive.name}",
+            why=", ".join(path.name for path in found),
+            fix="leave one of them in the folder",
+        )
+    return found[0] if found else None
+
+
+def _commits(wanted: Wanted) -> set[str]:
+    """The commits that may call themselves this release: PyTorch's own, and that on record."""
+    try:
+        known = aotriton_release(wanted.release, allow_unknown=True).commit
+    except ToolchainError:
+        known = ""
+    return {commit for commit in (wanted.commit, known) if commit}
+
+
+def _runtime(tree: Path, archive: Archive, wanted: Wanted) -> list[str]:
+    from toolchain.stages.hip_check import read_linked  # noqa: PLC0415 - most calls read no ELF
+
+    faults = []
+    version = re.sub(r"[a-z].*$", "", wanted.release)
+    if version_of(tree) != ".".join((*version.split("."), "0", "0")[:3]):
+        faults.append(f"its header says version {version_of(tree) or 'nothing'}")
+    try:
+        header = read_regular(tree / "include/aotriton/config.h", _LARGEST, within=tree).decode(errors="replace")
+        library = read_linked((tree / LIBRARY).resolve(strict=True))
+    except (OSError, ContractError) as error:
+        return [*faults, f"it has no header or no {LIBRARY} that can be read: {error}"]
+    made = _SHA1.search(header)
+    if made is None or made[1] not in _commits(wanted):
+        faults.append(f"it was made of {made[1] if made else 'no commit'}, which is not the release")
+    hip = [name for name in library.needed if name.startswith("libamdhip64.so")]
+    if hip != [rocm_of(archive.rocm).soname]:
+        faults.append(f"its library asks for {', '.join(hip) or 'no HIP'}")
+    if floor := _FLOOR.search(archive.name):
+        glibc = f"{floor[1]}.{floor[2]}"
+        row = load_floors().get(glibc)
+        limits = [("GLIBC_", glibc), *([("GLIBCXX_", row.glibcxx)] if row else [])]
+        for prefix, most in limits:
+            if library.newest(prefix) > tuple(int(part) for part in most.split(".")):
+                faults.append(f"its library asks for {prefix}{'.'.join(map(str, library.newest(prefix)))}")
+    return faults
+
+
+def _images(tree: Path, archive: Archive, wanted: Wanted) -> list[str]:
+    folder = tree / "lib/aotriton.images" / archive.pack
+    try:
+        made = str(strict_json.read(read_regular(folder / "__signature__", _LARGEST, within=tree))["AOTRITON_GIT_SHA1"])
+    except (OSError, ValueError, KeyError, TypeError, ToolchainError):
+        return [f"it has no signature of {archive.pack} that can be read"]
+    faults = [] if made in _commits(wanted) else [f"it was made of {made}, which is not the release"]
+    return [
+        *faults,
+        *(["kernels of it are missing: see __partial__ in it"] if (folder / "__partial__").exists() else []),
+    ]
