@@ -92,6 +92,7 @@ def a_root(system: System, roots: Path) -> Path:
             f"--include={','.join(packages)}",
         ]
         # A mirror may hold a suite that is no release frozen, on purpose; it is for this test alone.
+        words += [f'--aptopt=APT::Default-Release "{system.suites[-1]}"']
         words += ['--aptopt=Acquire::Check-Valid-Until "false"', system.suites[0], os.fspath(root)]
         subprocess.run([*words, *(f"deb {signed}{mirror.site} {one} main" for one in system.suites)], check=True)
     return root
