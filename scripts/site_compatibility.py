@@ -124,8 +124,8 @@ def compatibility() -> str:
         " it needs that base's glibc. The packs of kernels hold code objects, and know neither HIP nor glibc.\n"),
         "## ROCm: where AOTriton's library is loaded\n",
         ("The library for a ROCm asks for that ROCm's `libamdhip64` and for no newer glibc than 2.31. **tested** means that a program"
-        " on it was started there, listed its kernels and asked for one. Without a GPU HIP says that there is none; no AMD code object"
-        " was run on a GPU. Where HIP's real library needs a newer system, the library to link with took its place.\n"),
+        " on it was started there and asked for a kernel, of a 0.13b with head sizes cut to 64. Without a GPU HIP says that there is none; no AMD"
+        " code object was run on a GPU. Where HIP's real library needs a newer system, the library to link with took its place.\n"),
         _rocms(),
         "## AOTriton releases\n",
         _aotritons(),
