@@ -120,7 +120,7 @@ def _build_stages(request: Request, target: str, run: _Run) -> list[Built]:
         planned = first if stands and first.input_digest else _known(stage, own, planned_below, run.prefetch)
         built = find(request.cache, planned, proved=own.contract)
         if built is None:
-            with in_use(request.cache, make=True), _stage_lock(request.cache, planned):
+            with in_use(request.cache, make=True), stage_lock(request.cache, planned):
                 # The one we waited for may have made it, and only then a base has a digest to be found by.
                 if planned.input_digest is None or planned.online:
                     planned = stage.plan(own, planned_below)
@@ -255,7 +255,9 @@ def _build_stage(
         # What ran in a container that is gone is no advice.
         advice = "" if isinstance(error, CommandError) else error.fix
         command = " ".join(run.command) or f"toolchain build {stage.name}"
-        fix = "\n       ".join(part for part in (advice, f"full log: {log}", f"run again: {command}") if part)
+        looked = isinstance(error, (CommandError, BuildError)) and planned.engine
+        look = f"look around: toolchain shell {stage.name}, with the options of this build" if looked else ""
+        fix = "\n       ".join(part for part in (advice, f"full log: {log}", look, f"run again: {command}") if part)
         if isinstance(error, CommandError):
             raise BuildError(error.what, why=error.why, fix=fix) from error
         error.fix = fix
@@ -264,7 +266,7 @@ def _build_stage(
     return built
 
 
-def _stage_lock(cache: Cache, planned: Planned) -> AbstractContextManager[None]:
+def stage_lock(cache: Cache, planned: Planned) -> AbstractContextManager[None]:
     """One builder for each work; a second one waits and says for whom."""
     key = planned.input_digest.removeprefix("sha256:")[:16] if planned.input_digest else planned.image
     return held(cache.locks / f"{planned.name}-{key}.lock", what=planned.image)

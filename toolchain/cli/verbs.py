@@ -53,6 +53,7 @@ VERBS = (
     Verb("fetch", "toolchain.cli.plan_cmd:fetch", "Bring the sources of a stage into the store."),
     Verb("lock", "toolchain.cli.lock_cmd:lock", "Write toolchain.lock: every input of a stage, by digest."),
     Verb("build", "toolchain.cli.build_cmd:build", "Build a stage and all below it.", engine=True),
+    Verb("shell", "toolchain.cli.shell_cmd:shell", "Open a shell where a stage is built.", engine=True),
     Verb("images", "toolchain.cli.images_cmd:images", "List the images that are finished here."),
     Verb("publish", "toolchain.cli.publish_cmd:publish", "Push images and verify each; attach SBOM and provenance."),
     Verb("verify", "toolchain.cli.verify_cmd:verify", "Check an image: bytes, signature, provenance, SBOM, policy."),

@@ -163,7 +163,7 @@ class Buildah(Storage):
             pipes = relay.make(folder) if mode == "chroot" else None
             if pipes is not None:
                 words += ["--format", "docker", *relay.options()]
-            inputs, show = self._inputs(recipe, root, folder)
+            inputs, show = self.inputs(recipe, root, folder)
             argv = self.command(
                 *words, *inputs, _CONTEXT,
                 show=[*show, Mount(folder / "Containerfile", _CONTAINERFILE), Mount(partial, _OUT, read_only=False)],
@@ -184,7 +184,7 @@ class Buildah(Storage):
                 # The exported tree is what is wanted; the image that buildah commits beside it would double the space.
                 self.call("rmi", "--force", tag, check=False)
 
-    def _inputs(self, recipe: Recipe, root: Path, folder: Path) -> tuple[list[str], list[Mount]]:
+    def inputs(self, recipe: Recipe, root: Path, folder: Path) -> tuple[list[str], list[Mount]]:
         """Options that name what a recipe is built from, and what of this machine must be seen for it."""
         arguments = dict(recipe.args)
         for name, key in {**recipe.images, **({"BASE": recipe.base} if recipe.base else {})}.items():

@@ -44,7 +44,7 @@ _OURS = re.compile(r"toolchain-run-\d+-\d+-\d+")
 _LEFT_BY_BUILDAH = re.compile(r"buildah\d+")
 # Unfinished work that has no place to go on from; whoever still works on it has touched it within a day.
 SCRATCH = re.compile(
-    r"(archive|bundle|evidence|files|git|kernel-(?:store|worker)|live|load|pip|probe|reuse|wheel)-[a-z0-9_]{8}"
+    r"(archive|bundle|evidence|files|git|kernel-(?:store|worker)|live|load|pip|probe|reuse|shell|wheel)-[a-z0-9_]{8}"
     r"|pack-[0-9a-f]{12}|\.pack-[0-9a-f]{12}\.[0-9a-f]{16}\.partial"
 )
 _STALE = 86400

@@ -1,0 +1,94 @@
+"""`toolchain shell` opens what a failed step had, and leaves what the next build goes on from as it was."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.integration.conftest import Quickstart, Said, toolchain
+from tests.small_llvm import small_llvm
+from toolchain.errors import BuildError, ConfigError, UnsupportedError
+
+pytestmark = pytest.mark.engine
+
+PROJECTS = ("llvm", "mlir", "lld", "clang", "cmake", "third-party")
+
+
+@pytest.fixture
+def failing(quickstart: Quickstart, tmp_path: Path) -> tuple[str, ...]:
+    """The options of a build that failed in configure."""
+    tree = small_llvm(tmp_path / "llvm", PROJECTS)
+    text = f"cmake_minimum_required(VERSION 3.20)\nproject(LLVM)\nmessage(FATAL_ERROR no-{os.getpid()})\n"
+    (tree / "llvm" / "CMakeLists.txt").write_text(text)
+    words = ("--source", f"llvm={tree}", "--only", "mlir-tblgen", "--base", "debian13")
+    said = toolchain("build", "llvm", *words)
+    assert said.code == BuildError.code
+    assert "toolchain shell llvm" in said.err
+    return words
+
+
+def test_a_command_sees_sources_arguments_and_tree_of_the_failed_step(failing: tuple[str, ...]) -> None:
+    script = 'echo "goal $GOAL"; ls /src/llvm/llvm /build; touch /build/planted; cat /proc/net/dev | wc -l; exit 7'
+    said = toolchain("shell", "llvm", *failing, "--", "sh", "-c", script)
+    assert said.code == 7, said.err
+    lines = said.out.split()
+    assert lines[:2] == ["goal", "mlir-tblgen"]
+    assert {"CMakeLists.txt", "CMakeCache.txt"} <= set(lines)
+    assert lines[-1] == "3"  # two lines of headers, and loopback
+    # What it wrote is gone, and a source cannot be written to.
+    again = toolchain("shell", "llvm", *failing, "--", "sh", "-c", "ls /build; touch /src/llvm/x")
+    assert "planted" not in again.out
+    assert "CMakeCache.txt" in again.out
+    assert "Read-only file system" in again.out
+    assert again.code == 1
+
+
+def test_a_shell_on_a_terminal(failing: tuple[str, ...]) -> None:
+    said = _typed(("shell", "llvm", *failing), "echo sum $((40 + 2)); sleep 1000\n", "\x03", "exit 5\n")
+    assert "sum 42" in said.out
+    assert said.code == 5
+
+
+def test_what_has_no_shell_says_so(failing: tuple[str, ...]) -> None:
+    assert toolchain("shell", "base", "--", "true").code == UnsupportedError.code
+    assert toolchain("shell", "llvm", *failing).code == ConfigError.code  # no terminal
+    unfinished = toolchain("shell", "triton", *failing, "--source", "triton=pypi:3.6.0", "--", "true")
+    assert unfinished.code == UnsupportedError.code, unfinished.err
+    lower = toolchain("shell", "kernels", "--source", "triton=pypi:3.6.0", "--gpu", "gfx942", "--", "true")
+    assert lower.code == ConfigError.code
+    assert "toolchain build triton" in lower.err
+
+
+def test_a_workers_container(quickstart: Quickstart) -> None:
+    words = ("--source", "triton=pypi:3.7.1", "--allow-binary", "triton-wheel", "--gpu", "gfx90a", "--limit", "1")
+    script = "import triton; print(triton.__version__); open('/out/written', 'w')"
+    said = toolchain("kernels", "run", "kernels", *words)
+    assert said.code == 0
+    said = toolchain("shell", "kernels", *words, "--", "python3", "-c", script)
+    assert (said.code, said.out.strip()) == (0, "3.7.1"), said.err
+
+
+def _typed(words: tuple[str, ...], *texts: str) -> Said:
+    """Run the tool on a terminal and type, a text a second, once there is a prompt."""
+    child, terminal = pty.fork()
+    if child == 0:  # pragma: no cover - becomes the tool
+        os.execv(sys.executable, [sys.executable, "-m", "toolchain", *words])  # noqa: S606
+    seen = b""
+    waiting = list(texts)
+    begun = time.monotonic()
+    while time.monotonic() - begun < 120:
+        if not select.select([terminal], [], [], 1)[0]:
+            if waiting and b"# " in seen:
+                os.write(terminal, waiting.pop(0).encode())
+            continue
+        try:
+            seen += os.read(terminal, 4096)
+        except OSError:  # the other side is closed
+            break
+    return Said(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), seen.decode(errors="replace"), "")

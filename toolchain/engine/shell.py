@@ -1,0 +1,261 @@
+"""A shell or a command where a build's step runs: the same container, mounts, arguments and isolation.
+
+Nothing of it is kept. The tree that a killed or failed build left lies under an overlay, so the next build finds it as
+it was, and the container never becomes an image.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pty
+import re
+import select
+import shlex
+import signal
+import sys
+import termios
+import threading
+import tty
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from toolchain.digest import write_atomically
+from toolchain.engine import isolation as isolating
+from toolchain.engine import relay, view
+from toolchain.engine.resources import ulimits
+from toolchain.engine.storage import cache_mounts
+from toolchain.errors import BuildError, ConfigError, EngineError
+from toolchain.recipe import Mount, Recipe
+
+if TYPE_CHECKING:
+    from toolchain.engine.buildah import Buildah
+    from toolchain.process import Result
+
+_TERMINAL = "/terminal"  # as the engine sees it
+_INSIDE = "/run/toolchain-terminal"
+_BEGUN, _ENDED = "@shell begun", "@shell ended"
+_CACHE = re.compile(r"--mount=type=cache,id=([^,\s]+),target=([^,\s]+)\s*")
+_RUN = re.compile(r"^RUN\s", re.IGNORECASE)
+_COMMAND = re.compile(r"^RUN\s+((?:--\S+\s+)*)(.*)$", re.IGNORECASE | re.DOTALL)
+
+
+def require_terminal(argv: Sequence[str]) -> None:
+    """Insist on a terminal for a shell; a command needs none.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if not argv and not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise ConfigError(
+            "a shell needs a terminal", why="standard input or output is none", fix="give a command: -- COMMAND..."
+        )
+
+
+@dataclass(frozen=True)
+class Step:
+    """The step of a recipe that builds.
+
+    Args:
+        before: the Containerfile up to it.
+        options: of its RUN, without those of caches.
+        command: what it runs.
+        caches: its cache mounts: where they are inside, by id.
+    """
+
+    before: str
+    options: str
+    command: str
+    caches: Mapping[str, str]
+
+
+def step_of(containerfile: str) -> Step:
+    """The step of a recipe of ours: the only RUN of its Containerfile, or the last one.
+
+    Raises:
+        EngineError: it has none.
+    """
+    lines = containerfile.splitlines()
+    begins = [number for number, line in enumerate(lines) if _RUN.match(line)]
+    if not begins:
+        raise EngineError("this stage's Containerfile runs nothing")
+    end = begins[-1]
+    while lines[end].rstrip().endswith("\\"):
+        end += 1
+    words = " ".join(line.strip().removesuffix("\\") for line in lines[begins[-1] : end + 1])
+    found = _COMMAND.match(_CACHE.sub("", words))
+    assert found is not None  # noqa: S101 - begins with RUN
+    before = "\n".join(lines[: begins[-1]])
+    return Step(before + "\n", found.group(1), " ".join(found.group(2).split()), dict(_CACHE.findall(words)))
+
+
+@dataclass
+class Shell:
+    """One shell, or one command.
+
+    Args:
+        argv: a command; empty for an interactive shell, which needs a terminal.
+        tell: called with a line for the user before it begins.
+        show: called with each line that a command prints.
+    """
+
+    argv: Sequence[str]
+    tell: Callable[[str], None]
+    show: Callable[[str], None]
+    _code: int | None = None
+    _begun: bool = False
+    _last: list[str] = field(default_factory=list)
+
+    def of_step(self, engine: Buildah, recipe: Recipe, text: str, *, root: Path) -> int:
+        """Run it in place of a recipe's step.
+
+        Args:
+            text: the Containerfile with the ids of its caches (see `buildah.render`).
+            root: the recipe root.
+
+        Returns:
+            Its exit code.
+
+        Raises:
+            BuildError: it did not come to begin.
+        """
+        step = step_of(text)
+        with engine.invocation("build") as folder, _terminal(self.argv) as terminal:
+            overlays = []
+            for identity, target in step.caches.items():
+                for place in cache_mounts(engine.cache, identity)[:1]:
+                    inside = f"{view.WORK}/{place.relative_to(engine.cache.mounts)}"
+                    overlays += ["--volume", f"{inside}:{target}:O"]
+            if not overlays:
+                self.tell("no build of this stage has left a tree: its folder is empty")
+            self.tell(f"the step runs: {step.command}")
+            script = self._script()
+            containerfile = f"{step.before}RUN {step.options}{script}\n"
+            write_atomically(folder / "Containerfile", containerfile.encode())
+            pipes = relay.make(folder)
+            words = ["build", "--no-cache", "--layers=false", "--force-rm", "--pull=never", "--format", "docker"]
+            words += [*isolating.arguments("build", engine.isolation), *ulimits(), *relay.options(), *overlays]
+            inputs, show = engine.inputs(recipe, root, folder)
+            argv = engine.command(
+                *words, *terminal.options, "--file", "/call/Containerfile", *inputs, "/context",
+                show=[*show, *terminal.mounts, Mount(folder / "Containerfile", "/call/Containerfile")], pipes=pipes,
+            )  # fmt: skip
+            return self._talk(lambda: engine.attempt(argv, check=False, on_line=self._line), terminal)
+
+    def of_worker(self, engine: Buildah, image: str, *, mounts: Sequence[Mount], env: Mapping[str, str]) -> int:
+        """Run it in place of a kernel worker; what that would write goes to empty folders.
+
+        Returns, Raises: as `of_step`.
+        """
+        with engine.invocation("run") as folder, _terminal(self.argv) as terminal:
+            own = []
+            for number, mount in enumerate(mounts):
+                place = folder / f"written-{number}"
+                if not mount.read_only:
+                    place.mkdir()
+                own.append(mount if mount.read_only else Mount(place, mount.target, read_only=False, links=mount.links))
+            own += [Mount(one.source, _INSIDE, read_only=False, links=True) for one in terminal.mounts]
+            argv = ["/bin/sh", "-c", self._script()]
+            return self._talk(
+                lambda: engine.run(image, argv, mounts=own, env=env, check=False, on_line=self._line), terminal
+            )
+
+    def _script(self) -> str:
+        """What runs inside. It never ends well, so that buildah makes no image of the container."""
+        inner = shlex.join(self.argv)
+        if not self.argv:
+            inner = f"setsid -c sh -c 'exec $(command -v bash || echo sh) -i' <{_INSIDE} >{_INSIDE} 2>&1"
+        return f"echo {_BEGUN}; ({inner}); echo {_ENDED} $?; exit 1"
+
+    def _line(self, line: str) -> None:
+        if line == _BEGUN:
+            self._begun = True
+        elif found := re.fullmatch(rf"{_ENDED} (\d+)", line):
+            self._code = int(found.group(1))
+        elif self._begun and self._code is None:
+            self.show(line)
+        elif not self._begun:
+            self._last.append(line)
+
+    def _talk(self, work: Callable[[], Result], terminal: _Terminal) -> int:
+        with terminal.connected():
+            work()
+        if self._code is None and not self._begun:
+            raise BuildError("the container did not start", why="\n".join(self._last[-10:]))
+        return 1 if self._code is None else self._code
+
+
+@dataclass
+class _Terminal:
+    """A terminal of its own for what is inside; the user's is copied to it, so nothing inside holds that one.
+
+    Args:
+        mounts: how the engine sees it.
+        options: of `buildah build`.
+    """
+
+    mounts: Sequence[Mount] = ()
+    options: Sequence[str] = ()
+    master: int = -1
+    slave: int = -1
+
+    @contextlib.contextmanager
+    def connected(self) -> Iterator[None]:
+        """Copy between the two terminals while the block lasts."""
+        if self.master < 0:
+            yield
+            return
+        ours = sys.stdin.fileno()
+        before = termios.tcgetattr(ours)
+        stop, stopped = os.pipe()
+        self._resize()
+        resized = signal.signal(signal.SIGWINCH, lambda *_: self._resize())
+        tty.setraw(ours)
+        copying = threading.Thread(target=self._copy, args=(ours, stop), daemon=True)
+        copying.start()
+        try:
+            yield
+        finally:
+            os.close(stopped)
+            copying.join(timeout=2)
+            os.close(stop)
+            signal.signal(signal.SIGWINCH, resized)
+            termios.tcsetattr(ours, termios.TCSADRAIN, before)
+
+    def _resize(self) -> None:
+        with contextlib.suppress(OSError, termios.error):
+            termios.tcsetwinsize(self.slave, termios.tcgetwinsize(sys.stdin.fileno()))
+
+    def _copy(self, ours: int, stop: int) -> None:
+        while True:
+            ready, _, _ = select.select([ours, self.master, stop], [], [])
+            if self.master in ready:
+                with contextlib.suppress(OSError):
+                    os.write(sys.stdout.fileno(), os.read(self.master, 65536))
+            elif stop in ready:  # after the last output
+                return
+            if ours in ready:
+                os.write(self.master, os.read(ours, 4096))
+
+
+@contextlib.contextmanager
+def _terminal(argv: Sequence[str]) -> Iterator[_Terminal]:
+    """The terminal for a shell; none for a command."""
+    if argv:
+        yield _Terminal()
+        return
+    master, slave = pty.openpty()
+    try:
+        first, _ = view.ids()
+        try:
+            os.fchown(slave, first, -1)
+            os.fchmod(slave, 0o600)
+        except OSError:  # its group is not ours to give in a namespace
+            os.fchmod(slave, 0o606)
+        mount = Mount(Path(os.ttyname(slave)), _TERMINAL, read_only=False, links=True)
+        yield _Terminal([mount], ["--volume", f"{_TERMINAL}:{_INSIDE}:rw"], master, slave)
+    finally:
+        os.close(slave)
+        os.close(master)
