@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.escaping_llvm import escaping_llvm, require_nothing_left
+from tests.hostile_llvm import hostile_llvm
 from tests.integration.conftest import TOP, toolchain
 
 pytestmark = pytest.mark.engine
@@ -94,8 +95,15 @@ def _remove() -> None:
     subprocess.run(["userdel", "--remove", NAME], capture_output=True, check=False)
 
 
-def test_a_user_s_layer_has_root_s_digest(user: User, tmp_path: Path) -> None:
-    words = ("--source", f"llvm={LLVM}", "--only", "support")
+@pytest.mark.parametrize("real", [False, pytest.param(True, marks=pytest.mark.full)], ids=["small", "support"])
+def test_a_user_s_layer_has_root_s_digest(user: User, tmp_path: Path, real: bool) -> None:
+    """A project of one program; and LLVMSupport, which takes minutes."""
+    tree = tmp_path / "llvm" if real else hostile_llvm(user.home / "a tree", says=f"built by two {os.getpid()}")
+    words = ["--source", f"llvm={tree}", "--only", "mlir-tblgen", "--base", "debian13"]
+    if real:
+        words = ["--source", f"llvm={LLVM}", "--only", "support"]
+    else:
+        subprocess.run(["chown", "-R", f"{NAME}:", tree], check=True)
     wanted = toolchain("build", "llvm", *words, "--json")
     assert wanted.code == 0, wanted.err
     bundle = user.home / "a bundle"
@@ -104,7 +112,7 @@ def test_a_user_s_layer_has_root_s_digest(user: User, tmp_path: Path) -> None:
     subprocess.run(["chown", "-R", f"{NAME}:", bundle], check=True)
     user.tool("bundle", "import", f"oci:{bundle}:llvm")
     shutil.rmtree(bundle)
-    built = user.tool("build", "llvm", *words, "--offline", "--locked")
+    built = user.tool("build", "llvm", *words, "--offline", *(["--locked"] if real else []))
     (row,) = [row for row in wanted.json["stages"] if row["name"] == "llvm"]
     assert row["manifest"] in built, built[-3000:]
     user.tool("cache", "prune", "--unused-for", "1")
