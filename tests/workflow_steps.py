@@ -21,6 +21,7 @@ import yaml
 
 from tests.workflow_expressions import ExpressionError, Scope, holds, shown, value_of
 from tests.workflow_machine import HOME, TEMP, WORKSPACE, Machine
+from toolchain.digest import sha256_file
 
 TOP = Path(__file__).resolve().parents[1]
 _SHELLS = {
@@ -293,6 +294,10 @@ def _download(service: Service, machine: Machine, given: Mapping[str, Any]) -> b
 
 
 def _attest(service: Service, machine: Machine, given: Mapping[str, Any]) -> bool:
+    if "subject-path" in given:
+        paths = sorted(machine.outside(".").glob(given["subject-path"]))
+        service.attested += [{"name": path.name, "digest": sha256_file(path)} for path in paths]
+        return bool(paths)
     service.attested.append({"name": given["subject-name"], "digest": given["subject-digest"]})
     return bool(given["subject-name"]) and str(given["subject-digest"]).startswith("sha256:")
 

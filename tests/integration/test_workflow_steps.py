@@ -40,7 +40,7 @@ _RUNNER = (
 )
 _GH = """#!/bin/sh
 echo "gh $*" >>{temp}/gh-calls
-case "$*" in *environments/ghcr*) echo "required_reviewers branch_policy" ;; *) exit 1 ;; esac
+case "$*" in "release create "*) exit 1 ;; "release upload "*) ls dist ;; *environments/ghcr*) echo "required_reviewers branch_policy" ;; *) exit 1 ;; esac
 """
 # docker build of the one Dockerfile there is: its image by skopeo, its layer over the container itself, its RUN.
 _DOCKER = """#!/bin/sh
@@ -388,6 +388,22 @@ def test_the_action_builds_publishes_and_signs(
     assert f"{outputs['name']}@{outputs['digest']}" == published(ground, "their/own")
     assert not list(service.folder.glob("jobs/*/home/.docker/config.json"))
     assert not list(service.folder.glob("jobs/*/temp/toolchain-*"))
+
+
+@pytest.mark.parametrize("tag", ["v0.1.0", "v9.9.9"])
+def test_the_tool_as_a_wheel(ground: Ground, trial: tuple[Service, dict[str, str]], tmp_path: Path, tag: str) -> None:
+    """A tag that is not the version releases nothing; a release that is there already gets the wheel."""
+    service = ground.service(tmp_path / "github")
+    results = run_workflow(FLOWS / "tool.yml", ground.event(name="push", ref=f"refs/tags/{tag}"), service)
+    if tag == "v9.9.9":
+        assert results == {"wheel": "failure", "release": "skipped"}, told(service)
+        assert "is not the version 0.1.0" in service.log("wheel").read_text()
+        return
+    assert results == {"wheel": "success", "release": "success"}, told(service)
+    assert "COPY --from" in service.log("wheel").read_text()  # what the installed wheel plans
+    (wheel,) = service.attested
+    assert wheel["name"] == "toolchain-0.1.0-py3-none-any.whl"
+    assert {"SHA256SUMS", wheel["name"]} <= set(service.log("release").read_text().split())
 
 
 @pytest.mark.full

@@ -184,6 +184,7 @@ def test_permissions() -> None:
         "publish:publish": {"packages", "id-token", "attestations"},
         "pins:open": {"issues", "actions"},
         "site:deploy": {"pages", "id-token"},
+        "tool:release": {"contents", "id-token", "attestations"},
     }
     environments = {name: job["environment"] for name, job in jobs() if "environment" in job}
     pages = {"name": "github-pages", "url": "${{ steps.deploy.outputs.page_url }}"}
