@@ -40,7 +40,12 @@ _RUNNER = (
 )
 _GH = """#!/bin/sh
 echo "gh $*" >>{temp}/gh-calls
-case "$*" in "release create "*) exit 1 ;; "release upload "*) ls dist ;; *environments/ghcr*) echo "required_reviewers branch_policy" ;; *) exit 1 ;; esac
+case "$*" in
+  "release create "*) exit 1 ;;
+  "release upload "*) ls dist ;;
+  *environments/ghcr*) echo "required_reviewers branch_policy" ;;
+  *) exit 1 ;;
+esac
 """
 # docker build of the one Dockerfile there is: its image by skopeo, its layer over the container itself, its RUN.
 _DOCKER = """#!/bin/sh
