@@ -13,6 +13,7 @@ from toolchain.filesystem import read_regular
 
 # As https://bford.info/cachedir/ has it.
 _TAG = b"Signature: 8a477f597d28d172789f06886806bc55\n# The folder of `toolchain`\n"
+LEDGER, NINJA_LOG = "ledger.sqlite", "ninja.log"
 _MARK = b"All in this folder is toolchain's. `toolchain cache prune` removes what is old.\n"
 
 
@@ -77,6 +78,10 @@ class Cache:
     def logs(self) -> Path:
         """Full logs."""
         return self.root / "logs"
+
+    def kept(self, work: str, name: str) -> Path:
+        """What stays of a finished work for `report`: its folder's name, and `NINJA_LOG` or `LEDGER`."""
+        return self.logs / f"{work}.{name}"
 
     @property
     def locks(self) -> Path:

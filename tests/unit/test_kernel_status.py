@@ -16,6 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.kernel_fixtures import FakeWorkers, make_rule
+from toolchain.cache import LEDGER
 from toolchain.cli import kernels_cmd
 from toolchain.cli.app import app
 from toolchain.cli.kernels_view import line, screen
@@ -25,7 +26,7 @@ from toolchain.kernels.bounds import MemoryBounds
 from toolchain.kernels.campaign import CampaignResult, run_campaign
 from toolchain.kernels.executors import LocalExecutor
 from toolchain.kernels.ledger import DONE, FAILED, TIMEOUT, Entry, Ledger, look
-from toolchain.kernels.status import LEDGER, STATUS, WATCHED, Board, read
+from toolchain.kernels.status import STATUS, WATCHED, Board, read
 from toolchain.kernels.summary import summary
 
 TOP = Path(__file__).parents[2]

@@ -15,9 +15,9 @@ from toolchain.build.compiler_cache import NONE, begin
 from toolchain.build.fetching import fetch_for
 from toolchain.build.prefetch import Prefetch
 from toolchain.build.record import image_tag, new_record, recorded_source, stages_below, write_record
-from toolchain.cache import Cache
+from toolchain.cache import LEDGER, NINJA_LOG, Cache
 from toolchain.catalog.architectures import this_machine
-from toolchain.digest import EPOCH
+from toolchain.digest import EPOCH, write_atomically
 from toolchain.oci.image import ImageSpec, LayerBlob, add_layer, read_layers, standard_annotations, write_image
 from toolchain.oci.labels import INPUT_DIGEST
 from toolchain.oci.layer import Compression, compressor_id, normalise_tar, write_layer
@@ -124,6 +124,8 @@ class BuildWorkspace:
         if self.request.fresh:
             self.drop_tree(recipe_)
         self.engine.build(recipe_, root=recipe.root(), out=out, log=self.log, on_line=self.on_line)
+        if steps := self.engine.ninja_log(recipe_.name, recipe_.cache_key):
+            write_atomically(self.cache.kept(self.stage, NINJA_LOG), steps)
         return out
 
     def drop_tree(self, recipe_: Recipe) -> None:
@@ -295,6 +297,9 @@ class BuildWorkspace:
         """Unfinished work is finished: give the disk back. The compiler cache stays."""
         if self._engine is not None and planned.input_digest is not None:
             self._engine.drop_cache(planned.name, planned.input_digest.removeprefix("sha256:")[:12])
+        ledger = self.cache.work / self.stage / LEDGER
+        if ledger.exists():
+            ledger.replace(self.cache.kept(self.stage, LEDGER))
         shutil.rmtree(self.cache.work / self.stage, ignore_errors=True)
 
 

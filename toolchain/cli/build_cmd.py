@@ -234,7 +234,7 @@ def _tell_known_bad(built: list[Built]) -> None:
 
 
 def _show(request: Request, target: str, built: list[Built]) -> None:
-    """What was made, and at last how it is published."""
+    """What was made, and at last how it is looked at and published."""
     wanted = published(target)
     records = [read_record(request.cache, one.input_digest) for one in built if one.planned.name in wanted]
     names = names_of(request.cache, records)
@@ -263,4 +263,5 @@ def _show(request: Request, target: str, built: list[Built]) -> None:
         console.text(one.planned.image, one.manifest, size, how)
     if names:
         where = [] if request.cache == Cache(default_cache()) else ["--cache", str(request.cache.root)]
+        console.note(f"to look at it: {shlex.join(['toolchain', 'report', names[-1], *where])}")
         console.note(f"to publish: {shlex.join(['toolchain', 'publish', 'DEST', *names, *where])}")

@@ -66,7 +66,8 @@ def _show_scheduler(address: str, *, as_json: bool) -> None:
 
 
 def _read(work: Path) -> list[dict[str, Any]]:
-    from toolchain.kernels.status import LEDGER, read  # noqa: PLC0415 - other verbs need none of it
+    from toolchain.cache import LEDGER  # noqa: PLC0415 - other verbs need none of it
+    from toolchain.kernels.status import read  # noqa: PLC0415
 
     rows = []
     for path in sorted(work.glob(f"*/{LEDGER}")):

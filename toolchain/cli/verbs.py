@@ -66,6 +66,7 @@ VERBS = (
     ),
     Verb("inspect", "toolchain.cli.images_cmd:inspect", "Show what an image holds."),
     Verb("audit", "toolchain.cli.audit_cmd:audit", "Say which GPUs, kernels and compilers are in what others made."),
+    Verb("report", "toolchain.cli.report_cmd:report", "Write a page of a build, a campaign, a comparison or an audit."),
     Verb("pytorch", "toolchain.cli.pytorch_cmd:pytorch", "Show which AOTriton a PyTorch takes, and what serves it."),
     Verb("emulate", "toolchain.cli.emulate_cmd:emulate", "Run an AMD code object on the CPU, without a GPU."),
     Verb("kernels run", "toolchain.cli.build_cmd:kernels_run", "Compile the FlashAttention kernels.", engine=True),

@@ -23,6 +23,7 @@ from toolchain.engine.resources import ulimits
 from toolchain.engine.single import single_layout
 from toolchain.engine.storage import Storage, build_tag, cache_mounts, discard, remove_tree
 from toolchain.errors import BuildError, EngineError, HostileInputError
+from toolchain.filesystem import read_regular
 from toolchain.process import Result
 from toolchain.recipe import CCACHE_MOUNT, PARTS, Mount, Recipe, plain_files
 
@@ -37,6 +38,7 @@ _PROGRESS = ("@ninja ", "@count ", "@step ")
 # What buildah itself adds behind the failing command's own last words.
 _NOISE = re.compile(r"^(subprocess exited with status \d+|Error: building at STEP .*|time=\".*)$")
 _ERROR = re.compile(r"(^|[\s:])(fatal )?error: |^CMake Error|undefined (reference|symbol)")
+LARGEST_NINJA_LOG = 64 << 20  # bytes; LLVM's has one million
 _SHOWN, _ENDING = 12, 6  # lines of the first error, and of the end
 
 
@@ -326,8 +328,20 @@ class Buildah(Storage):
 
     def drop_cache(self, name: str, key: str) -> None:
         """Delete the tree cache of the recipe `name` with the cache key `key`: the next build of it starts clean."""
-        for place in cache_mounts(self.cache, f"toolchain-{name}-tree-{key}" if key else f"toolchain-{name}-tree"):
+        for place in self._trees(name, key):
             discard(place)
+
+    def ninja_log(self, name: str, key: str) -> bytes:
+        """Ninja's own log in that tree cache, the longest where there are several; empty where there is none."""
+        found = [b""]
+        for place in self._trees(name, key):
+            for path in (place / ".ninja_log", *place.glob("*/.ninja_log")):
+                with contextlib.suppress(OSError):  # what was built may have put anything there
+                    found.append(read_regular(path, LARGEST_NINJA_LOG, within=place))
+        return max(found, key=len)
+
+    def _trees(self, name: str, key: str) -> list[Path]:
+        return cache_mounts(self.cache, f"toolchain-{name}-tree-{key}" if key else f"toolchain-{name}-tree")
 
 
 def require_inside(tree: Path, name: str) -> None:

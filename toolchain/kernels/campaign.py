@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -173,7 +174,9 @@ def run_campaign(
             shared=shared.counts.as_json() if shared is not None else {},
         )
         if on_end is not None:
-            on_end(summary(result, seconds=time.monotonic() - began, command=command, keep_going=keep_going))
+            told = summary(result, seconds=time.monotonic() - began, command=command, keep_going=keep_going)
+            where = ["to look at all of them:", f"  toolchain report {shlex.quote(str(ledger.path.parent))}"]
+            on_end([*told, *(where if result.bad else [])])
         _settle(result, len(wanted), ledger, out, keep_going=keep_going)
     return result
 

@@ -248,19 +248,8 @@ def look(path: Path) -> Standing:
     Raises:
         ConfigError: it cannot be read.
     """
-    found: Counter[tuple[str, str, str]] = Counter()
-    progress = ""
-    try:
-        with contextlib.closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)) as db:
-            known = dict(db.execute("SELECT name, value FROM about"))
-            if known.get("format") == FORMAT:
-                progress = known.get(_PROGRESS, "")
-                # All at once: while rows are read the campaign cannot write.
-                for (content,) in db.execute("SELECT content FROM entry").fetchall():
-                    entry = _entry(content)
-                    found[entry.kernel, entry.target, entry.status] += 1
-    except sqlite3.DatabaseError as error:
-        raise ConfigError(f"the ledger {path} cannot be used", why=str(error), fix=f"remove {path}") from error
+    entries, progress = _read(path)
+    found = Counter((entry.kernel, entry.target, entry.status) for entry in entries)
     count, _, asked = progress.partition("/")
     rows = {
         (kernel, gpu): Summary(
@@ -269,6 +258,29 @@ def look(path: Path) -> Standing:
         for kernel, gpu in {(kernel, gpu) for kernel, gpu, _ in found}
     }
     return Standing(count=int(count or 0), asked=int(asked or 0), by_kernel=rows)
+
+
+def entries_of(path: Path) -> list[Entry]:
+    """The entries of a ledger, by id, read as `look` reads it; none of one of another format.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    return _read(path)[0]
+
+
+def _read(path: Path) -> tuple[list[Entry], str]:
+    """The entries, and the progress as it is written."""
+    try:
+        with contextlib.closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)) as db:
+            known = dict(db.execute("SELECT name, value FROM about"))
+            if known.get("format") != FORMAT:
+                return [], ""
+            # All at once: while rows are read the campaign cannot write.
+            rows = db.execute("SELECT content FROM entry ORDER BY id").fetchall()
+    except sqlite3.DatabaseError as error:
+        raise ConfigError(f"the ledger {path} cannot be used", why=str(error), fix=f"remove {path}") from error
+    return [_entry(content) for (content,) in rows], known.get(_PROGRESS, "")
 
 
 def reproducible(entries: Iterable[Entry]) -> list[dict[str, Any]]:

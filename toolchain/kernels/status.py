@@ -17,13 +17,14 @@ from types import TracebackType
 from typing import Any, Self
 
 from toolchain import strict_json
+from toolchain.cache import LEDGER
 from toolchain.digest import canonical, write_atomically
 from toolchain.errors import KernelError
 from toolchain.kernels.bounds import MemoryBounds
 from toolchain.kernels.ledger import DONE, FAILED, Entry, Standing, look
 from toolchain.kernels.rules import Rule
 
-STATUS, WATCHED, LEDGER = "status.json", "watched", "ledger.sqlite"
+STATUS, WATCHED = "status.json", "watched"
 FORMAT = 1
 RUNNING, ENDED, FAILURES, STOPPED, KILLED = "running", "done", "failed", "stopped", "killed"
 SHOWN = 5  # slowest and bad kernels

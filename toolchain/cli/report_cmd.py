@@ -1,0 +1,40 @@
+"""`report`: a page of a build, a campaign, a comparison or an audit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from toolchain import console
+from toolchain.cli import options as o
+from toolchain.cli.images_cmd import cache_of
+from toolchain.errors import ConfigError
+
+WhatArg = Annotated[
+    str,
+    typer.Argument(
+        metavar="WHAT",
+        help="Image that is finished here; campaign, by name, folder or ledger; JSON of `kernels diff` or `audit`;"
+        " or any place with kernels.",
+    ),
+]
+OutOpt = Annotated[Path, typer.Option("--out", metavar="FILE", help="The page; one that is there is replaced.")]
+
+
+def report(what: WhatArg, out: OutOpt = Path("report.html"), cache: o.CacheOpt = None) -> None:
+    """Write one HTML file to look at: pictures, and tables that sort, filter and hold two rows against each other.
+
+    It loads nothing from a network. A campaign may still be running.
+    """
+    from toolchain.digest import write_atomically  # noqa: PLC0415 - for a verb that runs
+    from toolchain.report.page import html  # noqa: PLC0415
+    from toolchain.report.subject import report_of  # noqa: PLC0415
+
+    page = html(report_of(what, cache_of(cache))).encode()
+    try:
+        write_atomically(out, page)
+    except OSError as error:
+        raise ConfigError(f"{out} cannot be written", why=error.strerror or str(error), fix="--out FILE") from error
+    console.text(str(out), console.size(len(page)))

@@ -1,0 +1,82 @@
+"""Ninja's own log: which steps ran when, and how many at once."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+_MOST_RUNS = 50  # of a build that was stopped and went on; in a log that ninja rewrote the order says nothing
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """A command of a build.
+
+    Args:
+        output: what it made, the first file of several.
+        kind: `compile`, `archive and link`, `generate` or `other`.
+        start, end: seconds since the build began; the pauses between runs left out.
+        lane: which of the jobs that run at once, from 1.
+    """
+
+    output: str
+    kind: str
+    start: float
+    end: float
+    lane: int
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.start
+
+
+def steps_of(content: bytes) -> list[Step]:
+    """The steps of a log, in the order in which they began; of lines that are none it takes no notice."""
+    rows: list[tuple[float, float, str]] = []
+    offset = last = 0.0
+    for run in _runs(list(_lines(content.decode("utf-8", "replace")))):
+        rows += [(offset + start, offset + end, output) for start, end, output in run]
+        last = max((end for _, end, _ in rows), default=0.0)
+        offset = last
+    found: list[Step] = []
+    free: list[int] = []  # lanes by number, so that few are used
+    busy: list[tuple[float, int]] = []
+    for start, end, output in sorted(rows):
+        while busy and busy[0][0] <= start:
+            heapq.heappush(free, heapq.heappop(busy)[1])
+        lane = heapq.heappop(free) if free else len(busy) + 1
+        heapq.heappush(busy, (end, lane))
+        found.append(Step(output=output, kind=_kind(output), start=start, end=end, lane=lane))
+    return found
+
+
+def _lines(text: str) -> Iterator[tuple[float, float, str]]:
+    """Start, end and output of each command; one with several outputs has a line for each."""
+    before = None
+    for line in text.splitlines():
+        fields = line.split("\t")
+        if len(fields) < 5 or not (fields[0].isdigit() and fields[1].isdigit()):
+            continue
+        command = (fields[0], fields[1], fields[4])
+        if command != before and int(fields[1]) >= int(fields[0]):
+            yield int(fields[0]) / 1000, int(fields[1]) / 1000, fields[3]
+        before = command
+
+
+def _runs(lines: Sequence[tuple[float, float, str]]) -> list[Sequence[tuple[float, float, str]]]:
+    """The log of one run after the other: a step is noted when it ends, so an earlier end is of a later run."""
+    starts = [at for at, line in enumerate(lines) if at == 0 or line[1] < lines[at - 1][1]]
+    if len(starts) > _MOST_RUNS:
+        return [lines]
+    return [lines[start:end] for start, end in itertools.pairwise([*starts, len(lines)])]
+
+
+def _kind(output: str) -> str:
+    name = output.rpartition("/")[2]
+    if name.endswith((".o", ".pch")):
+        return "compile"
+    if name.endswith(".a") or ".so" in name or output.startswith("bin/"):
+        return "archive and link"
+    return "generate" if name.endswith((".inc", ".h", ".td", ".cpp", ".def", ".md")) else "other"

@@ -1,0 +1,80 @@
+"""What somebody wants a page of: found out by what it is."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+from toolchain import strict_json
+from toolchain.cache import LEDGER, Cache
+from toolchain.errors import ConfigError
+from toolchain.examine.kernels import Kernel, kernels_in
+from toolchain.filesystem import read_regular
+from toolchain.kernels.ledger import entries_of
+from toolchain.report.content import Report
+from toolchain.report.differences import told_report
+from toolchain.report.kernels import campaign_report, kernels_report
+
+_LARGEST = 512 << 20  # bytes of a document
+_SQLITE = b"SQLite format 3\0"
+
+
+def report_of(what: str, cache: Cache) -> Report:
+    """The page of what somebody names.
+
+    Args:
+        what: a document of `kernels diff --json` or `audit --json`; a campaign by its ledger, folder or name; an image
+            that is finished in the cache; or a place with kernels, see `examine.places.opened`.
+
+    Raises:
+        ConfigError, SourceError: it is none of these, or cannot be read.
+        KernelError: a code object in it is damaged.
+    """
+    path = Path(what)
+    campaign = cache.work / what / LEDGER
+    if "/" not in what and not path.exists() and campaign.is_file():
+        return _campaign(campaign, what, cache)
+    if path.is_dir() and (path / LEDGER).is_file():
+        return _campaign(path / LEDGER, path.resolve().name, cache)
+    if path.is_file() and path.suffix == ".json":
+        return told_report(_document(path), path.name)
+    if path.is_file() and _is_ledger(path):
+        return _campaign(path, path.name.removesuffix(f".{LEDGER}"), cache)
+    if not path.exists() and "/" not in what and not what.startswith("oci:"):
+        from toolchain.build.images import one_image  # noqa: PLC0415 - brings the plan in
+        from toolchain.report.builds import build_report  # noqa: PLC0415
+
+        return build_report(cache, one_image(cache, what))
+    return kernels_report(what, kernels_in(what, cache))
+
+
+def _campaign(ledger: Path, name: str, cache: Cache) -> Report:
+    entries = entries_of(ledger)
+    if not entries:
+        raise ConfigError(f"{ledger} has no kernel yet", fix="wait until the campaign has begun, or name another")
+    kernels: list[Kernel] = []
+    if ledger.name == LEDGER:  # the objects lie beside it
+        try:
+            kernels = kernels_in(str(ledger.parent), cache)
+        except ConfigError:
+            kernels = []
+    return campaign_report(name, entries, kernels)
+
+
+def _document(path: Path) -> object:
+    try:
+        return strict_json.read(read_regular(path, _LARGEST), path.name, limit=_LARGEST)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read", why=error.strerror or str(error), fix="check the path") from error
+    except ValueError as error:
+        raise ConfigError(
+            f"{path} is no JSON document", why=str(error), fix="write it again: toolchain kernels diff A B --json >FILE"
+        ) from error
+
+
+def _is_ledger(path: Path) -> bool:
+    try:
+        with path.open("rb") as stream:
+            return stream.read(len(_SQLITE)) == _SQLITE
+    except (OSError, sqlite3.Error):
+        return False
