@@ -96,7 +96,7 @@ def campaign_section(entries: Sequence[Entry], kernels: Sequence[Kernel]) -> Sec
 
 
 def kernels_report(what: str, kernels: Sequence[Kernel]) -> Report:
-    """The page of the kernels of a place, of which nobody knows how they were made."""
+    """The page of the kernels of a place; how they were made is unknown."""
     return Report(
         kind="kernels",
         title=what,
