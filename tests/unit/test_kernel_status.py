@@ -198,7 +198,8 @@ def test_the_end_is_one_screen(place: Place) -> None:
     with pytest.raises(KernelError):
         place.run("good", "fails", "hangs", "slow")
     assert len(place.said) <= 24
-    assert all(len(text) <= 80 for text in place.said)
+    # The path of a campaign may be long.
+    assert all(len(text) <= 80 for text in place.said if "toolchain report " not in text)
     said = "\n".join(place.said)
     assert place.said[0].startswith("2 of 4 kernels")
     for part in (

@@ -162,7 +162,7 @@ def test_packages_that_moved_stop_the_build(
     for one in (BaseStage, SysrootStage):
         monkeypatch.setattr(one, "build", lambda *_: never() if waited else moved())
     monkeypatch.setattr(LlvmStage, "build", never)
-    monkeypatch.setattr(pipeline, "_stage_lock", lock_of)
+    monkeypatch.setattr(pipeline, "stage_lock", lock_of)
     monkeypatch.setattr(pipeline, "_ready", lambda *_: None)
     monkeypatch.setattr(pipeline, "_known", lambda stage, own, dependencies, _: stage.plan(own, dependencies))
     monkeypatch.setattr("toolchain.build.prefetch.fetch_for", lambda _, source, **__: source)

@@ -103,6 +103,7 @@ def test_the_verbs_that_work_with_containers_say_so() -> None:
         "kernels merge",
         "kernels worker",
         "cache prune",
+        "shell",
     }
 
 

@@ -94,7 +94,7 @@ def test_no_verb_that_takes_it_is_left_out() -> None:
         if any("--triton" in parameter.opts for parameter in command.params):
             yield " ".join(words)
 
-    assert set(verbs(typer.main.get_command(app), ())) == {*VERBS, "pins", "init", "reproduce"}
+    assert set(verbs(typer.main.get_command(app), ())) == {*VERBS, "pins", "init", "reproduce", "shell"}
 
 
 def at(ref: str) -> Callable[[Source], bool]:

@@ -80,7 +80,7 @@ def step_of(containerfile: str) -> Step:
     lines = containerfile.splitlines()
     begins = [number for number, line in enumerate(lines) if _RUN.match(line)]
     if not begins:
-        raise EngineError("this stage's Containerfile runs nothing")
+        raise EngineError("this stage's Containerfile runs nothing", fix="read its log")
     end = begins[-1]
     while lines[end].rstrip().endswith("\\"):
         end += 1
@@ -183,7 +183,7 @@ class Shell:
         with terminal.connected():
             work()
         if self._code is None and not self._begun:
-            raise BuildError("the container did not start", why="\n".join(self._last[-10:]))
+            raise BuildError("the container did not start", why="\n".join(self._last[-10:]), fix="toolchain doctor")
         return 1 if self._code is None else self._code
 
 

@@ -83,7 +83,11 @@ def check_contained(
             ) from error
     lacking = [each.name for each in objects if each.name not in found]
     if lacking:
-        raise EngineError("the check of kernels ended early", why=f"{lacking[0]}: no answer; {done.stdout[-300:]}")
+        raise EngineError(
+            "the check of kernels ended early",
+            why=f"{lacking[0]}: no answer; {done.stdout[-300:]}",
+            fix="give fewer --jobs; report it otherwise",
+        )
     return Report(tuple(found[each.name] for each in objects), available, disassembler.label)
 
 

@@ -11,7 +11,6 @@ from toolchain import console
 from toolchain.cache import Cache
 from toolchain.emulator.disassembly import Disassembler, find_disassembler
 from toolchain.errors import ConfigError
-from toolchain.kernels.rules import Rule
 from toolchain.numbers.objects import Object, sample
 from toolchain.numbers.summary import told
 from toolchain.stages.stage import Workspace
@@ -19,6 +18,7 @@ from toolchain.stages.stage import Workspace
 if TYPE_CHECKING:
     from toolchain.kernels.campaign import CampaignResult
     from toolchain.kernels.ledger import Ledger
+    from toolchain.kernels.rules import Rule
 
 SEED = 0
 STEP = "numbers"
