@@ -18,16 +18,33 @@ CONFIG = """
 #define AOTRITON_VERSION_PATCH 3
 """
 FLASH = """
+#pragma once
+#include <hip/hip_runtime.h>
+#include <array>
+#include <cstdint>
+namespace aotriton {
+enum class DType { kFloat16 };
+template <int Rank> struct TensorView {
+  TensorView() = default;
+  TensorView(std::intptr_t, std::array<std::uint64_t, Rank>, std::array<std::uint64_t, Rank>, DType) {}
+};
+}
 namespace aotriton::v3::flash {
 struct attn_fwd_params {
+  static constexpr int kVersion = 1;
   attn_fwd_params();
   int Max_seqlen_q;
+  TensorView<4> Q, K, V, Out;
 };
+hipError_t attn_fwd(const attn_fwd_params &, int, hipStream_t, const void *);
 }
 """
 LIBRARY = """
 #include <aotriton/flash.h>
-aotriton::v3::flash::attn_fwd_params::attn_fwd_params() : Max_seqlen_q(0) {}
+namespace aotriton::v3::flash {
+attn_fwd_params::attn_fwd_params() : Max_seqlen_q(0) {}
+hipError_t attn_fwd(const attn_fwd_params &, int, hipStream_t, const void *) { return hipErrorNoBinaryForGpu; }
+}
 """
 PACKAGE = f"""
 add_library(aotriton_v2 SHARED IMPORTED)
@@ -49,7 +66,14 @@ def test_a_program_finds_links_and_runs(base: tuple[Buildah, str], tmp_path: Pat
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     here, log = [Mount(folder, PREFIX, read_only=False)], tmp_path / "log"
-    compiled = ["clang++", "-shared", "-fPIC", f"-I{PREFIX}/include", f"{PREFIX}/library.cpp"]
+    compiled = [
+        "clang++",
+        "-shared",
+        "-fPIC",
+        "-D__HIP_PLATFORM_AMD__=1",
+        f"-I{PREFIX}/include",
+        f"{PREFIX}/library.cpp",
+    ]
     compiled += ["-o", f"{PREFIX}/lib/libaotriton_v2.so"]
     engine.run(image, compiled, mounts=here)
     assert consumed(engine, image, PREFIX, log=log, mounts=here) == "1.2.3"
