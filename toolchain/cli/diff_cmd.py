@@ -51,6 +51,7 @@ def kernels_diff(
     The worst come first: fewer waves, then new spills. Nothing is run, and no GPU is needed.
     """
     from toolchain.examine.diff import compare  # noqa: PLC0415 - for a verb that runs
+    from toolchain.examine.instructions import settle  # noqa: PLC0415
     from toolchain.examine.kernels import kernels_in  # noqa: PLC0415
 
     conditions = conditions_of(fail_on)
@@ -61,7 +62,11 @@ def kernels_diff(
         sides = [[kernel for kernel in side if kernel.gpu in gpus] for side in sides]
     if not all(sides):
         raise ConfigError(f"{a if not sides[0] else b} holds no kernel for {gpu}", fix="leave --gpu out to see all")
-    difference = compare(sides[0], sides[1])
+    difference, unseen = settle(compare(sides[0], sides[1]), (a, b), where)
+    if unseen:
+        console.note(
+            f"{unseen} kernels have code of the same size and other bytes; llvm-objdump is not here to tell more"
+        )
     if json_:
         console.data(difference.as_json())
     else:

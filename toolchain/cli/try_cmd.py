@@ -47,6 +47,7 @@ def kernels_try(
     """
     from toolchain.cli.diff_cmd import conditions_of, fail, screen  # noqa: PLC0415 - for a verb that runs
     from toolchain.examine.diff import compare  # noqa: PLC0415
+    from toolchain.examine.instructions import settle  # noqa: PLC0415
     from toolchain.examine.kernels import kernels_in  # noqa: PLC0415
     from toolchain.examine.recompile import compile_rules, rule_of  # noqa: PLC0415
 
@@ -70,6 +71,7 @@ def kernels_try(
             for suffix in (".hsaco", ".json"):
                 shutil.copy(sides[1] / f"kernel{suffix}", out / f"{kernel.stem}{suffix}")
         difference = compare(*(kernels_in(str(side), where) for side in sides))
+        difference, _ = settle(difference, [str(side) for side in sides], where)
     if json_:
         console.data({**difference.as_json(), "seconds": answer["seconds"]})
     else:

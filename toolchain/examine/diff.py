@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from toolchain.errors import ConfigError
@@ -25,7 +25,11 @@ CONDITIONS: dict[str, Callable[[Row], bool]] = {
 
 @dataclass(frozen=True)
 class Row:
-    """A kernel on both sides, or on one. An empty one, which AOTriton takes for known bad, has no facts."""
+    """A kernel on both sides, or on one. An empty one, which AOTriton takes for known bad, has no facts.
+
+    Args:
+        files: digests of the objects of both sides.
+    """
 
     key: str
     gpu: str
@@ -33,6 +37,7 @@ class Row:
     status: str
     before: Facts | None
     after: Facts | None
+    files: tuple[str, ...] = ()
 
     @property
     def lost_waves(self) -> int:
@@ -100,6 +105,11 @@ class Difference:
             for (gpu, kernel), rows in sorted(found.items())
         ]
 
+    def with_status(self, keys: Collection[str], status: str) -> Difference:
+        """The same with another status for some of its kernels."""
+        rows = [replace(row, status=status) if row.key in keys else row for row in self.rows]
+        return Difference(tuple(sorted(rows, key=_rank)))
+
     def failing(self, condition: str) -> list[Row]:
         """The rows for which one of `CONDITIONS` holds."""
         return [row for row in self.rows if CONDITIONS[condition](row)]
@@ -151,7 +161,8 @@ def _row(a: Kernel | None, b: Kernel | None) -> Row:
         status = EMPTY_A if before is None else EMPTY_B
     else:
         status = INSTRUCTIONS if before.digest == after.digest else CHANGED
-    return Row(named.key, named.gpu, named.family, status, before, after)
+    files = tuple(kernel.sha256 for kernel in (a, b) if kernel is not None)
+    return Row(named.key, named.gpu, named.family, status, before, after, files)
 
 
 def _rank(row: Row) -> tuple[Any, ...]:

@@ -7,8 +7,8 @@ import hashlib
 import io
 import re
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from toolchain import strict_json
@@ -40,6 +40,7 @@ class Kernel:
         sha256: hex, of its file.
         facts: None for an empty one, which AOTriton's loader takes for known bad.
         launch: a digest of what it was compiled from, as the JSON beside it says; empty without one.
+        content: of the object, where somebody asked for it.
     """
 
     key: str
@@ -47,6 +48,7 @@ class Kernel:
     sha256: str
     facts: Facts | None
     launch: str = ""
+    content: bytes = field(default=b"", repr=False, compare=False)
 
     @property
     def gpu(self) -> str:
@@ -61,18 +63,19 @@ class Kernel:
         return self.facts.name if self.facts is not None else (self.key.split("/")[-3:-2] or [""])[0]
 
 
-def kernels_in(what: str, cache: Cache) -> list[Kernel]:
+def kernels_in(what: str, cache: Cache, *, keep: Collection[str] = ()) -> list[Kernel]:
     """The kernels that somebody names, sorted by key.
 
     Args:
         what: see `places.opened`.
+        keep: digests of the objects whose content is wanted.
 
     Raises:
         ConfigError: there is nothing of that name, or nothing compiled in it.
         KernelError: a code object or a pack is damaged.
     """
     with opened(what, cache) as files:
-        found = list(kernels_of(files))
+        found = list(kernels_of(files, keep=keep))
     if not found:
         raise ConfigError(
             f"{what} holds no compiled kernels",
@@ -82,7 +85,9 @@ def kernels_in(what: str, cache: Cache) -> list[Kernel]:
     return sorted(_numbered(found), key=lambda kernel: kernel.key)
 
 
-def kernels_of(files: Iterable[File], on_fault: Callable[[KernelError], None] | None = None) -> Iterator[Kernel]:
+def kernels_of(
+    files: Iterable[File], on_fault: Callable[[KernelError], None] | None = None, *, keep: Collection[str] = ()
+) -> Iterator[Kernel]:
     """The kernels among files.
 
     Args:
@@ -100,6 +105,8 @@ def kernels_of(files: Iterable[File], on_fault: Callable[[KernelError], None] | 
                 beside[stem] = told
             continue
         for kernel in _sound(_kernels(path, content), on_fault):
+            if kernel.sha256 not in keep:  # thousands of them take as much memory as the place has bytes
+                kernel = replace(kernel, content=b"")  # noqa: PLW2901
             if suffix in {"hsaco", "ptx"}:
                 waiting.setdefault(stem, []).append(kernel)  # the JSON may come later
             else:
@@ -134,7 +141,8 @@ def _kernels(path: str, content: Callable[[], bytes]) -> Iterator[Kernel]:
 
 
 def _kernel(key: str, path: str, content: bytes, facts: Facts | None, launch: str = "") -> Kernel:
-    return Kernel(key=key_of(key), path=path, sha256=hashlib.sha256(content).hexdigest(), facts=facts, launch=launch)
+    digest = hashlib.sha256(content).hexdigest()
+    return Kernel(key=key_of(key), path=path, sha256=digest, facts=facts, launch=launch, content=content)
 
 
 def _of_object(path: str, content: bytes) -> Iterator[Kernel]:
