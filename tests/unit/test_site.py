@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -117,7 +118,7 @@ def calls(text: str) -> Iterator[list[str]]:
     for line in text.replace("\\\n", " ").splitlines():
         words = shlex.split(line, comments=True) if line.startswith(("toolchain ", ".venv/bin/toolchain ")) else []
         if words:
-            yield words[: words.index("||")] if "||" in words else words
+            yield list(itertools.takewhile(lambda word: word not in {"||", ">"}, words))
 
 
 @pytest.mark.parametrize("page", PAGES)
