@@ -253,11 +253,13 @@ def test_kill_leaves_no_process_and_the_next_call_cleans_up(here: Here, tmp_path
     script.write_text(
         textwrap.dedent(
             """
+            import signal
             import sys
             from pathlib import Path
             from toolchain.engine.buildah import Buildah, require_inside
             from toolchain.recipe import Recipe
             from toolchain.cache import Cache
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # nohup and `&` have it ignored
             top, image, tree = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
             recipe = Recipe(name="tiny", containerfile="containerfiles/Tiny", base=image, args={"WORD": "slow"},
                             contexts={"tree": tree}, cache_key="killed")
