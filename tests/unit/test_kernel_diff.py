@@ -61,6 +61,16 @@ def run(*words: Any, code: int = 0) -> dict[str, Any]:
     return told
 
 
+def test_waves_that_somebody_keeps_away_do_not_count(tmp_path: Path) -> None:
+    rules = [rule(tmp_path / name, "add", gpu) for gpu in GPUS for name in ("free", "kept")]
+    objects = compile_all([{**one, "waves_per_eu": at % 2} for at, one in enumerate(rules)])
+    found = [read_object(path.read_bytes(), path.name)[0] for path in objects]
+    waves = [facts.occupancy and facts.occupancy.registers for facts in found]
+    # One wave is asked for: the descriptor takes so many registers that no second fits, though few are used.
+    assert waves == [8, 1, 16, 5]
+    assert [facts.vgpr for facts in found[::2]] == [facts.vgpr for facts in found[1::2]]
+
+
 def test_every_gpu_has_limits() -> None:
     assert all(limits_of(gpu) for gpu in known_gpus())
 

@@ -12,7 +12,7 @@ from typing import Any
 from toolchain.catalog.gpus import gpu_of_flag
 from toolchain.emulator.codeobject import metadata_in
 from toolchain.errors import KernelError
-from toolchain.examine.occupancy import Occupancy, occupancy
+from toolchain.examine.occupancy import Occupancy, allocated, occupancy
 from toolchain.kernels.codeobject import EM_AMDGPU
 
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
@@ -20,6 +20,7 @@ _SECTION = struct.Struct("<IIQQQQIIQQ")
 _SEGMENT = struct.Struct("<IIQQQQQQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
 _NOTE, _DYNSYM, _LOAD = 4, 11, 1
+_RSRC1 = 48  # bytes into a kernel's descriptor
 _MOST = 4096  # sections and segments; a code object has some twenty
 
 _TARGET = re.compile(r"^\s*\.target\s+(\w+)", re.MULTILINE)
@@ -46,6 +47,7 @@ class Facts:
         code: bytes of instructions; of PTX its instructions.
         digest: of the instructions.
         two_units: whether it runs in workgroup processor mode.
+        allocated: vector registers that its descriptor asks for, which bound the waves.
     """
 
     name: str
@@ -62,6 +64,7 @@ class Facts:
     lds: int | None = None
     scratch: int | None = None
     two_units: bool = False
+    allocated: int = 0
 
     @property
     def occupancy(self) -> Occupancy | None:
@@ -69,7 +72,7 @@ class Facts:
         if self.vgpr is None:
             return None
         return occupancy(
-            self.gpu, vgpr=self.vgpr, sgpr=self.sgpr or 0, lds=self.lds or 0, wave=self.wave,
+            self.gpu, vgpr=max(self.vgpr, self.allocated), sgpr=self.sgpr or 0, lds=self.lds or 0, wave=self.wave,
             threads=self.threads, two_units=self.two_units,
         )  # fmt: skip
 
@@ -80,7 +83,7 @@ class Facts:
     def as_json(self) -> dict[str, Any]:
         """For `--json`; `waves` is the occupancy, `waves_by_registers` without LDS."""
         told = asdict(self)
-        del told["two_units"]
+        del told["two_units"], told["allocated"]
         there = self.occupancy
         waves = {"waves": there and there.waves, "waves_by_registers": there and there.registers}
         return {**told, **waves}
@@ -131,12 +134,15 @@ def _kernels(content: bytes, shared: int) -> Iterator[Facts]:
         name = str(row[".name"])
         place, size = symbols[name]
         code = _loaded(content, loads, place, size)
+        descriptor, _ = symbols[str(row.get(".symbol", f"{name}.kd"))]
+        (rsrc1,) = struct.unpack("<I", _loaded(content, loads, descriptor + _RSRC1, 4))
+        wave = int(row[".wavefront_size"])
         yield Facts(
             name=name,
             gpu=gpu,
             code=size,
             digest=hashlib.sha256(code).hexdigest(),
-            wave=int(row[".wavefront_size"]),
+            wave=wave,
             threads=int(row[".max_flat_workgroup_size"]),
             vgpr=int(row[".vgpr_count"]),
             agpr=int(row.get(".agpr_count", 0)),
@@ -146,6 +152,7 @@ def _kernels(content: bytes, shared: int) -> Iterator[Facts]:
             lds=int(row[".group_segment_fixed_size"]) + shared,
             scratch=int(row[".private_segment_fixed_size"]),
             two_units=bool(row.get(".workgroup_processor_mode", 0)),
+            allocated=allocated(gpu, rsrc1, wave),
         )
 
 

@@ -13,6 +13,7 @@ class Limits:
 
     vgprs: int
     granule: int
+    counted: int
     waves: int
     sgprs: int
     simds: int
@@ -44,13 +45,31 @@ def limits_of(gpu: str) -> Limits | None:
     return _KINDS.get(gpu)
 
 
+def allocated(gpu: str, rsrc1: int, wave: int) -> int:
+    """Vector registers that a kernel's descriptor asks for; 0 for a GPU without a row.
+
+    They may be more than it uses: LLVM keeps waves away that somebody said are too many (`waves_per_eu`).
+
+    Args:
+        rsrc1: `compute_pgm_rsrc1` of the descriptor.
+        wave: lanes of a wave, 32 or 64.
+    """
+    row = limits_of(gpu)
+    return 0 if row is None else ((rsrc1 & 0x3F) + 1) * row.counted // _half(row, wave)
+
+
+def _half(row: Limits, wave: int) -> int:
+    """2 where a wave is twice as wide as the row's."""
+    return 2 if row.sgprs == 0 and wave == 64 else 1
+
+
 def occupancy(
     gpu: str, *, vgpr: int, sgpr: int, lds: int, wave: int, threads: int, two_units: bool = False
 ) -> Occupancy | None:
     """The waves of a SIMD; None for a GPU without a row.
 
     Args:
-        vgpr: vector registers, accumulation registers included, as the metadata counts them.
+        vgpr: vector registers, accumulation registers included: those used, or `allocated` where that is more.
         lds: bytes of a workgroup.
         wave: lanes of a wave, 32 or 64.
         threads: of a workgroup.
@@ -59,7 +78,7 @@ def occupancy(
     row = limits_of(gpu)
     if row is None:
         return None
-    half = 2 if row.sgprs == 0 and wave == 64 else 1
+    half = _half(row, wave)
     granule = row.granule // half
     taken = max(-(-vgpr // granule), 1) * granule
     waves = max(min(row.vgprs // half // taken, row.waves), 1)
