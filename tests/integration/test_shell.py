@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pty
 import select
+import signal
 import sys
 import time
 from pathlib import Path
@@ -76,6 +77,7 @@ def _typed(words: tuple[str, ...], *texts: str) -> Said:
     """Run the tool on a terminal and type, a text a second, once there is a prompt."""
     child, terminal = pty.fork()
     if child == 0:  # pragma: no cover - becomes the tool
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # nohup has it ignored, and so would all below
         os.execv(sys.executable, [sys.executable, "-m", "toolchain", *words])  # noqa: S606
     seen = b""
     waiting = list(texts)
@@ -89,4 +91,6 @@ def _typed(words: tuple[str, ...], *texts: str) -> Said:
             seen += os.read(terminal, 4096)
         except OSError:  # the other side is closed
             break
+    else:
+        os.kill(child, signal.SIGTERM)
     return Said(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), seen.decode(errors="replace"), "")
