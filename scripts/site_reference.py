@@ -150,6 +150,12 @@ _OF_LABELS = {
     "GLIBCXX": "the newest symbol of libstdc++ that it asks for",
     "BUILD_TYPE": "CMake's build type of the layer",
     "TRITON_BUILD": "the setting that a Triton built on the layer needs",
+    "CACHE_MOUNT": "where a Triton cache must lie",
+    "CACHE_CALLS": "the calls that it serves, as JSON",
+    "CACHE_TRITON": "input digest of the Triton image that it is for",
+    "CACHE_TRITON_LAYER": "digest of that image's top layer, unpacked",
+    "CACHE_TRITON_KEY": "SHA-256 of what Triton says of itself in the keys of its cache",
+    "CACHE_TRITON_PATH": "where the package of that Triton lies",
 }
 
 

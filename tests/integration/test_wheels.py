@@ -125,3 +125,23 @@ def test_flash_attn_is_built_imported_and_reproduced(flash: Said) -> None:
     assert set(row.imports) <= set(facts["imports"]["imported"])
     again = toolchain("reproduce", name, "--json")
     assert (again.code, again.json["equal"]) == (0, True), again.err
+
+
+@pytest.mark.full  # as above, and 24 calls for each of two GPUs
+def test_the_kernels_of_flash_attn_are_compiled_ahead_of_time(
+    flash: Said, quickstart: Quickstart, tmp_path: Path
+) -> None:
+    options = ("--base", "debian13", *quickstart.options[2:4], *quickstart.allow)
+    built = toolchain("build", "triton-cache", *options, "--gpu", "gfx942,gfx1151", "--json")
+    assert built.code == 0, built.err
+    name, wheel = built.json["stages"][-1]["image"], flash.json["stages"][-1]["image"]
+    facts = built.json["stages"][-1]["facts"]
+    assert [row["kernels"] for row in facts["by_gpu"]] == [44, 44]
+    sent = toolchain("publish", f"oci:{tmp_path}/out", name)
+    assert sent.code == 0, sent.err
+    cached = ("kernels", "cached", f"oci:{tmp_path}/out:{name}", "--in", wheel, "--env")
+    at = ("TRITON_CACHE_DIR=/opt/triton-cache",)
+    assert toolchain(*cached, *at, "--call", "direction=forward,dtype=bf16,head=128,seq=1024").code == 0
+    assert toolchain(*cached, *at, "--call", "direction=forward,dtype=bf16,head=128,seq=2048").code == 7
+    assert toolchain(*cached, *at, "--env", "AMDGCN_USE_BUFFER_OPS=1").code == 3
+    assert toolchain(*cached, "TRITON_CACHE_DIR=/tmp/cache").code == 3

@@ -148,12 +148,13 @@ def test_the_table_is_whole() -> None:
         "aiter",
         "vllm",
         "wheels",
+        "triton-cache",
         "worker",
         "all",
     )
     assert choice(*of_packages(), "all") == (
         "llvm, llvm-amdgpu, codegen-amdgpu, triton, llvm-instrumented, triton-instrumented, profile, "
-        "kernels, hip, aotriton, flash-attn, aiter, vllm, wheels or worker."
+        "kernels, hip, aotriton, flash-attn, aiter, vllm, wheels, triton-cache or worker."
     )
     of_hip = ["hip5", "hip6", "liblzma"]
     others = ["aiter", "aotriton", "flash-attn", *of_hip, "llvm", "llvm-amdgpu", "profile", "triton", "vllm"]
@@ -163,7 +164,8 @@ def test_the_table_is_whole() -> None:
 
 def test_what_stands_on_what() -> None:
     assert [one.name for one in STAGES if involves(one.name, "llvm")] == [
-        "llvm", "triton", "kernels", "aotriton", "flash-attn", "aiter", "vllm", "wheels", "worker",
+        "llvm", "triton", "kernels", "aotriton", "flash-attn", "aiter", "vllm", "wheels",
+        "triton-cache", "worker",
     ]  # fmt: skip
     assert involves("all", "triton")
     assert not involves("", "base")

@@ -187,6 +187,12 @@ STAGES: tuple[StageRow, ...] = (
         costs="wheel",
     ),
     StageRow(
+        name="triton-cache",
+        on=("base", "torch", "triton", "flash-attn"),
+        license="BSD-3-Clause",
+        machines=("amd64",),
+    ),
+    StageRow(
         name="worker",
         on=("triton",),
         sources={"flash-attn": "BSD-3-Clause", "aotriton": "MIT"},

@@ -93,6 +93,12 @@ VERBS = (
         "Compare the kernels of two builds: registers, spills, waves that fit.",
     ),
     Verb("kernels try", "toolchain.cli.try_cmd:kernels_try", "Compile one kernel by another Triton, and compare it."),
+    Verb(
+        "kernels cached",
+        "toolchain.cli.cached_cmd:kernels_cached",
+        "Say whether Triton in an image would find the kernels of a cache.",
+        engine=True,
+    ),
     Verb("kernels status", "toolchain.cli.kernels_cmd:kernels_status", "Show how many kernels are done."),
     Verb("bundle export", "toolchain.cli.bundle_cmd:bundle_export", "Write all inputs of a build as one OCI artifact."),
     Verb("bundle import", "toolchain.cli.bundle_cmd:bundle_import", "Fill the cache from a bundle."),

@@ -145,6 +145,12 @@ def _wheels(_: Request) -> Stage:
     return WheelsStage()
 
 
+def _triton_cache(_: Request) -> Stage:
+    from toolchain.stages.triton_cache import TritonCacheStage
+
+    return TritonCacheStage()
+
+
 def _worker(request: Request) -> Stage:
     """For AOTriton's kernels where a release or a source of it is named, else for flash-attn's."""
     from toolchain.stages.worker import WorkerStage
@@ -182,6 +188,7 @@ MAKERS: dict[str, Maker] = {
     "torch": _torch,
     **{row.name: partial(_wheel, row) for row in wheel_rows()},
     "wheels": _wheels,
+    "triton-cache": _triton_cache,
     "worker": _worker,
     **{rule.llvm: partial(_codegen_llvm, rule) for rule in codegens()},
     **{rule.stage: partial(_codegen_library, rule) for rule in codegens()},

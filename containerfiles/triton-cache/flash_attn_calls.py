@@ -1,0 +1,51 @@
+"""The calls of flash-attn: its public functions, with tensors in ordinary memory. Called by calls.py beside it."""
+
+from __future__ import annotations
+
+import importlib
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+PACKAGE = "flash_attn"
+_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def prepare() -> None:
+    """Let flash-attn take tensors that are on no GPU."""
+    torch.cuda.current_device = lambda: 0
+    torch.cuda.get_device_capability = lambda *_: (9, 4)
+    torch.cuda.get_device_properties = lambda *_: SimpleNamespace(multi_processor_count=1, major=9, minor=4)
+    import flash_attn.flash_attn_interface as interface  # noqa: PLC0415 - it asks for the device
+
+    for name in ("torch._dynamo", "torch.distributed.fsdp"):
+        importlib.import_module(name)  # else the first call of each process that is forked does, for seconds
+
+    # Its operators are made for "cuda" alone; a meta tensor would end in their shapes, before any kernel.
+    for operator in (interface._flash_attn_forward, interface._flash_attn_backward):
+        operator.register_kernel("cpu")(operator._init_fn)
+
+
+def call(row: dict[str, Any]) -> None:
+    """Call one function.
+
+    Args:
+        row: `direction`, `dtype`, `batch`, `heads` (of queries, of keys), `head` (its size), `seq`, `causal`.
+    """
+    from flash_attn import flash_attn_func, flash_attn_with_kvcache  # noqa: PLC0415 - after prepare
+
+    batch, (heads, of_keys), head, length = row["batch"], row["heads"], row["head"], row["seq"]
+    kind, backward = _TYPES[row["dtype"]], row["direction"] == "backward"
+
+    def tensor(count: int, many: int) -> torch.Tensor:
+        return torch.zeros(batch, count, many, head, dtype=kind, requires_grad=backward)
+
+    keys, values = tensor(length, of_keys), tensor(length, of_keys)
+    if row["direction"] == "decode":
+        lengths = torch.full((batch,), length, dtype=torch.int32)
+        flash_attn_with_kvcache(tensor(1, heads), keys, values, cache_seqlens=lengths, causal=row["causal"])
+        return
+    out = flash_attn_func(tensor(length, heads), keys, values, causal=row["causal"])
+    if backward:
+        out.backward(torch.zeros_like(out))

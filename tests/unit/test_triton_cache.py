@@ -1,0 +1,374 @@
+"""Kernels ahead of time: by the real Triton, workers and ledger, and as images for MCV.
+
+What a cache is found by is Triton's own: where a name says "missed", Triton looks for the kernels in a new process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from toolchain.errors import (
+    ConfigError,
+    ContractError,
+    KernelError,
+    PinError,
+    ResourceError,
+    ToolchainError,
+    UnsupportedError,
+)
+from toolchain.examine.triton_cache import TritonCache, read_cache, require_call, require_hit
+from toolchain.kernels.calls import Call, Outcome, by_gpu, calls_of, in_orders, listed, make_calls
+from toolchain.kernels.executors import LocalExecutor
+from toolchain.kernels.ledger import Ledger
+from toolchain.kernels.triton_cache import Entry, dummy_key, entry_folder, labels, lay_out, write_manifest
+from toolchain.oci import labels as names
+from toolchain.oci.descriptor import Descriptor
+from toolchain.oci.image import ImageSpec, add_layer, write_image
+from toolchain.oci.layer import compress, write_layer
+from toolchain.oci.layout import Layout
+from toolchain.process import piped
+from toolchain.recipe import root
+from toolchain.stages.triton_cache import _require
+
+TESTS = Path(__file__).resolve().parents[1]
+CALLS = root() / "containerfiles/triton-cache/calls.py"
+pytest.importorskip("triton")
+
+
+def call(direction: str, dtype: str = "bf16", seq: int = 128) -> Call:
+    return Call(gpu="gfx942", rows=({"direction": direction, "dtype": dtype, "seq": seq},))
+
+
+FOUR = [call(direction, dtype) for direction in ("forward", "backward") for dtype in ("bf16", "fp16")]
+
+
+def command(lds: int = 65536) -> list[str]:
+    return [sys.executable, os.fspath(CALLS), "gfx942", str(lds), "small_calls"]
+
+
+def environment(cache: Path, **more: str) -> dict[str, str]:
+    paths = os.pathsep.join([*filter(None, [more.pop("site", "")]), os.fspath(TESTS / "standin_wheel")])
+    return {**os.environ, "PYTHONPATH": paths, "TRITON_CACHE_DIR": os.fspath(cache), **more}
+
+
+def made(
+    calls: Sequence[Call], folder: Path, *, lds: int = 65536, count: Callable[[int, int, str], None] | None = None
+) -> tuple[list[Outcome], dict[str, Any]]:
+    """What becomes of calls, with the workers and the ledger of a build."""
+
+    def start() -> contextlib.AbstractContextManager[subprocess.Popen[str]]:
+        return piped(command(lds), env=environment(folder / "made", TRITON_STORE_BINARY_ONLY="1"))
+
+    with Ledger(folder / "calls.sqlite") as ledger:
+        return make_calls(
+            calls, lambda _: LocalExecutor(start, workers=1), ledger, folder / "notes",
+            on_count=count or (lambda *_: None),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Cache:
+    """Four kernels of one shape, laid out, and as an image."""
+
+    outcomes: list[Outcome]
+    about: dict[str, Any]
+    entries: list[Entry]
+    folder: Path
+
+    @property
+    def mount(self) -> Path:
+        """Where it is copied to."""
+        return self.folder / "mount"
+
+    @property
+    def tree(self) -> Path:
+        """The layer."""
+        return self.folder / "tree"
+
+    def said(self) -> dict[str, str]:
+        """The labels, as the stage writes them."""
+        return {
+            **labels(self.entries),
+            names.CACHE_MOUNT: os.fspath(self.mount),
+            names.CACHE_TRITON_KEY: f"sha256:{self.about['triton_key']}",
+            names.CACHE_TRITON_PATH: self.about["path"],
+            names.CACHE_CALLS: json.dumps([one.call.name for one in self.outcomes]),
+        }
+
+    def read(self) -> TritonCache:
+        """As the reader has it."""
+        return read_cache(*image(self.folder / "image", self.tree, self.said()))
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Cache:
+    folder = tmp_path_factory.mktemp("cache")
+    outcomes, about = made(FOUR, folder)
+    assert [one.entry.reason for one in outcomes] == [""] * 4
+    kernels = [(one.call.gpu, *kernel) for one in outcomes for kernel in one.kernels]
+    # What a compile that was ended leaves, and an entry that nobody asked for.
+    (folder / "made" / entry_folder(kernels[0][2]) / "tmp.pid_7_0").mkdir()
+    (folder / "made" / entry_folder("00" * 32)).mkdir()
+    entries = lay_out(folder / "made", kernels, folder / "tree", os.fspath(folder / "mount"))
+    write_manifest(entries, folder / "tree", about["mcv_key"])
+    shutil.copytree(folder / "tree/io.triton.cache", folder / "mount")
+    return Cache(outcomes, about, entries, folder)
+
+
+def image(folder: Path, tree: Path, said: Mapping[str, str], *, packed: str = "gzip") -> tuple[Layout, Descriptor]:
+    """An image of one layer, in a layout of its own."""
+    shutil.rmtree(folder, ignore_errors=True)
+    layout = Layout(folder / "layout").ensure()
+    layer = write_layer(tree, folder / "layer.tar", epoch=0)
+    blob = compress(layer, folder / "blob", packed)  # type: ignore[arg-type]
+    spec = ImageSpec(arch="amd64", layers=(add_layer(layout, blob),), labels=said, epoch=0)
+    manifest = write_image(layout, spec)
+    layout.tag(manifest, "cache")
+    return layout, manifest
+
+
+def looked_for(cache: Path, folder: Path, calls: Sequence[Call] = FOUR[:1], **env: str) -> tuple[Any, list[bool]]:
+    """What Triton says of itself in a new process, and of each kernel whether it was in the cache."""
+    file = folder / "calls.jsonl"
+    file.write_text("".join(json.dumps(one.task(one.name)) + "\n" for one in calls))
+    done = subprocess.run([*command(), file], env=environment(cache, **env), capture_output=True, text=True, check=True)
+    about, *answers = map(json.loads, done.stdout.splitlines())
+    return about, [kernel["hit"] for answer in answers for kernel in answer["kernels"]]
+
+
+def copied(cache: Cache, tmp_path: Path) -> Path:
+    """The cache at its own path is not written to by what misses."""
+    return Path(shutil.copytree(cache.mount, tmp_path / "copy"))
+
+
+def test_four_kernels_are_laid_out_whole_and_nothing_else(cache: Cache) -> None:
+    assert len(cache.entries) == 4
+    files = sorted(path.relative_to(cache.mount) for path in cache.mount.rglob("*") if path.is_file())
+    assert {path.name.rpartition(".")[2] for path in files} == {"hsaco", "json", "source"}
+    assert len(files) == 4 * 4
+    (row,) = by_gpu(cache.outcomes)
+    assert [row[name] for name in ("calls", "kernels", "entries", "failed", "refused")] == [4, 4, 4, 0, 0]
+
+
+def test_a_second_process_compiles_nothing(cache: Cache, tmp_path: Path) -> None:
+    about, hits = looked_for(cache.mount, tmp_path, FOUR)
+    assert hits == [True] * 6
+    found = cache.read()
+    require_hit(found, about)
+    assert (found.entries, found.targets, len(found.calls)) == (4, ("gfx942",), 4)
+
+
+def test_each_order_of_calls_in_a_process_has_its_keys(tmp_path: Path) -> None:
+    """Two kernels share a function with a global constant: Triton's key of the second tells that it is the second."""
+    calls = [call("tanh"), call("sigmoid")]
+    outcomes, _ = made(calls, tmp_path)
+    alone = {kernel for one in outcomes for kernel in one.kernels}
+    ordered, _ = made(in_orders(outcomes), tmp_path)
+    others = {kernel for one in ordered for kernel in one.kernels} - alone
+    assert (len(alone), sorted(name for name, _ in others)) == (2, ["sigmoid", "tanh"])
+
+
+def test_what_was_made_is_not_made_again_and_what_failed_is(tmp_path: Path) -> None:
+    counted: list[str] = []
+    made([call("forward"), call("broken")], tmp_path)
+    outcomes, about = made([call("forward"), call("broken")], tmp_path, count=lambda *said: counted.append(said[2]))
+    assert counted == [call("broken").name]
+    assert [one.done for one in outcomes] == [True, False]
+    assert (outcomes[0].kernels[0][0], about["mcv_key"]) == ("scale", "unknown-triton-key")
+
+
+def test_failures_and_refusals_are_told_apart(tmp_path: Path) -> None:
+    calls = [call("forward", "fp8"), call("broken"), call("wide", "fp16", 64)]
+    refused, broken, large = made(calls, tmp_path, lds=4096)[0]
+    assert (refused.refused, refused.entry.reason) == (True, "RuntimeError: this device does not support fp8")
+    assert (broken.refused, large.refused) == (False, False)
+    assert "CompilationError" in broken.entry.reason
+    assert "Hardware limit: 4096" in large.entry.reason
+    with pytest.raises(KernelError, match="2 of 3 calls did not compile"):
+        _require([refused, broken, large], keep_going=False)
+    with pytest.raises(UnsupportedError, match="refuses every call"):
+        _require([refused], keep_going=False)
+
+
+def test_a_full_disk_is_no_failure_of_a_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("toolchain.kernels.worker_process.LEAST_FREE", 1 << 62)
+    with pytest.raises(ResourceError, match="the disk is full"):
+        made([call("forward", "fp8")], tmp_path)
+
+
+def test_an_entry_that_is_not_whole_is_refused(cache: Cache, tmp_path: Path) -> None:
+    gpu, (name, hash_) = "gfx942", cache.outcomes[0].kernels[0]
+    for lost in (f"__grp__{name}.json", f"{name}.hsaco"):
+        broken = copied(cache, tmp_path / lost)
+        (broken / entry_folder(hash_) / lost).unlink()
+        with pytest.raises(KernelError, match="not whole"):
+            lay_out(broken, [(gpu, name, hash_)], tmp_path / lost / "tree", "/mount")
+    with pytest.raises(KernelError, match="not whole"):
+        lay_out(cache.mount, [("gfx1100", name, hash_)], tmp_path / "other", "/mount")
+
+
+# What is found out beforehand, and that Triton then finds nothing.
+
+
+def test_another_sequence_is_missed(cache: Cache, tmp_path: Path) -> None:
+    _, hits = looked_for(copied(cache, tmp_path), tmp_path, [call("backward", seq=256)])
+    assert hits == [False, True]  # the second kernel does not depend on it
+    assert require_call(cache.read(), {"direction": "backward", "seq": "128"})
+    with pytest.raises(UnsupportedError, match="no call with direction=backward, seq=256") as raised:
+        require_call(cache.read(), {"direction": "backward", "seq": "256"})
+    assert raised.value.code == 7
+    with pytest.raises(ConfigError, match="no such argument"):
+        require_call(cache.read(), {"length": "128"})
+
+
+def test_a_variable_is_missed(cache: Cache, tmp_path: Path) -> None:
+    """Its default, but set."""
+    about, hits = looked_for(cache.mount, tmp_path, AMDGCN_USE_BUFFER_OPS="1")
+    refused(cache, about, ConfigError, 3, "AMDGCN_USE_BUFFER_OPS: set")
+    assert hits == [False]
+
+
+def test_another_path_of_the_same_triton_is_missed(cache: Cache, tmp_path: Path) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site/triton").symlink_to(cache.about["path"])
+    about, hits = looked_for(copied(cache, tmp_path), tmp_path, site=os.fspath(tmp_path / "site"))
+    refused(cache, about, ContractError, 11, "Triton lies elsewhere")
+    assert hits == [False]
+
+
+def test_another_triton_is_missed(cache: Cache, tmp_path: Path) -> None:
+    (tmp_path / "site/triton").mkdir(parents=True)
+    for path in Path(cache.about["path"]).iterdir():
+        (tmp_path / "site/triton" / path.name).symlink_to(path)
+    (tmp_path / "site/triton/language").unlink()
+    shutil.copytree(Path(cache.about["path"], "language"), tmp_path / "site/triton/language")
+    with (tmp_path / "site/triton/language/math.py").open("a") as stream:
+        stream.write("# another\n")
+    about, hits = looked_for(copied(cache, tmp_path), tmp_path, site=os.fspath(tmp_path / "site"))
+    refused(cache, about, PinError, 4, "another Triton")
+    assert hits == [False]
+
+
+def test_a_cache_that_was_moved_is_missed(cache: Cache, tmp_path: Path) -> None:
+    moved = replace(cache, folder=tmp_path)
+    shutil.copytree(cache.mount, tmp_path / "elsewhere")
+    cache.mount.rename(tmp_path / "gone")  # Triton still finds what the groups name while it is there
+    try:
+        about, hits = looked_for(tmp_path / "elsewhere", tmp_path)
+    finally:
+        (tmp_path / "gone").rename(cache.mount)
+    assert moved.mount != cache.mount
+    refused(cache, about, ConfigError, 3, "Triton looks for its cache in")
+    assert hits == [False]
+
+
+def refused(cache: Cache, about: Mapping[str, Any], kind: type[ToolchainError], code: int, what: str) -> None:
+    with pytest.raises(kind) as raised:
+        require_hit(cache.read(), about)
+    assert raised.value.code == code
+    assert what in str(raised.value)
+
+
+# MCV's format.
+
+
+def test_the_dummy_key_is_what_mcv_makes_of_it() -> None:
+    """By sha256sum, from the parts that its source names."""
+    metadata = {"target": {"backend": "hip", "arch": "gfx942", "warp_size": 64}, "num_stages": 1, "num_warps": 4}
+    assert (
+        dummy_key(metadata, "unknown-triton-key") == "bf30a07105e04b07961aa66e0afc0ac3f1ee6155acf33e3c928166de4bafd2fd"
+    )
+
+
+def test_skopeo_copies_it_unchanged(cache: Cache, tmp_path: Path) -> None:
+    if shutil.which("skopeo") is None:
+        pytest.skip("skopeo is not installed: apt-get install skopeo")
+    layout, manifest = image(tmp_path / "image", cache.tree, cache.said())
+    subprocess.run(
+        ["skopeo", "copy", "--quiet", "--preserve-digests", f"oci:{layout.root}:cache", f"oci:{tmp_path}/copy:cache"],
+        check=True,
+    )
+    copy = Layout(tmp_path / "copy")
+    assert copy.resolve("cache").digest == manifest.digest
+    assert read_cache(copy, copy.resolve("cache")) == cache.read()
+
+
+Spoil = Callable[[Path, dict[str, str]], object]
+
+
+def append(name: str, text: str) -> Spoil:
+    return lambda tree, _: next(tree.rglob(name)).write_text(next(tree.rglob(name)).read_text() + text)
+
+
+def swap(name: str, old: str, new: str) -> Spoil:
+    return lambda tree, _: next(tree.rglob(name)).write_text(next(tree.rglob(name)).read_text().replace(old, new))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "what"),
+    [
+        (append("scale.source", " "), "cache-size-bytes is wrong"),
+        (lambda _, said: said.update({"cache.triton.image/entry-count": "5"}), "entry-count is wrong"),
+        (lambda _, said: said.pop("cache.triton.image/entry-count"), "entry-count is wrong"),
+        (swap("manifest.json", "gfx942", "gfx950"), "does not list what is in it"),
+        (swap("manifest.json", '"dummy_key":"', '"dummy_key":"0'), "does not list what is in it"),
+        (swap("delta.json", '"gfx942"', '"gfx940"'), "names other GPUs"),
+        (swap("__grp__delta.json", "/mount/", "/other/"), "is not for"),
+        (swap("__grp__delta.json", "delta.source", "delta.others"), "names other files"),
+        (lambda tree, _: next(tree.rglob("scale.json")).parent.rename(tree / "io.triton.cache/ABC"), "does not look"),
+        (lambda tree, _: (tree / "README").write_text("here"), "holds what MCV does not take out"),
+        (lambda tree, _: (tree / "io.triton.cache/link").symlink_to("/etc/passwd"), "does not take out"),
+        (lambda tree, _: (tree / "io.triton.manifest/manifest.json").write_text("{"), "cannot be read"),
+    ],
+)
+def test_what_breaks_a_rule_is_named(cache: Cache, tmp_path: Path, spoil: Spoil, what: str) -> None:
+    tree = Path(shutil.copytree(cache.tree, tmp_path / "tree"))
+    said = cache.said()
+    spoil(tree, said)
+    with pytest.raises(ContractError) as raised:
+        read_cache(*image(tmp_path / "image", tree, said))
+    assert what in str(raised.value)
+
+
+@pytest.mark.parametrize("packed", ["none", "zstd"])
+def test_a_layer_of_another_kind_is_refused(cache: Cache, tmp_path: Path, packed: str) -> None:
+    if packed == "zstd" and shutil.which("zstd") is None:
+        pytest.skip("zstd is not installed: apt-get install zstd")
+    with pytest.raises(ContractError, match="not one layer of gzip"):
+        read_cache(*image(tmp_path, cache.tree, cache.said(), packed=packed))
+
+
+def test_names_begin_as_mcv_wants_them(cache: Cache, tmp_path: Path) -> None:
+    layout, manifest = image(tmp_path, cache.tree, cache.said())
+    with tarfile.open(layout.blob(layout.children(manifest)[1].digest)) as tar:
+        tops = {name.partition("/")[0] for name in tar.getnames()}
+    assert tops == {"io.triton.cache", "io.triton.manifest"}
+
+
+# The list.
+
+
+def test_the_list_has_the_calls_that_were_measured() -> None:
+    table = calls_of("flash-attn")
+    assert len(listed(table, ["gfx942", "gfx1151"])) == 48
+    assert {one.gpu for one in listed(table, [])} == {"gfx942", "gfx1100", "gfx1151"}
+    shapes = [one.shape for one in listed(table, ["gfx942"])]
+    assert "direction=decode,dtype=fp16,head=128,heads=32x8,batch=1,seq=1024,causal=true" in shapes
+
+
+@pytest.mark.parametrize("ask", [lambda: calls_of("vllm"), lambda: listed(calls_of("flash-attn"), ["gfx90a"])])
+def test_what_is_not_listed_is_refused(ask: Callable[[], object]) -> None:
+    with pytest.raises(UnsupportedError):
+        ask()

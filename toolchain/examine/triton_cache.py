@@ -1,0 +1,236 @@
+"""Reads an image with a Triton cache by MCV's published rules ("compat"), and says what the cache serves.
+
+Written apart from what writes such images, `kernels.triton_cache`, so that it can find what that one gets wrong.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import tarfile
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import IO, Any, cast
+
+from toolchain import strict_json
+from toolchain.errors import ConfigError, ContractError, PinError, UnsupportedError
+from toolchain.oci import labels
+from toolchain.oci.compressed import unpacked
+from toolchain.oci.descriptor import DOCKER_LAYER_GZIP, LAYER_GZIP, Descriptor
+from toolchain.oci.image import labels_of
+from toolchain.oci.layout import Layout
+
+_CACHE, _MANIFEST = "io.triton.cache/", "io.triton.manifest/"
+_KEY = "unknown-triton-key"  # what MCV finds for Triton 3.6 and later
+_LARGEST = 64 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class TritonCache:
+    """What such an image says of itself, with the content that bears it out.
+
+    Args:
+        entries: kernels.
+        size: bytes of all files of the cache.
+        targets: GPUs.
+        labels: of the image.
+    """
+
+    entries: int
+    size: int
+    targets: tuple[str, ...]
+    labels: Mapping[str, str]
+
+    @property
+    def calls(self) -> list[dict[str, str]]:
+        """The calls that it serves, each with `gpu` among its arguments; empty where the image does not say."""
+        names: list[str] = strict_json.read(self.labels.get(labels.CACHE_CALLS, "[]"))
+        split = (name.partition("/") for name in names)
+        return [{"gpu": gpu, **dict(part.split("=", 1) for part in shape.split(","))} for gpu, _, shape in split]
+
+
+def read_cache(layout: Layout, image: Descriptor) -> TritonCache:
+    """The cache of an image, checked against MCV's rules.
+
+    Raises:
+        ContractError: a rule does not hold.
+    """
+    config, *layers = layout.children(image)
+    if len(layers) != 1 or layers[0].media_type not in (LAYER_GZIP, DOCKER_LAYER_GZIP):
+        kinds = ", ".join(layer.media_type for layer in layers)
+        raise _broken("it has not one layer of gzip", kinds)
+    said = labels_of(layout.read_json(config))
+    files = _files(layout, layers[0])
+    cached = {name: content for name, content in files.items() if name.startswith(_CACHE)}
+    size = sum(map(len, cached.values()))
+    _same("cache-size-bytes", said, str(size))
+    rows = _entries(cached)
+    _same("entry-count", said, str(len(rows)))
+    targets = {json.dumps(row["target"], sort_keys=True) for row in rows}
+    try:
+        summary = strict_json.read(said.get("cache.triton.image/summary", ""))["targets"]
+        told = {json.dumps(target, sort_keys=True) for target in summary}
+        manifest = strict_json.read(files[f"{_MANIFEST}manifest.json"])["triton"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise _broken("its summary or its manifest cannot be read", repr(error)) from error
+    if told != targets or len(summary) != len(told):
+        raise _broken("its summary names other GPUs than its kernels are for", f"{sorted(told)}, {sorted(targets)}")
+    wanted = [_listed(row) for row in rows]
+    if sorted(manifest, key=_text) != sorted(wanted, key=_text):
+        odd = [one for one in [*manifest, *wanted] if one not in manifest or one not in wanted]
+        raise _broken("its manifest does not list what is in it", _text(odd[0]) if odd else "an entry twice")
+    _groups(cached, said.get(labels.CACHE_MOUNT))
+    gpus = sorted({str(row["target"]["arch"]) for row in rows})
+    return TritonCache(entries=len(rows), size=size, targets=tuple(gpus), labels=said)
+
+
+def _files(layout: Layout, layer: Descriptor) -> dict[str, bytes]:
+    """Content by name. MCV leaves out what has another name, and links, without a word."""
+    files: dict[str, bytes] = {}
+    try:
+        with (
+            unpacked(layout.blob(layer.digest), layer.media_type) as stream,
+            tarfile.open(fileobj=cast("IO[bytes]", stream), mode="r|") as tar,
+        ):
+            for member in tar:
+                if member.isdir() and f"{member.name}/".startswith((_CACHE, _MANIFEST)):
+                    continue
+                parts = PurePosixPath(member.name).parts
+                if not member.isfile() or not member.name.startswith((_CACHE, _MANIFEST)) or ".." in parts:
+                    raise _broken("it holds what MCV does not take out", member.name)
+                if member.size > _LARGEST or member.name in files:
+                    raise _broken("a file of it is too large or there twice", member.name)
+                content = tar.extractfile(member)
+                files[member.name] = content.read() if content is not None else b""
+    except (tarfile.TarError, EOFError, zlib.error) as error:
+        raise _broken("its layer cannot be unpacked", str(error)) from error
+    return files
+
+
+def _entries(cached: Mapping[str, bytes]) -> list[dict[str, Any]]:
+    """Of each JSON with a hash what it says: each is a kernel, in the folder that Triton looks for it in."""
+    rows = []
+    for name, content in cached.items():
+        if not name.endswith(".json"):
+            continue
+        try:
+            row = strict_json.read(content)
+            if not row.get("hash"):
+                continue
+            folder = base64.b32encode(bytes.fromhex(row["hash"])).decode().rstrip("=")
+            _listed(row)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise _broken(f"{name} cannot be read", repr(error)) from error
+        if PurePosixPath(name).parent.name != folder:
+            raise _broken(f"{name} lies where Triton does not look", f"its hash is that of {folder}")
+        rows.append(row)
+    return rows
+
+
+def _listed(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A kernel as MCV's manifest has it: zeros are left out."""
+    target, debug = row["target"], bool(row.get("debug", False))
+    stages, warps, ptx = (int(row.get(name) or 0) for name in ("num_stages", "num_warps", "ptx_version"))
+    options = f'{{"debug":{str(debug).lower()},"num_stages":{stages},"num_warps":{warps},"ptx":{ptx}}}'
+    backend = f"{target['backend']}-{target['arch']}-{target['warp_size']}"
+    hashed = [hashlib.sha256(text.encode()).hexdigest() for text in ("dummy_source_content", backend, options, "{}")]
+    key = hashlib.sha256("-".join([_KEY, *hashed]).encode()).hexdigest()
+    optional = {"ptx_version": ptx, "num_stages": stages, "num_warps": warps, "debug": debug}
+    kept = {name: value for name, value in optional.items() if value}
+    return {"hash": row["hash"], "dummy_key": key, **kept, **target}
+
+
+def _groups(cached: Mapping[str, bytes], mount: str | None) -> None:
+    """That each group of files names those of its own folder, at the path that the label names."""
+    for name, content in cached.items():
+        path = PurePosixPath(name)
+        if not path.name.startswith("__grp__"):
+            continue
+        beside = {str(PurePosixPath(one).name) for one in cached if PurePosixPath(one).parent == path.parent}
+        try:
+            children: dict[str, str] = strict_json.read(content)["child_paths"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise _broken(f"{name} cannot be read", repr(error)) from error
+        if set(children) != beside - {path.name}:
+            raise _broken(f"{name} names other files than lie there", ", ".join(sorted(set(children) ^ beside)))
+        wrong = [one for file, one in children.items() if mount and one != f"{mount}/{path.parent.name}/{file}"]
+        if wrong:
+            raise _broken(f"{name} is not for {mount}", wrong[0])
+
+
+def _same(what: str, said: Mapping[str, str], found: str) -> None:
+    name = f"cache.triton.image/{what}"
+    if said.get(name) != found:
+        raise _broken(f"its label {name} is wrong", f"it says {said.get(name)}, the layer has {found}")
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
+def _broken(what: str, why: str) -> ContractError:
+    return ContractError(f"no Triton cache as MCV takes it: {what}", why=why, fix="build or fetch it again")
+
+
+def require_hit(cache: TritonCache, here: Mapping[str, Any]) -> None:
+    """Insist that Triton would find the kernels.
+
+    Args:
+        here: what containerfiles/triton-cache/calls.py says first, in the place where they are wanted.
+
+    Raises:
+        PinError: another Triton.
+        ContractError: Triton lies elsewhere.
+        ConfigError: a variable is set that counts, or Triton looks for its cache elsewhere.
+    """
+    said = cache.labels
+    if f"sha256:{here['triton_key']}" != said.get(labels.CACHE_TRITON_KEY):
+        raise PinError(
+            "the cache is for another Triton, and every kernel would be compiled again",
+            why=f"Triton {here['triton']} has the key {here['triton_key'][:12]}…, the cache is for"
+            f" {said.get(labels.CACHE_TRITON_KEY, 'none')[:19]}…",
+            fix=f"use the Triton image of input digest {said.get(labels.CACHE_TRITON, 'unknown')}, or build the cache"
+            " again",
+        )
+    if here["path"] != (path := said.get(labels.CACHE_TRITON_PATH)):
+        raise ContractError(
+            "Triton lies elsewhere than when the cache was made, and every kernel would be compiled again",
+            why=f"it is {here['path']}, and was {path}: kernels are found by the path of its bitcode too",
+            fix=f"put Triton at {path}",
+        )
+    if here["variables"]:
+        raise ConfigError(
+            f"{', '.join(sorted(here['variables']))}: set, and every kernel would be compiled again",
+            why="Triton finds kernels by these variables too, even where they hold their defaults",
+            fix="unset them",
+        )
+    if here["cache"] != (mount := said.get(labels.CACHE_MOUNT)):
+        raise ConfigError(
+            f"Triton looks for its cache in {here['cache']}",
+            why=f"the files of this one name each other by paths below {mount}",
+            fix=f"copy it to {mount} and set TRITON_CACHE_DIR={mount}",
+        )
+
+
+def require_call(cache: TritonCache, wanted: Mapping[str, str]) -> Sequence[Mapping[str, str]]:
+    """The calls of the cache that have these arguments; those that are not named may be anything.
+
+    Raises:
+        ConfigError: no call has such an argument.
+        UnsupportedError: there is none.
+    """
+    known = sorted({name for call in cache.calls for name in call})
+    if odd := sorted(set(wanted) - set(known)):
+        raise ConfigError(f"no such argument of a call: {', '.join(odd)}", fix=f"one of {', '.join(known)}")
+    found = [call for call in cache.calls if all(call.get(name) == text for name, text in wanted.items())]
+    if found:
+        return found
+    values = {name: sorted({call[name] for call in cache.calls if name in call}) for name in wanted}
+    raise UnsupportedError(
+        f"the cache has no call with {', '.join(f'{name}={text}' for name, text in wanted.items())}",
+        why="it has " + "; ".join(f"{name} {', '.join(texts)}" for name, texts in values.items()),
+        fix="its kernels would be compiled when they are called; list the call in data/calls.toml and build it again",
+    )

@@ -1,0 +1,258 @@
+"""Calls of a wheel whose kernels are compiled ahead of time: which there are, and what became of each."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from toolchain import strict_json
+from toolchain.catalog.gpus import check_gpu
+from toolchain.data import FOLDER, load, typed_row
+from toolchain.digest import sha256_json, write_atomically
+from toolchain.errors import ResourceError, UnsupportedError
+from toolchain.kernels.executors import Executor
+from toolchain.kernels.ledger import DONE, Entry, Ledger
+from toolchain.kernels.worker_process import machine_fault
+
+_FILE = FOLDER / "calls.toml"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WheelCalls:
+    """A table below `wheel`; the file says what each field is."""
+
+    wheel: str
+    module: str
+    gpus: tuple[str, ...]
+    call: tuple[Mapping[str, Any], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """A call of a wheel's function for a GPU, or several that one process makes in their order.
+
+    Args:
+        rows: argument and value, of each.
+        order: what the order of several is, for people.
+    """
+
+    gpu: str
+    rows: tuple[Mapping[str, Any], ...]
+    order: str = ""
+
+    @property
+    def shape(self) -> str:
+        """The arguments, as `kernels cached --call` takes them: `direction=forward,dtype=bf16,heads=32x8`."""
+        return self.order or ",".join(f"{name}={as_text(value)}" for name, value in self.rows[0].items())
+
+    @property
+    def name(self) -> str:
+        """For people, and in the label that lists the calls."""
+        return f"{self.gpu}/{self.shape}"
+
+    def task(self, id_: str) -> dict[str, Any]:
+        """As workers read it."""
+        return {"id": id_, "calls": [dict(row) for row in self.rows]}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What became of a call.
+
+    Args:
+        refused: whether the wheel itself raised an error: it has nothing for this GPU or these arguments.
+        kernels: (function, hash in Triton's cache) of all that it launched.
+    """
+
+    call: Call
+    entry: Entry
+    refused: bool
+    kernels: tuple[tuple[str, str], ...]
+
+    @property
+    def done(self) -> bool:
+        """Whether its kernels are in the cache."""
+        return self.entry.status == DONE
+
+
+def as_text(value: Any) -> str:
+    """A value of a call as people write it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "x".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def mount() -> str:
+    """Where a cache must lie for Triton to find what is in it."""
+    return str(load("calls")["mount"])
+
+
+def calls_of(wheel: str) -> WheelCalls:
+    """The calls of a wheel.
+
+    Raises:
+        UnsupportedError: none are listed.
+    """
+    rows = {row["wheel"]: row for row in load("calls")["wheel"]}
+    if wheel not in rows:
+        raise UnsupportedError(
+            f"no calls of {wheel} are listed", why=f"{_FILE.name} has those of {', '.join(rows)}",
+            fix=f"use --wheel {next(iter(rows))}, or list them there, with a module that makes them",
+        )  # fmt: skip
+    return typed_row(WheelCalls, rows[wheel], wheel, _FILE)
+
+
+def listed(table: WheelCalls, gpus: Sequence[str]) -> list[Call]:
+    """The calls for some GPUs, those of one together.
+
+    Args:
+        gpus: LLVM names; all of the table where there are none.
+
+    Raises:
+        UnsupportedError: none are listed for one of the GPUs.
+    """
+    found: list[Call] = []
+    for gpu in sorted(gpus or table.gpus):
+        check_gpu(gpu)
+        axes = [
+            {name: values for name, values in one.items() if name != "gpus"}
+            for one in table.call if gpu in one.get("gpus", table.gpus)
+        ]  # fmt: skip
+        if not axes:
+            raise UnsupportedError(
+                f"no calls of {table.wheel} are listed for {gpu}",
+                why=f"{_FILE.name} has them for {', '.join(table.gpus)}",
+                fix="name another GPU, or add it there",
+            )
+        found += [
+            Call(gpu=gpu, rows=(dict(zip(one, values, strict=True)),))
+            for one in axes for values in itertools.product(*one.values())
+        ]  # fmt: skip
+    return found
+
+
+def in_orders(outcomes: Iterable[Outcome]) -> list[Call]:
+    """Of each GPU all calls that were done in one process, as they are listed and the other way round.
+
+    Triton puts a global constant of a function that a kernel calls into the kernel's key if another kernel called it
+    before. So a kernel has a key for when its call comes first, and may have others.
+    """
+    found = []
+    for gpu, group in itertools.groupby((one.call for one in outcomes if one.done), key=lambda call: call.gpu):
+        rows = tuple(row for call in group for row in call.rows)
+        found += [Call(gpu=gpu, rows=rows, order="all in order"), Call(gpu=gpu, rows=rows[::-1], order="all backwards")]
+    return found
+
+
+def local_memory(gpu: str) -> int:
+    """Bytes of LDS that a workgroup can have.
+
+    Raises:
+        UnsupportedError: unknown.
+    """
+    for kind in load("occupancy")["kind"]:
+        if gpu in kind["gpus"]:
+            return int(kind["lds"])
+    raise UnsupportedError(f"the LDS of {gpu} is unknown", fix="add the GPU to data/occupancy.toml")
+
+
+def make_calls(
+    calls: Sequence[Call],
+    executor_for: Callable[[str], Executor],
+    ledger: Ledger,
+    notes: Path,
+    *,
+    on_count: Callable[[int, int, str], None],
+) -> tuple[list[Outcome], dict[str, Any]]:
+    """Make those that were not made yet, each GPU by workers of its own.
+
+    Args:
+        executor_for: gives the workers of a GPU.
+        notes: folder that keeps which kernels a call launched, for a run that goes on.
+        on_count: called with calls made, all calls, and the name of the last one.
+
+    Returns:
+        An outcome for each call, and what the workers said of Triton.
+
+    Raises:
+        ResourceError: the machine is at fault; the call is not recorded.
+        KernelError: no worker comes up.
+    """
+    notes.mkdir(parents=True, exist_ok=True)
+    about: dict[str, Any] = {}
+    outcomes: dict[str, Outcome] = {}
+    for gpu, group in itertools.groupby(calls, key=lambda call: call.gpu):
+        todo: dict[str, Call] = {}
+        for call in group:
+            earlier = _earlier(call, ledger, notes)
+            if earlier is None:
+                todo[_id(call)] = call
+            else:
+                outcomes[call.name], about = earlier
+        if not todo:
+            continue
+        tasks = [
+            {**call.task(id_), "kernel": call.shape, "target": gpu, "out": call.name} for id_, call in todo.items()
+        ]
+        executor = executor_for(gpu)
+        with contextlib.closing(executor.run(tasks)) as answers:
+            for answer in answers:
+                call = todo[answer["id"]]
+                about = executor.about()
+                outcomes[call.name] = _note(call, answer, about, ledger, notes)
+                on_count(len(outcomes), len(calls), call.name)
+    return [outcomes[call.name] for call in calls], about
+
+
+def _id(call: Call) -> str:
+    return sha256_json([call.gpu, call.task("")]).removeprefix("sha256:")[:20]
+
+
+def _note(call: Call, answer: Mapping[str, Any], about: Mapping[str, Any], ledger: Ledger, notes: Path) -> Outcome:
+    status, reason = str(answer["status"]), str(answer.get("reason", ""))
+    if status != DONE and (what := machine_fault(reason, notes)):
+        raise ResourceError(what, why=f"{call.name}: {reason[:300]}", fix="free disk or memory, then run it again")
+    kernels = tuple(dict.fromkeys((str(one["name"]), str(one["hash"])) for one in answer.get("kernels", ())))
+    entry = Entry(
+        id=_id(call), kernel=call.shape, target=call.gpu, out=call.name, cluster=call.gpu,
+        status=status, reason="" if status == DONE else reason or "no reason given",
+        seconds=float(answer.get("seconds", 0)), attempt=int(answer.get("attempt", 1)),
+    )  # fmt: skip
+    content = {"kernels": kernels, "about": dict(about)}
+    write_atomically(notes / f"{entry.id}.json", json.dumps(content).encode())
+    ledger.record(entry)
+    return Outcome(call=call, entry=entry, refused=answer.get("refused") is True, kernels=kernels)
+
+
+def _earlier(call: Call, ledger: Ledger, notes: Path) -> tuple[Outcome, dict[str, Any]] | None:
+    """What an earlier run noted of a call that succeeded."""
+    entry = ledger.get(_id(call))
+    if entry is None or entry.status != DONE:
+        return None
+    try:
+        note = strict_json.read((notes / f"{entry.id}.json").read_bytes())
+        kernels = tuple((str(name), str(hash_)) for name, hash_ in note["kernels"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return Outcome(call=call, entry=entry, refused=False, kernels=kernels), dict(note["about"])
+
+
+def by_gpu(outcomes: Iterable[Outcome]) -> Iterator[dict[str, Any]]:
+    """Calls, kernels and seconds of each GPU."""
+    for gpu, group in itertools.groupby(outcomes, key=lambda one: one.call.gpu):
+        rows = list(group)
+        alone = [one for one in rows if not one.call.order]
+        yield {
+            "gpu": gpu,
+            "calls": len(alone),
+            "refused": sum(one.refused for one in alone),
+            "failed": sum(not one.done and not one.refused for one in alone),
+            "kernels": len({hash_ for one in alone if one.done for _, hash_ in one.kernels}),
+            "entries": len({hash_ for one in rows if one.done for _, hash_ in one.kernels}),
+            "seconds": round(sum(one.entry.seconds for one in rows), 1),
+        }

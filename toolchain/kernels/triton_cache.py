@@ -1,0 +1,139 @@
+"""Triton's cache of compiled kernels, laid out for one path, and as an image in the format of MCV, "compat".
+
+An entry is a folder, the base32 of its kernel's hash, with the files of the kernel and `__grp__NAME.json`, which names
+each by its whole path: a cache serves the path that it was laid out for. MCV's rules: docs/tasks/triton-cache.md.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from toolchain import strict_json
+from toolchain.digest import canonical, sha256_bytes
+from toolchain.errors import KernelError
+from toolchain.filesystem import read_regular
+from toolchain.kernels.codeobject import check_object
+
+FOLDER = "io.triton.cache"
+MANIFEST = "io.triton.manifest/manifest.json"
+ENTRIES = "cache.triton.image/entry-count"
+BYTES = "cache.triton.image/cache-size-bytes"
+SUMMARY = "cache.triton.image/summary"
+_LARGEST = 64 << 20  # bytes of one file
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A kernel in a laid out cache.
+
+    Args:
+        metadata: as Triton wrote it.
+        size: bytes of all its files.
+    """
+
+    metadata: Mapping[str, Any]
+    size: int
+
+
+def entry_folder(hash_: str) -> str:
+    """The folder of a kernel by its hash, 64 hex digits."""
+    return base64.b32encode(bytes.fromhex(hash_)).decode().rstrip("=")
+
+
+def lay_out(made: Path, kernels: Iterable[tuple[str, str, str]], tree: Path, mount: str) -> list[Entry]:
+    """Copy whole entries, and nothing else: what an unfinished or failed compile left stays behind.
+
+    Args:
+        made: folder that Triton wrote to; containers had it, so no link in it is followed.
+        kernels: (GPU, function, hash) of each.
+        tree: what becomes the layer; gets FOLDER and MANIFEST's parent.
+        mount: where it will lie.
+
+    Raises:
+        KernelError: an entry is not whole, or holds another kernel.
+    """
+    entries = []
+    for gpu, name, hash_ in sorted(set(kernels), key=lambda one: one[2]):
+        source, target = made / entry_folder(hash_), tree / FOLDER / entry_folder(hash_)
+        target.mkdir(parents=True)
+        try:
+            group = f"__grp__{name[:150]}.json"
+            files = sorted(strict_json.read(read_regular(source / group, _LARGEST))["child_paths"])
+            if any("/" in file or file.startswith(".") for file in files):
+                raise ValueError(f"{group} names {files}")
+            paths = {file: f"{mount}/{source.name}/{file}" for file in files}
+            content = {file: read_regular(source / file, _LARGEST) for file in files}
+            content[group] = canonical({"child_paths": paths})
+            metadata = strict_json.read(content[f"{name[:150]}.json"])
+            code = f"{name[:150]}.hsaco"
+            if (metadata["hash"], metadata["target"]["arch"]) != (hash_, gpu) or code not in content:
+                raise ValueError(f"it is for {metadata['target']['arch']}, hash {metadata['hash']}")
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise KernelError(
+                f"the cache entry of {name} is not whole",
+                why=f"{source.name}: {type(error).__name__}: {error}",
+                fix="run it again with --fresh",
+            ) from error
+        for file, data in content.items():
+            (target / file).write_bytes(data)
+        check_object(target / code, gpu, str(metadata["name"]))
+        entries.append(Entry(metadata=metadata, size=sum(map(len, content.values()))))
+    return entries
+
+
+def write_manifest(entries: Iterable[Entry], tree: Path, key: str) -> None:
+    """Write MCV's list of the entries.
+
+    Args:
+        key: what MCV takes for Triton's key (see `dummy_key`).
+    """
+    path = tree / MANIFEST
+    path.parent.mkdir(parents=True)
+    path.write_bytes(canonical({"triton": [_row(one.metadata, key) for one in entries]}) + b"\n")
+
+
+def _row(metadata: Mapping[str, Any], key: str) -> dict[str, Any]:
+    target = metadata["target"]
+    options = {name: metadata.get(name) for name in ("num_stages", "num_warps", "debug") if metadata.get(name)}
+    return {"hash": metadata["hash"], "dummy_key": dummy_key(metadata, key), **options, **target}
+
+
+def dummy_key(metadata: Mapping[str, Any], key: str) -> str:
+    """What MCV compares of an entry: five parts with hyphens between them, four of them hashed, and hashed as a whole.
+
+    Args:
+        key: Triton's, as MCV finds it; with Triton 3.6 and later it looks in the wrong place, and it is a fixed text.
+    """
+    target = metadata["target"]
+    options = {
+        "debug": bool(metadata.get("debug")), "num_stages": metadata["num_stages"],
+        "num_warps": metadata["num_warps"], "ptx": 0,
+    }  # fmt: skip
+    parts = (
+        "dummy_source_content",
+        f"{target['backend']}-{target['arch']}-{target['warp_size']}",
+        json.dumps(options, sort_keys=True, separators=(",", ":")),
+        "{}",  # the variables that count, none of which is set
+    )
+    return _hex("-".join([key, *map(_hex, parts)]))
+
+
+def _hex(text: str) -> str:
+    return sha256_bytes(text.encode()).removeprefix("sha256:")
+
+
+def labels(entries: Iterable[Entry]) -> dict[str, str]:
+    """The labels that MCV reads."""
+    rows = list(entries)
+    targets = {canonical(row.metadata["target"]).decode(): row.metadata["target"] for row in rows}
+    summary = [{name: targets[text][name] for name in ("backend", "arch", "warp_size")} for text in sorted(targets)]
+    return {
+        ENTRIES: str(len(rows)),
+        BYTES: str(sum(row.size for row in rows)),
+        SUMMARY: json.dumps({"targets": summary}, separators=(",", ":")),
+    }

@@ -1,0 +1,246 @@
+"""The Triton kernels of a wheel, compiled ahead of time: a Triton cache, as an image that MCV takes too."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from subprocess import Popen
+from typing import TYPE_CHECKING, Any
+
+from toolchain import console, recipe, strict_json
+from toolchain.catalog.wheels import wheel_row
+from toolchain.digest import write_atomically
+from toolchain.errors import ContractError, KernelError, UnsupportedError
+from toolchain.oci import labels
+from toolchain.recipe import Mount, digests
+from toolchain.request import Request
+from toolchain.stages.base import base_label
+from toolchain.stages.kernel_workers import layer_digests, limits, local_workers
+from toolchain.stages.stage import Built, Planned, Workspace, common_inputs, image_labels, locked
+from toolchain.stages.wheel import environment
+
+if TYPE_CHECKING:
+    from toolchain.kernels.calls import Call, Outcome, WheelCalls
+    from toolchain.kernels.executors import LocalExecutor
+
+RECIPE = "containerfiles/triton-cache"
+_SEEN, _CHECKED = "/recipe", "/calls"
+_LISTED = 20
+
+
+@dataclass(frozen=True)
+class TritonCacheStage:
+    """See `Stage`. Its image has one layer, which holds nothing but the cache and MCV's list of it."""
+
+    name: str = "triton-cache"
+
+    def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned:
+        from toolchain.kernels.calls import mount  # noqa: PLC0415 - other plans need none of it
+
+        table, calls = asked(request)
+        below = {name: dependencies[name].input_digest for name in ("torch", "triton", table.wheel)}
+        inputs: dict[str, Any] | None = None
+        if locked(*below.values()):
+            inputs = {
+                **common_inputs(self.name, request),
+                **below,
+                "recipe": digests(RECIPE),
+                "module": table.module,
+                "calls": [call.name for call in calls],
+                "mount": mount(),
+                "keep_going": request.keep_going,
+                **limits(request),
+            }
+        wheel, triton = dependencies[table.wheel], dependencies["triton"]
+        version = next((one.short_id for one in triton.sources if one.name == "triton"), "unknown")
+        return Planned(
+            name=self.name,
+            image=f"triton-cache-{table.wheel}-triton-{version}-{base_label(request)}",
+            inputs=inputs,
+            binaries=wheel.binaries,
+            engine=True,
+            has_contract_check=True,
+            note=f"for {len(calls)} calls of {table.wheel}; other shapes are compiled when they come",
+        )
+
+    def build(self, planned: Planned, dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
+        from toolchain.kernels import triton_cache  # noqa: PLC0415 - a plan compiles nothing
+        from toolchain.kernels.calls import by_gpu, in_orders, make_calls, mount  # noqa: PLC0415
+        from toolchain.kernels.ledger import Ledger  # noqa: PLC0415
+
+        request = workspace.request
+        table, calls = asked(request)
+        image = workspace.image_to_run(dependencies[table.wheel])
+        made = workspace.work() / "made"
+        made.mkdir(exist_ok=True)
+        workspace.step("compile")
+        with Ledger(workspace.work() / "calls.sqlite") as ledger:
+            workers, notes = _workers(image, table, made, workspace), workspace.work() / "notes"
+            outcomes, about = make_calls(calls, workers, ledger, notes, on_count=workspace.count)
+            _require(outcomes, keep_going=request.keep_going)
+            ordered, _ = make_calls(in_orders(outcomes), workers, ledger, notes, on_count=workspace.count)
+        _require(ordered, keep_going=False)
+        everything = sorted([*outcomes, *ordered], key=lambda one: one.call.gpu)
+        for row in by_gpu(everything):
+            console.note(", ".join(f"{name} {value}" for name, value in row.items()))
+        kernels = {(one.call.gpu, name, hash_) for one in everything if one.done for name, hash_ in one.kernels}
+        tree = workspace.work() / "tree"
+        shutil.rmtree(tree, ignore_errors=True)
+        entries = triton_cache.lay_out(made, kernels, tree, mount())
+        triton_cache.write_manifest(entries, tree, about["mcv_key"])
+        bad, refused = ([one for one in outcomes if not one.done and one.refused is kind] for kind in (False, True))
+        told = [f"{len(refused)} calls refused by {table.wheel}"] if refused else []
+        told += [f"{len(bad)} calls known bad"] if bad else []
+        planned = replace(planned, partial=", ".join(told))
+        counts = {
+            "done": sum(one.done for one in outcomes),
+            "failed": sum(one.entry.status == "failed" for one in bad),
+            "timed_out": sum(one.entry.status == "timeout" for one in bad),
+        }
+        triton = dependencies["triton"]
+        return workspace.finish(
+            planned,
+            tree=tree,
+            facts={
+                "kernels": counts,
+                "known_bad": [one.call.name for one in bad],
+                "refused": {one.call.name: one.entry.reason for one in refused},
+                "by_gpu": list(by_gpu(everything)),
+                "entries": len(entries),
+                "bytes": sum(one.size for one in entries),
+                "about": {name: about[name] for name in ("triton", "python", "path", "triton_key")},
+                "gpus": sorted({call.gpu for call in calls}),
+            },
+            labels=image_labels(
+                planned,
+                binaries=planned.binaries,
+                more={
+                    **triton_cache.labels(entries),
+                    labels.KERNELS: json.dumps(counts, sort_keys=True),
+                    labels.CACHE_MOUNT: mount(),
+                    labels.CACHE_TRITON: triton.input_digest,
+                    labels.CACHE_TRITON_LAYER: layer_digests(triton, workspace.cache)[-1],
+                    labels.CACHE_TRITON_KEY: f"sha256:{about['triton_key']}",
+                    labels.CACHE_TRITON_PATH: about["path"],
+                    labels.CACHE_CALLS: json.dumps([one.call.name for one in outcomes if one.done]),
+                },
+            ),
+            check=_check_hits(table, everything, workspace) if request.contract else None,
+            check_on=dependencies[table.wheel],
+        )
+
+
+def asked(request: Request) -> tuple[WheelCalls, list[Call]]:
+    """The calls that a request names, and the table that they are from.
+
+    Raises:
+        UnsupportedError: see `kernels.calls`; or several wheels are named.
+    """
+    from toolchain.kernels.calls import calls_of, listed  # noqa: PLC0415 - other plans need none of it
+
+    if len(request.wheels) > 1:
+        raise UnsupportedError(
+            "a cache is of one wheel", why=f"--wheel names {', '.join(request.wheels)}", fix="build one for each"
+        )
+    table = calls_of(next(iter(request.wheels), "flash-attn"))
+    return table, listed(table, request.gpus)
+
+
+def variables(wheel: str) -> dict[str, str]:
+    """The environment of what calls the wheel: that of its image, and where Triton's cache is. None of it counts in the
+    keys of the cache."""
+    from toolchain.kernels.calls import mount  # noqa: PLC0415
+
+    home = {"HOME": "/tmp", "PYTHONDONTWRITEBYTECODE": "1"}  # noqa: S108 - in the container
+    return {**environment([wheel_row(wheel)]), **home, "TRITON_CACHE_DIR": mount()}
+
+
+def _workers(image: str, table: WheelCalls, made: Path, workspace: Workspace) -> Callable[[str], LocalExecutor]:
+    """Gives the workers of a GPU: the wheel asks once which GPU there is, so each serves one."""
+    from toolchain.kernels.calls import local_memory, mount  # noqa: PLC0415 - a plan compiles nothing
+
+    # Triton fills the cache where it will lie.
+    mounts = [Mount(recipe.root() / RECIPE, _SEEN), Mount(made, mount(), read_only=False)]
+    env = {**variables(table.wheel), "TRITON_STORE_BINARY_ONLY": "1"}
+
+    def executor_for(gpu: str) -> LocalExecutor:
+        argv = ["python3", f"{_SEEN}/calls.py", gpu, str(local_memory(gpu)), table.module]
+
+        def start() -> AbstractContextManager[Popen[str]]:
+            return workspace.worker(image, argv, mounts=mounts, env=env)
+
+        return local_workers(start, workspace)
+
+    return executor_for
+
+
+def _require(outcomes: Sequence[Outcome], *, keep_going: bool) -> None:
+    """Raise for calls that failed, and where a wheel refused all.
+
+    Raises:
+        KernelError: calls failed or timed out, and `keep_going` is not set.
+        UnsupportedError: the wheel has nothing for these GPUs.
+    """
+    bad = [one for one in outcomes if not one.done and not one.refused]
+    if bad and not keep_going:
+        raise KernelError(
+            f"{len(bad)} of {len(outcomes)} calls did not compile",
+            why="\n".join(f"{one.call.name}: {one.entry.reason.splitlines()[-1][:300]}" for one in bad[:_LISTED]),
+            fix="--keep-going leaves them out and goes on; --kernel-timeout SECONDS gives them longer",
+        )
+    if not any(one.done for one in outcomes):
+        raise UnsupportedError(
+            "the wheel refuses every call",
+            why="\n".join(f"{one.call.name}: {one.entry.reason.splitlines()[-1][:300]}" for one in outcomes[:_LISTED]),
+            fix="name other GPUs (--gpu)",
+        )
+
+
+def _check_hits(
+    table: WheelCalls, outcomes: Sequence[Outcome], workspace: Workspace
+) -> Callable[[str], Mapping[str, Any]]:
+    """That in a fresh container, with the cache where it belongs, the same calls and orders compile nothing."""
+    from toolchain.kernels.calls import local_memory, mount  # noqa: PLC0415 - a plan compiles nothing
+    from toolchain.kernels.triton_cache import FOLDER  # noqa: PLC0415
+
+    def check(image: str) -> Mapping[str, Any]:
+        workspace.step("contract")
+        hits = 0
+        for gpu, rows in _done_by_gpu(outcomes):
+            file = workspace.work() / f"{gpu}.jsonl"
+            lines = [json.dumps(one.call.task(one.call.name)) for one in rows]
+            write_atomically(file, "\n".join(lines).encode() + b"\n")
+            command = f'cp -r /{FOLDER} {mount()} && exec python3 {_SEEN}/calls.py "$@" {_CHECKED}'
+            done = workspace.runner.run(
+                image,
+                ["sh", "-c", command, "sh", gpu, str(local_memory(gpu)), table.module],
+                mounts=[Mount(recipe.root() / RECIPE, _SEEN), Mount(file, _CHECKED)],
+                env=variables(table.wheel),
+                log=workspace.log,
+                capture=True,
+                check=False,
+            )
+            said = [strict_json.read(line) for line in done.stdout.splitlines()[1:]]
+            seen = [one for answer in said for one in answer["kernels"]]
+            hits += sum(one["hit"] for one in seen)
+            wanted = sum(len(one.kernels) for one in rows)
+            if done.returncode != 0 or not all(one["hit"] for one in seen) or len(seen) < wanted:
+                missed = ", ".join(sorted({str(one["name"]) for one in seen if not one["hit"]}))
+                raise ContractError(
+                    f"the cache does not serve {gpu} in a fresh container",
+                    why=f"compiled again: {missed}" if missed else "\n".join(done.tail),
+                    fix="see the log",
+                )
+        return {"hits": hits}
+
+    return check
+
+
+def _done_by_gpu(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, list[Outcome]]]:
+    for gpu in dict.fromkeys(one.call.gpu for one in outcomes):
+        if rows := [one for one in outcomes if one.done and one.call.gpu == gpu]:
+            yield gpu, rows
