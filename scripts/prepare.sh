@@ -22,7 +22,7 @@ prepare_system() {
   } >&2
 }
 
-# llvm-objdump for the emulator, from the newest LLVM that the distribution has.
+# llvm-objdump for the emulator, from the newest LLVM that the distribution has; 1 where it has none that will do.
 prepare_objdump() {
   for version in 22 21 20 19; do
     [ ! -x "/usr/bin/llvm-objdump-$version" ] || return 0
@@ -35,6 +35,7 @@ prepare_objdump() {
     fi
   done
   echo "no llvm-objdump of LLVM 19 or newer: kernels are not checked" >&2
+  return 1
 }
 
 # The tool in a virtual environment of its own, from a lock file; `prepare_venv test` adds what tests need.

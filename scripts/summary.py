@@ -10,6 +10,7 @@ from rich.table import Table
 from toolchain import console
 from toolchain.build.record import records
 from toolchain.cache import Cache, default_cache
+from toolchain.numbers.summary import told
 
 
 def main(seconds: int, out: Path) -> None:
@@ -33,6 +34,15 @@ def main(seconds: int, out: Path) -> None:
             times = f"median {row['median_seconds']} s, at most {row['max_seconds']} s"
             table.add_row("", f"  {row['kernel']} {row['gpu']}", "", f"{row['done']} objects", "", times)
     console.show(table)
+    for record in records(cache):
+        if found := record.facts.get("numbers"):
+            console.text(f"numbers: {told(found)}")
+            for row in found["groups"]:
+                of_all = sum(row[name] for name in ("right", "wrong", "skipped", "refused"))
+                console.text(
+                    f"  {row['gpu']:<8} {row['kernel']:<28} {row['right']:>2} of {of_all} right, largest error"
+                    f" {row['share']:.0%} of what passes"
+                )
     console.text(f"published to oci:{out}; this run took {console.duration(seconds)}")
     console.text(
         "FlashAttention's modules import torch; a stand-in that only satisfies the import was used.\n"

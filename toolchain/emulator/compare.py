@@ -20,7 +20,13 @@ _ORDER: dict[str, Compute] = {
 
 
 def _unordered(a: Array, b: Array) -> Array:
-    return np.isnan(a) | np.isnan(b)
+    return np.isnan(a) if a is b else np.isnan(a) | np.isnan(b)
+
+
+def _ordered(a: Array, b: Array) -> Array:
+    # A number is equal to itself, NaN is not.
+    same: Array = np.equal(a, a)
+    return same if a is b else same & np.equal(b, b)
 
 
 def _different(a: Array, b: Array) -> Array:
@@ -35,7 +41,7 @@ def _not(compare: Compute) -> Compute:
 _FLOAT: dict[str, Compute] = {
     **_ORDER,
     "lg": _different,
-    "o": _not(_unordered),
+    "o": _ordered,
     "u": _unordered,
     "nge": _not(np.greater_equal),
     "nlg": _not(_different),

@@ -21,7 +21,7 @@ def fma(a: Array, b: Array, c: Array) -> Array:
     addend = np.asarray(c, np.float64)
     total = np.asarray(product + addend)
     tie = (total.view(np.uint64) & _BELOW) == _HALFWAY
-    if tie.any():
+    if np.count_nonzero(tie):
         back = total - product
         lost = (product - (total - back)) + (addend - back)
         away = np.where((lost > 0) == (total > 0), np.uint64(1), np.uint64(0xFFFFFFFFFFFFFFFF))
@@ -60,7 +60,7 @@ def median(a: Array, b: Array, c: Array) -> Array:
 
 def _flushed(values: Array) -> Array:
     small = np.abs(values) < _TINY
-    return np.where(small, np.copysign(np.float32(0), values), values) if small.any() else values
+    return np.where(small, np.copysign(np.float32(0), values), values) if np.count_nonzero(small) else values
 
 
 def exp2(values: Array) -> Array:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 
 from toolchain.emulator.bits import QUAD, Array
 from toolchain.emulator.lanewise import Handler
-from toolchain.emulator.operands import Get, Operands, Run
+from toolchain.emulator.operands import Get, GetNumber, Operands, Run
 from toolchain.emulator.wave import Wave
 from toolchain.errors import NumbersError
 
@@ -55,8 +55,8 @@ def active(wave: Wave, values: Array) -> Array:
     return values if wave.all_lanes else values[wave.mask]
 
 
-def spread(wave: Wave, values: Sequence[Array], lanes: Array | None = None) -> Sequence[Array]:
-    """Values of some lanes as arrays of all lanes, with 0 in the others.
+def spread(wave: Wave, values: Array, lanes: Array | None = None) -> Array:
+    """Values of some lanes, `uint32[words, n]`, as those of all lanes, with 0 in the others.
 
     Args:
         lanes: which lanes; the active ones by default.
@@ -65,22 +65,22 @@ def spread(wave: Wave, values: Sequence[Array], lanes: Array | None = None) -> S
         if wave.all_lanes:
             return values
         lanes = wave.mask
-    wide = []
-    for value in values:
-        every = np.zeros(wave.lanes, np.uint32)
-        every[lanes] = value
-        wide.append(every)
+    wide: Array = np.zeros((len(values), wave.lanes), np.uint32)
+    wide[:, lanes] = values
     return wide
 
 
-def writer(operands: Operands, text: str, access: Access) -> Callable[[Wave, Sequence[Array]], None]:
-    """What writes loaded values to registers."""
+def writer(operands: Operands, text: str, access: Access) -> Callable[[Wave, Array], None]:
+    """What writes loaded values, `uint32[words, lanes]`, to registers."""
     if access.size >= 4:
-        puts = [operands.put_u32(text, word) for word in range(access.size // 4)]
+        words = access.size // 4
+        first = operands.write(operands.vector(text), words).index
 
-        def put_words(wave: Wave, values: Sequence[Array]) -> None:
-            for put, value in zip(puts, values, strict=True):
-                put(wave, value)
+        def put_words(wave: Wave, values: Array) -> None:
+            if wave.all_lanes:
+                wave.vectors[first : first + words] = values
+            else:
+                np.copyto(wave.vectors[first : first + words], values, where=wave.mask)
 
         return put_words
     bits, sign = 8 * access.size, access.sign
@@ -98,18 +98,19 @@ def writer(operands: Operands, text: str, access: Access) -> Callable[[Wave, Seq
     return lambda wave, values: put_half(wave, extended(values[0]).astype(np.uint16))
 
 
-def reader(operands: Operands, text: str, access: Access) -> Callable[[Wave], list[Array]]:
-    """What reads the values to store from registers."""
+def reader(operands: Operands, text: str, access: Access) -> Callable[[Wave], Array]:
+    """What reads the values to store from registers, `uint32[words, lanes]`."""
     if access.size >= 4:
-        gets = [operands.u32(text, word) for word in range(access.size // 4)]
-        return lambda wave: [get(wave) for get in gets]
+        words = access.size // 4
+        first = operands.read(operands.vector(operands.plain(text)), words).index
+        return lambda wave: wave.vectors[first : first + words]
     register = operands.vector(text)
     half = access.half if access.half is not None else register.half
     if half is None:
         get_word = operands.u32(text)
-        return lambda wave: [get_word(wave)]
+        return lambda wave: get_word(wave)[None]
     get_half = operands.half_bits(text, half)
-    return lambda wave: [get_half(wave).astype(np.uint32)]
+    return lambda wave: get_half(wave).astype(np.uint32)[None]
 
 
 def _offset(operands: Operands) -> int:
@@ -153,7 +154,8 @@ def _global(access: Access, *, flat: bool) -> Handler:
         def store(wave: Wave) -> None:
             memory = wave.group.memory
             place = memory.places(active(wave, address(wave)), size, what, pc, write=True)
-            memory.views.store(place, size, [active(wave, value) for value in read(wave)])
+            values = read(wave)
+            memory.views.store(place, size, values if wave.all_lanes else values[:, wave.mask])
 
         return store
 
@@ -177,7 +179,7 @@ def atomic_add(operands: Operands) -> Run:
             old[lane] = words[word]
             words[word] += value
         if put is not None:
-            put(wave, spread(wave, [old])[0])
+            put(wave, spread(wave, old[None])[0])
 
     return run
 
@@ -213,12 +215,15 @@ def _scratch(access: Access) -> Handler:
                 )
             return place >> 2, active(wave, np.arange(wave.lanes))
 
+        if index is None:
+            # All lanes have one place: whole rows of words.
+            return _scratch_rows(operands, register, access, base=base, offset=int(offset))
         if access.load:
             write = writer(operands, register, access)
 
             def load(wave: Wave) -> None:
                 first, lanes = places(wave)
-                write(wave, spread(wave, [wave.scratch[first + word, lanes] for word in range(size // 4)]))
+                write(wave, spread(wave, wave.scratch[first + np.arange(size // 4)[:, None], lanes]))
 
             return load
         read = reader(operands, register, access)
@@ -231,6 +236,40 @@ def _scratch(access: Access) -> Handler:
         return store
 
     return build
+
+
+def _scratch_rows(operands: Operands, register: str, access: Access, *, base: GetNumber | None, offset: int) -> Run:
+    pc, size = operands.instruction.address, access.size
+
+    def row(wave: Wave) -> int:
+        place = offset if base is None else offset + base(wave)
+        limit = wave.group.code.descriptor.scratch
+        if (place < 0 or place + size > limit or place & 3) and (wave.all_lanes or wave.mask.any()):
+            raise NumbersError(
+                f"a scratch access at {pc:#x} is outside of the kernel's scratch memory",
+                why=f"offset {place:#x}, {size} bytes, of {limit}",
+            )
+        return place >> 2
+
+    if access.load:
+        write = writer(operands, register, access)
+
+        def load(wave: Wave) -> None:
+            first = row(wave)
+            write(wave, wave.scratch[first : first + size // 4])
+
+        return load
+    read = reader(operands, register, access)
+
+    def store(wave: Wave) -> None:
+        first = row(wave)
+        for word, value in enumerate(read(wave)):
+            if wave.all_lanes:
+                wave.scratch[first + word] = value
+            else:
+                np.copyto(wave.scratch[first + word], value, where=wave.mask)
+
+    return store
 
 
 # -------------------------------------------------------------------- buffers
@@ -299,7 +338,7 @@ def _buffer(access: Access) -> Handler:
             addresses, inside = where.of(wave)
             memory = wave.group.memory
             place = memory.places(addresses[inside], size, "a buffer store", pc, write=True)
-            memory.views.store(place, size, [value[inside] for value in read(wave)])
+            memory.views.store(place, size, read(wave)[:, inside])
 
         return store
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -17,28 +16,30 @@ from toolchain.errors import NumbersError
 _PAIR = re.compile(r"ds_(?:(read|write)2(st64)?|(load|store)_2addr(_stride64)?)_b(32|64)$")
 
 
-def _places(wave: Wave, address: Array, offset: int, size: int, pc: int) -> Array:
+def _places(wave: Wave, address: Array, offset: int, size: int, pc: int) -> tuple[Array, int]:
+    """Offsets in LDS, and all their bits."""
     place = active(wave, address).astype(np.int64)
     if offset:
         place += offset
-    limit = wave.group.lds_size
-    if len(place) and int(np.maximum.reduce(place)) + size > limit:
+    limit, bits = wave.group.lds_size, int(np.bitwise_or.reduce(place))
+    # No offset is more than all bits together.
+    if bits + size > limit and len(place) and int(np.maximum.reduce(place)) + size > limit:
         raise NumbersError(
             f"an LDS access at {pc:#x} is outside of the workgroup's LDS",
             why=f"offset {int(place.max()):#x}, {size} bytes, of {limit}",
         )
-    return place
+    return place, bits
 
 
-def _load(wave: Wave, address: Array, offset: int, size: int, pc: int) -> Sequence[Array]:
-    place, lds = _places(wave, address, offset, size, pc), wave.group.lds
+def _load(wave: Wave, address: Array, offset: int, size: int, pc: int) -> Array:
+    (place, bits), lds = _places(wave, address, offset, size, pc), wave.group.lds
     lds.note(place, size, pc)
-    return spread(wave, lds.load(place, size))
+    return spread(wave, lds.load(place, size, bits))
 
 
-def _store(wave: Wave, address: Array, offset: int, size: int, pc: int, *, values: Sequence[Array]) -> None:
-    place, lds = _places(wave, address, offset, size, pc), wave.group.lds
-    stored = [active(wave, value) for value in values]
+def _store(wave: Wave, address: Array, offset: int, size: int, pc: int, *, values: Array) -> None:
+    (place, _), lds = _places(wave, address, offset, size, pc), wave.group.lds
+    stored = values if wave.all_lanes else values[:, wave.mask]
     lds.note(place, size, pc, stored)
     lds.store(place, size, stored)
 
@@ -83,7 +84,7 @@ def _pair(*, load: bool, size: int, stride: int) -> Handler:
         def run_store(wave: Wave) -> None:
             place = address(wave)
             for offset, values in zip(offsets, gets, strict=True):
-                _store(wave, place, offset, size, pc, values=[get(wave) for get in values])
+                _store(wave, place, offset, size, pc, values=np.array([get(wave) for get in values]))
 
         return run_store
 
@@ -143,7 +144,7 @@ def transposed_read(operands: Operands) -> Run:
     def run(wave: Wave) -> None:
         if not wave.all_lanes:
             raise operands.instruction.unknown("lanes that are not active")
-        words = np.stack(_load(wave, address(wave), offset, 8, pc), axis=1)
+        words = _load(wave, address(wave), offset, 8, pc).T
         # [block of 16 lanes, row, 16 columns]
         rows = np.ascontiguousarray(words).view(np.uint16).reshape(wave.lanes // 16, 4, 16)
         columns = np.ascontiguousarray(rows.transpose(0, 2, 1)).view(np.uint32).reshape(wave.lanes, 2)

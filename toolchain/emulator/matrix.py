@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import lru_cache
 
 import numpy as np
 
@@ -48,6 +49,20 @@ def _numbers(rows: Array, kind: str) -> Array:
     return columns.view(np.float32).astype(np.float64)
 
 
+# A factor is most often used by several instructions.
+@lru_cache(maxsize=512)
+def _matrix_of(registers: bytes, count: int, parts: int, kind: str) -> Array:
+    """A factor as `float64[row, k]`; for the second one a row is a column.
+
+    Args:
+        registers: `uint32[count, lanes]`; the lanes hold `parts` parts of k, one behind the other.
+    """
+    numbers = _numbers(np.frombuffer(registers, np.uint32).reshape(count, -1), kind)
+    rows = len(numbers) // parts
+    matrix: Array = numbers.reshape(parts, rows, -1).transpose(1, 0, 2).reshape(rows, -1)
+    return matrix
+
+
 def _mfma_registers(product: Array, size: int) -> Array:
     """A product as registers: register r of lane l holds column l % size.
 
@@ -75,11 +90,9 @@ def mfma(a: Array, b: Array, c: Array, size: int, kind: str) -> Array:
     Returns:
         `float32[r, 64]`.
     """
-    left, right = _numbers(a, kind), _numbers(b, kind)
     parts = 64 // size
-    left = left.reshape(parts, size, -1).transpose(1, 0, 2).reshape(size, -1)
-    right = right.reshape(parts, size, -1).transpose(0, 2, 1).reshape(parts, -1, size).reshape(-1, size)
-    result: Array = (_mfma_registers(left @ right, size) + c).astype(np.float32)
+    left, right = (_matrix_of(factor.tobytes(), len(factor), parts, kind) for factor in (a, b))
+    result: Array = (_mfma_registers(left @ right.T, size) + c).astype(np.float32)
     return result
 
 
@@ -88,12 +101,9 @@ def wmma(a: Array, b: Array, c: Array, generation: int, kind: str) -> Array:
 
     On gfx11 lanes 16 to 31 repeat lanes 0 to 15; on gfx12 they hold the second half of k.
     """
-    left, right = _numbers(a, kind), _numbers(b, kind)
     if generation == 11:
-        left, right = left[:16], right[:16]
-    else:
-        left = np.concatenate([left[:16], left[16:]], 1)
-        right = np.concatenate([right[:16], right[16:]], 1)
+        a, b = a[:, :16], b[:, :16]
+    left, right = (_matrix_of(factor.tobytes(), len(factor), generation - 10, kind) for factor in (a, b))
     product = left @ right.T
     result: Array = (_wmma_registers(product, generation) + c).astype(np.float32)
     return result

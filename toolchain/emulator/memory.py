@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from toolchain.errors import NumbersError
 BASE = 0x7F1000000000
 _GAP = 4096
 _ALIGN = 256
+_ROWS = np.arange(16)[:, None]
 
 
 class Views:
@@ -24,19 +26,24 @@ class Views:
         self.halves = data[: len(data) // 2 * 2].view(np.uint16)
         self.words = data[: len(data) // 4 * 4].view(np.uint32)
 
-    def load(self, place: Array, size: int) -> list[Array]:
-        """Gather at byte offsets `place`; a `uint32` array for each 4 bytes, or one for 1 or 2 bytes."""
+    def load(self, place: Array, size: int, bits: int | None = None) -> Array:
+        """Gather at byte offsets `place`; `uint32[words, lanes]`, one row for 1 or 2 bytes.
+
+        Args:
+            bits: all bits of the offsets, where the caller has them.
+        """
         if size == 1:
-            return [self.bytes.take(place).astype(np.uint32)]
-        odd = int(np.bitwise_or.reduce(place))
+            return np.asarray(self.bytes.take(place).astype(np.uint32)[None])
+        odd = int(np.bitwise_or.reduce(place)) if bits is None else bits
         if size == 2:
             if odd & 1:
-                return [self.bytes[place].astype(np.uint32) | self.bytes[place + 1].astype(np.uint32) << np.uint32(8)]
-            return [self.halves.take(place >> 1).astype(np.uint32)]
+                wide = self.bytes[place].astype(np.uint32) | self.bytes[place + 1].astype(np.uint32) << np.uint32(8)
+                return np.asarray(wide[None])
+            return np.asarray(self.halves.take(place >> 1).astype(np.uint32)[None])
         if odd & 3:
-            return [self._unaligned(place + 4 * word) for word in range(size // 4)]
-        first = place >> 2
-        return [self.words[word:].take(first) for word in range(size // 4)]
+            return np.array([self._unaligned(place + 4 * word) for word in range(size // 4)])
+        found: Array = self.words.take((place >> 2) + _ROWS[: size // 4])
+        return found
 
     def _unaligned(self, place: Array) -> Array:
         value: Array = np.zeros(len(place), np.uint32)
@@ -44,7 +51,7 @@ class Views:
             value |= self.bytes[place + byte].astype(np.uint32) << np.uint32(8 * byte)
         return value
 
-    def store(self, place: Array, size: int, values: Sequence[Array]) -> None:
+    def store(self, place: Array, size: int, values: Array) -> None:
         """Scatter to byte offsets; where lanes meet, the highest one stays."""
         if size == 1:
             self.bytes[place] = values[0].astype(np.uint8)
@@ -54,9 +61,7 @@ class Views:
             for byte in range(size):
                 self.bytes[place + byte] = (values[byte // 4] >> np.uint32(8 * (byte % 4))).astype(np.uint8)
         else:
-            first = place >> 2
-            for word in range(size // 4):
-                self.words[first + word] = values[word]
+            self.words[(place >> 2) + _ROWS[: size // 4]] = values
 
 
 class Lds(Views):
@@ -71,6 +76,9 @@ class Lds(Views):
         self.watch = watch
         self.wave = np.uint64(1)
         self._written, self._read = (np.zeros(len(data) // 2, np.uint64) for _ in range(2))
+        # Loads are noted when something is stored: where nothing is, none of them matters.
+        self._loads: list[tuple[Any, Array, int, int]] = []
+        self._stored = False
 
     def turn(self, number: int) -> None:
         """Say which wave runs."""
@@ -78,10 +86,13 @@ class Lds(Views):
 
     def barrier(self) -> None:
         """Forget what was noted."""
-        if self.watch:
+        if self._stored:
+            self._note_loads()
             self._written[:] = self._read[:] = 0
+            self._stored = False
+        self._loads.clear()
 
-    def note(self, place: Array, size: int, pc: int, values: Sequence[Array] | None = None) -> None:
+    def note(self, place: Array, size: int, pc: int, values: Array | None = None) -> None:
         """Note an access.
 
         Args:
@@ -92,22 +103,41 @@ class Lds(Views):
         """
         if not self.watch or size < 2 or not len(place):
             return
-        halves = place >> 1 if size == 2 else ((place >> 1)[:, None] + np.arange(size // 2)).ravel()
-        others = int(np.bitwise_or.reduce(self._written.take(halves)))
-        if values is not None:
-            others |= int(np.bitwise_or.reduce(self._read.take(halves)))
-        if others & ~int(self.wave) and not (values is not None and self._same(place, size, values)):
-            raise NumbersError(
-                f"two waves meet in LDS at {pc:#x}",
-                why="another wave touched the same bytes, no barrier lies between, and one of both writes",
-            )
-        noted = self._read if values is None else self._written
-        noted[halves] |= self.wave
+        if values is None:
+            self._loads.append((self.wave, place, size, pc))
+            return
+        self._note_loads()
+        self._stored = True
+        halves = _halves(place, size)
+        touched = self._written.take(halves) | self._read.take(halves)
+        if int(np.bitwise_or.reduce(touched)) & ~int(self.wave) and not self._same(place, size, values):
+            raise _meeting(pc)
+        self._written[halves] |= self.wave
 
-    def _same(self, place: Array, size: int, values: Sequence[Array]) -> bool:
+    def _note_loads(self) -> None:
+        for wave, place, size, pc in self._loads:
+            halves = _halves(place, size)
+            if int(np.bitwise_or.reduce(self._written.take(halves))) & ~int(wave):
+                raise _meeting(pc)
+            self._read[halves] |= wave
+        self._loads.clear()
+
+    def _same(self, place: Array, size: int, values: Array) -> bool:
         there = self.load(place, size)
         kept = np.uint32(0xFFFFFFFF if size > 2 else 0xFFFF)
         return all(np.array_equal(old, new & kept) for old, new in zip(there, values, strict=True))
+
+
+def _halves(place: Array, size: int) -> Array:
+    """The halves of words that an access touches."""
+    return place >> 1 if size == 2 else ((place >> 1)[:, None] + np.arange(size // 2)).ravel()
+
+
+def _meeting(pc: int) -> NumbersError:
+    return NumbersError(
+        f"two waves meet in LDS at {pc:#x}",
+        why="another wave touched the same bytes, no barrier lies between, and one of both writes",
+    )
 
 
 class Memory:

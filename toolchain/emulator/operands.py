@@ -314,13 +314,19 @@ class Operands:
         register = self.vector(text)
         self.write(register, 1)
         index, part = register.index, register.half or 0 if high is None else high
+        clears = zero and not part
         # The other half is kept, so it is read.
         if not zero:
             self.read(register, 1)
 
         def put(wave: Wave, value: Array) -> None:
+            if wave.all_lanes:
+                wave.half_bits[part][index][:] = value
+                if clears:
+                    wave.half_bits[1][index][:] = 0
+                return
             np.copyto(wave.half_bits[part][index], value, where=wave.mask)
-            if zero and not part:
+            if clears:
                 np.copyto(wave.half_bits[1][index], np.uint16(0), where=wave.mask)
 
         return put
@@ -344,10 +350,10 @@ class Operands:
         if register is None or register.vector:
             raise self.instruction.unknown(f"{text} as a lane mask")
         index = self.write(register, self.target.lanes // 32).index
-        lanes = self.target.lanes
+        shape = (self.target.lanes,)
 
         def put(wave: Wave, value: Array) -> None:
-            wave.set_lane_mask(index, np.broadcast_to(value, (lanes,)))
+            wave.set_lane_mask(index, value if value.shape == shape else np.broadcast_to(value, shape))
 
         return put
 

@@ -113,14 +113,14 @@ class Program:
     def unknown(self) -> list[EmulationError]:
         """What the emulator refuses of all instructions, run or not."""
         refused = []
-        for place, line in enumerate(self.lines):
+        for place in range(len(self.lines)):
             try:
                 operation = self.operation(place)
                 branch(operation.instruction)
             except EmulationError as error:
                 refused.append(error)
             else:
-                if parse(line).name == "s_endpgm" and self._is_padding(place + 1):
+                if operation.instruction.name == "s_endpgm" and self._is_padding(place + 1):
                     break
         return refused
 

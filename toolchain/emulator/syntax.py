@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from toolchain.emulator.disassembly import Line
 from toolchain.errors import EmulationError
@@ -26,7 +27,7 @@ _POLICY = frozenset({"glc", "slc", "dlc", "nt", "sc0", "sc1", "th", "scope"})
 class Modifiers:
     """The modifiers of one instruction. What no reader has asked for in the end is refused."""
 
-    def __init__(self, values: dict[str, str]) -> None:
+    def __init__(self, values: Mapping[str, str]) -> None:
         self._values = values
         self._asked: set[str] = set()
 
@@ -92,7 +93,15 @@ def parse(line: Line, text: str | None = None) -> Instruction:
     Args:
         text: one half of a line that holds two instructions.
     """
-    rest = (line.text if text is None else text).strip()
+    name, suffix, operands, values = _parts(line.text if text is None else text)
+    return Instruction(line=line, name=name, suffix=suffix, operands=operands, modifiers=Modifiers(values))
+
+
+# Kernels of one kind share most of their instructions.
+@lru_cache(maxsize=65536)
+def _parts(text: str) -> tuple[str, str, tuple[str, ...], Mapping[str, str]]:
+    """Name, suffix, operands and modifiers."""
+    rest = text.strip()
     values: dict[str, str] = {}
     while match := _MODIFIER.search(rest):
         name, _, value = match[1].partition(":")
@@ -101,10 +110,5 @@ def parse(line: Line, text: str | None = None) -> Instruction:
     mnemonic, _, listed = rest.partition(" ")
     suffix = _SUFFIX.search(mnemonic)
     operands = tuple(part.strip() for part in _COMMA.split(listed)) if listed.strip() else ()
-    return Instruction(
-        line=line,
-        name=mnemonic[: suffix.start()] if suffix else mnemonic,
-        suffix=suffix[1] if suffix else "",
-        operands=operands,
-        modifiers=Modifiers(values),
-    )
+    name, ending = (mnemonic[: suffix.start()], suffix[1]) if suffix else (mnemonic, "")
+    return name, ending, operands, values

@@ -9,7 +9,7 @@ from toolchain.emulator.lanewise import Handler, LaneOp
 from toolchain.emulator.operands import Operands, Run
 from toolchain.emulator.wave import Wave
 
-_U31, _U24, _ONE = np.uint32(31), np.uint32(0xFFFFFF), np.uint32(1)
+_U31, _U24, _ONE, _ALL = np.uint32(31), np.uint32(0xFFFFFF), np.uint32(1), np.uint32(0xFFFFFFFF)
 _U32, _U63 = np.uint64(32), np.uint64(63)
 
 
@@ -69,7 +69,13 @@ def permute_bytes(high: Array, low: Array, selector: Array) -> Array:
     """V_PERM_B32. Selectors: 0-3 bytes of `low`, 4-7 of `high`, 8-11 the sign of a half, 12 zero, above it all ones."""
     if selector.ndim and not np.count_nonzero(selector != selector[0]):
         return _permute_by_constant(high, low, int(selector[0]))
-    high, low, selector = np.broadcast_arrays(high, low, selector)
+    high, low, selector = (np.ascontiguousarray(part) for part in np.broadcast_arrays(high, low, selector))
+    choices = selector.view(np.uint8).reshape(-1, 4)
+    if not np.count_nonzero(choices & np.uint8(0xF8)):
+        table: Array = np.empty((len(choices), 8), np.uint8)
+        table[:, :4], table[:, 4:] = low.view(np.uint8).reshape(-1, 4), high.view(np.uint8).reshape(-1, 4)
+        picked: Array = table.ravel().take(choices + np.arange(0, 8 * len(choices), 8)[:, None]).view(np.uint32)
+        return picked.ravel()
     wide = low.astype(np.uint64) | (high.astype(np.uint64) << _U32)
     result = np.zeros(high.shape, np.uint32)
     for byte in range(4):
@@ -198,11 +204,15 @@ def _carry(operands: Operands, *, subtract: bool, reverse: bool, chained: bool) 
     put, put_carry = operands.put_u32(result), operands.put_mask(carry)
 
     def run(wave: Wave) -> None:
-        a, b = np.asarray(left(wave)).astype(np.int64), right(wave).astype(np.int64)
-        more = 0 if into is None else into(wave)
-        total = a - b - more if subtract else a + b + more
-        out = total < 0 if subtract else total >> 32 != 0
-        put(wave, (total & 0xFFFFFFFF).astype(np.uint32))
+        a, b = left(wave), right(wave)
+        total = a - b if subtract else a + b
+        out = a < b if subtract else total < a
+        if into is not None:
+            more = into(wave)
+            # At most one of both steps carries.
+            out = out | ((total == 0) & more if subtract else (total == _ALL) & more)
+            total = total - more if subtract else total + more
+        put(wave, total)
         put_carry(wave, out)
 
     return run
