@@ -44,12 +44,13 @@ def main(seconds: int, out: Path) -> None:
                     f" {row['share']:.0%} of what passes"
                 )
     console.text(f"published to oci:{out}; this run took {console.duration(seconds)}")
-    console.text(
-        "FlashAttention's modules import torch; a stand-in that only satisfies the import was used.\n"
-        "The full build (hours on two cores):\n"
-        "  toolchain build llvm --source llvm=distro:llvm-toolchain-22\n"
-        "  toolchain publish REGISTRY/NS llvm-triton-22.1.8"
-    )
+    for line in (
+        "FlashAttention's modules import torch; a stand-in that only satisfies the import was used.",
+        "The full build (hours on two cores):",
+        "  toolchain build llvm --source llvm=distro:llvm-toolchain-22",
+        "  toolchain publish REGISTRY/NS llvm-triton-22.1.8",
+    ):
+        console.text(line)
 
 
 if __name__ == "__main__":

@@ -34,6 +34,24 @@ def v(
 
 INTEGER = [
     v("a sum drops its carry", "v_add_u32_e32 v0, v1, v2", {"v1": 0xFFFFFFFF, "v2": 2}, {"v0": 1}),
+    v(
+        "the carry that comes in may be what carries",
+        "v_addc_co_u32_e32 v0, vcc, v1, v2, vcc",
+        {"v1": 0xFFFFFFFF, "v2": 0, "vcc": (1 << 64) - 1},
+        {"v0": 0, "vcc": (1 << 64) - 1},
+    ),
+    v(
+        "the borrow that comes in may be what borrows",
+        "v_subb_co_u32_e32 v0, vcc, v1, v2, vcc",
+        {"v1": 5, "v2": 5, "vcc": (1 << 64) - 1},
+        {"v0": 0xFFFFFFFF, "vcc": (1 << 64) - 1},
+    ),
+    v(
+        "PERM takes another selector in each lane",
+        "v_perm_b32 v0, v1, v2, v3",
+        {"v1": 0x77665544, "v2": 0x33221100, "v3": [0x03020100, 0x07060504, 0x04000703]},
+        {"v0": [0x33221100, 0x77665544, 0x44007733]},
+    ),
     v("SUBREV subtracts the first from the second", "v_subrev_u32_e32 v0, 1, v2", {"v2": 5}, {"v0": 4}),
     v("a shift's amount has five bits", "v_lshlrev_b32_e32 v0, 33, v1", {"v1": 1}, {"v0": 2}),
     v("an arithmetic shift keeps the sign", "v_ashrrev_i32_e32 v0, 4, v1", {"v1": 0x80000000}, {"v0": 0xF8000000}),
@@ -302,6 +320,13 @@ FLOAT = [
         {"v0": bits(1), "v1": pair(2, 3), "v2": pair(4, 5)},
         {"v0": bits(24)},
         "gfx1100",
+    ),
+    v(
+        "DOT2 adds them to a third source",
+        "v_dot2_f32_f16 v0, v1, v2, v3",
+        {"v1": pair(2, 3), "v2": pair(4, 5), "v3": bits(1)},
+        {"v0": bits(24)},
+        "gfx1200",
     ),
     v(
         "two instructions in one read before either writes",

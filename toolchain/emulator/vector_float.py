@@ -6,7 +6,7 @@ import numpy as np
 
 from toolchain.emulator import float_math
 from toolchain.emulator.bits import Array, round_bf16, widen_bf16
-from toolchain.emulator.lanewise import Handler, LaneOp
+from toolchain.emulator.lanewise import Compute, Handler, LaneOp
 from toolchain.emulator.operands import Get, Operands, Run
 from toolchain.emulator.wave import Wave
 
@@ -202,8 +202,25 @@ def _fma_mix_half(high: int) -> Handler:
     return build
 
 
+def _dot2_of(compute: Compute) -> Handler:
+    """V_DOT2_F32_F16 and V_DOT2_F32_BF16, which add to a source of their own."""
+
+    def build(operands: Operands) -> Run:
+        result, first, second, third = operands.instruction.operands
+        for text in (first, second):
+            if operands.register(text) is None:
+                raise operands.instruction.unknown(f"the constant {text} as two halves")
+        left, right, add = operands.u32(first), operands.u32(second), operands.f32(third)
+        put = operands.put_f32(result, clamp=operands.instruction.modifiers.flag("clamp"))
+        return lambda wave: put(wave, compute(left(wave), right(wave), add(wave)))
+
+    return build
+
+
 HANDLERS: dict[str, Handler] = {
     "v_div_scale_f32": div_scale,
+    "v_dot2_f32_f16": _dot2_of(_dot2),
+    "v_dot2_f32_bf16": _dot2_of(_dot2_bf16),
     "v_fma_mix_f32": fma_mix,
     "v_fma_mixlo_f16": _fma_mix_half(0),
     "v_fma_mixhi_f16": _fma_mix_half(1),
