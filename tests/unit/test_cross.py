@@ -401,6 +401,7 @@ def test_goals_are_all_planned_for_amd64(request_: Request) -> None:
         "aotriton": ["base", "llvm", "triton", "aotriton"],
         "torch": ["torch"],
         **{name: [*below, name] for name in wheels},
+        "triton-cache": ["base", "torch", "llvm", "triton", "flash-attn", "triton-cache"],
         "wheels": [*below, *wheels, "wheels"],
         "worker": ["base", "llvm", "triton", "worker"],
         "all": ["base", "llvm", "triton", "kernels"],

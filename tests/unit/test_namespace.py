@@ -104,6 +104,7 @@ def test_the_verbs_that_work_with_containers_say_so() -> None:
         "kernels worker",
         "cache prune",
         "shell",
+        "kernels cached",
     }
 
 
