@@ -110,7 +110,9 @@ def test_a_user_s_layer_has_root_s_digest(user: User, tmp_path: Path, real: bool
     brought = toolchain("bundle", "export", f"oci:{bundle}:llvm", "llvm", *words)
     assert brought.code == 0, brought.err
     subprocess.run(["chown", "-R", f"{NAME}:", bundle], check=True)
-    lock = [] if real else ["--lock-file", user.home / "of the bundle.lock"]  # the clone has one of its own
+    lock: list[str | Path] = (
+        [] if real else ["--lock-file", user.home / "of the bundle.lock"]
+    )  # the clone has one of its own
     user.tool("bundle", "import", f"oci:{bundle}:llvm", *lock)
     shutil.rmtree(bundle)
     built = user.tool("build", "llvm", *words, "--offline", *(["--locked"] if real else []))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Literal, NoReturn
 
 from toolchain import console, recipe
 from toolchain.build.compiler_cache import NONE
@@ -47,6 +47,10 @@ class _ShellWorkspace(BuildWorkspace):
 
     def drop_tree(self, recipe_: Recipe) -> None:
         """Keep it."""
+
+    def jobs(self, kind: Literal["compile", "link", "kernel"]) -> int:
+        """One worker: each would get a shell."""
+        return 1 if kind == "kernel" else super().jobs(kind)
 
     def build(self, recipe_: Recipe) -> NoReturn:
         """The shell, and then no more."""
