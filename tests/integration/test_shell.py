@@ -35,7 +35,7 @@ def failing(quickstart: Quickstart, tmp_path: Path) -> tuple[str, ...]:
 
 
 def test_a_command_sees_sources_arguments_and_tree_of_the_failed_step(failing: tuple[str, ...]) -> None:
-    script = 'echo "goal $GOAL"; ls /src/llvm/llvm /build; touch /build/planted; cat /proc/net/dev | wc -l; exit 7'
+    script = 'echo "goal $GOAL"\nls /src/llvm/llvm /build; touch /build/planted; cat /proc/net/dev | wc -l; exit 7'
     said = toolchain("shell", "llvm", *failing, "--", "sh", "-c", script)
     assert said.code == 7, said.err
     lines = said.out.split()

@@ -54,11 +54,7 @@ class _ShellWorkspace(BuildWorkspace):
 
     def build(self, recipe_: Recipe) -> NoReturn:
         """The shell, and then no more."""
-        from toolchain.engine.buildah import render  # noqa: PLC0415 - as the engine itself
-
-        text = (recipe.root() / recipe_.containerfile).read_text(encoding="utf-8")
-        rendered = render(recipe_, text, relayed=self.engine.isolation == "chroot")
-        raise _LeftError(self.shell.of_step(self.engine, recipe_, rendered, root=recipe.root()))
+        raise _LeftError(self.shell.of_step(self.engine, recipe_, root=recipe.root()))
 
     def worker(
         self, image: str, argv: Sequence[str], *, mounts: Sequence[Mount], env: Mapping[str, str]

@@ -6,6 +6,7 @@ it was, and the container never becomes an image.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import os
 import pty
@@ -25,13 +26,13 @@ from typing import TYPE_CHECKING
 from toolchain.digest import write_atomically
 from toolchain.engine import isolation as isolating
 from toolchain.engine import relay, view
+from toolchain.engine.buildah import Buildah, render
 from toolchain.engine.resources import ulimits
 from toolchain.engine.storage import cache_mounts
 from toolchain.errors import BuildError, ConfigError, EngineError
 from toolchain.recipe import Mount, Recipe
 
 if TYPE_CHECKING:
-    from toolchain.engine.buildah import Buildah
     from toolchain.process import Result
 
 _TERMINAL = "/terminal"  # as the engine sees it
@@ -108,11 +109,10 @@ class Shell:
     _begun: bool = False
     _last: list[str] = field(default_factory=list)
 
-    def of_step(self, engine: Buildah, recipe: Recipe, text: str, *, root: Path) -> int:
+    def of_step(self, engine: Buildah, recipe: Recipe, *, root: Path) -> int:
         """Run it in place of a recipe's step.
 
         Args:
-            text: the Containerfile with the ids of its caches (see `buildah.render`).
             root: the recipe root.
 
         Returns:
@@ -121,7 +121,8 @@ class Shell:
         Raises:
             BuildError: it did not come to begin.
         """
-        step = step_of(text)
+        text = (root / recipe.containerfile).read_text(encoding="utf-8")
+        step = step_of(render(recipe, text, relayed=engine.isolation == "chroot"))
         with engine.invocation("build") as folder, _terminal(self.argv) as terminal:
             overlays = []
             for identity, target in step.caches.items():
@@ -131,8 +132,9 @@ class Shell:
             if not overlays:
                 self.tell("no build of this stage has left a tree: its folder is empty")
             self.tell(f"the step runs: {step.command}")
-            script = self._script()
-            containerfile = f"{step.before}RUN {step.options}{script}\n"
+            # A RUN is one line, and what is to run may be several.
+            script = base64.b64encode(self._script().encode()).decode()
+            containerfile = f'{step.before}RUN {step.options}eval "$(echo {script} | base64 -d)"\n'
             write_atomically(folder / "Containerfile", containerfile.encode())
             pipes = relay.make(folder)
             words = ["build", "--no-cache", "--layers=false", "--force-rm", "--pull=never", "--format", "docker"]
