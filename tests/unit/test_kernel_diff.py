@@ -17,10 +17,11 @@ from typer.testing import CliRunner
 
 from tests.emulated_objects import compile_all, rule
 from toolchain.catalog.gpus import known_gpus
+from toolchain.catalog.limits import limits_of
 from toolchain.cli.app import app
 from toolchain.errors import ConfigError, KernelError, RegressionError
 from toolchain.examine.facts import read_object, read_ptx
-from toolchain.examine.occupancy import limits_of, occupancy
+from toolchain.examine.occupancy import occupancy
 from toolchain.kernels.store import Addition, FolderStore, Result
 
 GPUS = ("gfx942", "gfx1100")

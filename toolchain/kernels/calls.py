@@ -12,6 +12,7 @@ from typing import Any
 
 from toolchain import strict_json
 from toolchain.catalog.gpus import check_gpu
+from toolchain.catalog.limits import limits_of
 from toolchain.data import FOLDER, load, typed_row
 from toolchain.digest import sha256_json, write_atomically
 from toolchain.errors import ResourceError, UnsupportedError
@@ -155,10 +156,10 @@ def local_memory(gpu: str) -> int:
     Raises:
         UnsupportedError: unknown.
     """
-    for kind in load("occupancy")["kind"]:
-        if gpu in kind["gpus"]:
-            return int(kind["lds"])
-    raise UnsupportedError(f"the LDS of {gpu} is unknown", fix="add the GPU to data/occupancy.toml")
+    limits = limits_of(gpu)
+    if limits is None:
+        raise UnsupportedError(f"the LDS of {gpu} is unknown", fix="add the GPU to data/occupancy.toml")
+    return limits.lds
 
 
 def make_calls(
