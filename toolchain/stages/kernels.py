@@ -33,7 +33,15 @@ from toolchain.stages.kernel_workers import (
     tell,
 )
 from toolchain.stages.prebuilt import Intake, take_in
-from toolchain.stages.stage import Built, Planned, Workspace, common_inputs, image_labels, source_inputs
+from toolchain.stages.stage import (
+    Built,
+    Planned,
+    Workspace,
+    common_inputs,
+    image_labels,
+    short_id_of,
+    source_inputs,
+)
 from toolchain.stages.triton_wheel import SITE
 
 if TYPE_CHECKING:
@@ -80,7 +88,7 @@ class KernelsStage:
                 **limits(request),
             }
         stem = "flash-attn-kernels-partial" if part else "flash-attn-kernels"
-        triton = next((one.short_id for one in dependencies["triton"].sources if one.name == "triton"), "unknown")
+        triton = short_id_of(dependencies["triton"])
         return Planned(
             name=self.name,
             image=f"{stem}-{source.short_id}-triton-{triton}-{base_label(request)}",

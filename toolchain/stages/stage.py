@@ -244,6 +244,11 @@ def image_labels(
     return {**{name: text for name, text in found.items() if text}, **named, **(more or {})}
 
 
+def short_id_of(planned: Planned, source: str = "triton") -> str:
+    """How a source of a stage is called in names of images above it."""
+    return next((one.short_id for one in planned.sources if one.name == source), "unknown")
+
+
 def locked(*digests: str | None) -> bool:
     """Whether every one of these is known."""
     return all(digest is not None for digest in digests)

@@ -9,23 +9,34 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from subprocess import Popen
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from toolchain import console, recipe, strict_json
 from toolchain.catalog.wheels import wheel_row
 from toolchain.digest import write_atomically
 from toolchain.errors import ContractError, KernelError, UnsupportedError
+from toolchain.kernels import triton_cache
+from toolchain.kernels.calls import (
+    Call,
+    Outcome,
+    WheelCalls,
+    by_gpu,
+    calls_of,
+    in_orders,
+    listed,
+    local_memory,
+    make_calls,
+    mount,
+)
+from toolchain.kernels.executors import LocalExecutor
+from toolchain.kernels.ledger import Ledger
 from toolchain.oci import labels
 from toolchain.recipe import Mount, digests
 from toolchain.request import Request
 from toolchain.stages.base import base_label
 from toolchain.stages.kernel_workers import layer_digests, limits, local_workers
-from toolchain.stages.stage import Built, Planned, Workspace, common_inputs, image_labels, locked
+from toolchain.stages.stage import Built, Planned, Workspace, common_inputs, image_labels, locked, short_id_of
 from toolchain.stages.wheel import environment
-
-if TYPE_CHECKING:
-    from toolchain.kernels.calls import Call, Outcome, WheelCalls
-    from toolchain.kernels.executors import LocalExecutor
 
 RECIPE = "containerfiles/triton-cache"
 _SEEN, _CHECKED = "/recipe", "/calls"
@@ -39,8 +50,6 @@ class TritonCacheStage:
     name: str = "triton-cache"
 
     def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned:
-        from toolchain.kernels.calls import mount  # noqa: PLC0415 - other plans need none of it
-
         table, calls = asked(request)
         below = {name: dependencies[name].input_digest for name in ("torch", "triton", table.wheel)}
         inputs: dict[str, Any] | None = None
@@ -56,10 +65,9 @@ class TritonCacheStage:
                 **limits(request),
             }
         wheel, triton = dependencies[table.wheel], dependencies["triton"]
-        version = next((one.short_id for one in triton.sources if one.name == "triton"), "unknown")
         return Planned(
             name=self.name,
-            image=f"triton-cache-{table.wheel}-triton-{version}-{base_label(request)}",
+            image=f"triton-cache-{table.wheel}-triton-{short_id_of(triton)}-{base_label(request)}",
             inputs=inputs,
             binaries=wheel.binaries,
             engine=True,
@@ -68,10 +76,6 @@ class TritonCacheStage:
         )
 
     def build(self, planned: Planned, dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
-        from toolchain.kernels import triton_cache  # noqa: PLC0415 - a plan compiles nothing
-        from toolchain.kernels.calls import by_gpu, in_orders, make_calls, mount  # noqa: PLC0415
-        from toolchain.kernels.ledger import Ledger  # noqa: PLC0415
-
         request = workspace.request
         table, calls = asked(request)
         image = workspace.image_to_run(dependencies[table.wheel])
@@ -140,8 +144,6 @@ def asked(request: Request) -> tuple[WheelCalls, list[Call]]:
     Raises:
         UnsupportedError: see `kernels.calls`; or several wheels are named.
     """
-    from toolchain.kernels.calls import calls_of, listed  # noqa: PLC0415 - other plans need none of it
-
     if len(request.wheels) > 1:
         raise UnsupportedError(
             "a cache is of one wheel", why=f"--wheel names {', '.join(request.wheels)}", fix="build one for each"
@@ -153,16 +155,12 @@ def asked(request: Request) -> tuple[WheelCalls, list[Call]]:
 def variables(wheel: str) -> dict[str, str]:
     """The environment of what calls the wheel: that of its image, and where Triton's cache is. None of it counts in the
     keys of the cache."""
-    from toolchain.kernels.calls import mount  # noqa: PLC0415
-
     home = {"HOME": "/tmp", "PYTHONDONTWRITEBYTECODE": "1"}  # noqa: S108 - in the container
     return {**environment([wheel_row(wheel)]), **home, "TRITON_CACHE_DIR": mount()}
 
 
 def _workers(image: str, table: WheelCalls, made: Path, workspace: Workspace) -> Callable[[str], LocalExecutor]:
     """Gives the workers of a GPU: the wheel asks once which GPU there is, so each serves one."""
-    from toolchain.kernels.calls import local_memory, mount  # noqa: PLC0415 - a plan compiles nothing
-
     # Triton fills the cache where it will lie.
     mounts = [Mount(recipe.root() / RECIPE, _SEEN), Mount(made, mount(), read_only=False)]
     env = {**variables(table.wheel), "TRITON_STORE_BINARY_ONLY": "1"}
@@ -204,8 +202,6 @@ def _check_hits(
     table: WheelCalls, outcomes: Sequence[Outcome], workspace: Workspace
 ) -> Callable[[str], Mapping[str, Any]]:
     """That in a fresh container, with the cache where it belongs, the same calls and orders compile nothing."""
-    from toolchain.kernels.calls import local_memory, mount  # noqa: PLC0415 - a plan compiles nothing
-    from toolchain.kernels.triton_cache import FOLDER  # noqa: PLC0415
 
     def check(image: str) -> Mapping[str, Any]:
         workspace.step("contract")
@@ -214,7 +210,7 @@ def _check_hits(
             file = workspace.work() / f"{gpu}.jsonl"
             lines = [json.dumps(one.call.task(one.call.name)) for one in rows]
             write_atomically(file, "\n".join(lines).encode() + b"\n")
-            command = f'cp -r /{FOLDER} {mount()} && exec python3 {_SEEN}/calls.py "$@" {_CHECKED}'
+            command = f'cp -r /{triton_cache.FOLDER} {mount()} && exec python3 {_SEEN}/calls.py "$@" {_CHECKED}'
             done = workspace.runner.run(
                 image,
                 ["sh", "-c", command, "sh", gpu, str(local_memory(gpu)), table.module],

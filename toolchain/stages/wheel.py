@@ -24,7 +24,16 @@ from toolchain.sources.spec import SourceSpec
 from toolchain.sources.tree import Source
 from toolchain.stages.base import base_label
 from toolchain.stages.prebuilt import choices, names_allowed, take_in
-from toolchain.stages.stage import Built, Planned, Workspace, common_inputs, image_labels, locked, source_inputs
+from toolchain.stages.stage import (
+    Built,
+    Planned,
+    Workspace,
+    common_inputs,
+    image_labels,
+    locked,
+    short_id_of,
+    source_inputs,
+)
 from toolchain.stages.triton_wheel import SITE as TRITON_SITE
 from toolchain.stages.triton_wheel import unzip
 from toolchain.stages.wheels import keep_wheel, wheel_folder, wheel_sources
@@ -77,7 +86,7 @@ class WheelStage:
                 "binaries": choices(self.name, request),
                 "site": SITE,
             }
-        triton = next((one.short_id for one in dependencies["triton"].sources if one.name == "triton"), "unknown")
+        triton = short_id_of(dependencies["triton"])
         stray = f"upstream packs {', '.join(row.stray)} along by accident" if row.stray else ""
         return Planned(
             name=self.name,
@@ -175,7 +184,7 @@ class WheelsStage:
         under = {name: one.input_digest for name, one in dependencies.items() if name in {"torch", "triton"}}
         under |= {one.name: one.input_digest for one in below}
         inputs = {**common_inputs(self.name, request), **under} if locked(*under.values()) else None
-        triton = next((one.short_id for one in dependencies["triton"].sources if one.name == "triton"), "unknown")
+        triton = short_id_of(dependencies["triton"])
         return Planned(
             name=self.name,
             image=f"wheels-{'-'.join(one.name for one in below)}-triton-{triton}-{base_label(request)}",
