@@ -229,7 +229,7 @@ def assemble(tree: Path, prefix: str, installed: Path, made: MadeImages, *, gpus
                 f"{installed} holds a link where AOTriton's library is", why=str(folder), fix="look at its sources"
             )
         (folder / IMAGES).symlink_to(f"../../lib/{IMAGES}")
-    images, result = tree / prefix.lstrip("/") / "lib" / "aotriton.images", made.result
+    images, result = tree / prefix.lstrip("/") / "lib" / IMAGES, made.result
     for name in made.packs:
         source = made.folder / name
         # An earlier part may have left other archives there; these are the ones that were checked.

@@ -160,11 +160,12 @@ def library_facts(
             raise HostileInputError(
                 f"{built} holds a link where AOTriton's library is", why=str(path), fix="look at its sources"
             )
+        linked = read_linked(path)
         rows[major] = {
             **check_linked(path, stubs, soname=row.soname, floor=floor),
             "headers": headers[row.headers],
             "sha256": sha256_file(path).removeprefix("sha256:"),
-            "holds": [one.glibc for one in load_floors().values() if holds_on(read_linked(path), one)],
+            "holds": [one.glibc for one in load_floors().values() if holds_on(linked, one)],
         }
     return {"hip": ", ".join(headers[row.name] for row in headers_of(what.rocm)), "rocm": rows, **told}
 
