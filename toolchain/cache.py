@@ -14,6 +14,7 @@ from toolchain.filesystem import read_regular
 # As https://bford.info/cachedir/ has it.
 _TAG = b"Signature: 8a477f597d28d172789f06886806bc55\n# The folder of `toolchain`\n"
 LEDGER, NINJA_LOG = "ledger.sqlite", "ninja.log"
+LARGEST_NINJA_LOG = 64 << 20  # bytes; LLVM's has one million
 _MARK = b"All in this folder is toolchain's. `toolchain cache prune` removes what is old.\n"
 
 

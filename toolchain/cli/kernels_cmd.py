@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from toolchain import console
+from toolchain.cache import LEDGER
 from toolchain.cli import options as o
 from toolchain.cli.request import make_request
 from toolchain.errors import ConfigError
@@ -66,8 +67,7 @@ def _show_scheduler(address: str, *, as_json: bool) -> None:
 
 
 def _read(work: Path) -> list[dict[str, Any]]:
-    from toolchain.cache import LEDGER  # noqa: PLC0415 - other verbs need none of it
-    from toolchain.kernels.status import read  # noqa: PLC0415
+    from toolchain.kernels.status import read  # noqa: PLC0415 - other verbs need none of it
 
     rows = []
     for path in sorted(work.glob(f"*/{LEDGER}")):

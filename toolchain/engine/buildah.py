@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from toolchain import process
-from toolchain.cache import Cache
+from toolchain.cache import LARGEST_NINJA_LOG, Cache
 from toolchain.digest import write_atomically
 from toolchain.engine import isolation as isolating
 from toolchain.engine import relay, view
@@ -38,7 +38,6 @@ _PROGRESS = ("@ninja ", "@count ", "@step ")
 # What buildah itself adds behind the failing command's own last words.
 _NOISE = re.compile(r"^(subprocess exited with status \d+|Error: building at STEP .*|time=\".*)$")
 _ERROR = re.compile(r"(^|[\s:])(fatal )?error: |^CMake Error|undefined (reference|symbol)")
-LARGEST_NINJA_LOG = 64 << 20  # bytes; LLVM's has one million
 _SHOWN, _ENDING = 12, 6  # lines of the first error, and of the end
 
 

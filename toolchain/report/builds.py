@@ -12,7 +12,7 @@ from typing import Any, cast
 from toolchain import console
 from toolchain.build.images import full_name
 from toolchain.build.record import stages_below
-from toolchain.cache import LEDGER, NINJA_LOG, Cache
+from toolchain.cache import LARGEST_NINJA_LOG, LEDGER, NINJA_LOG, Cache
 from toolchain.catalog.stages import WITH_KERNELS
 from toolchain.examine.kernels import Kernel, kernels_in
 from toolchain.filesystem import read_regular
@@ -24,7 +24,6 @@ from toolchain.report.content import Cell, Column, Kind, Picture, Report, Sectio
 from toolchain.report.kernels import campaign_figures, campaign_section, kernels_figures, kernels_section
 from toolchain.report.ninja import Step, steps_of
 
-_LARGEST_LOG = 64 << 20  # bytes
 _ALONE = 64 << 10  # bytes of a file that has a row of its own
 _DEEP = 2  # folders by which smaller files are summed
 
@@ -70,7 +69,7 @@ def _work(record: Record) -> str:
 
 def _kept_log(cache: Cache, record: Record) -> bytes:
     with contextlib.suppress(OSError):  # one that was taken from elsewhere, or pruned
-        return read_regular(cache.kept(_work(record), NINJA_LOG), _LARGEST_LOG)
+        return read_regular(cache.kept(_work(record), NINJA_LOG), LARGEST_NINJA_LOG)
     return b""
 
 

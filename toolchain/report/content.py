@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeAlias
 
@@ -103,4 +103,4 @@ class Report:
     title: str
     subject: str
     figures: Sequence[tuple[str, str, Tone]]
-    sections: Sequence[Section] = field(default=())
+    sections: Sequence[Section] = ()

@@ -35,11 +35,10 @@ class Step:
 def steps_of(content: bytes) -> list[Step]:
     """The steps of a log, in the order in which they began; of lines that are none it takes no notice."""
     rows: list[tuple[float, float, str]] = []
-    offset = last = 0.0
+    offset = 0.0
     for run in _runs(list(_lines(content.decode("utf-8", "replace")))):
         rows += [(offset + start, offset + end, output) for start, end, output in run]
-        last = max((end for _, end, _ in rows), default=0.0)
-        offset = last
+        offset += max(end for _, end, _ in run)
     found: list[Step] = []
     free: list[int] = []  # lanes by number, so that few are used
     busy: list[tuple[float, int]] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sqlite3
+import contextlib
 from pathlib import Path
 
 from toolchain import strict_json
@@ -54,10 +54,8 @@ def _campaign(ledger: Path, name: str, cache: Cache) -> Report:
         raise ConfigError(f"{ledger} has no kernel yet", fix="wait until the campaign has begun, or name another")
     kernels: list[Kernel] = []
     if ledger.name == LEDGER:  # the objects lie beside it
-        try:
+        with contextlib.suppress(ConfigError):
             kernels = kernels_in(str(ledger.parent), cache)
-        except ConfigError:
-            kernels = []
     return campaign_report(name, entries, kernels)
 
 
@@ -76,5 +74,5 @@ def _is_ledger(path: Path) -> bool:
     try:
         with path.open("rb") as stream:
             return stream.read(len(_SQLITE)) == _SQLITE
-    except (OSError, sqlite3.Error):
+    except OSError:
         return False
