@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import lzma
 import os
 import struct
 import subprocess
@@ -13,6 +14,19 @@ from pathlib import Path
 from toolchain.catalog.gpus import machine_flag
 from toolchain.kernels.rules import Rule
 from toolchain.process import die_with_parent
+
+
+def aks2(*kernels: tuple[str, bytes], launch: tuple[int, int] = (1024, 256)) -> bytes:
+    """An .aks2 file, written by its form alone."""
+    directory, blobs, offset = b"", b"", 0
+    for name, content in kernels:
+        raw = name.encode() + b"\0"
+        values = launch if content else (0, 0)
+        directory += struct.pack("<IIIII", *values, offset, len(content), len(raw)) + raw
+        blobs += content
+        offset += len(content)
+    head = struct.pack("<III", len(directory) + len(blobs), len(kernels), len(directory))
+    return b"AKS2" + head + lzma.compress(directory + blobs)
 
 
 def make_object(gpu: str, kernel: str, *, machine: int = 224, osabi: int = 64, descriptor: int = 64) -> bytes:

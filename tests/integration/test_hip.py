@@ -35,7 +35,7 @@ int main(int count, char **words) {
 """
 LINK = """
 set -e
-cd /work
+cd /made
 clang -O1 -fPIC -c calls.c
 for major in 6 7; do
   clang -shared -fuse-ld=lld -Wl,-z,defs -o libone-$major.so calls.o $major/lib/libamdhip64.so.$major
@@ -46,7 +46,7 @@ LD_LIBRARY_PATH=7/lib ./program ./libone-6.so
 if clang -shared -fuse-ld=lld -Wl,-z,defs -o other.so other.c 6/lib/libamdhip64.so.6 2>said; then echo linked; fi
 grep -c 'undefined symbol: hipMalloc' said
 for hip in 6 7; do
-  cmake -G Ninja -S project -B /tmp/$hip -DCMAKE_PREFIX_PATH="/work/$hip;/work/prefix" >said 2>&1 || true
+  cmake -G Ninja -S project -B /tmp/$hip -DCMAKE_PREFIX_PATH="/made/$hip;/made/prefix" >said 2>&1 || true
   tr '\\n' ' ' <said | tr -s ' ' | grep -o 'this AOTriton was linked.*--rocm [0-9]' || echo configured
 done
 """
@@ -93,7 +93,7 @@ def test_a_library_for_two_rocms_is_loaded_by_both_names(base: tuple[Buildah, st
     ):
         (work / name).parent.mkdir(parents=True, exist_ok=True)
         (work / name).write_text(text)
-    said = engine.run(image, ["sh", "-c", LINK], mounts=[Mount(work, "/work", read_only=False)], capture=True).stdout
+    said = engine.run(image, ["sh", "-c", LINK], mounts=[Mount(work, "/made", read_only=False)], capture=True).stdout
     lines = said.splitlines()
     assert lines[:2] == ["300", "300"], "each asks its own HIP, which says three times that there is no device"
     assert "libamdhip64.so.6: cannot open shared object file" in lines[2]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import lzma
 import shutil
 import struct
 import sys
@@ -17,6 +16,7 @@ from typer.testing import CliRunner
 
 from tests.emulated_objects import KERNELS, compile_all, rule
 from tests.evidence_fixtures import Stand, ed25519_signer, small_image
+from tests.kernel_fixtures import aks2
 from toolchain.cli.app import app
 from toolchain.errors import ConfigError, KernelError, RegressionError, SourceError
 from toolchain.examine.libraries import amd_targets, nvidia_targets, read_library
@@ -36,16 +36,6 @@ def campaign(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return top
 
 
-def pack(*kernels: tuple[str, bytes]) -> bytes:
-    directory, objects = b"", b""
-    for name, content in kernels:
-        told = name.encode() + b"\0"
-        directory += struct.pack("<IIIII", 64, 256, len(objects), len(content), len(told)) + told
-        objects += content
-    everything = directory + objects
-    return b"AKS2" + struct.pack("<III", len(everything), len(kernels), len(directory)) + lzma.compress(everything)
-
-
 def prefix(campaign: Path, folder: Path, *, empty: str = "", without: str = "", flip: str = "") -> dict[str, bytes]:
     """AOTriton's packs, one for each GPU and kernel, as files of an image or a folder."""
     found = {}
@@ -53,7 +43,7 @@ def prefix(campaign: Path, folder: Path, *, empty: str = "", without: str = "", 
         for name in ("add", "attention"):
             label = f"{gpu}/{name}"
             content = b"" if label == empty else (campaign / gpu / f"{name}-fp16.hsaco").read_bytes()
-            inner = bytearray(pack((f"{name}-1", content)))
+            inner = bytearray(aks2((f"{name}-1", content), launch=(64, 256)))
             if label == flip:
                 inner[len(inner) // 2] ^= 1
             stream = io.BytesIO()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import lzma
 import re
 import struct
 import subprocess
@@ -16,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.kernel_fixtures import aks2
 from toolchain.catalog.aotriton_generations import generation_of
 from toolchain.digest import sha256_bytes
 from toolchain.errors import ContractError, KernelError, SourceError, UnsupportedError
@@ -210,19 +210,6 @@ def test_one_rule_under_two_names_is_refused(tmp_path: Path) -> None:
         read_plan(
             plan_of(tmp_path / "p", {"c1": ["a"]}, extra=extra), tree_of(tmp_path / "t"), build=BUILD, source=SOURCE
         )
-
-
-def aks2(*kernels: tuple[str, bytes], launch: tuple[int, int] = (1024, 256)) -> bytes:
-    """An .aks2 file, written by its form alone."""
-    directory, blobs, offset = b"", b"", 0
-    for name, content in kernels:
-        raw = name.encode() + b"\0"
-        values = launch if content else (0, 0)
-        directory += struct.pack("<IIIII", *values, offset, len(content), len(raw)) + raw
-        blobs += content
-        offset += len(content)
-    head = struct.pack("<III", len(directory) + len(blobs), len(kernels), len(directory))
-    return b"AKS2" + head + lzma.compress(directory + blobs)
 
 
 def test_aks2_is_read() -> None:

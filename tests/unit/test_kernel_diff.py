@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-import lzma
 import shutil
-import struct
 import tarfile
 import zipfile
 from pathlib import Path
@@ -16,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.emulated_objects import compile_all, rule
+from tests.kernel_fixtures import aks2
 from toolchain.catalog.gpus import known_gpus
 from toolchain.catalog.limits import limits_of
 from toolchain.cli.app import app
@@ -130,16 +129,8 @@ def test_text_for_people_names_the_spill(built: Path) -> None:
 
 
 def _pack(built: Path, *, empty: bool = False) -> bytes:
-    directory, objects = b"", b""
-    for gpu in ("gfx942",):
-        for path in sorted((built / "a" / gpu).glob("*.hsaco")):
-            content = b"" if empty else path.read_bytes()
-            name = path.stem.encode() + b"\0"
-            directory += struct.pack("<IIIII", 0 if empty else 512, 256, len(objects), len(content), len(name)) + name
-            objects += content
-    return (
-        b"AKS2" + struct.pack("<III", len(directory + objects), 2, len(directory)) + lzma.compress(directory + objects)
-    )
+    paths = sorted((built / "a" / "gfx942").glob("*.hsaco"))
+    return aks2(*((path.stem, b"" if empty else path.read_bytes()) for path in paths), launch=(512, 256))
 
 
 def _zip(members: dict[str, bytes]) -> bytes:

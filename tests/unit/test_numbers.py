@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
-import lzma
-import struct
 import zipfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -15,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.kernel_fixtures import aks2
 from toolchain.emulator.metadata import read_metadata
 from toolchain.errors import ConfigError, UntrustedError
 from toolchain.examine.places import local_files
@@ -166,16 +165,9 @@ def member(out: str, inside: str, gpu: str) -> tuple[Rule, Cluster, Archive]:
 
 def pack(*entries: tuple[str, bytes]) -> bytes:
     """A .zip of one .aks2 as AOTriton's packers write it."""
-    directory, content = b"", b""
-    for name, code in entries:
-        word = name.encode() + b"\0"
-        directory += struct.pack("<IIIII", 4096, 256, len(content), len(code), len(word)) + word
-        content += code
-    data = directory + content
-    packed = b"AKS2" + struct.pack("<III", len(data), len(entries), len(directory)) + lzma.compress(data)
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w") as archive:
-        archive.writestr("one.aks2", packed)
+        archive.writestr("one.aks2", aks2(*entries, launch=(4096, 256)))
     return stream.getvalue()
 
 

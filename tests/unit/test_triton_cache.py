@@ -305,19 +305,19 @@ def test_skopeo_copies_it_unchanged(cache: Cache, tmp_path: Path) -> None:
     assert read_cache(copy, copy.resolve("cache")) == cache.read()
 
 
-Spoil = Callable[[Path, dict[str, str]], object]
+Damage = Callable[[Path, dict[str, str]], object]
 
 
-def append(name: str, text: str) -> Spoil:
+def append(name: str, text: str) -> Damage:
     return lambda tree, _: next(tree.rglob(name)).write_text(next(tree.rglob(name)).read_text() + text)
 
 
-def swap(name: str, old: str, new: str) -> Spoil:
+def swap(name: str, old: str, new: str) -> Damage:
     return lambda tree, _: next(tree.rglob(name)).write_text(next(tree.rglob(name)).read_text().replace(old, new))
 
 
 @pytest.mark.parametrize(
-    ("spoil", "what"),
+    ("damage", "what"),
     [
         (append("scale.source", " "), "cache-size-bytes is wrong"),
         (lambda _, said: said.update({"cache.triton.image/entry-count": "5"}), "entry-count is wrong"),
@@ -333,10 +333,10 @@ def swap(name: str, old: str, new: str) -> Spoil:
         (lambda tree, _: (tree / "io.triton.manifest/manifest.json").write_text("{"), "cannot be read"),
     ],
 )
-def test_what_breaks_a_rule_is_named(cache: Cache, tmp_path: Path, spoil: Spoil, what: str) -> None:
+def test_what_breaks_a_rule_is_named(cache: Cache, tmp_path: Path, damage: Damage, what: str) -> None:
     tree = Path(shutil.copytree(cache.tree, tmp_path / "tree"))
     said = cache.said()
-    spoil(tree, said)
+    damage(tree, said)
     with pytest.raises(ContractError) as raised:
         read_cache(*image(tmp_path / "image", tree, said))
     assert what in str(raised.value)
