@@ -121,8 +121,8 @@ def _program(name: str, why: str, *, needed: bool = True) -> Check:
     if shutil.which(name) is None:
         return _missing(name, why, needed=needed)
     said = _first(_run(name, "--version").stdout)
-    found = re.search(r"\d+(\.\d+)+", said)
-    return Check(name, "ok", found.group(0) if found else said)
+    match = re.search(r"\d+(\.\d+)+", said)
+    return Check(name, "ok", match.group(0) if match else said)
 
 
 def _cache(cache: Cache) -> Check:
@@ -329,7 +329,7 @@ def _hip(cache: Cache) -> Check:
 
 def _base_layers(cache: Cache) -> dict[str, str]:
     """The layers of the engine's storage that are bases of ours: id -> the base's image name."""
-    bases = {one.diff_id: one.image for one in records(cache) if one.stage == "base"}
+    bases = {record.diff_id: record.image for record in records(cache) if record.stage == "base"}
     named: dict[str, str] = {}
     for file in Storage(cache).root.glob("*-layers/layers.json"):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):

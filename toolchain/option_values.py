@@ -206,10 +206,10 @@ def shard(text: str) -> tuple[int, int]:
     Raises:
         ConfigError: it is no such thing.
     """
-    found = re.fullmatch(r"(\d{1,5})/(\d{1,5})", text.strip())
-    if not found or not 1 <= int(found[1]) <= int(found[2]):
+    match = re.fullmatch(r"(\d{1,5})/(\d{1,5})", text.strip())
+    if not match or not 1 <= int(match[1]) <= int(match[2]):
         raise ConfigError(f"--shard {text!r} is not K/N", why="K goes from 1 to N", fix="e.g. --shard 2/4")
-    return int(found[1]), int(found[2])
+    return int(match[1]), int(match[2])
 
 
 def runner(text: str) -> Literal["buildah", "docker", "podman"]:

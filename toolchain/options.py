@@ -159,21 +159,26 @@ def plain(value: Any) -> Any:
     return value if value is None or isinstance(value, str | int | float) else str(value)
 
 
-def moved(one: Option, text: str, move: Callable[[str], str]) -> str:
+def moved(option: Option, text: str, move: Callable[[str], str]) -> str:
     """An option's text with the relative path in it moved.
 
     Args:
         move: from a relative path to what stands in its place.
     """
     before, rest = "", text
-    if one.place == "pair":
+    if option.place == "pair":
         name, sign, rest = text.partition("=")
         before = name + sign
-    elif one.place == "oci" or (one.place == "path" and text.startswith("oci:")):
+    elif option.place == "oci" or (option.place == "path" and text.startswith("oci:")):
         if not text.startswith("oci:"):
             return text
         before, rest = "oci:", text.removeprefix("oci:")
-    if not one.place or not rest or rest.startswith(("/", "~")) or (one.is_path is not None and not one.is_path(rest)):
+    if (
+        not option.place
+        or not rest
+        or rest.startswith(("/", "~"))
+        or (option.is_path is not None and not option.is_path(rest))
+    ):
         return text
     return before + move(rest)
 

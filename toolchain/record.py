@@ -202,14 +202,14 @@ class Record:
         """As its file holds it; what is not known is left out."""
         value: dict[str, Any] = {"version": VERSION}
         value |= {"stage": self.stage, "image": self.image, "input_digest": self.input_digest}
-        value |= {"inputs": dict(self.inputs), "sources": [one.as_json() for one in self.sources]}
+        value |= {"inputs": dict(self.inputs), "sources": [source.as_json() for source in self.sources]}
         value |= {"request": dict(self.request)}
         value |= {"started": self.started} if self.started is not None else {}
         value |= {"finished": self.finished} if self.finished is not None else {}
         value |= {"tool": dict(self.tool)}
         value |= {"isolation": dict(self.isolation)} if self.isolation is not None else {}
         value |= {"binaries": list(self.binaries), "partial": self.partial, "arch": self.arch}
-        value |= {"manifest": self.manifest, "layers": [dict(one) for one in self.layers]}
+        value |= {"manifest": self.manifest, "layers": [dict(layer) for layer in self.layers]}
         value |= {"compressor": self.compressor, "facts": dict(self.facts)}
         if self.taken_from is not None:
             value["taken_from"] = {"ref": self.taken_from.ref, "key": self.taken_from.key}

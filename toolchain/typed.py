@@ -112,8 +112,8 @@ def _row(kind: Any, value: Mapping[str, Any], where: str) -> Any:
 def _fields(kind: Any) -> tuple[dict[str, Any], list[str]]:
     """The types of a dataclass's fields by name, and those that have no default."""
     hints = get_type_hints(kind)
-    needed = [one.name for one in fields(kind) if one.default is MISSING and one.default_factory is MISSING]
-    return {one.name: hints[one.name] for one in fields(kind)}, needed
+    needed = [field.name for field in fields(kind) if field.default is MISSING and field.default_factory is MISSING]
+    return {field.name: hints[field.name] for field in fields(kind)}, needed
 
 
 def _below(where: str, key: object) -> str:

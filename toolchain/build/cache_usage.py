@@ -129,8 +129,8 @@ def prune(
         )
     cutoff = (time.time() if now is None else now) - unused_for
 
-    def goes(one: Item) -> bool:
-        return one.left or one.used < cutoff or (unfinished and one.kind == "unfinished")
+    def goes(item: Item) -> bool:
+        return item.left or item.used < cutoff or (unfinished and item.kind == "unfinished")
 
     aged = () if images else survey(cache)
     going = _named(cache, images) if images else [one for one in aged if goes(one) and not one.stays]
@@ -165,7 +165,7 @@ def _named(cache: Cache, images: Sequence[Record]) -> list[Item]:
             why="\n".join(standing[:20]),
             fix="name them too, or remove those first: their SBOM and provenance tell of the stages below",
         )
-    return [one for one in _images(cache, _records(cache)) if one.key in paths]
+    return [image for image in _images(cache, _records(cache)) if image.key in paths]
 
 
 def _records(cache: Cache) -> list[_Finished]:
@@ -174,8 +174,8 @@ def _records(cache: Cache) -> list[_Finished]:
         with contextlib.suppress(*_MALFORMED):
             mark = used_mark(path)
             used = max(one.stat().st_mtime for one in (path, mark) if one.exists())
-            made_of = {str(one["digest"]): str(one["name"]) for one in record.inputs.get("sources", ())}
-            made_of |= {str(one["digest"]): str(one["file"]) for one in record.rows("wheels")}
+            made_of = {str(source["digest"]): str(source["name"]) for source in record.inputs.get("sources", ())}
+            made_of |= {str(row["digest"]): str(row["file"]) for row in record.rows("wheels")}
             tag = image_tag(record.image, record.input_digest)
             below = tuple(digests_below(record.inputs))
             found.append(_Finished(path, record.image, tag, record.manifest, used, made_of, record.input_digest, below))
@@ -198,8 +198,11 @@ def _images(cache: Cache, records: list[_Finished]) -> Iterator[Item]:
     if not (cache.images / "index.json").is_file():
         return
     layout = Layout(cache.images)
-    found = [(one.used, f"{one.image} {one.path.stem[:12]}", str(one.path), one.tag, one.manifest) for one in records]
-    of_records = {one.tag for one in records}
+    found = [
+        (record.used, f"{record.image} {record.path.stem[:12]}", str(record.path), record.tag, record.manifest)
+        for record in records
+    ]
+    of_records = {record.tag for record in records}
     unread = {path.stem[:12]: path for path in unread_records(cache)}
     for tag, manifest in layout.refs().items():
         if path := unread.pop(tag.rpartition(".")[2], None):
@@ -236,7 +239,7 @@ def _sources(cache: Cache, records: list[_Finished]) -> Iterator[Item]:
         names |= record.made_of
         used_by |= {digest: max(record.used, used_by.get(digest, 0.0)) for digest in record.made_of}
     for home in _children(cache.store / "files"):
-        name = next((one.name for one in _children(home)), home.name)
+        name = next((child.name for child in _children(home)), home.name)
         used = max(home.lstat().st_mtime, used_by.get(f"sha256:{home.name}", 0.0))
         yield _kept("source", name, home, used)
     for tree in _children(cache.store / "trees"):
@@ -264,11 +267,11 @@ def _unfinished(cache: Cache) -> Iterator[Item]:
                 yield _kept("compiler cache", name, one, known.used)
             else:
                 yield _kept("unfinished", one.name, one, _touched(one))
-    for one in _children(cache.work):
-        if one != cache.mounts:
-            yield _kept("unfinished", one.name, one, _touched(one))
-    for one in _children(cache.root / "reproduce"):
-        yield _kept("unfinished", f"reproduction {one.name}", one, _touched(one))
+    for child in _children(cache.work):
+        if child != cache.mounts:
+            yield _kept("unfinished", child.name, child, _touched(child))
+    for child in _children(cache.root / "reproduce"):
+        yield _kept("unfinished", f"reproduction {child.name}", child, _touched(child))
 
 
 def _rest(cache: Cache) -> Iterator[Item]:
@@ -302,9 +305,9 @@ def _touched(path: Path) -> float:
         times = [path.lstat().st_mtime]
     except FileNotFoundError:
         return time.time()
-    for one in _children(path):
+    for child in _children(path):
         with contextlib.suppress(OSError):
-            times += [one.lstat().st_mtime, *(below.lstat().st_mtime for below in _children(one))]
+            times += [child.lstat().st_mtime, *(below.lstat().st_mtime for below in _children(child))]
     return max(times)
 
 

@@ -249,9 +249,9 @@ def _log_to(file: Path | None) -> None:
         except OSError as error:
             raise ConfigError(f"cannot write the log {file}", why=str(error), fix="name another: --log") from error
     form = logging.Formatter("%(asctime)s %(message)s")
-    for one in handlers:
-        one.setFormatter(form)
-        LOG.addHandler(one)
+    for handler in handlers:
+        handler.setFormatter(form)
+        LOG.addHandler(handler)
     LOG.setLevel(logging.DEBUG if file is not None else logging.INFO)
     LOG.propagate = False
 

@@ -203,5 +203,5 @@ def image_row(cache: Cache, record: Record) -> Mapping[str, Any]:
         "bytes": sum(int(layer.get("size", 0)) for layer in record.layers),
         "finished": timestamp(record.finished or 0),
         "taken_from": record.taken_from.ref if record.taken_from is not None else "",
-        "published": [one.as_json() for one in publications(cache, record)],
+        "published": [publication.as_json() for publication in publications(cache, record)],
     }

@@ -90,7 +90,7 @@ def make(request: Request, planned: Sequence[Planned], target: str, path: Path, 
         )
     fetch_all(request, planned)
     found = _made(resolve(request, planned, target, open_base=open_base))
-    loose = [one.ref for one in found.sources if not one.digest]
+    loose = [source.ref for source in found.sources if not source.digest]
     if loose:
         raise SourceError(
             f"cannot be locked: {', '.join(loose)}",
@@ -309,14 +309,14 @@ def _package(row: Any) -> LockedPackage:
             arch=row.get("architecture", ""),
             sha256=row.get("sha256", ""),
         )
-    found = re.fullmatch(r"([^:=]+):([^=]+)=([^,]+),?(.*)", str(row))
-    if found is None:
+    match = re.fullmatch(r"([^:=]+):([^=]+)=([^,]+),?(.*)", str(row))
+    if match is None:
         raise SourceError(
             f"the base's list of packages cannot be read: {str(row)[:80]!r}",
             why="a row names a package, its architecture and its version",
             fix="make the base again",
         )
-    return LockedPackage(name=found[1], arch=found[2], version=found[3].removeprefix("0:"), header=found[4])
+    return LockedPackage(name=match[1], arch=match[2], version=match[3].removeprefix("0:"), header=match[4])
 
 
 def _asked_source(spec: SourceSpec, source: Source | None) -> str:

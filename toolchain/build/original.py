@@ -186,9 +186,9 @@ def given_options(original: Original, cache: Cache) -> dict[str, Any]:
             paths.setdefault(name, []).append(str(path))
     asked["patches"] = paths
     return {
-        one.option.parameter: _given(one.option, asked[one.field])
-        for one in options()
-        if one.option.counts and asked.get(one.field) not in (None, "", [], {})
+        option.option.parameter: _given(option.option, asked[option.field])
+        for option in options()
+        if option.option.counts and asked.get(option.field) not in (None, "", [], {})
     }
 
 

@@ -116,7 +116,7 @@ def users_of(planned: Sequence[Planned]) -> set[str]:
     inside = {one.name for one in planned if one.engine}
     users = inside & {"llvm", "triton", "aotriton"}
     # The LLVMs for GPUs and the libraries on them take what the large one takes.
-    users |= {"llvm"} if inside & {name for one in codegens() for name in (one.llvm, one.stage)} else set()
+    users |= {"llvm"} if inside & {name for codegen in codegens() for name in (codegen.llvm, codegen.stage)} else set()
     if inside - {"base", "llvm"} and any("triton-wheel" in one.binaries for one in planned):
         users.add("triton-wheel")
     return users

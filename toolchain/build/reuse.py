@@ -201,7 +201,9 @@ class _Told:
 
     def record(self, record: Record, taken_from: TakenFrom) -> Record:
         """The record with it. This machine's probe is not that of the one which built the image."""
-        return replace(record, **{one.name: getattr(self, one.name) for one in fields(self)}, taken_from=taken_from)
+        return replace(
+            record, **{field.name: getattr(self, field.name) for field in fields(self)}, taken_from=taken_from
+        )
 
 
 def _told(statement: Mapping[str, Any], planned: Planned, request: Request, layer: Descriptor) -> _Told:

@@ -30,19 +30,19 @@ def stages_of(target: str, request: Request) -> tuple[Stage, ...]:
     foreign = arch != this_machine()
     # The base is for this machine; of another one there is the system that LLVM is compiled against.
     named = "sysroot" if target == "base" and foreign else target
-    rows = [one for one in catalog.STAGES if (_in_all(one, request) if target == ALL else one.name == named)]
-    for one in rows:
-        cross = cross_machines(one, request)
-        if one.machines and (arch not in cross if foreign else arch not in one.machines):
+    rows = [stage for stage in catalog.STAGES if (_in_all(stage, request) if target == ALL else stage.name == named)]
+    for row in rows:
+        cross = cross_machines(row, request)
+        if row.machines and (arch not in cross if foreign else arch not in row.machines):
             raise UnsupportedError(
                 f"{target} is not built for {arch}",
                 why="kernels and AOTriton are built for amd64 alone, on amd64; Triton from source, on a portable LLVM,"
                 " for arm64 too; other architectures get their LLVM layer",
-                fix=f"toolchain build llvm --arch {arch}, and {target} with --arch {','.join(one.machines)}",
+                fix=f"toolchain build llvm --arch {arch}, and {target} with --arch {','.join(row.machines)}",
             )
     made: dict[str, Stage] = {}
-    for one in rows:
-        _add(one, request, made)
+    for row in rows:
+        _add(row, request, made)
     if not made:
         raise UnsupportedError(
             f"{target}: what is built for {arch} on base {request.base} is compiled against that base itself",

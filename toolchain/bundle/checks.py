@@ -30,12 +30,12 @@ def require_agreement(own: Lock, lock: Lock, what: str) -> None:
     for key in ("allow-binary", "drop-binary"):
         if more := sorted(set(lock.request.get(key, ())) - set(own.request.get(key, ()))):
             found.append(f"--{key} {','.join(more)} is not in the lock")
-    for one in lock.sources:
-        was = own.source(one.name)
+    for source in lock.sources:
+        was = own.source(source.name)
         whole = was is not None and was.kind == "local" and not was.parts  # its digest is the tree's
-        if was is not None and not is_file(one) and not was.tree and not whole:
+        if was is not None and not is_file(source) and not was.tree and not whole:
             found.append(
-                f"the lock does not say which tree {one.name} ({was.ref}) is; make it again with the source at hand"
+                f"the lock does not say which tree {source.name} ({was.ref}) is; make it again with the source at hand"
             )
     if found:
         raise refused(found, what)
@@ -121,19 +121,19 @@ def is_file(source: LockedSource) -> bool:
 def _expected(lock: Lock) -> set[tuple[str, str, str]]:
     """Kind, name, and where the lock knows it the digest, of all that a bundle must hold."""
     expected: set[tuple[str, str, str]] = set()
-    for one in lock.sources:
-        plain = is_file(one)
-        expected.add(("file", one.name, one.digest) if plain else ("tree", one.name, ""))
-        expected |= {("patch", one.name, patch.digest) for patch in one.patches}
+    for source in lock.sources:
+        plain = is_file(source)
+        expected.add(("file", source.name, source.digest) if plain else ("tree", source.name, ""))
+        expected |= {("patch", source.name, patch.digest) for patch in source.patches}
         # Nobody could tell whether a tree is what the digest of an archive names.
-        if not plain and one.kind not in {"git", "local"}:
-            raise HostileInputError(f"the bundle's lock names no file of {one.name}", fix=DO_NOT)
-        if not plain and not one.tree:
-            raise HostileInputError(f"the bundle's lock names no tree of {one.name}", fix=DO_NOT)
-        if not plain and one.kind == "local" and not one.parts and one.tree != one.digest:
+        if not plain and source.kind not in {"git", "local"}:
+            raise HostileInputError(f"the bundle's lock names no file of {source.name}", fix=DO_NOT)
+        if not plain and not source.tree:
+            raise HostileInputError(f"the bundle's lock names no tree of {source.name}", fix=DO_NOT)
+        if not plain and source.kind == "local" and not source.parts and source.tree != source.digest:
             raise HostileInputError(
-                f"the bundle's lock calls one tree of {one.name} by two digests",
-                why=f"{one.digest} and {one.tree}", fix=DO_NOT,
+                f"the bundle's lock calls one tree of {source.name} by two digests",
+                why=f"{source.digest} and {source.tree}", fix=DO_NOT,
             )  # fmt: skip
     for base in lock.bases:
         if base.state not in {"resolved", "image"} or not base.image:

@@ -306,7 +306,7 @@ class _Taker:
 
 
 def _owner(entry: Entry, lock: Lock) -> LockedBase:
-    return next(one for one in lock.bases if one.owner == entry.name)  # `require_whole` looked
+    return next(base for base in lock.bases if base.owner == entry.name)  # `require_whole` looked
 
 
 def _read(path: Path) -> dict[str, Any] | None:
@@ -329,14 +329,14 @@ def _write(path: Path, value: Mapping[str, Any]) -> bool:
 def _command(cache: Cache, lock: Lock, lock_path: Path) -> tuple[str, ...]:
     """How to build from what came: sources and patches that had a path of their own have one in the cache now."""
     instead: dict[str, Any] = {}
-    stored = {one.name: str(one.spec) for one in lock.sources if one.kind == "local"}
+    stored = {source.name: str(source.spec) for source in lock.sources if source.kind == "local"}
     if stored:
         instead["source"] = {**dict(lock.request.get("source") or {}), **stored}
     patches: dict[str, list[str]] = {}
-    for one in lock.sources:
-        for patch in one.patches:
+    for source in lock.sources:
+        for patch in source.patches:
             found = Store(cache.store).file(patch.digest)
-            patches.setdefault(one.name, []).append(str(found))
+            patches.setdefault(source.name, []).append(str(found))
     if patches:
         instead["patch"] = patches
     if image := next((base for base in lock.bases if base.state == "image"), None):

@@ -39,7 +39,7 @@ MACHINES = {
 def this_machine() -> str:
     """The OCI architecture of the machine that builds."""
     kernel = platform.machine()
-    return next((one.arch for one in MACHINES.values() if one.kernel == kernel), kernel)
+    return next((machine.arch for machine in MACHINES.values() if machine.kernel == kernel), kernel)
 
 
 def machine_of(arch: str) -> Machine:

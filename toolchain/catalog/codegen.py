@@ -68,9 +68,9 @@ def codegens() -> tuple[Codegen, ...]:
 
 def codegen_of(target: str) -> Codegen | None:
     """The row of LLVM's target, `AMDGPU`; None where there is none."""
-    return next((one for one in codegens() if one.target == target), None)
+    return next((codegen for codegen in codegens() if codegen.target == target), None)
 
 
 def codegen_named(name: str) -> Codegen | None:
     """The row of a pin file's name, `amd`; None where there is none."""
-    return next((one for one in codegens() if one.name == name), None)
+    return next((codegen for codegen in codegens() if codegen.name == name), None)

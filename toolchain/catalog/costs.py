@@ -64,7 +64,7 @@ def costs() -> tuple[Cost, ...]:
 
 def cost_of(stage: str, part: str = "") -> Cost | None:
     """What a stage takes; of a part that no row knows nothing is known."""
-    return next((one for one in costs() if (one.stage, one.part) == (stage, part)), None)
+    return next((cost for cost in costs() if (cost.stage, cost.part) == (stage, part)), None)
 
 
 def step_costs(part: str) -> tuple[tuple[int, float], ...]:

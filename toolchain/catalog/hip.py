@@ -130,7 +130,7 @@ def parse_rocms(text: str) -> tuple[str, ...]:
 
 def headers_of(majors: Sequence[str]) -> tuple[Headers, ...]:
     """The headers that the objects for these are compiled with, in the order of the data."""
-    wanted = {rocm_of(one).headers for one in majors}
+    wanted = {rocm_of(major).headers for major in majors}
     return tuple(row for row in headers() if row.name in wanted)
 
 
@@ -141,7 +141,7 @@ def functions_of(name: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
 
 def stubs_of(majors: Sequence[str]) -> tuple[Stub, ...]:
     """The libraries to link with for these, HIP's first."""
-    hip = [(rocm_of(one), functions_of(rocm_of(one).headers)) for one in majors]
+    hip = [(rocm_of(major), functions_of(rocm_of(major).headers)) for major in majors]
     return (
         *(Stub(name=f"rocm{row.major}", soname=row.soname, nodes=nodes) for row, nodes in hip),
         *(Stub(name=row.name, soname=row.soname, nodes=((row.node, row.functions),)) for row in libraries()),

@@ -81,7 +81,7 @@ def read_codegen_pins(checkout: Path) -> tuple[CodegenPin, ...]:
             raise UnsupportedError(
                 f"this Triton has an LLVM of its own for {name}, which no rule here knows",
                 why=f"{' and '.join(f'cmake/{one}' for one in there)} in {checkout}; known are "
-                + ", ".join(f"{one.name} ({one.target})" for one in codegens()),
+                + ", ".join(f"{codegen.name} ({codegen.target})" for codegen in codegens()),
                 fix="use a Triton from before that; what such an LLVM needs is a table in toolchain/data/codegen.toml",
             )
         if _lies_there(file):  # before there is a pin, what is built for it is not used by this Triton

@@ -54,27 +54,27 @@ class StageRow:
 _LLVM_LICENSE = "Apache-2.0 WITH LLVM-exception"
 _CODEGEN_LLVMS = tuple(
     StageRow(
-        name=one.llvm,
+        name=codegen.llvm,
         on=("base", "sysroot"),
-        sources={one.llvm: _LLVM_LICENSE},
+        sources={codegen.llvm: _LLVM_LICENSE},
         license=_LLVM_LICENSE,
         machines=("amd64",),
         cross=True,
         costs="llvm-codegen",
     )
-    for one in codegens()
+    for codegen in codegens()
 )
 _CODEGEN_LIBRARIES = tuple(
     StageRow(
-        name=one.stage,
-        on=("base", "sysroot", one.llvm),
+        name=codegen.stage,
+        on=("base", "sysroot", codegen.llvm),
         sources={"triton": "MIT"},
         license=f"MIT AND {_LLVM_LICENSE}",
         machines=("amd64",),
         cross=True,
         costs="codegen",
     )
-    for one in codegens()
+    for codegen in codegens()
 )
 
 _WHEELS = tuple(
@@ -207,15 +207,15 @@ def row(name: str) -> StageRow:
     Raises:
         KeyError: there is none.
     """
-    for one in STAGES:
-        if one.name == name:
-            return one
+    for stage in STAGES:
+        if stage.name == name:
+            return stage
     raise KeyError(name)
 
 
 def targets() -> tuple[str, ...]:
     """What can be asked for: every stage, and `all`."""
-    return (*(one.name for one in STAGES), ALL)
+    return (*(stage.name for stage in STAGES), ALL)
 
 
 def choice(*without: str) -> str:
@@ -226,27 +226,27 @@ def choice(*without: str) -> str:
 
 def source_names() -> tuple[str, ...]:
     """The names that `--source` and `--patch` know."""
-    return tuple(sorted({name for one in STAGES for name in one.sources}))
+    return tuple(sorted({name for stage in STAGES for name in stage.sources}))
 
 
 def source_license(name: str) -> str:
     """SPDX expression of a source's project, not of where the source came from; empty where none is known."""
-    return next((one.sources[name] for one in STAGES if name in one.sources), "")
+    return next((stage.sources[name] for stage in STAGES if name in stage.sources), "")
 
 
 def involves(target: str, name: str) -> bool:
     """Whether a target is a stage, or may stand on it, directly or not."""
     if target == ALL:
         return True
-    known = {one.name: one for one in STAGES}
+    known = {stage.name: stage for stage in STAGES}
     return target == name or (target in known and any(involves(other, name) for other in known[target].on))
 
 
 def of_packages() -> tuple[str, ...]:
     """The stages that are a distribution's packages, the base first."""
-    return tuple(one.name for one in STAGES if one.packages)
+    return tuple(stage.name for stage in STAGES if stage.packages)
 
 
 def published(target: str) -> tuple[str, ...]:
     """The stages that `publish` takes for a target: the one asked for, and those that go with it."""
-    return tuple(one.name for one in STAGES if target in {one.name, *one.published_with})
+    return tuple(stage.name for stage in STAGES if target in {stage.name, *stage.published_with})

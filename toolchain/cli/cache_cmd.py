@@ -88,11 +88,11 @@ def cache_prune(
 
 
 def _total(items: Sequence[Item]) -> int:
-    return sum(one.bytes for one in items)
+    return sum(item.bytes for item in items)
 
 
 def _rows(items: Sequence[Item]) -> list[dict[str, object]]:
-    return [one.as_json() for one in items]
+    return [item.as_json() for item in items]
 
 
 def _show(items: Sequence[Item]) -> None:
@@ -105,7 +105,7 @@ def _show(items: Sequence[Item]) -> None:
     for name in ("size", "last used"):
         table.add_column(name, justify="right", overflow="fold")
     for kind in KINDS:
-        of_kind = [one for one in items if one.kind == kind]
+        of_kind = [item for item in items if item.kind == kind]
         shown = [one for one in of_kind if one.bytes >= _SMALL or kind == "image"]
         for one in shown:
             table.add_row(kind, Text(console.plain(one.name)), console.size(one.bytes), _ago(one.used))

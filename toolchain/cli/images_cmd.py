@@ -68,7 +68,7 @@ def images(cache: o.CacheOpt = None, json_: o.JsonOpt = False) -> None:
     for record in found:
         inside = dict(contents_of(where, record).told())
         size = console.size(sum(int(layer.get("size", 0)) for layer in record.layers))
-        went = "\n".join(one.ref for one in publications(where, record))
+        went = "\n".join(publication.ref for publication in publications(where, record))
         digits = record.input_digest.removeprefix("sha256:")[:12]
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(record.finished or 0))
         cells = [record.image, digits, record.arch, size, when]
@@ -172,7 +172,7 @@ def _describe(layout: Layout, name: str, descriptor: Descriptor) -> dict[str, An
     from toolchain.oci.image import labels_of  # noqa: PLC0415
 
     if descriptor.media_type in media.IMAGES and are_files(value := layout.read_json(descriptor)):
-        files = [one.as_json() for one in read_files(value, descriptor)]
+        files = [file.as_json() for file in read_files(value, descriptor)]
         return {"ref": name, "digest": descriptor.digest, "images": [], "files": files}
     images = []
     for one in layout.walk(descriptor) if descriptor.media_type in media.MANIFESTS else ():

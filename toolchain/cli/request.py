@@ -134,7 +134,9 @@ def _take_recorded(context: typer.Context, given: dict[str, Any], recorded: Reco
     Returns:
         The stage; None where nothing was recorded.
     """
-    declared = {one.option.parameter: one for one in request_module.options() if one.option.parameter in given}
+    declared = {
+        option.option.parameter: option for option in request_module.options() if option.option.parameter in given
+    }
 
     def typed(name: str) -> bool:
         found = context.get_parameter_source(name)

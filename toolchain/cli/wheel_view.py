@@ -42,36 +42,36 @@ def inspect_wheel(ref: str, *, use: bool, json_: bool) -> None:
         )
 
 
-def _fault(one: Library) -> str:
-    where = one.file or f"the library for {one.part}"
-    if one.verdict == "missing":
-        return f"{where} is missing, which is pinned to {one.pin}"
-    if one.verdict == "contradictory":
-        told = dict.fromkeys(f"{text.revision} ({text.kind})" for text in one.told if text.kind != "compiler")
+def _fault(library: Library) -> str:
+    where = library.file or f"the library for {library.part}"
+    if library.verdict == "missing":
+        return f"{where} is missing, which is pinned to {library.pin}"
+    if library.verdict == "contradictory":
+        told = dict.fromkeys(f"{text.revision} ({text.kind})" for text in library.told if text.kind != "compiler")
         return f"{where} tells of several: {', '.join(told)}"
-    return f"{where} holds {one.revision}, pinned is {one.pin}"
+    return f"{where} holds {library.revision}, pinned is {library.pin}"
 
 
 def _lines(wheel: WheelLlvm) -> Iterator[str]:
     yield f"{wheel.file}  {wheel.sha256}  {console.size(wheel.bytes)}"
     yield f"  {wheel.project or 'no project'} {wheel.version or 'of no version'}  {wheel.tag}".rstrip()
-    if not any(one.part == "core" for one in wheel.libraries):
+    if not any(library.part == "core" for library in wheel.libraries):
         yield "  no libtriton in it"
-    for one in wheel.libraries:
-        if one.verdict == "not pinned":
-            for told in one.told:
-                yield f"  {one.file}: made by clang {told.version}, {told.repository} {told.revision}"
+    for library in wheel.libraries:
+        if library.verdict == "not pinned":
+            for told in library.told:
+                yield f"  {library.file}: made by clang {told.version}, {told.repository} {told.revision}"
             continue
-        sure = f" ({one.certainty})" if one.verdict == "pinned" else ""
-        yield f"  {one.part}  {one.revision or '-'}  {_WORDS[one.verdict]}{sure}"
-        if one.file:
-            yield f"    {one.file}"
-        if one.verdict in {"other", "missing"}:
-            yield f"    pinned: {one.pin}"
-        if one.also:
-            yield f"    the LLVM of {', '.join(one.also)}"
-        if repository := repository_told(one):
+        sure = f" ({library.certainty})" if library.verdict == "pinned" else ""
+        yield f"  {library.part}  {library.revision or '-'}  {_WORDS[library.verdict]}{sure}"
+        if library.file:
+            yield f"    {library.file}"
+        if library.verdict in {"other", "missing"}:
+            yield f"    pinned: {library.pin}"
+        if library.also:
+            yield f"    the LLVM of {', '.join(library.also)}"
+        if repository := repository_told(library):
             yield f"    from {repository}"
-        for told in one.told:
+        for told in library.told:
             build = "" if told.build is None else f"-{told.build}"
             yield f"    {told.kind:<11}  {told.revision}{build}  {told.version}".rstrip()

@@ -37,10 +37,10 @@ _FROM = re.compile(r"^\s*FROM\s", re.IGNORECASE)
 
 def answer(line: str) -> int | None:
     """The number that `SCRIPT` printed, when `line` is its answer; -1 when it could not tell."""
-    found = _ANSWER.match(line.strip())
-    if found is None:
+    match = _ANSWER.match(line.strip())
+    if match is None:
         return None
-    return -1 if found.group(1) == "unknown" else int(found.group(1))
+    return -1 if match.group(1) == "unknown" else int(match.group(1))
 
 
 def mode_of_user() -> str:

@@ -183,18 +183,18 @@ class Progress:
 
     def _line(self, text: str) -> bool:
         now = self._clock()
-        if found := _NINJA.match(text):
-            done, total, running, seconds, what = found.groups()
+        if match := _NINJA.match(text):
+            done, total, running, seconds, what = match.groups()
             step = self._current(now)
             step.ninja(int(done), int(total), int(running), float(seconds), now)
             step.label = what
-        elif found := _COUNT.match(text):
-            self._count(int(found[1]), int(found[2]), found[3] or "", now)
-        elif found := _STEP.match(text):
-            self._begin(found[1].strip(), now)
-        elif found := _BUILDAH.match(text):
-            phase = f"{found[1]}.{found[3]}" if found[1] else found[3]
-            self._buildah = f"{phase} {found[5].split(' ', 1)[0]}"
+        elif match := _COUNT.match(text):
+            self._count(int(match[1]), int(match[2]), match[3] or "", now)
+        elif match := _STEP.match(text):
+            self._begin(match[1].strip(), now)
+        elif match := _BUILDAH.match(text):
+            phase = f"{match[1]}.{match[3]}" if match[1] else match[3]
+            self._buildah = f"{phase} {match[5].split(' ', 1)[0]}"
         else:
             return False
         self._maybe_say(now)

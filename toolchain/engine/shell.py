@@ -86,10 +86,10 @@ def step_of(containerfile: str) -> Step:
     while lines[end].rstrip().endswith("\\"):
         end += 1
     words = " ".join(line.strip().removesuffix("\\") for line in lines[begins[-1] : end + 1])
-    found = _COMMAND.match(_CACHE.sub("", words))
-    assert found is not None  # noqa: S101 - begins with RUN
+    match = _COMMAND.match(_CACHE.sub("", words))
+    assert match is not None  # noqa: S101 - begins with RUN
     before = "\n".join(lines[: begins[-1]])
-    return Step(before + "\n", found.group(1), " ".join(found.group(2).split()), dict(_CACHE.findall(words)))
+    return Step(before + "\n", match.group(1), " ".join(match.group(2).split()), dict(_CACHE.findall(words)))
 
 
 @dataclass
@@ -174,8 +174,8 @@ class Shell:
     def _line(self, line: str) -> None:
         if line == _BEGUN:
             self._begun = True
-        elif found := re.fullmatch(rf"{_ENDED} (\d+)", line):
-            self._code = int(found.group(1))
+        elif match := re.fullmatch(rf"{_ENDED} (\d+)", line):
+            self._code = int(match.group(1))
         elif self._begun and self._code is None:
             self.show(line)
         elif not self._begun:

@@ -70,7 +70,11 @@ def _as_oci(manifest: Mapping[str, Any]) -> dict[str, Any]:
     def said(part: Mapping[str, Any]) -> dict[str, Any]:
         return {**part, "mediaType": media.AS_OCI.get(part["mediaType"], part["mediaType"])}
 
-    return {**said(manifest), "config": said(manifest["config"]), "layers": [said(one) for one in manifest["layers"]]}
+    return {
+        **said(manifest),
+        "config": said(manifest["config"]),
+        "layers": [said(layer) for layer in manifest["layers"]],
+    }
 
 
 def _link_blobs(layout: Path, manifest: Mapping[str, Any], folder: Path) -> None:

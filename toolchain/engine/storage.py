@@ -238,8 +238,8 @@ class Storage:
             EngineError: buildah is not installed.
         """
         process.which("buildah", fix=INSTALL)
-        found = re.search(r"\d+(\.\d+)+", process.run(["buildah", "--version"], capture=True, timeout=30).stdout)
-        return found.group(0) if found else "unknown"
+        match = re.search(r"\d+(\.\d+)+", process.run(["buildah", "--version"], capture=True, timeout=30).stdout)
+        return match.group(0) if match else "unknown"
 
     @contextlib.contextmanager
     def invocation(self, kind: str) -> Iterator[Path]:

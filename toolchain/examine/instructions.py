@@ -40,7 +40,7 @@ def settle(difference: Difference, places: Sequence[str], cache: Cache) -> tuple
     wanted = {digest for row in open_ for digest in row.files}
     found: dict[str, bytes] = {}
     for place in places:
-        found |= {one.sha256: one.content for one in kernels_in(place, cache, keep=wanted) if one.content}
+        found |= {kernel.sha256: kernel.content for kernel in kernels_in(place, cache, keep=wanted) if kernel.content}
     same = {row.key for row in open_ if _are_same(row, found, tool)}
     return difference.with_status(same, INSTRUCTIONS), 0
 

@@ -156,7 +156,7 @@ def _groups(cached: Mapping[str, bytes], mount: str | None) -> None:
             raise _broken(f"{name} cannot be read", repr(error)) from error
         if set(children) != beside - {path.name}:
             raise _broken(f"{name} names other files than lie there", ", ".join(sorted(set(children) ^ beside)))
-        wrong = [one for file, one in children.items() if mount and one != f"{mount}/{path.parent.name}/{file}"]
+        wrong = [child for file, child in children.items() if mount and child != f"{mount}/{path.parent.name}/{file}"]
         if wrong:
             raise _broken(f"{name} is not for {mount}", wrong[0])
 

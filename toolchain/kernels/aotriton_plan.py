@@ -87,7 +87,7 @@ class BarePlan:
     def whole(self, rules: RuleSet) -> tuple[Cluster, ...]:
         """The clusters that some rules make whole."""
         there = {rule.out for rule in rules.rules}
-        return tuple(one for one in self.clusters if all(path in there for path, _ in one.objects))
+        return tuple(cluster for cluster in self.clusters if all(path in there for path, _ in cluster.objects))
 
 
 def read_plan(folder: Path, tree: Path, *, build: str, source: str, of: Generation | None = None) -> BarePlan:
@@ -118,7 +118,9 @@ def read_plan(folder: Path, tree: Path, *, build: str, source: str, of: Generati
     if of.layout == "flatzip":
         archives = tuple(_archive(folder, fields, build) for fields in _lines(folder / FLATZIP, 4))
     else:
-        archives = tuple(Archive(one.path, "", ((one.path, one.path.rpartition("/")[2]),)) for one in clusters)
+        archives = tuple(
+            Archive(cluster.path, "", ((cluster.path, cluster.path.rpartition("/")[2]),)) for cluster in clusters
+        )
     affine = tuple(";".join(fields[:3]) for fields in _lines(folder / AFFINE, 3)) if (folder / AFFINE).exists() else ()
     found, copies = _distinct(rules.values(), alike=not of.waves)
     if of.layout != "library":
@@ -415,9 +417,9 @@ def _argument_names(path: Path, kernel: str) -> tuple[str, ...]:
     for node in module.body:  # a file that gathers the kernels of its neighbours
         if not _imports(node):
             continue
-        for one in node.names:
-            if (one.asname or one.name) == kernel:
-                return _argument_names(path.parent / f"{node.module}.py", one.name)
+        for name in node.names:
+            if (name.asname or name.name) == kernel:
+                return _argument_names(path.parent / f"{node.module}.py", name.name)
     raise SourceError(f"{path} has no function {kernel}", fix=_REPORT)
 
 

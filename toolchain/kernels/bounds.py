@@ -204,12 +204,12 @@ class Turns:
 
 def resident(pid: int) -> int:
     """Bytes in memory of a process and all below it; pages that they share count for each."""
-    return sum(_resident(one) for one in processes(pid))
+    return sum(_resident(process) for process in processes(pid))
 
 
 def proportional(pid: int) -> int:
     """Bytes in memory of a process and all below it, of shared pages a fair part: exact, and dear for large ones."""
-    return sum(_proportional(one) for one in processes(pid))
+    return sum(_proportional(process) for process in processes(pid))
 
 
 def _resident(pid: int) -> int:

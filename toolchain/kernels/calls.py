@@ -131,8 +131,8 @@ def listed(table: WheelCalls, gpus: Sequence[str]) -> list[Call]:
                 fix="name another GPU, or add it there",
             )
         found += [
-            Call(gpu=gpu, rows=(dict(zip(one, values, strict=True)),))
-            for one in axes for values in itertools.product(*one.values())
+            Call(gpu=gpu, rows=(dict(zip(axe, values, strict=True)),))
+            for axe in axes for values in itertools.product(*axe.values())
         ]  # fmt: skip
     return found
 
@@ -144,7 +144,9 @@ def in_orders(outcomes: Iterable[Outcome]) -> list[Call]:
     before. So a kernel has a key for when its call comes first, and may have others.
     """
     found = []
-    for gpu, group in itertools.groupby((one.call for one in outcomes if one.done), key=lambda call: call.gpu):
+    for gpu, group in itertools.groupby(
+        (outcome.call for outcome in outcomes if outcome.done), key=lambda call: call.gpu
+    ):
         rows = tuple(row for call in group for row in call.rows)
         found += [Call(gpu=gpu, rows=rows, order="all in order"), Call(gpu=gpu, rows=rows[::-1], order="all backwards")]
     return found
@@ -218,7 +220,7 @@ def _note(call: Call, answer: Mapping[str, Any], about: Mapping[str, Any], ledge
     status, reason = str(answer["status"]), str(answer.get("reason", ""))
     if status != DONE and (what := machine_fault(reason, notes)):
         raise ResourceError(what, why=f"{call.name}: {reason[:300]}", fix="free disk or memory, then run it again")
-    kernels = tuple(dict.fromkeys((str(one["name"]), str(one["hash"])) for one in answer.get("kernels", ())))
+    kernels = tuple(dict.fromkeys((str(kernel["name"]), str(kernel["hash"])) for kernel in answer.get("kernels", ())))
     entry = Entry(
         id=_id(call), kernel=call.shape, target=call.gpu, out=call.name, cluster=call.gpu,
         status=status, reason="" if status == DONE else reason or "no reason given",
@@ -247,13 +249,13 @@ def by_gpu(outcomes: Iterable[Outcome]) -> Iterator[dict[str, Any]]:
     """Calls, kernels and seconds of each GPU."""
     for gpu, group in itertools.groupby(outcomes, key=lambda one: one.call.gpu):
         rows = list(group)
-        alone = [one for one in rows if not one.call.order]
+        alone = [row for row in rows if not row.call.order]
         yield {
             "gpu": gpu,
             "calls": len(alone),
             "refused": sum(one.refused for one in alone),
             "failed": sum(not one.done and not one.refused for one in alone),
             "kernels": len({hash_ for one in alone if one.done for _, hash_ in one.kernels}),
-            "entries": len({hash_ for one in rows if one.done for _, hash_ in one.kernels}),
-            "seconds": round(sum(one.entry.seconds for one in rows), 1),
+            "entries": len({hash_ for row in rows if row.done for _, hash_ in row.kernels}),
+            "seconds": round(sum(row.entry.seconds for row in rows), 1),
         }

@@ -233,9 +233,9 @@ class Standing:
         """Entries by status."""
         rows = self.by_kernel.values()
         return Summary(
-            done=sum(one.done for one in rows),
-            failed=sum(one.failed for one in rows),
-            timed_out=sum(one.timed_out for one in rows),
+            done=sum(row.done for row in rows),
+            failed=sum(row.failed for row in rows),
+            timed_out=sum(row.timed_out for row in rows),
         )
 
 

@@ -70,8 +70,8 @@ class OciStore:
         """See `KernelStore`."""
         self._scope = scope
         for tag in self._place.tags():
-            found = _PACK_TAG.fullmatch(tag)
-            wanted = found and found["scope"] == scope and found["target"] in targets and tag not in self._packs
+            match = _PACK_TAG.fullmatch(tag)
+            wanted = match and match["scope"] == scope and match["target"] in targets and tag not in self._packs
             if wanted and (pack := self._list(tag)) is not None:
                 self._packs[tag] = pack
                 self._names.update(pack.rows)
@@ -165,7 +165,7 @@ class OciStore:
             "mediaType": media.MANIFEST,
             "artifactType": kind,
             "config": self._scratch.put_bytes(b"{}", media.EMPTY).as_json(),
-            "layers": [one.as_json() for one in layers],
+            "layers": [layer.as_json() for layer in layers],
         }
         return replace(self._scratch.put_json(value, media.MANIFEST), artifact_type=kind)
 

@@ -83,7 +83,7 @@ class Reach:
         key = (root, source)
         if key not in self._found:
             files = self._files(root, source)
-            self._found[key] = self._whole if files is None else {one: self._digest(one) for one in sorted(files)}
+            self._found[key] = self._whole if files is None else {file: self._digest(file) for file in sorted(files)}
         return self._found[key]
 
     def _files(self, root: str, source: str) -> set[str] | None:
@@ -173,7 +173,7 @@ class Reach:
         here = self._tree / folder
         if folder not in self._listed:
             there = here.is_dir()
-            self._listed[folder] = tuple(sorted(one.name for one in here.glob("*.so"))) if there else ()
+            self._listed[folder] = tuple(sorted(path.name for path in here.glob("*.so"))) if there else ()
         return self._listed[folder]
 
     @cached_property

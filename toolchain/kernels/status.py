@@ -150,16 +150,16 @@ class Board:
                 "command": self._command,
                 "began": _text(self._began),
                 "updated": _text(self._clock()),
-                "asked": sum(one.asked for one in groups),
-                "done": sum(one.done for one in groups),
-                "reused": sum(one.reused for one in groups),
-                "failed": sum(one.failed for one in groups),
-                "timed_out": sum(one.timed_out for one in groups),
+                "asked": sum(group.asked for group in groups),
+                "done": sum(group.done for group in groups),
+                "reused": sum(group.reused for group in groups),
+                "failed": sum(group.failed for group in groups),
+                "timed_out": sum(group.timed_out for group in groups),
                 "rate": rate,
                 "left_seconds": left,
                 "memory": {
                     "coordinator": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-                    "workers": sum(int(one["memory"]) for one in workers),
+                    "workers": sum(int(worker["memory"]) for worker in workers),
                     "together": bounds.together if bounds else 0,
                     "share": bounds.share if bounds else 0,
                     "kernel": bounds.kernel if bounds else 0,
@@ -168,14 +168,14 @@ class Board:
                     {
                         "kernel": kernel,
                         "gpu": gpu,
-                        "asked": one.asked,
-                        "done": one.done,
-                        "reused": one.reused,
-                        "failed": one.failed,
-                        "timed_out": one.timed_out,
-                        "mean_seconds": round(one.seconds / one.through, 2) if one.through else None,
+                        "asked": group.asked,
+                        "done": group.done,
+                        "reused": group.reused,
+                        "failed": group.failed,
+                        "timed_out": group.timed_out,
+                        "mean_seconds": round(group.seconds / group.through, 2) if group.through else None,
                     }
-                    for (kernel, gpu), one in sorted(self._groups.items())
+                    for (kernel, gpu), group in sorted(self._groups.items())
                 ],
                 "slowest": [
                     {"out": out, "kernel": kernel, "gpu": gpu, "seconds": seconds}
@@ -190,15 +190,15 @@ class Board:
 
         So what is left counts in seconds of compiling, of which the last ten minutes did so many a second.
         """
-        left = sum(one.asked - one.through for one in self._groups.values())
+        left = sum(group.asked - group.through for group in self._groups.values())
         if self._state != RUNNING or not self._recent:
             return None, None if left else 0.0
         passed = max(self._clock() - max(self._began, self._clock() - _WINDOW), 0.001)
-        through = sum(one.through for one in self._groups.values())
-        mean = sum(one.seconds for one in self._groups.values()) / through
+        through = sum(group.through for group in self._groups.values())
+        mean = sum(group.seconds for group in self._groups.values()) / through
         work = sum(
-            (one.asked - one.through) * (one.seconds / one.through if one.through else mean)
-            for one in self._groups.values()
+            (group.asked - group.through) * (group.seconds / group.through if group.through else mean)
+            for group in self._groups.values()
         )
         pace = sum(seconds for _, seconds in self._recent) / passed
         return round(len(self._recent) / passed, 3), round(work / pace, 1) if pace else None

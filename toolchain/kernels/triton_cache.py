@@ -94,7 +94,7 @@ def write_manifest(entries: Iterable[Entry], tree: Path, key: str) -> None:
     """
     path = tree / MANIFEST
     path.parent.mkdir(parents=True)
-    path.write_bytes(canonical({"triton": [_row(one.metadata, key) for one in entries]}) + b"\n")
+    path.write_bytes(canonical({"triton": [_row(entry.metadata, key) for entry in entries]}) + b"\n")
 
 
 def _row(metadata: Mapping[str, Any], key: str) -> dict[str, Any]:

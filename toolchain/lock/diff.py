@@ -68,8 +68,8 @@ def _base(was: LockedBase, now: LockedBase, whole: bool) -> Iterator[str]:
 
 
 def _packages(was: LockedBase, now: LockedBase) -> Iterator[str]:
-    old = {(one.name, one.arch): one for one in was.packages}
-    new = {(one.name, one.arch): one for one in now.packages}
+    old = {(package.name, package.arch): package for package in was.packages}
+    new = {(package.name, package.arch): package for package in now.packages}
     rows = []
     for key in sorted(old.keys() | new.keys()):
         if old.get(key) != new.get(key):
@@ -86,19 +86,19 @@ def _told(package: LockedPackage | None) -> str:
 
 
 def _sources(locked: Lock, now: Lock, whole: bool) -> Iterator[str]:
-    for one in now.sources:
-        was = locked.source(one.name)
+    for source in now.sources:
+        was = locked.source(source.name)
         if was is None:
-            yield f"{_what(one)} is not in the lock ({one.ref})"
+            yield f"{_what(source)} is not in the lock ({source.ref})"
         else:
-            yield from _source(was, one, whole)
+            yield from _source(was, source, whole)
     if whole:
-        yield from (f"{_what(one)} is in the lock and is not asked for" for one in locked.sources
-                    if now.source(one.name) is None)  # fmt: skip
+        yield from (f"{_what(source)} is in the lock and is not asked for" for source in locked.sources
+                    if now.source(source.name) is None)  # fmt: skip
 
 
-def _what(one: LockedSource) -> str:
-    return f"the {'wheel' if one.wheel else 'source'} {one.name}"
+def _what(source: LockedSource) -> str:
+    return f"the {'wheel' if source.wheel else 'source'} {source.name}"
 
 
 def _source(was: LockedSource, now: LockedSource, whole: bool) -> Iterator[str]:
@@ -132,5 +132,5 @@ def _shown(value: Any) -> str:
     return ", ".join(value) if isinstance(value, tuple) else str(value) or "nothing"
 
 
-def _patches(one: LockedSource) -> str:
-    return ", ".join(f"{patch.name} ({patch.digest[:19]})" for patch in one.patches) or "(none)"
+def _patches(source: LockedSource) -> str:
+    return ", ".join(f"{patch.name} ({patch.digest[:19]})" for patch in source.patches) or "(none)"

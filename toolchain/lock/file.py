@@ -171,7 +171,7 @@ class Lock:
 
     def source(self, name: str) -> LockedSource | None:
         """The source or wheel of that name."""
-        return next((one for one in self.sources if one.name == name), None)
+        return next((source for source in self.sources if source.name == name), None)
 
 
 # Writing
@@ -199,8 +199,8 @@ def render(lock: Lock) -> bytes:
     for base in sorted(lock.bases, key=lambda one: (one.stage, one.name, one.arch)):
         value: dict[str, Any] = {name: getattr(base, name) for name in _BASE_KEYS}
         value["packages"] = [
-            {key: getattr(one, key) for key in ("name", "version", "arch", "sha256", "header")}
-            for one in sorted(base.packages, key=lambda one: (one.name, one.arch, one.version))
+            {key: getattr(package, key) for key in ("name", "version", "arch", "sha256", "header")}
+            for package in sorted(base.packages, key=lambda one: (one.name, one.arch, one.version))
         ]
         lines += _table(f"[[{base.stage}]]", value)
     for title, wheels in (("[[source]]", False), ("[[wheel]]", True)):
@@ -254,7 +254,7 @@ def options(lock: Lock, **instead: Any) -> list[str]:
     Args:
         instead: values in the place of the request's own, by option.
     """
-    known = {one.option.name: one.option for one in request_module.options()}
+    known = {option.option.name: option.option for option in request_module.options()}
     asked = {key: value for key, value in sorted({**lock.request, **instead}.items()) if key != "stage"}
     # Writing takes what it is given; reading refuses what no option is.
     return [word for key, value in asked.items() for word in known.get(key, Option(name=key, help="")).words(value)]
@@ -333,11 +333,11 @@ def _rows(value: Any) -> list[Any]:
 
 def _malformed(lock: Lock) -> Iterator[str]:
     yield from _malformed_request(lock.request)
-    names = [one.name for one in lock.sources]
-    for one in lock.sources:
-        if not _NAME.fullmatch(one.name) or names.count(one.name) > 1:
-            yield f"the source {one.name!r} is named twice or has no proper name"
-        yield from _malformed_source(one)
+    names = [source.name for source in lock.sources]
+    for source in lock.sources:
+        if not _NAME.fullmatch(source.name) or names.count(source.name) > 1:
+            yield f"the source {source.name!r} is named twice or has no proper name"
+        yield from _malformed_source(source)
     owners = [base.owner for base in lock.bases]
     for base in lock.bases:
         if owners.count(base.owner) > 1:
@@ -356,7 +356,7 @@ def _malformed(lock: Lock) -> Iterator[str]:
 def _malformed_request(request: Mapping[str, Any]) -> Iterator[str]:
     """It becomes a command line again, so nothing may be in it but what a lock writes there."""
     kept: dict[str, str] = {
-        one.option.name: one.option.kind for one in request_module.options() if one.option.lock != "never"
+        option.option.name: option.option.kind for option in request_module.options() if option.option.lock != "never"
     }
     for key, value in request.items():
         kind = "text" if key == "stage" else kept.get(key, "")
@@ -382,19 +382,19 @@ def _fits(kind: str, value: Any) -> bool:
     return isinstance(value, numbers.get(kind, str)) and kind not in {"", "path"}
 
 
-def _malformed_source(one: LockedSource) -> Iterator[str]:
-    if not _DIGEST.fullmatch(one.digest):
-        yield f"the source {one.name} has no digest: {one.digest!r}"
-    elif (one.kind == "git") != one.digest.startswith("git:"):
-        yield f"the source {one.name} has the digest of another kind: {one.digest!r}"
-    if not _REFS[one.kind].fullmatch(one.ref):
-        yield f"the source {one.name} is named as no {one.kind} source is: {one.ref[:120]!r}"
-    if one.tag and (one.kind != "git" or not _NAME.fullmatch(one.tag)):
-        yield f"the source {one.name} has no proper tag: {one.tag[:120]!r}"
-    if one.file and not _FILE.fullmatch(one.file):
-        yield f"the source {one.name} has no proper file name: {one.file!r}"
-    if any("/" in part or part in {"", ".", ".."} for part in one.parts):
-        yield f"the parts of {one.name} are no names"
-    for digest in (one.tree, *(patch.digest for patch in one.patches)):
+def _malformed_source(source: LockedSource) -> Iterator[str]:
+    if not _DIGEST.fullmatch(source.digest):
+        yield f"the source {source.name} has no digest: {source.digest!r}"
+    elif (source.kind == "git") != source.digest.startswith("git:"):
+        yield f"the source {source.name} has the digest of another kind: {source.digest!r}"
+    if not _REFS[source.kind].fullmatch(source.ref):
+        yield f"the source {source.name} is named as no {source.kind} source is: {source.ref[:120]!r}"
+    if source.tag and (source.kind != "git" or not _NAME.fullmatch(source.tag)):
+        yield f"the source {source.name} has no proper tag: {source.tag[:120]!r}"
+    if source.file and not _FILE.fullmatch(source.file):
+        yield f"the source {source.name} has no proper file name: {source.file!r}"
+    if any("/" in part or part in {"", ".", ".."} for part in source.parts):
+        yield f"the parts of {source.name} are no names"
+    for digest in (source.tree, *(patch.digest for patch in source.patches)):
         if digest and not _SHA256.fullmatch(digest):
-            yield f"the source {one.name} has a malformed digest: {digest!r}"
+            yield f"the source {source.name} has a malformed digest: {digest!r}"

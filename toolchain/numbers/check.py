@@ -156,9 +156,9 @@ def check_program(
     )
 
 
-def _differing(one: Launched, other: Launched) -> list[str]:
+def _differing(launched: Launched, other: Launched) -> list[str]:
     """Buffers whose bytes are not the same in two runs."""
-    return [name for name in one.buffers if one.buffers[name].tobytes() != other.buffers[name].tobytes()]
+    return [name for name in launched.buffers if launched.buffers[name].tobytes() != other.buffers[name].tobytes()]
 
 
 def _compare(case: Case, done: Launched, errors: dict[str, tuple[float, float]]) -> Iterator[str]:

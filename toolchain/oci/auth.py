@@ -87,8 +87,8 @@ def registry_name(said: str) -> str:
 
     All names of Docker Hub are `HUB`. A name with a namespace is that of no whole registry, and stays.
     """
-    found = _NAMED.fullmatch(said.strip())
-    host = found[1].lower() if found else said
+    match = _NAMED.fullmatch(said.strip())
+    host = match[1].lower() if match else said
     return HUB if host in {HUB, *_HUB_KEYS} else host
 
 

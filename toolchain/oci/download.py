@@ -93,11 +93,11 @@ class Download:
 
     def _fits(self, got: requests.Response) -> bool:
         """Whether a part begins where what came so far ends, and is of a blob of the right size."""
-        found = _PART.fullmatch(self._range(got))
+        match = _PART.fullmatch(self._range(got))
         return (
-            found is not None
-            and header_number(found[1]) == self._done
-            and (found[2] == "*" or header_number(found[2]) == self._blob.size)
+            match is not None
+            and header_number(match[1]) == self._done
+            and (match[2] == "*" or header_number(match[2]) == self._blob.size)
         )
 
     @staticmethod

@@ -85,7 +85,7 @@ def write_files(layout: Layout, subject: Descriptor, paths: Sequence[Path], *, t
         **oras.oci.NewManifest(),
         "artifactType": TYPE,
         "config": layout.put_bytes(b"{}", media.EMPTY).as_json(),
-        "layers": [one.as_json() for one in layers.values()],
+        "layers": [layer.as_json() for layer in layers.values()],
         "subject": subject.plain.as_json(),
         "annotations": notes,
     }

@@ -334,5 +334,5 @@ def compressor_id(how: Compression, level: int | None = None) -> str:
 @functools.cache
 def _zstd_version() -> str:
     said = process.run(["zstd", "--version"], capture=True).stdout
-    found = re.search(r"v(\d+(?:\.\d+)+)", said)
-    return found[1] if found else said.strip()
+    match = re.search(r"v(\d+(?:\.\d+)+)", said)
+    return match[1] if match else said.strip()

@@ -85,17 +85,17 @@ def differences(first: Blob, second: Blob) -> list[FileDifference]:
     return found
 
 
-def _differing(first: Blob, second: Blob, one: LayerFile, two: LayerFile) -> FileDifference:
-    if one.kind != two.kind:
-        return FileDifference(one.path, "kind", None, one.kind, two.kind)
-    what = "content" if one.size == two.size else "size"
-    if one.kind == "link" or max(one.size, two.size) > _LIMIT:
-        return FileDifference(one.path, what, None, one.target, two.target)
-    a = read_member(first.path, first.media_type, one.path, limit=_LIMIT) or b""
+def _differing(first: Blob, second: Blob, file: LayerFile, two: LayerFile) -> FileDifference:
+    if file.kind != two.kind:
+        return FileDifference(file.path, "kind", None, file.kind, two.kind)
+    what = "content" if file.size == two.size else "size"
+    if file.kind == "link" or max(file.size, two.size) > _LIMIT:
+        return FileDifference(file.path, what, None, file.target, two.target)
+    a = read_member(first.path, first.media_type, file.path, limit=_LIMIT) or b""
     b = read_member(second.path, second.media_type, two.path, limit=_LIMIT) or b""
     offset = first_difference(a, b)
     return FileDifference(
-        one.path,
+        file.path,
         what,
         offset,
         a[offset : offset + _AROUND].hex(),

@@ -237,7 +237,7 @@ class Layout(Blobs):
 
     def images(self) -> dict[str, Descriptor]:
         """As `refs`, without the tags that signatures about an image lie under."""
-        return {name: one for name, one in self.refs().items() if not self._is_about(name, one)}
+        return {name: ref for name, ref in self.refs().items() if not self._is_about(name, ref)}
 
     def _is_about(self, name: str, descriptor: Descriptor) -> bool:
         # By its content too: an image that somebody gave such a name is an image.
@@ -341,11 +341,11 @@ def _ref_name(entry: Mapping[str, Any]) -> str:
     return _annotation(entry, media.REF_NAME)
 
 
-def _require_one(root: Path, name: str, one: Descriptor, other: Descriptor) -> None:
-    if one.plain != other.plain:
+def _require_one(root: Path, name: str, descriptor: Descriptor, other: Descriptor) -> None:
+    if descriptor.plain != other.plain:
         raise DigestError(
             f"{root} lists {name!r} twice",
-            why=f"{one.digest} and {other.digest}",
+            why=f"{descriptor.digest} and {other.digest}",
             fix="name what is meant by its digest, or publish it again",
         )
 

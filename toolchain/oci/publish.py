@@ -172,7 +172,7 @@ def resolve(ref: LayoutRef) -> Descriptor:
     # Other tools leave an image without a name; an artifact without one is what is said about an image. The files of an
     # image have names of their own, and are not what a folder is named for.
     named = {one.digest for one in refs.values() if one.artifact_type != FILES} or {one.digest for one in refs.values()}
-    found = named or {one.digest for one in there.roots() if not one.artifact_type}
+    found = named or {root.digest for root in there.roots() if not root.artifact_type}
     if len(found) != 1:
         raise RegistryError(
             f"{ref} holds {'several images' if found else 'no image'}",

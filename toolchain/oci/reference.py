@@ -169,9 +169,9 @@ def _is_host(text: str) -> bool:
 def _layout(text: str) -> LayoutRef:
     place = text.removeprefix("oci:")
     digest: str | None = None
-    if found := re.search(r"@(sha256:[^/]*)$", place):
-        digest = _digest(found[1], text)
-        place = place[: found.start()]
+    if match := re.search(r"@(sha256:[^/]*)$", place):
+        digest = _digest(match[1], text)
+        place = place[: match.start()]
     head, colon, tail = place.rpartition(":")
     tag: str | None = None
     if colon and "/" not in tail:

@@ -62,7 +62,7 @@ class Tagged:
     def missing(self, value: Mapping[str, Any] | None) -> list[Descriptor]:
         """Those that a manifest under the tag has not."""
         there = list(readable((value or {}).get("layers", ())))
-        return [one for one in self.layers if not any(self.same(one, other) for other in there)]
+        return [layer for layer in self.layers if not any(self.same(layer, other) for other in there)]
 
 
 def add_to_layout(layout: Layout, said: Sequence[Tagged], there: Layout) -> int:
@@ -85,9 +85,9 @@ def read_layers_under(content: bytes, name: str) -> dict[str, Any]:
     """
     value = parse_object(content, name)
     layers = value.get("layers")
-    if not isinstance(layers, list) or not all(isinstance(one, dict) for one in layers):
+    if not isinstance(layers, list) or not all(isinstance(layer, dict) for layer in layers):
         raise RegistryError(f"{name} is not a list of statements", why="it has no list of layers", fix=_TAKEN)
-    if any(str(one.get("mediaType", "")).startswith(_OF_IMAGES) for one in layers):
+    if any(str(layer.get("mediaType", "")).startswith(_OF_IMAGES) for layer in layers):
         raise RegistryError(
             f"{name} is an image", why="under this tag cosign keeps what is said about an image", fix=_TAKEN
         )
@@ -106,7 +106,7 @@ def _with(value: Mapping[str, Any] | None, missing: Sequence[Descriptor], layout
         "created": _NEVER,
         "history": [{"created": _NEVER}] * len(layers),
         "os": "",
-        "rootfs": {"type": "layers", "diff_ids": [str(one.get("digest")) for one in layers]},
+        "rootfs": {"type": "layers", "diff_ids": [str(layer.get("digest")) for layer in layers]},
         "config": {},
     }
     return {

@@ -286,8 +286,8 @@ def _part(start: int, end: int) -> dict[str, str]:
 
 def _reached(said: str | None, otherwise: int) -> int:
     """The offset after a `Range: 0-n`; `0-0` says that nothing came, as registries write it."""
-    found = re.fullmatch(r"(?:bytes=)?0-([0-9]+)", said.strip()) if said else None
-    last = header_number(found[1]) if found else None
+    match = re.fullmatch(r"(?:bytes=)?0-([0-9]+)", said.strip()) if said else None
+    last = header_number(match[1]) if match else None
     if last is None:
         return otherwise
     return last + 1 if last else 0

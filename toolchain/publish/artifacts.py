@@ -52,7 +52,7 @@ class DeliveredFiles:
             "digest": self.digest,
             "pushed_bytes": self.pushed_bytes,
             "skipped_bytes": self.skipped_bytes,
-            "files": [one.as_json() for one in self.files],
+            "files": [file.as_json() for file in self.files],
             "evidence": self.evidence.as_json(),
         }
 
@@ -111,7 +111,7 @@ def deliver_files(
         done = place.tagged(tags[0]).put(layout, manifest, tags)
         listed = place.attach(layout, [manifest])
         by_build = [
-            (facts, [one for one in files if one.name in of_one]) for facts, of_one in zip(made, names, strict=True)
+            (facts, [file for file in files if file.name in of_one]) for facts, of_one in zip(made, names, strict=True)
         ]
         evidence = attach_to_files(by_build, manifest, place, signer=signer, scratch=cache.work)
     pushed = done.pushed_bytes + listed.pushed_bytes
@@ -163,7 +163,7 @@ def _bring(request: Request, planned: Planned, missing: Mapping[str, str], where
     ref = where.image(planned.image, tag_of(str(planned.input_digest).removeprefix("sha256:")[:12]))
     with open_place(ref) as place:
         manifest, content = place.manifest()
-        files = {one.blob.digest: one for one in read_files(parse_object(content, manifest.digest), manifest)}
+        files = {file.blob.digest: file for file in read_files(parse_object(content, manifest.digest), manifest)}
         with tempfile.TemporaryDirectory(dir=request.cache.work, prefix="files-") as folder:
             scratch = Layout(Path(folder)).ensure()
             for digest, name in missing.items():

@@ -77,13 +77,13 @@ def collect(cache: Cache, record: Record) -> ImageFacts:
     """
     dependencies = stages_below(cache, record.inputs)
     require_below(record, dependencies)
-    base = next((one for one in (record, *dependencies) if one.stage == "base"), None)
+    base = next((dependency for dependency in (record, *dependencies) if dependency.stage == "base"), None)
     installed = parse_dpkg_status(_in_base(cache, base, "var/lib/dpkg/status"))
     # The resolved list if that is still the one of this base: it has digests, and rpms too.
     packages = (_resolved(cache, "base", base) or installed) if base else ()
-    for one in (record, *dependencies):
-        if one.stage in _COMPILED_IN:
-            packages = tuple(sorted({*packages, *_COMPILED_IN[one.stage](cache, one)}))
+    for dependency in (record, *dependencies):
+        if dependency.stage in _COMPILED_IN:
+            packages = tuple(sorted({*packages, *_COMPILED_IN[dependency.stage](cache, dependency)}))
     named = base is not None and base.inputs.get("base")
     return ImageFacts(
         record=record,
@@ -227,7 +227,7 @@ def attach_to_files(
     everything: list[attest.Resource] = []
     for image_facts, named in made_by:
         about = attest.subjects(image_facts.record.image, [files.digest])
-        own = [one for file in named for one in attest.subjects(file.name, [file.blob.digest])]
+        own = [subject for file in named for subject in attest.subjects(file.name, [file.blob.digest])]
         statements.append(attest.provenance(image_facts, [*about, *own]))
         everything = [*(everything or about), *own]
     image = made_by[0][0].record.image
@@ -250,7 +250,7 @@ def _sign(
     with _own_layout(scratch) as own:
         if isinstance(signer, Keyless):
             known = _signed_before(signer.identity, subjects[0], place, own)
-            said = [_by_identity(signer, one, known) for one in statements]
+            said = [_by_identity(signer, statement, known) for statement in statements]
             return replace(_attach(said, subjects, place, scratch, kinds), signed_by=signer.identity.id)
         envelopes = _by_key(
             signer,
@@ -321,7 +321,10 @@ def _by_key(
 ) -> list[tuple[str, dsse.Envelope]]:
     """The statements signed, each with its predicate's type; as before where signing again would give another."""
     before = {} if signer.repeats else {said: one.envelope().only(signer.public) for said, one in known().items()}
-    return [(one["predicateType"], before.get(canonical(one)) or dsse.sign(one, signer)) for one in statements]
+    return [
+        (statement["predicateType"], before.get(canonical(statement)) or dsse.sign(statement, signer))
+        for statement in statements
+    ]
 
 
 def _bundled(kind: str, envelope: dsse.Envelope, key: PublicKey) -> _Said:

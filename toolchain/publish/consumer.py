@@ -36,7 +36,7 @@ _SIGNS: tuple[tuple[Kind, re.Pattern[str]], ...] = (
 )
 _PART = re.compile(r"(usr/lib64/llvm-triton-[A-Za-z0-9._-]+)/.*")
 # An LLVM that Triton makes code for a GPU with: no Triton is built on it.
-_FOR_GPU = re.compile("|".join(rf"(?:^|/){re.escape(one.llvm)}-[^/]*$" for one in codegens()))
+_FOR_GPU = re.compile("|".join(rf"(?:^|/){re.escape(codegen.llvm)}-[^/]*$" for codegen in codegens()))
 _SYSTEM = re.compile(r"(usr/lib|etc)/os-release")
 _RELEASE = "ENV TRITON_APPEND_CMAKE_ARGS=-DCMAKE_BUILD_TYPE=Release"
 
@@ -143,14 +143,14 @@ def _content(layout: Layout, layers: Iterable[Descriptor], *, own: bool) -> _Con
 
 def _wheel(path: Path, media_type: str, file: str) -> str:
     """The name of the wheel that was unpacked there; empty where its own description does not give it."""
-    found = re.search(r"([^/]+)\.dist-info/WHEEL$", file)
+    match = re.search(r"([^/]+)\.dist-info/WHEEL$", file)
     content = read_member(path, media_type, file) or b""
     tags = HeaderParser().parsestr(content.decode("utf-8", "replace")).get_all("Tag") or []
     parts = [tag.split("-") for tag in tags if re.fullmatch(r"[a-z0-9_]+-[a-z0-9_]+-[A-Za-z0-9_]+", tag)]
-    if found is None or not parts:
+    if match is None or not parts:
         return ""
     columns = [".".join(dict.fromkeys(row[at] for row in parts)) for at in range(3)]
-    return f"{found[1]}-{'-'.join(columns)}.whl"
+    return f"{match[1]}-{'-'.join(columns)}.whl"
 
 
 def _pasteable(where: Target) -> str:

@@ -196,14 +196,14 @@ def aotriton(cache: Cache, record: Record, folder: Path) -> list[Path]:
     facts = record.facts
     short = ("" if _at_commit(record) else "tree") + str(facts["sha1"])[:12]
     hip = ".".join(str(facts["hip"]).split(".")[:2]) or "unknown"
-    base = next((label_of(one.inputs) for one in stages_below(cache, record.inputs) if one.stage == "base"), "")
+    base = next((label_of(stage.inputs) for stage in stages_below(cache, record.inputs) if stage.stage == "base"), "")
     machine, gpus = machine_of(_platform(cache, record)).kernel, short_list(facts["gpus"])
     # The library serves the GPUs that it was built for and no others.
     tail = f"{f'-{gpus}' if gpus else ''}-shared.tar.gz"
     runtimes = {"": f"aotriton-{short}-{base}_{machine}-hip{hip}{tail}"}
     if rocms := facts.get("rocm", {}):
         floor = str(record.inputs["glibc"]).replace(".", "_")
-        runtimes = {f"rocm{one}": f"aotriton-{short}-glibc_{floor}_{machine}-rocm{one}{tail}" for one in rocms}
+        runtimes = {f"rocm{rocm}": f"aotriton-{short}-glibc_{floor}_{machine}-rocm{rocm}{tail}" for rocm in rocms}
     counts = facts["kernels"]
     bad = int(counts["failed"]) + int(counts["timed_out"])
     part = any(record.inputs.get(name) for name in ("select", "limit", "shard"))
@@ -223,9 +223,9 @@ def aotriton(cache: Cache, record: Record, folder: Path) -> list[Path]:
             kind += f"-knownbad{known_bad}" if known_bad else ""
             out = folder / f"aotriton-{short}-{kind}-{pack}.tar.gz"
             others = tuple(
-                f"lib/aotriton.images/{one.name}"
-                for one in sorted((prefix / "lib/aotriton.images").iterdir())
-                if one.name != pack
+                f"lib/aotriton.images/{path.name}"
+                for path in sorted((prefix / "lib/aotriton.images").iterdir())
+                if path.name != pack
             )
             write_tar_gz(prefix, out, top="aotriton", epoch=EPOCH, exclude=(*_all_but_images(prefix), *others))
             written.append(out)
@@ -239,10 +239,10 @@ def _at_commit(record: Record) -> bool:
 
 
 def _all_but_images(prefix: Path) -> tuple[str, ...]:
-    beside = [one.name for one in prefix.iterdir() if one.name != "lib"]
+    beside = [path.name for path in prefix.iterdir() if path.name != "lib"]
     return (
         *sorted(beside),
-        *sorted(f"lib/{one.name}" for one in (prefix / "lib").iterdir() if one.name != "aotriton.images"),
+        *sorted(f"lib/{path.name}" for path in (prefix / "lib").iterdir() if path.name != "aotriton.images"),
     )
 
 

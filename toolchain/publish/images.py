@@ -127,12 +127,12 @@ def _deliver(
     files: bool,
 ) -> Delivered:
     layout = Layout(cache.images).ensure()
-    records = [one.record for one in images]
+    records = [image.record for image in images]
     packed = [packed_image(cache, record, compression) for record in records]
     index = write_index(layout, [one.manifest for one in packed], standard_annotations(epoch=EPOCH, title=name))
     tags = _tags(records, compression)
     refs = tuple(dest.image(name, tag) for tag in tags)
-    made = [replace(one, compressors=sent.compressors) for one, sent in zip(images, packed, strict=True)]
+    made = [replace(image, compressors=sent.compressors) for image, sent in zip(images, packed, strict=True)]
     with open_place(refs[0]) as place:
         done = place.put(layout, index, [str(ref.tag) for ref in refs])
         attached = [

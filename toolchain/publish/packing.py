@@ -56,7 +56,7 @@ class PackedImage:
     @property
     def compressors(self) -> dict[str, str]:
         """By blob digest, which compressor wrote it."""
-        return {one.layer.descriptor.digest: one.compressor for one in self.layers if one.compressor}
+        return {layer.layer.descriptor.digest: layer.compressor for layer in self.layers if layer.compressor}
 
 
 def packed_image(cache: Cache, record: Record, how: Packing) -> PackedImage:

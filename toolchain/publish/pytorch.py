@@ -65,7 +65,7 @@ class Wanted:
     @property
     def rocms(self) -> tuple[str, ...]:
         """`6.4` of each ROCm with a runtime."""
-        return tuple(one.rocm for one in self.archives if one.rocm)
+        return tuple(archive.rocm for archive in self.archives if archive.rocm)
 
     def needed(self, rocm: str, gpus: Sequence[str]) -> list[Archive]:
         """The archives for one ROCm and these GPUs.
@@ -79,7 +79,7 @@ class Wanted:
                 why=f"it has them for {', '.join(self.rocms)}; for any other its build compiles the library itself",
                 fix=f"build with one of those, or set AOTRITON_INSTALLED_PREFIX to a prefix of {self.release}",
             )
-        packs = {one.pack for one in self.archives if one.pack}
+        packs = {archive.pack for archive in self.archives if archive.pack}
         wanted: set[str] = set()
         if packs:
             generation = _generation(self.release)
@@ -92,7 +92,9 @@ class Wanted:
                     fix="without them attention falls back to slower kernels or fails; leave the GPU out",
                 )
             wanted = {known[gpu] for gpu in gpus}
-        return [one for one in self.archives if one.rocm == rocm or (one.pack and one.pack in wanted)]
+        return [
+            archive for archive in self.archives if archive.rocm == rocm or (archive.pack and archive.pack in wanted)
+        ]
 
 
 def read_pytorch(path: Path) -> Wanted:
@@ -182,10 +184,10 @@ def _of_version_file(text: str, path: Path) -> Wanted:
 def found_in(folder: Path, wanted: Wanted, archives: Sequence[Archive]) -> dict[str, str]:
     """SHA-256 (64 hex digits) by name of those archives that lie in a folder, or in one called as the release in it."""
     found = {}
-    for one in archives:
-        for place in (folder / wanted.release / one.name, folder / one.name):
+    for archive in archives:
+        for place in (folder / wanted.release / archive.name, folder / archive.name):
             if place.is_file():
-                found[one.name] = sha256_file(place).removeprefix("sha256:")
+                found[archive.name] = sha256_file(place).removeprefix("sha256:")
                 break
     return found
 
@@ -200,9 +202,9 @@ def edits(wanted: Wanted, found: Mapping[str, str], *, url: str = "") -> dict[st
     changed = {}
     for path, text in wanted.files.items():
         new = text
-        for one in wanted.archives:
-            if one.name in found and one.sha256 != found[one.name]:
-                new = _with_digest(new, one, found[one.name])
+        for archive in wanted.archives:
+            if archive.name in found and archive.sha256 != found[archive.name]:
+                new = _with_digest(new, archive, found[archive.name])
         if url and wanted.fixed_url:
             new = new.replace(f'"{wanted.url}"', f'"{url.rstrip("/")}/"')
         if new != text:
@@ -277,7 +279,7 @@ def check_prefix(prefix: Path, wanted: Wanted, gpus: Sequence[str], rocm: str = 
             faults.append(f"{gpu}: {signature.relative_to(prefix)} is damaged")
     if (prefix / "lib").is_dir():
         fits = re.compile(r"libaotriton_v2\.so[.0-9]*|aotriton\.images|cmake")
-        foreign = sorted(one.name for one in (prefix / "lib").iterdir() if not fits.fullmatch(one.name))
+        foreign = sorted(path.name for path in (prefix / "lib").iterdir() if not fits.fullmatch(path.name))
         if foreign:
             faults.append(f"lib/ also holds {', '.join(foreign)}: PyTorch copies all of lib/ into torch/lib")
     if faults:

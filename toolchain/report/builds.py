@@ -196,8 +196,8 @@ def _sources(records: Iterable[Record]) -> Table:
         Column("digest", "Digest", Kind.TEXT),
     ]
     rows: list[list[Cell]] = [
-        [record.stage, one.name, one.ref, one.license, one.repository, one.digest or ""]
+        [record.stage, source.name, source.ref, source.license, source.repository, source.digest or ""]
         for record in records
-        for one in record.sources
+        for source in record.sources
     ]
     return Table(columns=columns, rows=rows)

@@ -123,7 +123,7 @@ def kernels_section(kernels: Sequence[Kernel]) -> Section:
         ]
         for kernel in kernels
     ]  # fmt: skip
-    pictures = [{**one, "of": "vgpr"} if one["kind"] == "spread" else one for one in _PICTURES]
+    pictures = [{**picture, "of": "vgpr"} if picture["kind"] == "spread" else picture for picture in _PICTURES]
     table = Table(columns=_COLUMNS, rows=rows, sort="waves", pictures=pictures)
     return Section(title="Kernels", table=table, note=_note(known=True))
 

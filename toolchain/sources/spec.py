@@ -159,7 +159,7 @@ def _commit_archive(text: str) -> SourceSpec:
     """The archive of a commit that the data knows."""
     row = archive_of(text.removeprefix("archive:").lower())
     if row is None:
-        known = ", ".join(one.commit for one in commit_archives())
+        known = ", ".join(archive.commit for archive in commit_archives())
         raise SourceError(
             f"no archive of a commit is on record as {text[:120]!r}",
             why=f"on record are those of {known}",

@@ -86,7 +86,7 @@ class Store:
         """
         home = self._file_home(digest)
         # A link would let what lies elsewhere change under a digest.
-        found = [one for one in sorted(home.iterdir()) if _is_plain(one)] if home.is_dir() else []
+        found = [path for path in sorted(home.iterdir()) if _is_plain(path)] if home.is_dir() else []
         if not found:
             return None
         mark_used(home)

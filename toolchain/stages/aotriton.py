@@ -62,7 +62,7 @@ class AotritonStage:
             require_aotriton(source.path, release_asked(request))
         wheels = wheel_sources(AOTRITON)
         sources = source_inputs([source, *wheels], request.patches)
-        under = {name: one.input_digest for name, one in dependencies.items()}
+        under = {name: dependency.input_digest for name, dependency in dependencies.items()}
         base, triton = under["base"], under["triton"]
         gpus = request.gpus or DEFAULT_GPUS
         part = [f"select {request.select}"] if request.select else []
@@ -233,7 +233,10 @@ def assemble(tree: Path, prefix: str, installed: Path, made: MadeImages, *, gpus
     for name in made.packs:
         source = made.folder / name
         # An earlier part may have left other archives there; these are the ones that were checked.
-        for file in (*(one for one in made.archives if one.is_relative_to(source)), source / "__signature__"):
+        for file in (
+            *(archive for archive in made.archives if archive.is_relative_to(source)),
+            source / "__signature__",
+        ):
             target = images / file.relative_to(made.folder)
             if not is_inside(target, tree):
                 raise HostileInputError(

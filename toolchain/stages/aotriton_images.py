@@ -135,7 +135,7 @@ class KernelImages:
         return MadeImages(
             result=result,
             folder=self.build / IMAGES,
-            archives=tuple(self.build / one.path for one in archives),
+            archives=tuple(self.build / archive.path for archive in archives),
             packs=packs,
             rules=len(plan.rules),
             partial=rules.partial,
@@ -218,8 +218,8 @@ class KernelImages:
         """
         archives = packed(plan, clusters)
         job = {
-            "clusters": [{"path": one.path, "manifest": one.manifest} for one in clusters],
-            "archives": [{"path": one.path, "members": one.members} for one in archives],
+            "clusters": [{"path": cluster.path, "manifest": cluster.manifest} for cluster in clusters],
+            "archives": [{"path": archive.path, "members": archive.members} for archive in archives],
             "arches": list(gpus),
             "sha1": sha1,
             "tree_sha1": sha1,
@@ -240,7 +240,7 @@ class KernelImages:
             log=self.workspace.log,
             on_line=self.workspace.on_line,
         )
-        return tuple(sorted({one.path.split("/")[1] for one in archives}))
+        return tuple(sorted({archive.path.split("/")[1] for archive in archives}))
 
     def against_upstream(self, rules: RuleSet, result: CampaignResult, *, sample: int = SAMPLE) -> dict[str, Any]:
         """Compile a sample, and everything that failed, once more by upstream's own command line.
@@ -372,8 +372,8 @@ def _alike(entry: Entry, answer: Mapping[str, Any]) -> bool:
 
 def packed(plan: BarePlan, clusters: Sequence[Cluster]) -> list[Archive]:
     """The archives with those members alone that are packed; an archive without any is left out."""
-    here = {one.path for one in clusters}
-    found = [replace(one, members=tuple(m for m in one.members if m[0] in here)) for one in plan.archives]
+    here = {cluster.path for cluster in clusters}
+    found = [replace(archive, members=tuple(m for m in archive.members if m[0] in here)) for archive in plan.archives]
     return [one for one in found if one.members]
 
 
@@ -389,7 +389,7 @@ def check_images(
     Raises:
         ContractError: with the first difference.
     """
-    by_path = {one.path: one for one in clusters}
+    by_path = {cluster.path: cluster for cluster in clusters}
     for archive in archives:
         names = {name: member for member, name in archive.members}
         seen: set[str] = set()
@@ -403,17 +403,17 @@ def check_images(
                     fix="build the stage again; report it if it stays",
                 )
             wanted: dict[str, Any] = {inside: path for path, inside in by_path[names[name]].objects}
-            if [one.name for one in kernels] != list(wanted):
+            if [kernel.name for kernel in kernels] != list(wanted):
                 raise ContractError(
                     f"{archive.path}: {name} holds other kernels than were compiled",
                     fix="build the stage again; report it if it stays",
                 )
-            for one in kernels:
-                path = wanted[one.name]
+            for kernel in kernels:
+                path = wanted[kernel.name]
                 content = read_regular(build / path, LARGEST_OBJECT, within=build)
-                if one.content != content or bool(content) != (path in good):
+                if kernel.content != content or bool(content) != (path in good):
                     raise ContractError(
-                        f"{archive.path}: {one.name} is not what was compiled",
+                        f"{archive.path}: {kernel.name} is not what was compiled",
                         fix="build the stage again; report it if it stays",
                     )
                 if content and f"sha256:{good[path]}" != sha256_bytes(content):
@@ -421,10 +421,10 @@ def check_images(
                         f"{path} has changed since it was compiled", fix="build the stage again; report it if it stays"
                     )
                 launch = _launch(build / path) if content else (0, 0)
-                if (one.shared, one.threads) != launch:
+                if (kernel.shared, kernel.threads) != launch:
                     raise ContractError(
-                        f"{archive.path}: {one.name} would be launched with other values than it was compiled for",
-                        why=f"shared memory and threads {(one.shared, one.threads)} instead of {launch}",
+                        f"{archive.path}: {kernel.name} would be launched with other values than it was compiled for",
+                        why=f"shared memory and threads {(kernel.shared, kernel.threads)} instead of {launch}",
                         fix="build the stage again; report it if it stays",
                     )
         if missing := names.keys() - seen:

@@ -66,7 +66,7 @@ def library_of(
             "recipe": digests(COMPILER_CACHE, "containerfiles/aotriton"),
             "gpus": list(gpus),
             "dropped": list(dropped),
-            **portable_inputs({name: one.input_digest for name, one in dependencies.items()}, request),
+            **portable_inputs({name: dependency.input_digest for name, dependency in dependencies.items()}, request),
         }
     )
     return Library(source, prefix_of(source, request), commit_of(source), dropped, rocms_of(request), key)
@@ -151,7 +151,7 @@ def library_facts(
     from toolchain.stages.hip_check import check_linked, holds_on, read_linked  # noqa: PLC0415 - plans read no ELF
 
     headers = headers or {}
-    stubs = {one.soname: one for one in stubs_of(what.rocm)}
+    stubs = {stub.soname: stub for stub in stubs_of(what.rocm)}
     floor, rows = floor_of(glibc), {}
     for major in what.rocm:
         row = rocm_of(major)
@@ -177,7 +177,7 @@ def library_in(prefix: Path, major: str) -> Path:
         BuildError: it is not there.
     """
     folder = prefix / f"rocm{major}" / "lib"
-    found = [one for one in sorted(folder.glob("libaotriton*_v2.so*")) if one.is_file() and not one.is_symlink()]
+    found = [path for path in sorted(folder.glob("libaotriton*_v2.so*")) if path.is_file() and not path.is_symlink()]
     if len(found) != 1:
         raise BuildError(f"the build left no library for ROCm {major}", why=f"in {folder}", fix="see the log")
     return found[0]

@@ -99,7 +99,7 @@ class CodegenLibraryStage:
         if findings:
             raise PolicyError(
                 f"the files of Triton that {rule.library} is built from hold prebuilt ones",
-                why=", ".join(one.file for one in findings),
+                why=", ".join(finding.file for finding in findings),
                 fix="this library is built from source alone",
             )
         out = workspace.build(

@@ -203,9 +203,9 @@ def _check(
 
     def on_line(line: str) -> None:
         nonlocal last
-        if found := _LINE.fullmatch(line.rstrip()):
+        if match := _LINE.fullmatch(line.rstrip()):
             now = time.monotonic()
-            checks.append(Check(found["name"], found["verdict"] == "ok", found["detail"] or "", now - last))
+            checks.append(Check(match["name"], match["verdict"] == "ok", match["detail"] or "", now - last))
             last = now
 
     source = recipe.root() / "llvm-config" / "contract"

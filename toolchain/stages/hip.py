@@ -54,7 +54,7 @@ class HipStage:
                 **common_inputs(self.name, request),
                 "base": base,
                 "sources": told,
-                "stubs": {one.name: one.as_json() for one in stubs_of(majors)},
+                "stubs": {stub.name: stub.as_json() for stub in stubs_of(majors)},
                 "recipe": digests(RECIPE),
             }
         return Planned(

@@ -59,7 +59,7 @@ def read_linked(path: Path) -> Linked:
     """
     try:
         elf = ELFFile(io.BytesIO(path.read_bytes()))
-        dynamic = next((one for one in elf.iter_sections() if isinstance(one, DynamicSection)), None)
+        dynamic = next((section for section in elf.iter_sections() if isinstance(section, DynamicSection)), None)
         symbols = elf.get_section_by_name(".dynsym")
         if dynamic is None or not isinstance(symbols, SymbolTableSection):
             raise ContractError(f"{path.name} is no shared library", fix="see the log, and build it again")

@@ -268,8 +268,8 @@ def take_in_llvm(tree: Path, request: Request, planned: Planned) -> tuple[Planne
             why=", ".join(intake.dropped),
             fix="leave --drop-binary out; --allow-binary NAME lets them in, --patch llvm=FILE removes them",
         )
-    tests = [one.as_json() for one in findings if one.file in intake.tests]
-    others = [one for one in findings if one.file not in intake.tests]
+    tests = [finding.as_json() for finding in findings if finding.file in intake.tests]
+    others = [finding for finding in findings if finding.file not in intake.tests]
     facts = {"found_binaries": intake.rows(others), "found_in_tests": {"count": len(tests), "list": sha256_json(tests)}}
     return replace(planned, binaries=intake.binaries(planned.binaries)), facts
 

@@ -43,7 +43,7 @@ class TorchStage:
             (tree / link).symlink_to(target)
         lock = {"recipe": torch_digest(request), "packages": packages}
         resolved = _planned(request, lock)
-        version = next((one["version"] for one in packages if one["name"] == "python3-torch"), "")
+        version = next((package["version"] for package in packages if package["name"] == "python3-torch"), "")
         built = workspace.finish(
             resolved,
             tree=tree,

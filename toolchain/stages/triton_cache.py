@@ -96,12 +96,14 @@ class TritonCacheStage:
         shutil.rmtree(tree, ignore_errors=True)
         entries = triton_cache.lay_out(made, kernels, tree, mount())
         triton_cache.write_manifest(entries, tree, about["mcv_key"])
-        bad, refused = ([one for one in outcomes if not one.done and one.refused is kind] for kind in (False, True))
+        bad, refused = (
+            [outcome for outcome in outcomes if not outcome.done and outcome.refused is kind] for kind in (False, True)
+        )
         told = [f"{len(refused)} calls refused by {table.wheel}"] if refused else []
         told += [f"{len(bad)} calls known bad"] if bad else []
         planned = replace(planned, partial=", ".join(told))
         counts = {
-            "done": sum(one.done for one in outcomes),
+            "done": sum(outcome.done for outcome in outcomes),
             "failed": sum(one.entry.status == "failed" for one in bad),
             "timed_out": sum(one.entry.status == "timeout" for one in bad),
         }
@@ -115,7 +117,7 @@ class TritonCacheStage:
                 "refused": {one.call.name: one.entry.reason for one in refused},
                 "by_gpu": list(by_gpu(everything)),
                 "entries": len(entries),
-                "bytes": sum(one.size for one in entries),
+                "bytes": sum(entry.size for entry in entries),
                 "about": {name: about[name] for name in ("triton", "python", "path", "triton_key")},
                 "gpus": sorted({call.gpu for call in calls}),
             },
@@ -130,7 +132,7 @@ class TritonCacheStage:
                     labels.CACHE_TRITON_LAYER: layer_digests(triton, workspace.cache)[-1],
                     labels.CACHE_TRITON_KEY: f"sha256:{about['triton_key']}",
                     labels.CACHE_TRITON_PATH: about["path"],
-                    labels.CACHE_CALLS: json.dumps([one.call.name for one in outcomes if one.done]),
+                    labels.CACHE_CALLS: json.dumps([outcome.call.name for outcome in outcomes if outcome.done]),
                 },
             ),
             check=_check_hits(table, everything, workspace) if request.contract else None,
@@ -183,17 +185,19 @@ def _require(outcomes: Sequence[Outcome], *, keep_going: bool) -> None:
         KernelError: calls failed or timed out, and `keep_going` is not set.
         UnsupportedError: the wheel has nothing for these GPUs.
     """
-    bad = [one for one in outcomes if not one.done and not one.refused]
+    bad = [outcome for outcome in outcomes if not outcome.done and not outcome.refused]
     if bad and not keep_going:
         raise KernelError(
             f"{len(bad)} of {len(outcomes)} calls did not compile",
             why="\n".join(f"{one.call.name}: {one.entry.reason.splitlines()[-1][:300]}" for one in bad[:_LISTED]),
             fix="--keep-going leaves them out and goes on; --kernel-timeout SECONDS gives them longer",
         )
-    if not any(one.done for one in outcomes):
+    if not any(outcome.done for outcome in outcomes):
         raise UnsupportedError(
             "the wheel refuses every call",
-            why="\n".join(f"{one.call.name}: {one.entry.reason.splitlines()[-1][:300]}" for one in outcomes[:_LISTED]),
+            why="\n".join(
+                f"{outcome.call.name}: {outcome.entry.reason.splitlines()[-1][:300]}" for outcome in outcomes[:_LISTED]
+            ),
             fix="name other GPUs (--gpu)",
         )
 
@@ -208,7 +212,7 @@ def _check_hits(
         hits = 0
         for gpu, rows in _done_by_gpu(outcomes):
             file = workspace.work() / f"{gpu}.jsonl"
-            lines = [json.dumps(one.call.task(one.call.name)) for one in rows]
+            lines = [json.dumps(row.call.task(row.call.name)) for row in rows]
             write_atomically(file, "\n".join(lines).encode() + b"\n")
             command = f'cp -r /{triton_cache.FOLDER} {mount()} && exec python3 {_SEEN}/calls.py "$@" {_CHECKED}'
             done = workspace.runner.run(
@@ -221,9 +225,9 @@ def _check_hits(
                 check=False,
             )
             said = [strict_json.read(line) for line in done.stdout.splitlines()[1:]]
-            seen = [one for answer in said for one in answer["kernels"]]
+            seen = [kernel for answer in said for kernel in answer["kernels"]]
             hits += sum(one["hit"] for one in seen)
-            wanted = sum(len(one.kernels) for one in rows)
+            wanted = sum(len(row.kernels) for row in rows)
             if done.returncode != 0 or not all(one["hit"] for one in seen) or len(seen) < wanted:
                 missed = ", ".join(sorted({str(one["name"]) for one in seen if not one["hit"]}))
                 raise ContractError(
@@ -237,6 +241,6 @@ def _check_hits(
 
 
 def _done_by_gpu(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, list[Outcome]]]:
-    for gpu in dict.fromkeys(one.call.gpu for one in outcomes):
-        if rows := [one for one in outcomes if one.done and one.call.gpu == gpu]:
+    for gpu in dict.fromkeys(outcome.call.gpu for outcome in outcomes):
+        if rows := [outcome for outcome in outcomes if outcome.done and outcome.call.gpu == gpu]:
             yield gpu, rows

@@ -127,7 +127,7 @@ class TritonPortableStage:
             args["CMAKE_EXTRA"] = triton_options(f"/build/src/{PROFILE}/{DATA}")
         out = build_wheels(RECIPE, taken, dependencies, workspace, args=args, contexts=contexts)
         wheels = {version: for_python(wheels_in(out), version) for version in versions}
-        carried = {rule.installed: str(one["sha256"]) for rule, one in zip(rules, libraries, strict=True)}
+        carried = {rule.installed: str(library["sha256"]) for rule, library in zip(rules, libraries, strict=True)}
         for wheel in wheels.values():
             check_in_wheel(wheel, carried)
         facts: dict[str, Any] = {
@@ -183,7 +183,7 @@ def instrumented(request: Request) -> TritonPortableStage:
 
 def _with_llvm(dependencies: Mapping[str, _Value]) -> dict[str, _Value]:
     """The stages below, the instrumented LLVM in the place of the other."""
-    return {name.removesuffix("-instrumented"): one for name, one in dependencies.items()}
+    return {name.removesuffix("-instrumented"): dependency for name, dependency in dependencies.items()}
 
 
 def _lay_libraries(rules: Sequence[Codegen], dependencies: Mapping[str, Built], workspace: Workspace) -> Path:

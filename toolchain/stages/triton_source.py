@@ -401,6 +401,6 @@ def check_llvm(workspace: Workspace, llvm: Built) -> None:
     """
     layout, prefix = Layout(workspace.cache.images), str(llvm.facts["prefix"]).strip("/") + "/"
     top = read_layers(layout, layout.resolve(llvm.manifest))[-1].descriptor
-    files = {one.path.removeprefix(prefix) for one in layer_files(layout.blob(top.digest), top.media_type)}
+    files = {file.path.removeprefix(prefix) for file in layer_files(layout.blob(top.digest), top.media_type)}
     needs = llvm_needs(workspace.request, major(str(llvm.facts["version"])))
     check_files(files, needs, where=llvm.planned.image, consumer="this Triton")

@@ -35,10 +35,10 @@ _SAYS = re.compile(r"""^__version__\s*=\s*["'](\d+\.\d+(?:\.\d+)?)""", re.MULTIL
 def version_in(tree: Path) -> str:
     """The version that a tree of Triton calls itself; empty where it says none."""
     try:
-        found = _SAYS.search((tree / _INIT).read_text(encoding="utf-8", errors="replace"))
+        match = _SAYS.search((tree / _INIT).read_text(encoding="utf-8", errors="replace"))
     except OSError:
         return ""
-    return found[1] if found else ""
+    return match[1] if match else ""
 
 
 def setup_text(tree: Path) -> str:
@@ -140,7 +140,7 @@ class Bindings:
 
     def projects(self, others: Sequence[str]) -> tuple[str, ...]:
         """The projects of a build that are listed with pybind11, with this one in its place; sorted."""
-        return tuple(sorted(self.project if one == "pybind11" else one for one in others))
+        return tuple(sorted(self.project if other == "pybind11" else other for other in others))
 
 
 def bindings_of(tree: Path) -> Bindings:

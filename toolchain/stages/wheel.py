@@ -181,7 +181,9 @@ class WheelsStage:
 
     def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned:
         below = [dependencies[name] for name in wheel_names(request)]
-        under = {name: one.input_digest for name, one in dependencies.items() if name in {"torch", "triton"}}
+        under = {
+            name: dependency.input_digest for name, dependency in dependencies.items() if name in {"torch", "triton"}
+        }
         under |= {one.name: one.input_digest for one in below}
         inputs = {**common_inputs(self.name, request), **under} if locked(*under.values()) else None
         triton = short_id_of(dependencies["triton"])

@@ -75,8 +75,12 @@ def check_wheel(wheel: Path, *, python: str, arch: str, glibc: str) -> dict[str,
         for name in names
         if (suffix := _ABI_SUFFIX.search(PurePosixPath(name).name)) and (stable or suffix[1] != abi.removeprefix("cp"))
     ]
-    wrong += [f"{one.name} is for {one.machine}" for one in binaries if one.machine != ELF_NAMES[arch]]
-    wrong += [f"{one.name} asks for glibc {'.'.join(map(str, one.glibc))}" for one in binaries if one.glibc > floor]
+    wrong += [f"{binary.name} is for {binary.machine}" for binary in binaries if binary.machine != ELF_NAMES[arch]]
+    wrong += [
+        f"{binary.name} asks for glibc {'.'.join(map(str, binary.glibc))}"
+        for binary in binaries
+        if binary.glibc > floor
+    ]
     if not binaries:
         wrong.append("there is no program or library in it")
     if wrong:
@@ -89,8 +93,8 @@ def check_wheel(wheel: Path, *, python: str, arch: str, glibc: str) -> dict[str,
         "file": wheel.name,
         "bytes": wheel.stat().st_size,
         "tag": tag,
-        "libraries": sorted({library for one in binaries for library in one.needed}),
-        "glibc": ".".join(map(str, max((one.glibc for one in binaries), default=()))),
+        "libraries": sorted({library for binary in binaries for library in binary.needed}),
+        "glibc": ".".join(map(str, max((binary.glibc for binary in binaries), default=()))),
     }
 
 
@@ -137,7 +141,7 @@ def binary_of(name: str, content: bytes) -> Binary:
 
 def _exported(symbols: SymbolTableSection) -> set[str]:
     return {
-        one.name
-        for one in symbols.iter_symbols()
-        if one["st_shndx"] != "SHN_UNDEF" and one["st_info"]["bind"] != "STB_LOCAL" and one.name
+        symbol.name
+        for symbol in symbols.iter_symbols()
+        if symbol["st_shndx"] != "SHN_UNDEF" and symbol["st_info"]["bind"] != "STB_LOCAL" and symbol.name
     }

@@ -93,13 +93,13 @@ class WheelLlvm:
     @property
     def wrong(self) -> tuple[Library, ...]:
         """Those that are not as the data has them."""
-        return tuple(one for one in self.libraries if one.verdict in WRONG)
+        return tuple(library for library in self.libraries if library.verdict in WRONG)
 
     def as_json(self) -> dict[str, Any]:
         """For `--json`."""
         plain = {"file": self.file, "bytes": self.bytes, "sha256": self.sha256}
         said = {"project": self.project or None, "version": self.version or None, "tag": self.tag or None}
-        return {**plain, **said, "libraries": [one.as_json() for one in self.libraries]}
+        return {**plain, **said, "libraries": [library.as_json() for library in self.libraries]}
 
 
 @contextmanager

@@ -142,9 +142,9 @@ def asked_for(image_facts: ImageFacts) -> dict[str, Any]:
     record = image_facts.record
     asked = dict(record.request or {"stage": record.stage})
     sources = {str(name): str(text) for name, text in (asked.get("sources") or {}).items()}
-    for one in (*image_facts.dependencies, record):
-        named = one.request.get("sources") or {}
-        sources |= {row.name: spec_of(row) for row in one.sources if row.name in named}
+    for dependency in (*image_facts.dependencies, record):
+        named = dependency.request.get("sources") or {}
+        sources |= {row.name: spec_of(row) for row in dependency.sources if row.name in named}
     base = image_facts.base
     if asked.get("base") == "oci:" and base is not None:
         asked["base"] = f"oci:DIR@{base.manifest}"
@@ -219,9 +219,9 @@ def byproduct(statement: Mapping[str, Any], name: str, *, recorded: str | None =
     Raises:
         ValueError, KeyError, TypeError, AttributeError: malformed.
     """
-    for one in statement["predicate"]["runDetails"].get("byproducts") or ():
-        if one["name"] == name and recorded in {None, (one.get("annotations") or {}).get("recorded")}:
-            value = strict_json.read(base64.b64decode(one["content"], validate=True), name)
+    for byproduct in statement["predicate"]["runDetails"].get("byproducts") or ():
+        if byproduct["name"] == name and recorded in {None, (byproduct.get("annotations") or {}).get("recorded")}:
+            value = strict_json.read(base64.b64decode(byproduct["content"], validate=True), name)
             return dict(value)
     return None
 

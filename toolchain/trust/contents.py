@@ -153,9 +153,9 @@ def _component(row: RecordedSource) -> Component:
     known = origin(row)
     commit = known.commit or (commit_of(row.digest) if row.kind == "archive" and row.digest else "")
     if commit:
-        version = next((one.version for one in triton_releases() if one.commit == commit), "")
+        version = next((release.version for release in triton_releases() if release.commit == commit), "")
         return Component(version=version if row.name == TRITON else "", commit=commit)
     if row.name == TRITON and row.kind == "pypi":
-        commit = next((one.commit for one in triton_releases() if one.version == known.version), "")
+        commit = next((release.commit for release in triton_releases() if release.version == known.version), "")
         return Component(version=known.version, commit=commit if is_commit(commit) else "")
     return Component(version=known.version)

@@ -102,7 +102,8 @@ def _envelope(value: Any) -> Envelope:
             str(value["payloadType"]),
             base64.b64decode(value["payload"], validate=True),
             tuple(
-                (str(one.get("keyid", "")), base64.b64decode(one["sig"], validate=True)) for one in value["signatures"]
+                (str(signature.get("keyid", "")), base64.b64decode(signature["sig"], validate=True))
+                for signature in value["signatures"]
             ),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:

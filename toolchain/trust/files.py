@@ -49,7 +49,7 @@ def signed_files(
         UntrustedError: the first thing that is wrong.
     """
     statements = signed_by(key, found, manifest.digest, checks)
-    left = {(one.name, one.blob.digest) for one in files}
+    left = {(file.name, file.blob.digest) for file in files}
     chosen: Mapping[str, Any] | None = None
     problem: UntrustedError | None = None
     for one in about(statements, {manifest.digest}, {attest.PREDICATE}, "provenance"):

@@ -18,8 +18,8 @@ _NAMESPACE = {"ubi": "redhat", "rhel": "redhat", "manylinux": "almalinux"}
 
 def distribution(base: str) -> tuple[str, str]:
     """What package URLs call the distribution of a base (`debian13`), and its release: `debian`, `13`."""
-    found = re.match(r"([a-z]+)[-_]?([0-9][0-9_.]*)?", base)
-    family, release = (found[1], found[2] or "") if found else (base, "")
+    match = re.match(r"([a-z]+)[-_]?([0-9][0-9_.]*)?", base)
+    family, release = (match[1], match[2] or "") if match else (base, "")
     return _NAMESPACE.get(family, family), release.replace("_", ".")
 
 
@@ -77,7 +77,9 @@ class ImageFacts:
     @property
     def base(self) -> Record | None:
         """The record of the base, which may be the image itself."""
-        return next((one for one in (*self.dependencies, self.record) if one.stage == "base"), None)
+        return next(
+            (dependency for dependency in (*self.dependencies, self.record) if dependency.stage == "base"), None
+        )
 
     @property
     def base_name(self) -> str:
@@ -157,8 +159,8 @@ def origin(row: RecordedSource) -> Origin:
 def _git(name: str, commit: str, repository: str) -> Origin:
     scheme = urlsplit(repository).scheme
     where = f"git+{repository}@{commit}" if scheme in {"https", "http", "ssh"} else "NOASSERTION"
-    if found := re.fullmatch(r"https://github\.com/([^/]+)/([^/]+?)(?:\.git)?/?", repository):
-        return Origin(purl("github", found[1].lower(), found[2].lower(), version=commit), commit, where, commit=commit)
+    if match := re.fullmatch(r"https://github\.com/([^/]+)/([^/]+?)(?:\.git)?/?", repository):
+        return Origin(purl("github", match[1].lower(), match[2].lower(), version=commit), commit, where, commit=commit)
     extra = {"vcs_url": where} if where != "NOASSERTION" else {}
     return Origin(purl("generic", name, version=commit, **extra), commit, where, commit=commit)
 
@@ -206,7 +208,10 @@ def _source(name: str, version: str, said: str) -> str:
 def with_sources(packages: Sequence[Package], known: Sequence[Package]) -> tuple[Package, ...]:
     """The packages, with the source packages that others of the same name and version have."""
     sources = {(one.name, one.version): one.source for one in known}
-    return tuple(replace(one, source=one.source or sources.get((one.name, one.version), "")) for one in packages)
+    return tuple(
+        replace(package, source=package.source or sources.get((package.name, package.version), ""))
+        for package in packages
+    )
 
 
 def parse_os_release(text: str) -> str:

@@ -41,10 +41,10 @@ def asked_command(asked: Any) -> str:
 def _words(asked: Mapping[str, Any]) -> Iterator[str]:
     """What differs from a plain call; the rest would hide what matters."""
     usual = {"glibc": DEFAULT_GLIBC} if asked.get("glibc") else {"base": None}  # a base that is named is told
-    for one in options():
-        value = asked.get(one.field)
-        if value in (None, "", [], {}) or value == usual.get(one.field, plain(one.default)):
+    for option in options():
+        value = asked.get(option.field)
+        if value in (None, "", [], {}) or value == usual.get(option.field, plain(option.default)):
             continue
-        if one.field == "shard" and isinstance(value, list):
+        if option.field == "shard" and isinstance(value, list):
             value = "/".join(map(str, value))
-        yield from one.option.words(value)
+        yield from option.option.words(value)

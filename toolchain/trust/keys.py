@@ -168,8 +168,8 @@ def load_signer(path: Path) -> Signer:
 
 
 def _signer(content: bytes, path: Path) -> Signer:
-    found = _LABEL.search(content)
-    label = found[1] if found else b""
+    match = _LABEL.search(content)
+    label = match[1] if match else b""
     if label == b"PUBLIC KEY":
         raise ConfigError(
             f"{path} is not a private key",

@@ -41,9 +41,13 @@ def said(statements: Iterable[Mapping[str, Any]], needed: set[str]) -> str:
     Raises:
         UntrustedError: one says that a kernel computes wrong numbers, or is malformed.
     """
-    texts = [one for one in statements if one["predicateType"] == PREDICATE and needed <= subjects_of(one)]
+    texts = [
+        statement
+        for statement in statements
+        if statement["predicateType"] == PREDICATE and needed <= subjects_of(statement)
+    ]
     try:
-        rows = [dict(one["predicate"]["numbers"]) for one in texts]
+        rows = [dict(text["predicate"]["numbers"]) for text in texts]
         if any(row["wrong"] for row in rows):
             raise UntrustedError("numbers: kernels in it compute wrong numbers, as its publisher says")
         best = max(rows, key=lambda row: int(row["checked"]), default=None)

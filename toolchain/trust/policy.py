@@ -72,7 +72,7 @@ def make_policy(
     names = [] if name is None else [part.strip() for part in name.split(",")]
     if unknown := [part for part in names if part not in POLICIES]:
         raise ConfigError(f"no such policy: {unknown[0]!r}", fix=f"one of {', '.join(POLICIES)}, with commas between")
-    repos = tuple(normal_repository(one) for one in source_repos)
+    repos = tuple(normal_repository(repo) for repo in source_repos)
     return Policy(
         source_only="source-only" in names,
         isolated="isolated" in names,

@@ -66,7 +66,7 @@ def sbom(image_facts: ImageFacts, *, manifest: str, diff_id: str, files: Sequenc
         relations += related
     packages = _once(packages)
     licences = _declare(packages)
-    rows = [_file(one) for one in files]
+    rows = [_file(file) for file in files]
     relations += [(IMAGE, "CONTAINS", row["SPDXID"]) for row in rows]
     return {
         "spdxVersion": "SPDX-2.3",
@@ -89,7 +89,7 @@ def sbom(image_facts: ImageFacts, *, manifest: str, diff_id: str, files: Sequenc
 def _image(image_facts: ImageFacts, manifest: str, diff_id: str, files: Sequence[LayerFile]) -> dict[str, Any]:
     record = image_facts.record
     # As SPDX defines it: the SHA-1 of the sorted SHA-1s of all files.
-    code = hashlib.sha1("".join(sorted(one.sha1 for one in files)).encode(), usedforsecurity=False).hexdigest()
+    code = hashlib.sha1("".join(sorted(file.sha1 for file in files)).encode(), usedforsecurity=False).hexdigest()
     comment = f"input digest {record.input_digest}"
     if record.partial:
         comment += f"; partial: {record.partial}"
@@ -113,20 +113,20 @@ def _image(image_facts: ImageFacts, manifest: str, diff_id: str, files: Sequence
     }
 
 
-def _file(one: LayerFile) -> dict[str, Any]:
-    size = f"{one.size} bytes"
+def _file(file: LayerFile) -> dict[str, Any]:
+    size = f"{file.size} bytes"
     return {
         # From the name, which SPDX allows in no id.
-        "SPDXID": f"SPDXRef-File-{_hex(sha256_bytes(one.path.encode()))[:32]}",
-        "fileName": f"./{one.path}",
+        "SPDXID": f"SPDXRef-File-{_hex(sha256_bytes(file.path.encode()))[:32]}",
+        "fileName": f"./{file.path}",
         "checksums": [
-            {"algorithm": "SHA1", "checksumValue": one.sha1},
-            {"algorithm": "SHA256", "checksumValue": one.sha256},
+            {"algorithm": "SHA1", "checksumValue": file.sha1},
+            {"algorithm": "SHA256", "checksumValue": file.sha256},
         ],
         "licenseConcluded": _NOTHING,
         "copyrightText": _NOTHING,
-        "comment": f"symbolic link; the checksums are those of its target: {one.target}"
-        if one.kind == "link"
+        "comment": f"symbolic link; the checksums are those of its target: {file.target}"
+        if file.kind == "link"
         else size,
     }
 
@@ -210,7 +210,11 @@ def _binaries(image_facts: ImageFacts) -> Iterator[_Related]:
 def _inside(image_facts: ImageFacts) -> set[str]:
     """The stages below whose layers are part of the image; the others were only there while it was built."""
     own = {*image_facts.record.layer_digests}
-    return {one.stage for one in image_facts.dependencies if one.layers and {*one.layer_digests} <= own}
+    return {
+        dependency.stage
+        for dependency in image_facts.dependencies
+        if dependency.layers and {*dependency.layer_digests} <= own
+    }
 
 
 def _base(image_facts: ImageFacts) -> Iterator[_Related]:
@@ -276,7 +280,9 @@ def _id(text: str) -> str:
 
 def binaries_in(document: Mapping[str, Any]) -> list[str]:
     """The names of the prebuilt things that a document lists."""
-    return sorted(str(one["name"]) for one in document["packages"] if str(one["SPDXID"]).startswith(_BINARY))
+    return sorted(
+        str(package["name"]) for package in document["packages"] if str(package["SPDXID"]).startswith(_BINARY)
+    )
 
 
 def described(document: Mapping[str, Any]) -> tuple[str, str]:
@@ -286,8 +292,8 @@ def described(document: Mapping[str, Any]) -> tuple[str, str]:
         UntrustedError: it is not a document of this kind.
     """
     try:
-        image = next(one for one in document["packages"] if one["SPDXID"] == IMAGE)
-        value = next(one["checksumValue"] for one in image["checksums"] if one["algorithm"] == "SHA256")
+        image = next(package for package in document["packages"] if package["SPDXID"] == IMAGE)
+        value = next(checksum["checksumValue"] for checksum in image["checksums"] if checksum["algorithm"] == "SHA256")
         return f"sha256:{value}", str(image["sourceInfo"]).removeprefix(_LAYER)
     except (KeyError, TypeError, AttributeError, StopIteration) as error:
         raise UntrustedError("sbom: it has not the form of this tool's SBOMs", why=repr(error)) from error
@@ -302,7 +308,7 @@ def differences(document: Mapping[str, Any], files: Sequence[LayerFile]) -> Iter
     try:
         listed = {
             str(row["fileName"]).removeprefix("./"): next(
-                str(one["checksumValue"]) for one in row["checksums"] if one["algorithm"] == "SHA256"
+                str(checksum["checksumValue"]) for checksum in row["checksums"] if checksum["algorithm"] == "SHA256"
             )
             for row in document["files"]
         }
@@ -310,7 +316,7 @@ def differences(document: Mapping[str, Any], files: Sequence[LayerFile]) -> Iter
             raise UntrustedError("sbom: it lists a file twice")
     except (KeyError, TypeError, AttributeError, StopIteration) as error:
         raise UntrustedError("sbom: its list of files is malformed", why=repr(error)) from error
-    there = {one.path: one for one in files}
+    there = {file.path: file for file in files}
     for path in sorted(listed.keys() | there.keys()):
         if path not in there:
             yield f"/{path} is in the SBOM but not in the layer"

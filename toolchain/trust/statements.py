@@ -59,9 +59,9 @@ def gather(place: Place, subjects: Sequence[str], scratch: Layout) -> list[Evide
                 LOG.warning("more than %d things are attached; the rest is not looked at", _MOST_ARTIFACTS)
                 return list(found.values())
             try:
-                for one in _contents(place, artifact, subject, scratch, room=room):
-                    room -= len(one.content)
-                    found.setdefault(one.media_type + one.artifact, one)
+                for content in _contents(place, artifact, subject, scratch, room=room):
+                    room -= len(content.content)
+                    found.setdefault(content.media_type + content.artifact, content)
             except (RegistryError, DigestError, DocumentError) as error:
                 LOG.warning("%s, which is attached, cannot be read: %s", artifact.digest, error.what)
     return list(found.values())
@@ -104,12 +104,12 @@ def signed_by(
     kinds = {keyless.MEDIA_TYPE} | ({dsse.MEDIA_TYPE} if isinstance(key, PublicKey) else set())
     contents = [one for one in found if one.media_type in kinds]
     good, broken, names = [], "", set()
-    for one in contents:
+    for content in contents:
         try:
             if isinstance(key, Identity):
-                good.append(key.opened(one.content))
+                good.append(key.opened(content.content))
                 continue
-            envelope = one.envelope()
+            envelope = content.envelope()
         except UntrustedError as error:
             broken = error.what + (f": {error.why}" if error.why else "")
             continue
@@ -145,7 +145,7 @@ def about(statements: Sequence[dict[str, Any]], needed: Set[str], kinds: Set[str
     Raises:
         UntrustedError: there is none; `name` stands before the words.
     """
-    of_kind = [one for one in statements if one["predicateType"] in kinds]
+    of_kind = [statement for statement in statements if statement["predicateType"] in kinds]
     if not of_kind:
         raise UntrustedError(f"{name}: none is signed by this key")
     found = [one for one in of_kind if needed <= subjects_of(one)]
@@ -158,13 +158,13 @@ def about(statements: Sequence[dict[str, Any]], needed: Set[str], kinds: Set[str
 def one_of(candidates: Sequence[T], check: Callable[[T], None]) -> T:
     """The first that passes. Several may be attached, and whoever may push can add one: one good one is enough."""
     problem: UntrustedError | None = None
-    for one in candidates:
+    for candidate in candidates:
         try:
-            check(one)
+            check(candidate)
         except UntrustedError as error:
             problem = problem or error
         else:
-            return one
+            return candidate
     assert problem is not None  # noqa: S101 - the callers have candidates
     raise problem
 

@@ -184,7 +184,7 @@ class _Image:
 
     def unsigned(self) -> None:
         """Without a key an SBOM can still contradict the bytes."""
-        documents = [one for one in self._documents() if _is_about(one, self._image.digest)]
+        documents = [document for document in self._documents() if _is_about(document, self._image.digest)]
         if documents:
             good = one_of(documents, self._compare)
             self._checks["sbom"] = (
