@@ -329,6 +329,13 @@ FLOAT = [
         "gfx1200",
     ),
     v(
+        "DOT2 by a constant with one half is a product, and keeps the upper half",
+        "v_dot2_bf16_bf16 v0.l, v1, 0x4040, 0",  # 3 in bfloat16
+        {"v0": 0xABCD0000, "v1": [0x40A0, 0x7FC040A0]},  # 5, and 5 below a NaN
+        {"v0": [0xABCD4170, 0xABCD7FC0]},
+        "gfx1100",
+    ),
+    v(
         "two instructions in one read before either writes",
         "v_dual_mov_b32 v0, v1 :: v_dual_mov_b32 v1, v0",
         {"v0": 1, "v1": 2},

@@ -217,8 +217,26 @@ def _dot2_of(compute: Compute) -> Handler:
     return build
 
 
+def dot2_bf16(operands: Operands) -> Run:
+    """V_DOT2_BF16_BF16 as a multiplication by a constant, which is how LLVM uses it: one half of it is 0, and so is
+    what is added. How two products that count are rounded is not known."""
+    result, first, second, third = operands.instruction.operands
+    if third != "0" or operands.register(second) is not None or operands.instruction.modifiers.names():
+        raise operands.instruction.unknown("a sum of two products")
+    factor = np.asarray(np.uint32(operands.constant(second)))
+    if (factor & np.uint32(0xFFFF)) and (factor >> np.uint32(16)):
+        raise operands.instruction.unknown("a sum of two products")
+    get, put = operands.u32(first), operands.put_half_bits(result)
+
+    def run(wave: Wave) -> None:
+        put(wave, round_bf16(_dot2_bf16(get(wave), factor, np.zeros((), np.float32))))
+
+    return run
+
+
 HANDLERS: dict[str, Handler] = {
     "v_div_scale_f32": div_scale,
+    "v_dot2_bf16_bf16": dot2_bf16,
     "v_dot2_f32_f16": _dot2_of(_dot2),
     "v_dot2_f32_bf16": _dot2_of(_dot2_bf16),
     "v_fma_mix_f32": fma_mix,
