@@ -27,7 +27,7 @@ from toolchain.numbers.elements import BF16, FP16, FP32, tensor
 from toolchain.numbers.objects import sample
 from toolchain.numbers.philox import random_words
 from toolchain.numbers.problem import Dropout, Problem, Shape
-from toolchain.numbers.reference import Inputs, attention, window
+from toolchain.numbers.reference import Inputs, attention, summed_singly, window
 from toolchain.numbers.summary import enough, told
 from toolchain.trust.attest import subjects
 from toolchain.trust.numbers import said, statement
@@ -63,6 +63,12 @@ def test_gradients_are_those_of_differences(name: str) -> None:
             assert given.do is not None
             values.append((attention(changed).o * given.do).sum())
         assert gradient[place] == pytest.approx((values[0] - values[1]) / (2 * step), abs=1e-7)
+
+
+def test_a_loop_in_float32_rounds_each_sum() -> None:
+    # 2^24 and 1 is 2^24 in float32, each time.
+    assert summed_singly(np.array([[2.0**24, 1, 1, 1]]), np.ones((4, 1))).tolist() == [[2.0**24]]
+    assert summed_singly(np.array([[1, 1, 1, 2.0**24]]), np.ones((4, 1))).tolist() == [[2.0**24 + 4]]
 
 
 def test_a_row_that_sees_nothing_is_zero() -> None:

@@ -143,8 +143,10 @@ def _lse(problem: Problem) -> Tensor:
 
 def _lse_expected(form: _Form, places: Array, found: Triple) -> Expected:
     """LSE in float32. A bias is scaled in its own type, and xf32 rounds the scores: LSE is no better than these."""
-    plain = found.plain.lse if form.bias else found.single.lse
-    return Expected("L", "LSE", XF32 if form.element is XF32 else FP32, places, found.exact.lse, plain)
+    if form.bias:
+        return Expected("L", "LSE", form.element, places, found.exact.lse, found.plain.lse, stored=FP32)
+    element = XF32 if form.element is XF32 else FP32
+    return Expected("L", "LSE", element, places, found.exact.lse, found.single.lse)
 
 
 def _blocks(rows: int, block: int) -> list[int]:

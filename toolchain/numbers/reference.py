@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 Round = Callable[[Array], Array]
+Product = Callable[[Array, Array], Array]
 
 
 @dataclass(frozen=True)
@@ -54,16 +55,26 @@ def exactly(values: Array) -> Array:
     return values
 
 
-def attention(given: Inputs, rounded: Round = exactly) -> Results:
+def summed_singly(a: Array, b: Array) -> Array:
+    """The product of two matrices as a loop in float32 has it, which rounds each product and each sum."""
+    left, right = a.astype(np.float32), b.astype(np.float32)
+    total = np.zeros((left.shape[0], right.shape[1]), np.float32)
+    for k in range(left.shape[1]):
+        total += left[:, k, None] * right[k]
+    return total.astype(np.float64)
+
+
+def attention(given: Inputs, rounded: Round = exactly, product: Product = np.matmul) -> Results:
     """Attention and its gradients.
 
     Args:
         rounded: applied to the result of each operation. With a type's own rounding this is what PyTorch's plain form
             (`math`) does: it scales both factors, and keeps each result in that type.
+        product: of matrices. Sums of narrow types are kept in float32, so that theirs is exact beside `rounded`.
     """
     root = np.sqrt(given.scale)
     q, k = rounded(given.q * root), rounded(given.k * root)
-    s = rounded(q @ k.T)
+    s = rounded(product(q, k.T))
     if given.bias is not None:
         s = rounded(s + given.bias)
     s = np.where(given.visible, s, -np.inf)
@@ -76,16 +87,16 @@ def attention(given: Inputs, rounded: Round = exactly) -> Results:
     p = rounded(weights / np.where(total == 0, 1, total))
     factor = 1.0 if given.keep is None else given.keep / (1 - given.drop)
     dropped = rounded(p * factor)
-    o = rounded(dropped @ given.v)
+    o = rounded(product(dropped, given.v))
     if given.do is None:
         none = np.empty(0)
         return Results(o, lse, none, none, none, none, none)
-    dv = rounded(dropped.T @ given.do)
-    dp = rounded(rounded(given.do @ given.v.T) * factor)
+    dv = rounded(product(dropped.T, given.do))
+    dp = rounded(rounded(product(given.do, given.v.T)) * factor)
     delta = (o * given.do).sum(1)
     # The gradient of softmax, kept in one operation.
     ds = rounded(p * (dp - (p * dp).sum(1, keepdims=True)))
-    dq, dk = rounded(rounded(ds @ k) * root), rounded(rounded(ds.T @ q) * root)
+    dq, dk = rounded(rounded(product(ds, k)) * root), rounded(rounded(product(ds.T, q)) * root)
     return Results(o, lse, delta, dq, dk, dv, ds)
 
 
