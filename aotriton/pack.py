@@ -2,19 +2,24 @@
 
     pack.py BUILD SOURCE JOB
 
-BUILD is the generator's folder with the objects in it, SOURCE the AOTriton tree, JOB a JSON file:
-`{"clusters": [{"path", "manifest"}], "archives": [{"path", "members": [[aks2, name]]}], "arches": [gpu],
-"sha1", "tree_sha1"}`, paths below BUILD. Calls aotriton.aks2, aotriton.flatzip and aotriton.write_image_signature as
-their command lines do, in this one process, and prints `@count n/m` lines. Standard library and AOTriton alone.
+BUILD is the generator's folder with the objects in it, SOURCE the AOTriton tree, JOB a JSON file: `{"package", "loose",
+"clusters": [{"path", "manifest", "objects": [path]}], "archives": [{"path", "members": [[aks2, name]]}],
+"arches": [gpu], "sha1", "tree_sha1"}`, paths below BUILD. `package` holds the modules aks2, flatzip and
+write_image_signature, which are called as their command lines are, in this one process; `loose`: the clusters are the
+files themselves, as before 0.13. Prints `@count n/m` lines. Standard library and AOTriton alone.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
+
+SIGNATURE = "__signature__.json"
 
 
 def call(module: str, *arguments: str) -> None:
@@ -27,6 +32,24 @@ def call(module: str, *arguments: str) -> None:
         sys.argv = before
 
 
+def sign(build: Path, source: Path, package: str, job: dict[str, Any]) -> bool:
+    """Write what a pack says it was made of; False where the release has no such file."""
+    module = f"{package}.write_image_signature"
+    spec = importlib.util.find_spec(module)
+    if spec is None or spec.origin is None:
+        return False
+    out, text = str(build / SIGNATURE), Path(spec.origin).read_text(encoding="utf-8")
+    if "--git_sha1" not in text:
+        call(module, str(build), job["sha1"], out)
+        return True
+    words = ["--build_dir", str(build), "--git_sha1", job["sha1"], "--output_file", out]
+    words += ["--root_dir", str(source)] if "--root_dir" in text else []
+    words += ["--git_treesha1", job["tree_sha1"]] if "--git_treesha1" in text else []
+    words += ["--target_arch", *job["arches"]] if "--target_arch" in text else []
+    call(module, *words)
+    return True
+
+
 def main(arguments: list[str]) -> int:
     """Run as a program."""
     if len(arguments) != 3:
@@ -34,30 +57,33 @@ def main(arguments: list[str]) -> int:
         return 2
     build, source = Path(arguments[0]), Path(arguments[1])
     job = json.loads(Path(arguments[2]).read_text(encoding="utf-8"))
-    total = len(job["clusters"]) + len(job["archives"])
-    for number, cluster in enumerate(job["clusters"], 1):
-        call("aotriton.aks2", "-o", str(build / cluster["path"]), "--hsaco_manifest", str(build / cluster["manifest"]))
-        print(f"@count {number}/{total} {cluster['path'].split('/')[-2]}", flush=True)
+    package, loose = job["package"], job["loose"]
+    total = len(job["clusters"]) + (0 if loose else len(job["archives"]))
     folders = set()
-    for number, archive in enumerate(job["archives"], len(job["clusters"]) + 1):
+    for number, cluster in enumerate(job["clusters"], 1):
+        path = build / cluster["path"]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if loose:
+            call(f"{package}.aks2", "-o", str(path), "--", *(str(build / one) for one in cluster["objects"]))
+            folders.add(path.parents[2])
+        else:
+            call(f"{package}.aks2", "-o", str(path), "--hsaco_manifest", str(build / cluster["manifest"]))
+        print(f"@count {number}/{total} {cluster['path'].split('/')[-2]}", flush=True)
+    for number, archive in enumerate([] if loose else job["archives"], len(job["clusters"]) + 1):
         path = build / archive["path"]
         path.parent.mkdir(parents=True, exist_ok=True)
         # The generator's own manifest names every cluster; this one those that are here.
         manifest = path.with_suffix(".packed.nsv")
         lines = [f"{build / member}\0{name}\0\n" for member, name in archive["members"]]
         manifest.write_text("".join(lines), encoding="utf-8")
-        call("aotriton.flatzip", "--manifest", str(manifest), "-o", str(path))
+        call(f"{package}.flatzip", "--manifest", str(manifest), "-o", str(path))
         manifest.unlink()
         folders.add(path.parent.parent)
         print(f"@count {number}/{total} {path.name}", flush=True)
-    signature = build / "__signature__.json"
-    call(
-        "aotriton.write_image_signature", "--build_dir", str(build), "--root_dir", str(source),
-        "--git_sha1", job["sha1"], "--git_treesha1", job["tree_sha1"],
-        "--target_arch", *job["arches"], "--output_file", str(signature),
-    )  # fmt: skip
+    if not sign(build, source, package, job):
+        return 0
     for folder in sorted(folders):
-        shutil.copyfile(signature, folder / "__signature__")
+        shutil.copyfile(build / SIGNATURE, folder / "__signature__")
     return 0
 
 

@@ -8,7 +8,7 @@
 #   ROCM             `6=hip6 7=hip6`: a library for each ROCm, against the system in /sysroot and the headers and libraries
 #                    to link with in /hip; empty for one library against the base and its HIP
 #   JOBS
-# Reads /src/aotriton and /wheels, keeps its tree in /build, writes /out:
+# Reads /src/aotriton, what /database holds in its place, and /wheels, keeps its tree in /build, writes /out:
 #   prefix/  the installed library, below PREFIX; with ROCM below PREFIX/rocm6 and so on, and CMake's choice of one
 #   plan/    the generator's Bare.* files and manifests, and the tuning databases; paths in them begin with /build/plan
 #   python/  the generator and packers with all they import
@@ -69,6 +69,7 @@ if [ -z "${INPUT_DIGEST:-}" ] || [ "$(cat /build/toolchain-stamp 2>/dev/null)" !
   rm -rf /build/src /build/runtime /build/runtime-* /build/plan
   # Upstream's build installs its generator from the source folder, which writes there.
   cp -a /src/aotriton /build/src
+  cp -a /database/. /build/src/
   (
     IFS=';'
     for file in ${DROP:-}; do rm -f "/build/src/$file"; done
@@ -92,27 +93,30 @@ fi
 
 echo "@step plan"
 venv=$runtime/venv
+# Since 0.13 the generator is installed beside what it imports; before, it is run out of its tree.
+package=aotriton root='--root_dir /build/src'
+if [ ! -d /build/src/modules ]; then package=v3python root=; fi
 # The generator appends to its files piece by piece: that they are there does not say that they are whole.
 if [ ! -f /build/planned ]; then
   rm -rf /build/plan /build/plan.partial
   mkdir -p /build/plan.partial
   # The NOIMAGE configuration has composed the tuning databases; the signature needs them beside the plan.
-  # 0.13 has one folder for all operators, later ones a folder for each family.
-  for database in "$runtime"/v3src/database "$runtime"/v3src/*/database; do
-    if [ ! -d "$database" ]; then continue; fi
+  # Before 0.11.1 they are files, 0.13 has one folder for all operators, later ones a folder for each family.
+  for database in "$runtime"/v3src/*_database.sqlite3 "$runtime"/v3src/database "$runtime"/v3src/*/database; do
+    if [ ! -e "$database" ]; then continue; fi
     place=/build/plan.partial/$(dirname "${database#"$runtime"/v3src/}")
     mkdir -p "$place"
-    cp -a "$database" "$place/database"
+    cp -a "$database" "$place/"
   done
   mv /build/plan.partial /build/plan
   rm -f /build/plan/Bare.*
-  # shellcheck disable=SC2086  # one word a GPU
-  gpus=$(cd /build/src && VIRTUAL_ENV=$venv "$venv/bin/python" -m aotriton.gpu_targets --target_arch $GPUS --target_gpus)
   (
     cd /build/src
+    # shellcheck disable=SC2086  # one word a GPU
+    gpus=$(VIRTUAL_ENV=$venv "$venv/bin/python" -m "$package.gpu_targets" --target_arch $GPUS --target_gpus)
     # shellcheck disable=SC2046,SC2086
-    VIRTUAL_ENV=$venv AOTRITON_ENABLE_FP32=1 "$venv/bin/python" -X utf8 -m aotriton.generate \
-      --target_gpus $(echo "$gpus" | tr ';' ' ') --build_dir /build/plan --root_dir /build/src
+    VIRTUAL_ENV=$venv AOTRITON_ENABLE_FP32=1 "$venv/bin/python" -X utf8 -m "$package.generate" \
+      --target_gpus $(echo "$gpus" | tr ';' ' ') --build_dir /build/plan $root
   )
   sync -f /build/plan
   touch /build/planned
@@ -155,6 +159,7 @@ done
     \( -name '*.nsv' -o -name '*.sqlite3' -o -path './Bare.*' -o -path './Affine.*' \) -exec cp --parents --target-directory /out/plan '{}' +
 )
 cp -a "$("$venv/bin/python" -c 'import site; print(site.getsitepackages()[0])')" /out/python
+if [ "$package" = v3python ]; then cp -a /build/src/v3python /out/python/v3python; fi
 find /out/python -name __pycache__ -prune -exec rm -rf '{}' +
 sed -n 's/^set(PACKAGE_VERSION "\([0-9.]*\).*/\1/p' "$ROCM_PATH"/lib/*/cmake/hip/hip-config-version.cmake "$ROCM_PATH"/lib/cmake/hip/hip-config-version.cmake 2>/dev/null | head -n 1 >/out/hip-version
 cp "$runtime/.ninja_log" /out/ninja.log

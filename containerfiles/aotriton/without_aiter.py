@@ -2,14 +2,15 @@
 
 aiter's kernels come as prebuilt code objects from a repository of their own. A build without them has none in its image
 packs, but upstream's tables still lead to them, and the library then throws where it could have used its own kernels.
-Each operator names its backends in `modules/FAMILY/aot`; the first is the one upstream itself falls back to.
+Each operator names its backends, in `modules/FAMILY/aot` or, before 0.13, in `v3python/rules/FAMILY`; the first is the
+one upstream itself falls back to.
 
     without_aiter.py SOURCE REPORT
 
-Rewrites `op_database.sqlite3.tar.xz` in `modules/FAMILY/database` below SOURCE, or in the `modules/database` that all
-families share, and writes to REPORT, as JSON, how many
-choices of each operator and GPU were redirected: {"op_attn_fwd": {"gfx942_mod0": 73}}. A source without such a database
-is left alone, and the report is {}.
+Rewrites `op_database.sqlite3.tar.xz` below SOURCE: in `modules/FAMILY/database`, or in the folder that all families
+share, `modules/database`, `v3python/database` or `v3python/rules`. Writes to REPORT, as JSON, how many choices of each
+operator and GPU were redirected: {"op_attn_fwd": {"gfx942_mod0": 73}}. A source without such a database is left alone,
+and the report is {}.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import ast
 import io
 import json
 import os
+import re
 import sqlite3
 import sys
 import tarfile
@@ -57,6 +59,32 @@ def foreign(folder: Path) -> set[str]:
     }
 
 
+def of_rules(folder: Path) -> tuple[dict[str, dict[int, str]], set[str]]:
+    """Both of a family of rules before 0.13: classes of kernels, instances of them, and lists of those instances."""
+    names: dict[str, str] = {}
+    operators: dict[str, dict[int, str]] = {}
+    out: set[str] = set()
+    for path in sorted(folder.glob("*.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8"), str(path)).body:
+            for one in node.body if isinstance(node, ast.ClassDef) else []:
+                if isinstance(one, ast.Assign) and ast.unparse(one.targets[0]) == "NAME":
+                    names[node.name] = ast.unparse(one.value).strip("'")
+    for node in ast.parse((folder / "__init__.py").read_text(encoding="utf-8")).body:
+        if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.List):
+            continue
+        listed, target = node.value.elts, ast.unparse(node.targets[0])
+        if target == "affine_kernels":
+            out |= {ast.unparse(one) for one in listed}
+        if target == "operators":
+            for one in listed:
+                if isinstance(one, ast.Call) and isinstance(one.args[0], ast.List):
+                    made = {index: ast.unparse(each) for index, each in enumerate(one.args[0].elts)}
+                    operators[names[ast.unparse(one.func)]] = made
+    # What is made of several kernels is foreign where one of them is.
+    texts = {text for known in operators.values() for text in known.values()}
+    return operators, {text for text in texts if out & set(re.findall(r"\w+", text))}
+
+
 def redirect(
     database: Path, family: str, operators: dict[str, dict[int, str]], out: set[str]
 ) -> dict[str, dict[str, int]]:
@@ -94,7 +122,9 @@ def rewrite(archive: Path, families: list[Path]) -> dict[str, dict[str, int]]:
                 raise SystemExit(f"toolchain: {archive.name} holds no {MEMBER}")
             database.write_bytes(member.read())
         for family in families:
-            counts |= redirect(database, family.name, backends(family / "aot"), foreign(family / "aot"))
+            aot = family / "aot"
+            operators, out = (backends(aot), foreign(aot)) if aot.is_dir() else of_rules(family)
+            counts |= redirect(database, family.name, operators, out)
         if not counts:
             return {}
         content = database.read_bytes()
@@ -115,6 +145,11 @@ def main(source: Path, report: Path) -> None:
         counts |= rewrite(archive, [archive.parent.parent])
     if (shared := modules / "database" / f"{MEMBER}.tar.xz").is_file():
         counts |= rewrite(shared, sorted(folder.parent for folder in modules.glob("*/aot")))
+    rules = source / "v3python" / "rules"
+    families = sorted(path.parent for path in rules.glob("*/__init__.py"))
+    for folder in (rules, source / "v3python" / "database"):
+        if not modules.is_dir() and (archive := folder / f"{MEMBER}.tar.xz").is_file():
+            counts |= rewrite(archive, families)
     report.write_text(json.dumps(counts, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     for operator, gpus in sorted(counts.items()):
         told = ", ".join(f"{gpu} {count}" for gpu, count in gpus.items())

@@ -13,6 +13,7 @@ import pytest
 
 from toolchain import locks as lock
 from toolchain.cache import Cache
+from toolchain.catalog.aotriton_generations import generation_of
 from toolchain.errors import UnsupportedError
 from toolchain.kernels.campaign import CampaignResult
 from toolchain.kernels.ledger import Entry
@@ -20,6 +21,7 @@ from toolchain.stages.aotriton import assemble, campaign_folder, lacking, partia
 from toolchain.stages.aotriton_images import MadeImages, require_gpus
 
 PREFIX = "/usr/lib64/aotriton-30ae9671"
+OF = generation_of("0.13b")
 
 
 def entry(name: str, gpu: str, pack: str, status: str = "done", reason: str = "") -> Entry:
@@ -49,7 +51,7 @@ def lay(tmp_path: Path, made: MadeImages, gpus: tuple[str, ...]) -> Path:
     installed = tmp_path / "installed"
     (installed / PREFIX[1:] / "lib").mkdir(parents=True)
     (installed / PREFIX[1:] / "lib" / "libaotriton_v2.so").write_text("so")
-    assemble(tmp_path / "tree", PREFIX, installed, made, gpus=gpus)
+    assemble(tmp_path / "tree", PREFIX, installed, made, gpus=gpus, of=OF)
     return tmp_path / "tree" / PREFIX[1:] / "lib" / "aotriton.images"
 
 
@@ -67,7 +69,7 @@ def test_a_whole_pack_has_its_ledger_and_nothing_that_says_partial(tmp_path: Pat
     assert ledger["bitcode"] == {"ocml": "ff"}
     (row,) = ledger["kernels"]
     assert (row["out"], row["bitcode"], row["sha256"]) == ("flash/a.hsaco", ["ocml"], "ab")
-    assert partial_text(made, asked="", gpus=("gfx942",)) == ""
+    assert partial_text(made, asked="", gpus=("gfx942",), of=OF) == ""
 
 
 def test_a_part_and_a_bad_kernel_are_told_in_the_pack_that_has_them(tmp_path: Path) -> None:
@@ -82,13 +84,13 @@ def test_a_part_and_a_bad_kernel_are_told_in_the_pack_that_has_them(tmp_path: Pa
     assert told["known_bad"] == ["flash/b.hsaco"]
     assert "kernels" not in told
     assert read(laid / "amd-gfx90a" / "__ledger__")["kernels"][0]["reason"] == "TypeError: no"
-    assert partial_text(made, asked="", gpus=("gfx90a", "gfx942")) == "1 kernels known bad"
+    assert partial_text(made, asked="", gpus=("gfx90a", "gfx942"), of=OF) == "1 kernels known bad"
 
 
 def test_a_limit_is_told_in_every_pack(tmp_path: Path) -> None:
     made = images(tmp_path / "i", [entry("a", "gfx942", "amd-gfx942")], packs=("amd-gfx942",), rules=9, partial=True)
     assert read(lay(tmp_path, made, ("gfx942",)) / "amd-gfx942" / "__partial__")["partial"] is True
-    assert partial_text(made, asked="limit 1", gpus=("gfx942",)) == "1 of 9 kernels (limit 1)"
+    assert partial_text(made, asked="limit 1", gpus=("gfx942",), of=OF) == "1 of 9 kernels (limit 1)"
 
 
 def test_a_family_pack_without_all_of_its_gpus_is_a_part(tmp_path: Path) -> None:
@@ -97,8 +99,10 @@ def test_a_family_pack_without_all_of_its_gpus_is_a_part(tmp_path: Path) -> None
     )
     told = read(lay(tmp_path, made, ("gfx1200",)) / "amd-gfx120x" / "__partial__")
     assert (told["gpus"], told["without_gpus"]) == (["gfx1200"], ["gfx1201"])
-    assert partial_text(made, asked="", gpus=("gfx1200",)) == "amd-gfx120x without gfx1201"
-    assert lacking(("gfx1200", "gfx1201", "gfx942")) == {}
+    assert partial_text(made, asked="", gpus=("gfx1200",), of=OF) == "amd-gfx120x without gfx1201"
+    assert lacking(("gfx1200", "gfx1201", "gfx942"), OF) == {}
+    # Packs are those of the release.
+    assert lacking(("gfx1100", "gfx1150"), generation_of("0.10b")) == {"amd-gfx11xx": ("gfx1151",)}
 
 
 def test_a_gpu_that_upstreams_generator_passes_over_is_told() -> None:

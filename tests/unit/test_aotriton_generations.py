@@ -41,8 +41,14 @@ def test_every_release_says_how_it_plans_and_whether_it_can_be_built(row: Aotrit
             refuse(name, gpus[:1])
         assert (caught.value.why, caught.value.code) == (generation.refused, UnsupportedError.code)
     else:
-        refuse(name, gpus)
+        plain = [gpu for gpu in gpus if gpu not in generation.triton_for]
+        refuse(name, plain)
+        refuse(name, gpus, own_triton=True)
         assert name in buildable()
+        if plain != list(gpus):
+            with pytest.raises(UnsupportedError, match="another Triton") as other:
+                refuse(name, gpus)
+            assert set(other.value.why.split()) & set(generation.triton_for.values())
     # Only of releases whose tree was never read is it not known.
     assert bool(databases_of(name)) == (row.tag_certainty == "verified")
 
@@ -64,12 +70,11 @@ def test_packs_are_those_of_their_time() -> None:
     assert (pack("0.11.2b", "gfx1151"), pack("0.13b", "gfx1151")) == ("gfx11xx", "gfx115x")
 
 
-@pytest.mark.parametrize(("release", "gpu"), [("0.7.1b", "gfx1201"), ("0.11b", "gfx1103"), ("0.12b", "gfx1103")])
+@pytest.mark.parametrize(("release", "gpu"), [("0.7.1b", "gfx1201"), ("0.11b", "gfx1103"), ("0.12b", "gfx1250")])
 def test_a_gpu_of_another_release_is_refused_before_all_else(release: str, gpu: str) -> None:
-    known = gpu in generation_of(release).gpus
     with pytest.raises(UnsupportedError) as caught:
         refuse(release, ("gfx942", gpu))
-    assert (gpu in caught.value.what) != known
+    assert gpu in caught.value.what
 
 
 # --- a tree and its database ---
@@ -82,12 +87,26 @@ def tree_of(path: Path, *files: str) -> Path:
     return path
 
 
+VERSION = """set(AOTRITON_VERSION_MAJOR_INT 0)
+set(AOTRITON_VERSION_MINOR_INT {minor})
+set(AOTRITON_VERSION_PATCH_INT {patch})
+"""
+
+
 def test_a_whole_tree_of_an_older_generator_is_not_called_incomplete(tmp_path: Path) -> None:
-    old = tree_of(tmp_path / "old", "v3src/CMakeLists.txt", "v3python/generate.py", "v2python/generate_compile.py")
-    assert generator_in(old) == "v3python"
+    old = tree_of(tmp_path / "old", "v2src/CMakeLists.txt", "v2python/generate_compile.py", "tritonsrc/flash.py")
+    assert generator_in(old) == "v2python"
     with pytest.raises(UnsupportedError) as caught:
         require_aotriton(old)
-    assert "v3python" in caught.value.why
+    assert "0.5b" in caught.value.why
+    (old / "CMakeLists.txt").write_text(VERSION.format(minor=11, patch=2))
+    for file in ("v3src/CMakeLists.txt", "v3python/generate.py"):
+        tree_of(old, file)
+        (old / "CMakeLists.txt").write_text(VERSION.format(minor=11, patch=2))
+    assert require_aotriton(old) == generation_of("0.11.2b")
+    (old / "CMakeLists.txt").write_text(VERSION.format(minor=12, patch=7))
+    assert require_aotriton(old).fields == 10
+    assert require_aotriton(old, "0.10b") == generation_of("0.10b")
     new = tree_of(
         tmp_path / "new", "v3src/CMakeLists.txt", "python/generate.py", "python/gpu_targets.py", "modules/flash/a.py"
     )
@@ -99,6 +118,7 @@ def test_a_whole_tree_of_an_older_generator_is_not_called_incomplete(tmp_path: P
 
 
 def test_a_database_that_is_missing_empty_or_of_another_release_is_refused(tmp_path: Path) -> None:
+    tree_of(tmp_path, "v2python/generate_compile.py", "v2python/autotune_config.py")
     (row,) = databases_of("0.7.1b")
     with pytest.raises(SourceError) as missing:
         check_databases(tmp_path, "0.7.1b")
@@ -114,6 +134,22 @@ def test_a_database_that_is_missing_empty_or_of_another_release_is_refused(tmp_p
     with pytest.raises(SourceError) as other:
         check_databases(tmp_path, "0.7.1b")
     assert git_id(place) in other.value.why
+
+
+def test_a_database_that_the_user_gives_takes_the_place_of_the_trees(tmp_path: Path) -> None:
+    tree = tree_of(tmp_path / "t", "v2python/generate_compile.py", "v2python/autotune_config.py")
+    given = tmp_path / "given.sqlite3"
+    given.write_text("a database")
+    (row,) = databases_of("0.7.1b")
+    assert check_databases(tree, "", given) == row
+    for release, text in (("0.7.1b", str(given)), ("0.11b", "none that AOTriton 0.11b takes")):
+        with pytest.raises(SourceError) as other:
+            check_databases(tree, release, given)
+        assert text in other.value.what
+        assert git_id(given) in other.value.why
+    given.write_text("")
+    with pytest.raises(SourceError, match="empty"):
+        check_databases(tree, "", given)
 
 
 def test_an_id_is_the_one_that_git_gives(tmp_path: Path) -> None:

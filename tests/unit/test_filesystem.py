@@ -14,6 +14,7 @@ import pytest
 
 from tests.places import publish
 from tests.registry_fixtures import small_index
+from toolchain.catalog.aotriton_generations import generation_of
 from toolchain.digest import sha256_bytes, write_atomically
 from toolchain.errors import DigestError, HostileInputError, RegistryError
 from toolchain.filesystem import NewFile, copy_built, open_regular, read_built, read_regular
@@ -284,10 +285,10 @@ def test_a_library_lays_images_into_its_own_tree_alone(tmp_path: Path, secret: P
     (build / "amd-gfx942" / "__signature__").write_text("x")
     made = SimpleNamespace(packs=["amd-gfx942"], folder=build, archives=(), result=None, partial=False)
     with pytest.raises(HostileInputError, match="holds a link"):
-        assemble(tmp_path / "tree", "/usr", installed, made, gpus=["gfx942"])  # type: ignore[arg-type]
+        assemble(tmp_path / "tree", "/usr", installed, made, gpus=["gfx942"], of=generation_of("0.13b"))  # type: ignore[arg-type]
     (secret.parent / "lib").mkdir()
     (installed / "usr/rocm6").symlink_to(secret.parent)
     with pytest.raises(HostileInputError, match="where AOTriton's library is"):
-        assemble(tmp_path / "tree", "/usr", installed, made, gpus=["gfx942"])  # type: ignore[arg-type]
+        assemble(tmp_path / "tree", "/usr", installed, made, gpus=["gfx942"], of=generation_of("0.13b"))  # type: ignore[arg-type]
     (secret.parent / "lib").rmdir()
     assert [path.name for path in secret.parent.iterdir()] == [secret.name]

@@ -85,7 +85,8 @@ def test_a_stage_that_nobody_knew(tool: Tool) -> None:
     for verb, said in tool.helps("plan", "fetch", "build", "lock", "bundle export").items():
         assert "report or all." in said, verb
     assert (
-        "one of aiter, aotriton, flash-attn, hip5, hip6, liblzma, llvm, llvm-amdgpu, notes, profile, triton, vllm"
+        "one of aiter, aotriton, aotriton-database, flash-attn, hip5, hip6, liblzma, llvm, llvm-amdgpu, notes, profile, "
+        "triton, vllm"
         in tool.call("plan", "--source", "x=y", code=3)
     )
     base, report = tool.data("plan", "report", *ASKED)["stages"]
@@ -157,8 +158,8 @@ def test_the_table_is_whole() -> None:
         "kernels, hip, aotriton, flash-attn, aiter, vllm, wheels, triton-cache or worker."
     )
     of_hip = ["hip5", "hip6", "liblzma"]
-    others = ["aiter", "aotriton", "flash-attn", *of_hip, "llvm", "llvm-amdgpu", "profile", "triton", "vllm"]
-    assert list(SOURCES) == others
+    others = ["aiter", "aotriton", "aotriton-database", "flash-attn", *of_hip, "llvm", "llvm-amdgpu", "profile"]
+    assert list(SOURCES) == [*others, "triton", "vllm"]
     assert (source_license("flash-attn"), source_license("x")) == ("BSD-3-Clause", "")
 
 

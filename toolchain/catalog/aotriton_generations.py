@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -11,10 +12,14 @@ from pathlib import Path
 from typing import Literal
 
 from toolchain import recipe
-from toolchain.catalog.release_data import aotriton_data
+from toolchain.catalog.gpus import pack
+from toolchain.catalog.release_data import aotriton_data, numbers
 from toolchain.catalog.releases import check_release_gpus
 from toolchain.data import read_toml, typed_row
 from toolchain.errors import PinError, SourceError, UnsupportedError
+
+# As `--source` calls the tuning database, where it is not in the tree.
+DATABASE = "aotriton-database"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +41,15 @@ class Generation:
     def gpus(self) -> tuple[str, ...]:
         """All GPUs that its generator knows, LLVM names, sorted."""
         return tuple(sorted({gpu for gpus in self.packs.values() for gpu in gpus} | set(self.words.values())))
+
+    @property
+    def script(self) -> str:
+        """Upstream's compile script for one kernel, below its tree."""
+        return f"{'python' if self.generator == 'aotriton' else self.generator}/compile.py"
+
+    def pack(self, gpu: str) -> str:
+        """The image pack that holds a GPU's kernels, `gfx110x`; of a GPU that it does not know the one of today."""
+        return next((name for name, gpus in self.packs.items() if gpu in gpus), "") or pack(gpu)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,8 +93,11 @@ def databases_of(release: str) -> tuple[Database, ...]:
     return tuple(one for one in _rows()[1] if release in one.releases)
 
 
-def refuse(release: str, gpus: Sequence[str]) -> None:
+def refuse(release: str, gpus: Sequence[str], *, own_triton: bool = False) -> None:
     """Refuse a release whose kernels cannot be built here, and GPUs that it has no kernels for.
+
+    Args:
+        own_triton: whether the user names the Triton.
 
     Raises:
         UnsupportedError: with the reason.
@@ -92,6 +109,14 @@ def refuse(release: str, gpus: Sequence[str]) -> None:
             f"AOTriton {release} cannot be built",
             why=generation.refused,
             fix=f"use one of {', '.join(buildable())}; its LLVM and Triton alone can be built: --triton COMMIT",
+        )
+    # Upstream's build compiles these GPUs' kernels with another Triton than the submodule's.
+    other = {gpu: generation.triton_for[gpu] for gpu in gpus if gpu in generation.triton_for}
+    if other and not own_triton:
+        raise UnsupportedError(
+            f"AOTriton {release} compiles {', '.join(sorted(other))} with another Triton than its other GPUs",
+            why=f"upstream takes {', '.join(sorted(set(other.values())))} for them; a build here has one Triton",
+            fix="leave them out of --gpu, or build them apart with --source triton=URL@COMMIT of that one",
         )
 
 
@@ -112,39 +137,98 @@ def generator_in(tree: Path) -> str:
     return ""
 
 
-def check_databases(tree: Path, release: str) -> None:
+def generation_in(tree: Path, release: str = "") -> Generation:
+    """How a tree plans its kernels: as its release, else as the newest release with its generator that is no newer.
+
+    Args:
+        release: on record; empty for a tree of none.
+
+    Raises:
+        SourceError: it has no generator that is known.
+    """
+    if release:
+        return generation_of(release)
+    generator = generator_in(tree)
+    # Later ones differ in what they compile besides, not in how they plan it.
+    if generator == "aotriton":
+        return generation_of("0.13b")
+    here, rows = _version_in(tree), [(numbers(name), one) for one in _rows()[0] for name in one.releases]
+    fits = [one for version, one in rows if one.generator == generator and version <= here]
+    if not fits:
+        raise SourceError(
+            "the source tree has no generator of AOTriton's that is known",
+            why="no python/gpu_targets.py with modules, no v3python/generate.py and no v2python/generate_compile.py",
+            fix="give a whole checkout of AOTriton",
+        )
+    return fits[-1]
+
+
+def _version_in(tree: Path) -> tuple[int, ...]:
+    """What a tree's CMakeLists.txt calls its version; before 0.8 none does, and the generator tells."""
+    text = (tree / "CMakeLists.txt").read_text(encoding="utf-8", errors="replace")
+    parts = [re.search(rf"set\(AOTRITON_VERSION_{part}_INT (\d+)\)", text) for part in ("MAJOR", "MINOR", "PATCH")]
+    if all(parts):
+        return tuple(int(part[1]) for part in parts if part)
+    if (tree / "v2python/autotune_config.py").is_file():
+        return (0, 7, 3)
+    generator = tree / "v2python/generate_compile.py"
+    bare = generator.is_file() and "bare_mode" in generator.read_text(encoding="utf-8", errors="replace")
+    return (0, 6) if bare else (0, 5)
+
+
+def check_databases(tree: Path, release: str, given: Path | None = None) -> Database | None:
     """Insist on the tuning databases that a release was made with.
 
     Args:
-        release: on record; for a tree of no release only that a database of its generation's place is no empty file.
+        release: on record; of a tree of no release they must be there, and be no empty files.
+        given: the user's own file or folder, in place of the one that the tree has or lacks.
+
+    Returns:
+        Whose place the given one takes; None without one.
 
     Raises:
         SourceError: one is missing, empty or another release's.
     """
-    wanted = databases_of(release)
-    for one in wanted or _rows()[1]:
-        path = tree / one.path
+    rows = databases_of(release or generation_in(tree).releases[-1])
+    taken = _taken(rows, release, given) if given is not None else None
+    # Where the databases of a tree behind the releases lie, no row says.
+    for one in rows if release or generator_in(tree) != "aotriton" else ():
+        path = given if one is taken and given is not None else tree / one.path
         if not path.exists():
-            if not wanted:
-                continue
             raise SourceError(
-                f"the tuning database of AOTriton {release} is not in its source: {one.path}",
-                why="without it the generator plans every kernel that there could be, and says nothing",
-                fix=f"take the source by git, or put the file with git's id {one.id} there",
+                f"the tuning database of {f'AOTriton {release}' if release else 'this AOTriton'} is not in its source",
+                why=f"without {one.path} the generator plans every kernel that there could be, and says nothing",
+                fix=f"--source {DATABASE}=PATH of it, or take the source by git; "
+                f"that of {release or one.releases[-1]} has git's id {one.id}",
             )
         if path.is_file() and not path.stat().st_size:
             raise SourceError(
                 f"the tuning database {one.path} is empty",
                 why="sqlite makes such a file where none is; the generator then plans every kernel there could be",
-                fix=f"put the real one there, whose git id is {one.id}",
+                fix=f"--source {DATABASE}=PATH of the real one, whose git id is {one.id}",
             )
-        if wanted and (found := git_id(path)) != one.id:
+        if release and (found := git_id(path)) != one.id:
             others = ", ".join(name for row in _rows()[1] if row.id == found for name in row.releases)
             raise SourceError(
-                f"{one.path} is not the tuning database of AOTriton {release}",
+                f"{path if one is taken else one.path} is not the tuning database of AOTriton {release}",
                 why=f"its git id is {found}{f', as in {others}' if others else ''}; that of {release} has {one.id}",
                 fix="take that release's own; a tree with another one goes without a release: --source aotriton=PATH",
             )
+    return taken
+
+
+def _taken(rows: Sequence[Database], release: str, given: Path) -> Database:
+    """Which of a release's databases a given one is."""
+    found = git_id(given)
+    fits = [one for one in rows if one.id == found] or [one for one in rows if not one.path.endswith(".tar.xz")][:1]
+    if not fits:
+        known = ", ".join(f"{one.path} {one.id}" for one in rows)
+        raise SourceError(
+            f"the source {DATABASE} is none that {f'AOTriton {release}' if release else 'this AOTriton'} takes",
+            why=f"its git id is {found}; on record are {known or 'none'}",
+            fix=f"leave --source {DATABASE} out: that release's own are in its tree",
+        )
+    return fits[0]
 
 
 def git_id(path: Path) -> str:

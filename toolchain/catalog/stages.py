@@ -162,7 +162,7 @@ STAGES: tuple[StageRow, ...] = (
     StageRow(
         name="aotriton",
         on=("base", "sysroot", "hip", "triton"),
-        sources={"aotriton": "MIT"},
+        sources={"aotriton": "MIT", "aotriton-database": "MIT"},
         license="MIT",
         machines=("amd64",),
         in_all=True,

@@ -80,11 +80,15 @@ def read_aks2(data: bytes) -> tuple[Kernel, ...]:
 
 
 def read_archive(path: Path) -> Iterator[tuple[str, tuple[Kernel, ...]]]:
-    """Each .aks2 of a .zip with its entries, held to what AOTriton's loader takes: stored, and no name twice.
+    """Each .aks2 of a .zip with its entries, held to what AOTriton's loader takes: stored, and no name twice; of a
+    loose .aks2 itself, under its own name.
 
     Raises:
         KernelError: the archive or one of its files is damaged, or the loader would not find what it holds.
     """
+    if path.suffix == ".aks2":
+        yield path.name, read_aks2(path.read_bytes())
+        return
     try:
         with zipfile.ZipFile(path) as archive:
             seen: set[str] = set()

@@ -13,7 +13,8 @@ from typing import Any
 
 from toolchain import recipe
 from toolchain.cache import Cache
-from toolchain.catalog.gpus import known_gpus, pack
+from toolchain.catalog.aotriton_generations import DATABASE, Generation, check_databases
+from toolchain.catalog.gpus import known_gpus
 from toolchain.digest import sha256_json, write_atomically
 from toolchain.errors import ContractError, HostileInputError
 from toolchain.filesystem import copy_built, is_inside
@@ -29,6 +30,7 @@ from toolchain.stages.aotriton_library import (
     DEFAULT_GPUS,
     Library,
     aotriton_source,
+    database_source,
     library_facts,
     library_of,
     library_recipe,
@@ -45,8 +47,10 @@ from toolchain.stages.prebuilt import choices, names_allowed, take_in
 from toolchain.stages.stage import Built, Planned, Workspace, common_inputs, image_labels, locked, source_inputs
 from toolchain.stages.wheels import AOTRITON, wheel_sources
 
-# Beside upstream's own `__signature__` in each pack: which kernels are in it, and where some are missing, that.
+# Beside upstream's own signature in each pack: which kernels are in it, and where some are missing, that.
 LEDGER, PARTIAL = "__ledger__", "__partial__"
+# Upstream's own; 0.10b writes none.
+SIGNATURE = "__signature__"
 # Raised when the file in a pack that says how its kernels are launched has other bytes.
 LAUNCHES = launches.FORMAT
 _DISK = 8_000_000_000
@@ -57,11 +61,11 @@ class AotritonStage:
     name: str = "aotriton"
 
     def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned:
-        source = aotriton_source(request)
+        source, database = aotriton_source(request), database_source(request)
         if source.path is not None:
-            require_aotriton(source.path, release_asked(request))
-        wheels = wheel_sources(AOTRITON)
-        sources = source_inputs([source, *wheels], request.patches)
+            _checked(source.path, request, database.path if database is not None else None)
+        further = (*wheel_sources(AOTRITON), *([database] if database is not None else []))
+        sources = source_inputs([source, *further], request.patches)
         under = {name: dependency.input_digest for name, dependency in dependencies.items()}
         base, triton = under["base"], under["triton"]
         gpus = request.gpus or DEFAULT_GPUS
@@ -93,7 +97,7 @@ class AotritonStage:
             name=self.name,
             image=f"{stem}-{name_of(source, request)}{bound}",
             inputs=inputs,
-            sources=(source, *wheels),
+            sources=(source, *further),
             binaries=tuple(sorted({*dependencies["triton"].binaries, *names_allowed("aotriton", request)})),
             partial=", ".join(part),
             prefix=prefix_of(source, request),
@@ -108,10 +112,10 @@ class AotritonStage:
         workspace.require_disk(_DISK)
         workspace.step("source")
         source = workspace.fetch(planned.sources[0])
-        # A patched tree may have another database, and says so by its patches.
-        require_aotriton(source.path, "" if request.patches.get("aotriton") else release_asked(request))
+        given = next((workspace.fetch(one).path for one in planned.sources if one.name == DATABASE), None)
+        generation, database = _checked(source.path, request, given)
         intake, findings = take_in("aotriton", source.path, request)
-        library = library_of(planned, dependencies, request, source, intake.dropped)
+        library = library_of(planned, dependencies, request, source, intake.dropped, database=database)
         prefix = library.prefix
         tree_of = workspace.cache.locks / f"aotriton-tree-{library.key.removeprefix('sha256:')[:12]}.lock"
         making = library_recipe(planned, dependencies, workspace, library)
@@ -124,12 +128,12 @@ class AotritonStage:
         with campaign_folder(workspace.cache, sha256_json(_objects(dependencies, request, library))) as folder:
             triton = dependencies["triton"]
             image, layers = workspace.image_to_run(triton), layer_digests(triton, workspace.cache)
-            images = KernelImages(folder / "plan", source.path, image, workspace, layers)
+            images = KernelImages(folder / "plan", source.path, image, workspace, layers, generation)
             made = images.make(built, gpus=gpus, sha1=library.sha1)
             result = made.result
             tree = workspace.work() / "tree"
-            assemble(tree, prefix, built / "prefix", made, gpus=gpus)
-            told = partial_text(made, asked=planned.partial, gpus=gpus)
+            assemble(tree, prefix, built / "prefix", made, gpus=gpus, of=generation)
+            told = partial_text(made, asked=planned.partial, gpus=gpus, of=generation)
             planned = replace(planned, partial=told, binaries=intake.binaries(planned.binaries))
             done = workspace.finish(
                 planned,
@@ -154,7 +158,7 @@ class AotritonStage:
                     "bitcode": _bitcode(result),
                     "found_binaries": intake.rows(findings),
                     "packs": list(made.packs),
-                    "lacking": {name: list(lacks) for name, lacks in lacking(gpus).items()},
+                    "lacking": {name: list(lacks) for name, lacks in lacking(gpus, generation).items()},
                     "against_upstream": dict(made.against),
                     **({"numbers": dict(made.numbers)} if made.numbers else {}),
                 },
@@ -168,13 +172,22 @@ class AotritonStage:
                 check_on=dependencies["base"],
             )
             whole = not made.partial and not result.bad
-            if whole and not lacking(gpus):
+            if whole and not lacking(gpus, generation):
                 # Otherwise the rest may be asked for next, and need not compile these again.
                 shutil.rmtree(folder, ignore_errors=True)
         if whole:
             with held(tree_of, what="the same library"):
                 workspace.drop_tree(making)
         return done
+
+
+def _checked(tree: Path, request: Request, given: Path | None) -> tuple[Generation, tuple[Path, str] | None]:
+    """How a tree plans its kernels, and the user's database with its place in the tree."""
+    release = release_asked(request)
+    generation = require_aotriton(tree, release)
+    # A patched tree may have another database, and says so by its patches.
+    row = check_databases(tree, "" if request.patches.get("aotriton") else release, given)
+    return generation, (given, row.path) if given is not None and row is not None else None
 
 
 def _objects(dependencies: Mapping[str, Built], request: Request, library: Library) -> dict[str, Any]:
@@ -209,16 +222,18 @@ def campaign_folder(cache: Cache, objects: str) -> Iterator[Path]:
         yield cache.work / name
 
 
-def lacking(gpus: Sequence[str]) -> dict[str, tuple[str, ...]]:
+def lacking(gpus: Sequence[str], of: Generation) -> dict[str, tuple[str, ...]]:
     """By image pack, the GPUs that it is for and that were not asked for; packs that lack none are left out."""
-    packs = {pack(gpu) for gpu in gpus}
+    packs = {of.pack(gpu) for gpu in gpus}
     missing = {
-        f"amd-{one}": tuple(gpu for gpu in known_gpus() if pack(gpu) == one and gpu not in gpus) for one in packs
+        f"amd-{one}": tuple(gpu for gpu in known_gpus() if of.pack(gpu) == one and gpu not in gpus) for one in packs
     }
     return {name: lacks for name, lacks in sorted(missing.items()) if lacks}
 
 
-def assemble(tree: Path, prefix: str, installed: Path, made: MadeImages, *, gpus: Sequence[str]) -> None:
+def assemble(
+    tree: Path, prefix: str, installed: Path, made: MadeImages, *, gpus: Sequence[str], of: Generation
+) -> None:
     """Lay library and images into `tree`, and beside each pack's signature what is in it and what is not."""
     shutil.rmtree(tree, ignore_errors=True)
     shutil.copytree(installed, tree, symlinks=True)
@@ -233,10 +248,8 @@ def assemble(tree: Path, prefix: str, installed: Path, made: MadeImages, *, gpus
     for name in made.packs:
         source = made.folder / name
         # An earlier part may have left other archives there; these are the ones that were checked.
-        for file in (
-            *(archive for archive in made.archives if archive.is_relative_to(source)),
-            source / "__signature__",
-        ):
+        signature = [source / SIGNATURE] if (source / SIGNATURE).is_file() else []
+        for file in (*(archive for archive in made.archives if archive.is_relative_to(source)), *signature):
             target = images / file.relative_to(made.folder)
             if not is_inside(target, tree):
                 raise HostileInputError(
@@ -245,12 +258,12 @@ def assemble(tree: Path, prefix: str, installed: Path, made: MadeImages, *, gpus
             target.parent.mkdir(parents=True, exist_ok=True)
             target.unlink(missing_ok=True)
             copy_built(made.folder, file.relative_to(made.folder).as_posix(), target)
-        lacks = lacking(gpus).get(name, ())
+        lacks = lacking(gpus, of).get(name, ())
         entries = [entry for entry in result.entries if entry.cluster.startswith(f"{name}/")]
         bad = sorted(entry.out for entry in entries if entry.status != DONE)
         told = {
             "partial": made.partial,
-            "gpus": [gpu for gpu in gpus if f"amd-{pack(gpu)}" == name],
+            "gpus": [gpu for gpu in gpus if f"amd-{of.pack(gpu)}" == name],
             "without_gpus": list(lacks),
             "done": len(entries) - len(bad),
             "known_bad": len(bad),
@@ -270,14 +283,14 @@ def _write_json(path: Path, value: Any) -> None:
     write_atomically(path, (json.dumps(value, indent=1, sort_keys=True) + "\n").encode())
 
 
-def partial_text(made: MadeImages, *, asked: str, gpus: Sequence[str]) -> str:
+def partial_text(made: MadeImages, *, asked: str, gpus: Sequence[str], of: Generation) -> str:
     """What is not there, for people; empty when nothing is missing.
 
     Args:
         asked: how the request cut it, as `limit 300`.
     """
     told = [f"{len(made.result.entries)} of {made.rules} kernels ({asked})"] if made.partial else []
-    told += [f"{name} without {', '.join(lacks)}" for name, lacks in lacking(gpus).items()]
+    told += [f"{name} without {', '.join(lacks)}" for name, lacks in lacking(gpus, of).items()]
     bad = len(made.result.bad)
     return "; ".join([*told, *([f"{bad} kernels known bad"] if bad else [])])
 

@@ -16,6 +16,7 @@ from subprocess import Popen
 from typing import Any
 
 from toolchain import console, recipe, strict_json
+from toolchain.catalog.aotriton_generations import Generation, generation_of
 from toolchain.digest import sha256_bytes, write_atomically
 from toolchain.errors import ContractError, UnsupportedError
 from toolchain.filesystem import read_regular
@@ -90,6 +91,7 @@ class KernelImages:
         source: the AOTriton tree.
         image: the Triton image, as the runner knows it.
         layers: see `layer_digests`.
+        generation: how the tree plans and packs.
     """
 
     build: Path
@@ -97,6 +99,7 @@ class KernelImages:
     image: str
     workspace: Workspace
     layers: Sequence[str] = ()
+    generation: Generation = field(default_factory=lambda: generation_of("0.13b"))
 
     def make(self, built: Path, *, gpus: Sequence[str], sha1: str) -> MadeImages:
         """Compile what the request asks for, compare a sample, pack and read back.
@@ -113,7 +116,7 @@ class KernelImages:
         # Laid into the folder that also holds the objects of earlier runs.
         self.build.mkdir(parents=True, exist_ok=True)
         shutil.copytree(built / "plan", self.build, dirs_exist_ok=True, symlinks=True)
-        plan = read_plan(self.build, self.source, build=PLAN, source=SOURCE)
+        plan = read_plan(self.build, self.source, build=PLAN, source=SOURCE, of=self.generation)
         require_gpus(gpus, {rule.target for rule in plan.rules})
         rules, clusters = plan.part(select=request.select, limit=request.limit)
         self.workspace.step("kernels")
@@ -218,7 +221,12 @@ class KernelImages:
         """
         archives = packed(plan, clusters)
         job = {
-            "clusters": [{"path": cluster.path, "manifest": cluster.manifest} for cluster in clusters],
+            "package": self.generation.generator,
+            "loose": self.generation.layout == "aks2",
+            "clusters": [
+                {"path": one.path, "manifest": one.manifest, "objects": [path for path, _ in one.objects]}
+                for one in clusters
+            ],
             "archives": [{"path": archive.path, "members": archive.members} for archive in archives],
             "arches": list(gpus),
             "sha1": sha1,
@@ -258,7 +266,7 @@ class KernelImages:
         bad = tuple(entry for entry in result.bad if not entry.reason.startswith(OVER_MEMORY))
         minutes = patience(self.workspace.request.kernel_timeout) / 60
         job = {
-            "script": f"{SOURCE}/python/compile.py",
+            "script": f"{SOURCE}/{self.generation.script}",
             "jobs": self.workspace.jobs("kernel"),
             "rules": [
                 {

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from toolchain import strict_json
-from toolchain.catalog.aotriton_generations import check_databases, generator_in, refuse, release_of
+from toolchain.catalog.aotriton_generations import (
+    DATABASE,
+    Generation,
+    generation_in,
+    generator_in,
+    refuse,
+    release_of,
+)
 from toolchain.catalog.floors import floor_of, load_floors
 from toolchain.catalog.gpus import short_list
 from toolchain.catalog.hip import headers_of, rocm_of, stubs_of
@@ -18,6 +26,7 @@ from toolchain.errors import BuildError, HostileInputError, PinError, Unsupporte
 from toolchain.filesystem import is_inside, read_built
 from toolchain.recipe import COMPILER_CACHE, Recipe, digests
 from toolchain.request import Request
+from toolchain.sources.patch import copy_tree
 from toolchain.sources.spec import SourceSpec
 from toolchain.sources.tree import FetchedSource, Source, require
 from toolchain.stages.hip import PLACE, asked
@@ -39,6 +48,7 @@ class Library:
         sha1: see `commit_of`.
         dropped: files of the source that stay out.
         rocm: the ROCms that it is linked for, on the portable system; empty for the HIP of the base.
+        database: (a tuning database, its place below the source), where the user gave one.
         key: digest of all that library and plan rest on; another selection of kernels builds neither again.
     """
 
@@ -48,6 +58,7 @@ class Library:
     dropped: tuple[str, ...]
     rocm: tuple[str, ...]
     key: str
+    database: tuple[Path, str] | None = None
 
 
 def library_of(
@@ -56,6 +67,8 @@ def library_of(
     request: Request,
     source: FetchedSource,
     dropped: tuple[str, ...],
+    *,
+    database: tuple[Path, str] | None = None,
 ) -> Library:
     """What to tell upstream's build."""
     gpus = request.gpus or DEFAULT_GPUS
@@ -69,7 +82,7 @@ def library_of(
             **portable_inputs({name: dependency.input_digest for name, dependency in dependencies.items()}, request),
         }
     )
-    return Library(source, prefix_of(source, request), commit_of(source), dropped, rocms_of(request), key)
+    return Library(source, prefix_of(source, request), commit_of(source), dropped, rocms_of(request), key, database)
 
 
 def rocms_of(request: Request) -> tuple[str, ...]:
@@ -112,7 +125,8 @@ def library_recipe(planned: Planned, dependencies: Mapping[str, Built], workspac
         },
         contexts={
             "aotriton": what.source.path,
-            "wheels": wheel_folder(planned.sources[1:], workspace),
+            "wheels": wheel_folder([one for one in planned.sources[1:] if one.name != DATABASE], workspace),
+            **({"database": _overlay(*what.database, workspace)} if what.database else {}),
             **(
                 {
                     "sysroot": workspace.unpack(dependencies["sysroot"]),
@@ -125,6 +139,19 @@ def library_recipe(planned: Planned, dependencies: Mapping[str, Built], workspac
         cache_key=what.key.removeprefix("sha256:")[:12],
         steps=_WEIGHTS,
     )
+
+
+def _overlay(database: Path, place: str, workspace: Workspace) -> Path:
+    """A folder with a database at its place below the source."""
+    folder = workspace.work() / "database"
+    shutil.rmtree(folder, ignore_errors=True)
+    target = folder / place
+    target.parent.mkdir(parents=True)
+    if database.is_dir():
+        copy_tree(database, target)
+    else:
+        shutil.copyfile(database, target)
+    return folder
 
 
 def library_facts(
@@ -230,22 +257,29 @@ def prefix_of(source: Source, request: Request) -> str:
     return f"/usr/lib64/aotriton-{name_of(source, request)}"
 
 
+def database_source(request: Request) -> Source | None:
+    """The tuning database that the user gives, without any network; None for the tree's own."""
+    spec = request.sources.get(DATABASE)
+    return request.locate(DATABASE, spec) if spec is not None else None
+
+
 def release_asked(request: Request) -> str:
     """The release on record that a request asks for, by name or by its commit; empty where it is none."""
     spec = request.sources.get("aotriton")
-    if spec is not None:
-        return release_of(spec.version) if spec.kind == "git" else ""
+    if spec is not None and spec.kind == "git":
+        return release_of(spec.version)
     return aotriton_release(request.aotriton, allow_unknown=True).name if request.aotriton else ""
 
 
 def refuse_unbuildable(request: Request) -> None:
-    """Refuse a release on record whose kernels cannot be built, or that has none for a GPU that is asked for.
+    """Refuse a release on record whose kernels cannot be built, or that has none for a GPU that is asked for, or not
+    with its own Triton.
 
     Raises:
         UnsupportedError: with the reason.
     """
     if release := release_asked(request):
-        refuse(release, request.gpus or DEFAULT_GPUS)
+        refuse(release, request.gpus or DEFAULT_GPUS, own_triton="triton" in request.sources)
 
 
 def refuse_rocm(request: Request) -> None:
@@ -262,23 +296,30 @@ def refuse_rocm(request: Request) -> None:
         )
 
 
-def require_aotriton(tree: Path, release: str = "") -> None:
-    """Insist that a source is a tree of AOTriton whose kernels can be planned.
+_NEEDED = {
+    "aotriton": ("v3src/CMakeLists.txt", "python/generate.py", "modules"),
+    "v3python": ("v3src/CMakeLists.txt", "v3python/generate.py", "tritonsrc"),
+    "v2python": ("v2src/CMakeLists.txt", "v2python/generate_compile.py", "tritonsrc"),
+}
+
+
+def require_aotriton(tree: Path, release: str = "") -> Generation:
+    """Insist that a source is a tree of AOTriton whose kernels can be planned, and say how they are.
 
     Args:
-        release: that it is of; then its tuning databases must be that release's own.
+        release: that it is of.
 
     Raises:
         SourceError: with what it lacks.
-        UnsupportedError: its generator is an older one.
+        UnsupportedError: kernels of its generation cannot be built.
     """
     require(tree, "CMakeLists.txt", what="AOTriton")
-    generator = generator_in(tree)
-    if generator and generator != "aotriton":
+    require(tree, *_NEEDED[generator_in(tree) or "aotriton"], what="AOTriton")
+    generation = generation_in(tree, release)
+    if generation.refused:
         raise UnsupportedError(
             "this AOTriton cannot be built",
-            why=f"its kernels are planned by {generator}, for which there is no recipe here",
-            fix="take AOTriton 0.13 or later",
+            why=f"it plans its kernels as {', '.join(generation.releases)}: {generation.refused}",
+            fix="take another release: docs/compatibility.md lists those that can be built",
         )
-    require(tree, "v3src/CMakeLists.txt", "python/generate.py", "modules", what="AOTriton")
-    check_databases(tree, release)
+    return generation
