@@ -99,6 +99,20 @@ def test_the_distribution_serves_where_no_source_is_named(tmp_path: Path) -> Non
     assert source_of(HIP6, asked).ref == "local:own"
 
 
+def test_a_checkout_of_triton_brings_its_headers_where_they_serve(tmp_path: Path) -> None:
+    checkout, included = tmp_path / "triton", "third_party/amd/backend/include"
+    a_hip(checkout / "third_party/amd/backend", "7.1.25424")
+    asked = Request(cache=Cache(tmp_path), sources=specs({"triton": str(checkout)}))
+    assert source_of(HIP6, asked).path == checkout / included
+    assert source_of(HIP5, asked).kind == "distro", "they are of another HIP"
+    (checkout / included / "hip/hip_runtime.h").unlink()
+    assert source_of(HIP6, asked).kind == "distro"
+    named = Request(
+        cache=Cache(tmp_path), sources=specs({"triton": str(checkout), "hip6": str(a_hip(tmp_path / "own"))})
+    )
+    assert source_of(HIP6, named).ref == "local:own"
+
+
 @pytest.mark.parametrize("where", [".", "usr", "third_party/amd/backend"])
 def test_headers_are_found_in_every_kind_of_tree(tmp_path: Path, where: str) -> None:
     a_hip(tmp_path / where)

@@ -6,6 +6,7 @@ each ROCm; and `liblzma`, which the portable system lacks.
 
 from __future__ import annotations
 
+import logging
 import re
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,14 +21,16 @@ from toolchain.filesystem import copy_built
 from toolchain.recipe import Recipe, digests
 from toolchain.request import Request
 from toolchain.sources.patch import copy_tree
-from toolchain.sources.spec import SourceSpec
+from toolchain.sources.spec import SourceSpec, of_folder
 from toolchain.sources.tree import Source, check_links
 from toolchain.stages.stage import Built, Planned, Workspace, common_inputs, image_labels, locked, source_inputs
 
+LOG = logging.getLogger(__name__)
 RECIPE = "containerfiles/hip"
 PLACE = "/usr/lib/toolchain/hip"
+_OF_TRITON = "third_party/amd/backend/include"
 # Where a HIP's headers lie: of ROCm and of HIP's own build, of a distribution's package, and in a tree of Triton.
-_WHERE = ("hip", "include/hip", "usr/include/hip", "third_party/amd/backend/include/hip")
+_WHERE = ("hip", "include/hip", "usr/include/hip", f"{_OF_TRITON}/hip")
 _API = "hip_runtime_api.h"
 _NEEDS = ("hip_runtime.h", _API, "hip_version.h", "amd_detail")
 # hipErrorNoDevice: what a program is told that was linked with a stub and runs with it.
@@ -129,9 +132,27 @@ def _rows(majors: Sequence[str]) -> list[Headers | Library]:
 
 
 def source_of(row: Headers | Library, request: Request) -> Source:
-    """Where headers come from: what the user names, else the distribution's package."""
-    spec = request.sources.get(row.name) or SourceSpec(kind="distro", where=row.package, version=row.version)
-    return request.locate(row.name, spec)
+    """Where headers come from: what the user names, else the user's checkout of Triton, else the distribution's
+    package."""
+    spec = request.sources.get(row.name)
+    if spec is None and isinstance(row, Headers) and (own := _of_checkout(row, request)) is not None:
+        spec = of_folder(own)
+    return request.locate(row.name, spec or SourceSpec(kind="distro", where=row.package, version=row.version))
+
+
+def _of_checkout(row: Headers, request: Request) -> Path | None:
+    """The headers in the Triton that the user gives as a folder, where they serve. A Triton by commit is not looked
+    into: a plan before its fetch would name other sources than one behind it."""
+    asked = request.sources.get("triton")
+    tree = asked.path / _OF_TRITON if asked is not None and asked.path is not None else None
+    if tree is None or not (tree / "hip").is_dir():
+        return None
+    try:
+        check_headers(tree, row)
+    except (SourceError, UnsupportedError) as error:
+        LOG.info("the headers of HIP in the checkout of Triton are not taken: %s", error.what)
+        return None
+    return tree
 
 
 def headers_in(tree: Path) -> Path | None:
