@@ -75,6 +75,13 @@ def known_rocms() -> Iterable[str]:
     return [row.major for row in rows()]
 
 
+def known_foreign() -> Iterable[str]:
+    """The compilers besides Triton that AOTriton's kernels are made by."""
+    from toolchain.catalog.aotriton_generations import foreign_compilers  # noqa: PLC0415
+
+    return foreign_compilers()
+
+
 def known_wheels() -> Iterable[str]:
     """The wheels above Triton."""
     from toolchain.catalog.wheels import wheel_rows  # noqa: PLC0415
@@ -122,6 +129,20 @@ def rocms(text: str) -> tuple[str, ...]:
     from toolchain.catalog.hip import parse_rocms  # noqa: PLC0415 - most calls name none
 
     return parse_rocms(text)
+
+
+def without(text: str) -> tuple[str, ...]:
+    """Compilers whose kernels are left out, each once.
+
+    Raises:
+        ConfigError: one that no row knows.
+    """
+    names = sorted({part.strip().lower() for part in text.split(",") if part.strip()})
+    known = list(known_foreign())
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"no kernels are made by {name!r} besides Triton", fix=f"one of {', '.join(known)}")
+    return tuple(names)
 
 
 def pythons(text: str) -> tuple[str, ...]:

@@ -152,6 +152,15 @@ class Request:
             known=reading.known_rocms, help="The ROCms that AOTriton's library is linked for. \\[default: 6,7]",
         ),
     )  # fmt: skip
+    without: tuple[str, ...] = field(
+        default=(),
+        metadata=option(
+            "without", panel="Kernels",
+            kind="commas", metavar="COMPILER", example="flydsl", counts=True, lock="changed",
+            read=reading.without, known=reading.known_foreign,
+            help="Leave out the kernels of AOTriton that another compiler than Triton makes: flydsl, from 0.14 on.",
+        ),
+    )  # fmt: skip
     select: str | None = field(
         default=None,
         metadata=option(

@@ -12,6 +12,7 @@ from toolchain.catalog.aotriton_generations import (
     buildable,
     check_databases,
     databases_of,
+    foreign_in,
     generation_of,
     generator_in,
     git_id,
@@ -19,7 +20,8 @@ from toolchain.catalog.aotriton_generations import (
 )
 from toolchain.catalog.gpus import known_gpus, parse_gpus
 from toolchain.catalog.releases import AotritonRelease, aotriton_releases
-from toolchain.errors import SourceError, UnsupportedError
+from toolchain.errors import ConfigError, SourceError, UnsupportedError
+from toolchain.option_values import without
 from toolchain.stages.aotriton_library import require_aotriton
 
 RELEASES = aotriton_releases()
@@ -42,8 +44,8 @@ def test_every_release_says_how_it_plans_and_whether_it_can_be_built(row: Aotrit
         assert (caught.value.why, caught.value.code) == (generation.refused, UnsupportedError.code)
     else:
         plain = [gpu for gpu in gpus if gpu not in generation.triton_for]
-        refuse(name, plain)
-        refuse(name, gpus, own_triton=True)
+        refuse(name, plain, without=generation.foreign)
+        refuse(name, gpus, own_triton=True, without=generation.foreign)
         assert name in buildable()
         if plain != list(gpus):
             with pytest.raises(UnsupportedError, match="another Triton") as other:
@@ -51,6 +53,21 @@ def test_every_release_says_how_it_plans_and_whether_it_can_be_built(row: Aotrit
             assert set(other.value.why.split()) & set(generation.triton_for.values())
     # Only of releases whose tree was never read is it not known.
     assert bool(databases_of(name)) == (row.tag_certainty == "verified")
+
+
+def test_kernels_of_another_compiler_are_left_out_by_name(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match="made by flydsl") as caught:
+        refuse("0.14b", ("gfx942",))
+    assert "--without flydsl" in caught.value.fix
+    refuse("0.14b", ("gfx942",), without=("flydsl",))
+    with pytest.raises(UnsupportedError, match="no kernels that are made by flydsl"):
+        refuse("0.13b", ("gfx942",), without=("flydsl",))
+    assert without(" FlyDSL,") == ("flydsl",)
+    with pytest.raises(ConfigError, match="cutlass"):
+        without("cutlass")
+    assert foreign_in(tmp_path) == ()
+    (tmp_path / "third_party" / "FlyDSL").mkdir(parents=True)
+    assert foreign_in(tmp_path) == ("flydsl",)
 
 
 def test_each_release_is_in_one_generation() -> None:

@@ -35,6 +35,7 @@ class Generation:
     python: str
     waves: bool = True
     triton_for: Mapping[str, str] = field(default_factory=dict)
+    foreign: tuple[str, ...] = ()
     refused: str = ""
 
     @property
@@ -93,11 +94,44 @@ def databases_of(release: str) -> tuple[Database, ...]:
     return tuple(one for one in _rows()[1] if release in one.releases)
 
 
-def refuse(release: str, gpus: Sequence[str], *, own_triton: bool = False) -> None:
+def foreign_compilers() -> tuple[str, ...]:
+    """Compilers besides Triton that kernels of some release are made by, sorted."""
+    return tuple(sorted({name for one in _rows()[0] for name in one.foreign}))
+
+
+def refuse_foreign(what: str, has: Sequence[str], without: Sequence[str]) -> None:
+    """Refuse kernels that another compiler than Triton makes, unless they are left out.
+
+    Args:
+        what: whose they are, for people.
+        has: the compilers.
+        without: those whose kernels the user leaves out.
+
+    Raises:
+        UnsupportedError: with what the user leaves out in vain, or would have to.
+    """
+    if missing := [name for name in has if name not in without]:
+        raise UnsupportedError(
+            f"{what} has kernels that are made by {', '.join(missing)}",
+            why="that is a compiler of its own, with an LLVM of its own, and there is no recipe for it here",
+            fix=f"leave them out: --without {','.join(has)}; the library then has none of them to choose",
+        )
+    if vain := [name for name in without if name not in has]:
+        raise UnsupportedError(f"{what} has no kernels that are made by {', '.join(vain)}", fix="leave --without out")
+
+
+def foreign_in(tree: Path) -> tuple[str, ...]:
+    """The compilers besides Triton that a tree brings, by their folders in `third_party`."""
+    here = {path.name.lower() for path in (tree / "third_party").glob("*")}
+    return tuple(name for name in foreign_compilers() if name in here)
+
+
+def refuse(release: str, gpus: Sequence[str], *, own_triton: bool = False, without: Sequence[str] = ()) -> None:
     """Refuse a release whose kernels cannot be built here, and GPUs that it has no kernels for.
 
     Args:
         own_triton: whether the user names the Triton.
+        without: see `refuse_foreign`.
 
     Raises:
         UnsupportedError: with the reason.
@@ -110,6 +144,7 @@ def refuse(release: str, gpus: Sequence[str], *, own_triton: bool = False) -> No
             why=generation.refused,
             fix=f"use one of {', '.join(buildable())}; its LLVM and Triton alone can be built: --triton COMMIT",
         )
+    refuse_foreign(f"AOTriton {release}", generation.foreign, without)
     # Upstream's build compiles these GPUs' kernels with another Triton than the submodule's.
     other = {gpu: generation.triton_for[gpu] for gpu in gpus if gpu in generation.triton_for}
     if other and not own_triton:

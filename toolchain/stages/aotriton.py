@@ -13,7 +13,7 @@ from typing import Any
 
 from toolchain import recipe
 from toolchain.cache import Cache
-from toolchain.catalog.aotriton_generations import DATABASE, Generation, check_databases
+from toolchain.catalog.aotriton_generations import DATABASE, Generation, check_databases, foreign_in, refuse_foreign
 from toolchain.catalog.gpus import known_gpus
 from toolchain.digest import sha256_json, write_atomically
 from toolchain.errors import ContractError, HostileInputError
@@ -88,6 +88,7 @@ class AotritonStage:
                 "limit": request.limit,
                 **({"shard": list(request.shard)} if request.shard is not None else {}),
                 "keep_going": request.keep_going,
+                **({"without": list(request.without)} if request.without else {}),
                 **limits(request),
                 **portable_inputs(under, request),
             }
@@ -185,6 +186,7 @@ def _checked(tree: Path, request: Request, given: Path | None) -> tuple[Generati
     """How a tree plans its kernels, and the user's database with its place in the tree."""
     release = release_asked(request)
     generation = require_aotriton(tree, release)
+    refuse_foreign("this AOTriton", foreign_in(tree) or generation.foreign, request.without)
     # A patched tree may have another database, and says so by its patches.
     row = check_databases(tree, "" if request.patches.get("aotriton") else release, given)
     return generation, (given, row.path) if given is not None and row is not None else None

@@ -279,7 +279,7 @@ def refuse_unbuildable(request: Request) -> None:
         UnsupportedError: with the reason.
     """
     if release := release_asked(request):
-        refuse(release, request.gpus or DEFAULT_GPUS, own_triton="triton" in request.sources)
+        refuse(release, request.gpus or DEFAULT_GPUS, own_triton="triton" in request.sources, without=request.without)
 
 
 def refuse_rocm(request: Request) -> None:
