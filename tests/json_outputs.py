@@ -35,6 +35,32 @@ def _wheel(folder: Path, version: str) -> Path:
     return path
 
 
+def _cached(folder: Path) -> Path:
+    """A layout with a Triton cache of one kernel."""
+    from toolchain.kernels.triton_cache import Entry, entry_folder, labels, write_manifest  # noqa: PLC0415
+    from toolchain.oci.image import ImageSpec, add_layer, write_image  # noqa: PLC0415
+    from toolchain.oci.labels import CACHE_CALLS, CACHE_MOUNT  # noqa: PLC0415
+    from toolchain.oci.layer import compress, write_layer  # noqa: PLC0415
+    from toolchain.oci.layout import Layout  # noqa: PLC0415
+
+    target = {"backend": "hip", "arch": "gfx942", "warp_size": 64}
+    hash_ = "ab" * 32
+    metadata = {"hash": hash_, "target": target, "num_stages": 2, "num_warps": 4}
+    entry = folder / "tree/io.triton.cache" / entry_folder(hash_)
+    entry.mkdir(parents=True)
+    paths = {"k.json": f"/opt/cache/{entry.name}/k.json"}
+    (entry / "k.json").write_text(json.dumps(metadata), encoding="utf-8")
+    (entry / "__grp__k.json").write_text(json.dumps({"child_paths": paths}), encoding="utf-8")
+    entries = [Entry(metadata=metadata, size=sum(path.stat().st_size for path in entry.iterdir()))]
+    write_manifest(entries, folder / "tree", "unknown-triton-key")
+    layout = Layout(folder / "layout").ensure()
+    layer = compress(write_layer(folder / "tree", folder / "layer.tar", epoch=0), folder / "blob", "gzip")
+    said = {**labels(entries), CACHE_MOUNT: "/opt/cache", CACHE_CALLS: json.dumps(["gfx942/direction=forward,seq=8"])}
+    spec = ImageSpec(arch="amd64", layers=(add_layer(layout, layer),), labels=said, epoch=0)
+    layout.tag(write_image(layout, spec), "cache")
+    return layout.root
+
+
 def main(folder: Path) -> None:
     register("copied")  # before the modules with help texts
     from typer.testing import CliRunner  # noqa: PLC0415
@@ -117,6 +143,7 @@ def main(folder: Path) -> None:
     call("emulate", "a kernel", str(emulated), *values)
     call("emulate", "a list of instructions", str(emulated))
     call("kernels check", "a kernel without a case", str(emulated.parent))
+    call("kernels cached", "one kernel", f"oci:{_cached(folder / 'a-cache')}", "--call", "seq=8")
     call("kernels diff", "more warps", str(emulated.parent), str(wider.parent))
     call("kernels try", "the same", str(emulated), "--source", str(KERNELS.parent))
     libraries = folder / "libraries"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
+import tomllib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from toolchain import strict_json
 from toolchain.catalog.architectures import MACHINES, machine_of
 from toolchain.catalog.base_ref import BaseRef, parse_base
 from toolchain.catalog.stages import source_names
@@ -168,6 +171,37 @@ def wheels(text: str) -> tuple[str, ...]:
             f"no such wheel: {unknown[0]!r}", fix=f"--wheel with some of {', '.join(known_wheels())}"
         )
     return tuple(name for name in known_wheels() if name in names)
+
+
+def is_calls_file(text: str) -> bool:
+    """Whether `--calls` names a file: what is no JSON, as a record holds the calls."""
+    return not text.lstrip().startswith("[")
+
+
+def calls(text: str) -> str:
+    """A user's list of calls as JSON, by which a record, a lock and `reproduce` need no file.
+
+    Args:
+        text: a TOML file with tables of `call`, or that JSON.
+
+    Raises:
+        ConfigError: it cannot be read, or is something else.
+    """
+    fix = 'write [[call]] tables, as in data/calls.toml: dtype = ["bf16"]'
+    try:
+        found = (
+            tomllib.loads(Path(text).read_text("utf-8")) if is_calls_file(text) else {"call": strict_json.read(text)}
+        )
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--calls {text[:200]} cannot be read", why=str(error), fix=fix) from error
+    rows = found.get("call")
+    if set(found) != {"call"} or not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        why = f"it has {', '.join(map(repr, found)) or 'nothing'}, and tables [[call]] were expected"
+        raise ConfigError(f"--calls {text[:200]} is no list of calls", why=why, fix=fix)
+    try:
+        return json.dumps(rows, separators=(",", ":"), allow_nan=False)
+    except (TypeError, ValueError) as error:  # dates, and numbers that JSON has not
+        raise ConfigError(f"--calls {text[:200]} has a value that no call takes", why=str(error), fix=fix) from error
 
 
 def only(text: str) -> str:

@@ -67,6 +67,7 @@ class Request:
         rocm: major versions, in the order of the data; empty for the default.
         allow_binary, drop_binary: prebuilt things that may come in, and those that are left out, by name or path.
         wheels: stages of wheels above Triton, in the order of the data; empty for every one.
+        calls: the user's own for a Triton cache, as JSON; None for those of the data.
         pythons: versions (`3.13`) to build wheels for; empty for the base's own.
         jobs: compile jobs, 0 for as many as cores and memory allow.
         runner: starts the containers of checks and kernels; no input, since what comes out is the same.
@@ -272,6 +273,16 @@ class Request:
         metadata=option(
             "wheel", kind="commas", help="Wheels above Triton for `all` and `wheels`, as flash-attn,vllm.",
             example="flash-attn,vllm", counts=True, lock="changed", read=reading.wheels, known=reading.known_wheels,
+        ),
+    )  # fmt: skip
+    calls: str | None = field(
+        default=None,
+        metadata=option(
+            "calls", panel="Kernels",
+            metavar="FILE", place="path", is_path=reading.is_calls_file, read=reading.calls, example="calls.toml",
+            counts=True, lock="changed",
+            help="Calls of a wheel whose kernels `triton-cache` compiles, in place of its own list: TOML, tables of"
+            " `call`.",
         ),
     )  # fmt: skip
     only: str = field(

@@ -14,6 +14,7 @@ Each row is a process of its own, forked before any kernel: Triton's key of a ke
 it in the process, of those that share a function with it.
 
 "refused": the wheel's own Python raised it, before any kernel failed: it has no configuration for the GPU or the call.
+A module that cannot be imported is no refusal: a package that the wheel needs is missing.
 """
 
 from __future__ import annotations
@@ -132,6 +133,8 @@ def stand_in(gpu: str, lds: int, triton: Any) -> Kernels:
 
 def refused(error: BaseException, package: str) -> bool:
     """Whether the wheel's own Python raised it: the innermost place is in its folder."""
+    if isinstance(error, ImportError):
+        return False
     module = sys.modules.get(package)
     places = [os.fspath(Path(one).resolve()) + os.sep for one in getattr(module, "__path__", [])]
     frames = traceback.extract_tb(error.__traceback__)

@@ -7,6 +7,7 @@ import os
 import shlex
 import subprocess
 import venv
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,9 @@ from tests.evidence_fixtures import FILES, finished_base, finished_llvm, small_i
 from tests.request_fixtures import specs
 from toolchain.cache import Cache
 from toolchain.cli.app import app
-from toolchain.oci.image import write_index
+from toolchain.oci.image import ImageSpec, add_layer, write_image, write_index
+from toolchain.oci.labels import CACHE_MOUNT
+from toolchain.oci.layer import compress, write_layer
 from toolchain.oci.layout import Layout
 from toolchain.oci.reference import LayoutRef, RegistryRef
 from toolchain.publish.consumer import Use, use_of
@@ -37,6 +40,7 @@ AOTRITON = {"usr/lib64/aotriton-0.11b/lib/cmake/aotriton/aotriton-config.cmake":
 KERNELS = {"usr/lib64/flash-attn-kernels/gfx942/a.hsaco": b"x"}
 SYSTEM = {"etc/os-release": b"ID=debian\n", "usr/lib/llvm-19/lib/cmake/llvm/LLVMConfig.cmake": b"x"}
 OWN = "sha256:" + "a" * 64
+CACHE = {"io.triton.cache/ABC/scale.json": b"{}", "io.triton.manifest/manifest.json": b"{}"}
 REF = "registry.example:5000/ns/thing"
 
 
@@ -77,6 +81,32 @@ def test_an_llvm_that_somebody_else_made(tmp_path: Path) -> None:
     assert lines[-1] == "# not known: how it was built: it has no label of this tool"
 
 
+@pytest.mark.parametrize("mount", ["/opt/triton-cache", "/opt/a b", "opt/x"])
+def test_a_triton_cache_goes_where_its_label_says(tmp_path: Path, mount: str) -> None:
+    layout = Layout(tmp_path / "layout").ensure()
+    layer = compress(write_layer(_tree(tmp_path, CACHE), tmp_path / "layer.tar", epoch=0), tmp_path / "blob", "gzip")
+    spec = ImageSpec(arch="amd64", layers=(add_layer(layout, layer),), labels={CACHE_MOUNT: mount}, epoch=0)
+    index = write_index(layout, [write_image(layout, spec)])
+    host, _, repository = REF.partition("/")
+    found = use_of(layout, index, RegistryRef(host, repository, tag="latest"))
+    if mount == "/opt/triton-cache":
+        assert found.lines[:2] == (
+            f"COPY --from={REF}@{index.digest} /io.triton.cache/ /opt/triton-cache/",
+            "ENV TRITON_CACHE_DIR=/opt/triton-cache",
+        )
+    else:
+        assert found.lines[0].startswith("#")
+        assert "where it must lie" in found.unknown[0]
+
+
+def _tree(folder: Path, files: Mapping[str, bytes]) -> Path:
+    for name, content in files.items():
+        path = folder / "tree" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    return folder / "tree"
+
+
 FOR_A_GPU = {"usr/lib64/llvm-amdgpu-6bc4aaf6/lib/cmake/llvm/LLVMConfig.cmake": b"x"}
 
 
@@ -94,8 +124,11 @@ FOR_A_GPU = {"usr/lib64/llvm-amdgpu-6bc4aaf6/lib/cmake/llvm/LLVMConfig.cmake": b
             "profile",
             "--source profile=FOLDER-OR-FILE --allow-binary profile",
         ),
+        ({"usr/lib/toolchain/wheels/vllm/__init__.py": b""}, "wheels", f"FROM {REF}@sha256:"),
+        ({"usr/share/toolchain/wheels.json": b"{}"}, "wheels", f"FROM {REF}@sha256:"),
+        (CACHE, "triton-cache", "/io.triton.cache/ PATH/"),
     ],
-    ids=["aotriton", "kernels", "base", "part", "gpu", "triton", "profile"],
+    ids=["aotriton", "kernels", "base", "part", "gpu", "triton", "profile", "wheel", "wheels", "cache"],
 )
 def test_the_other_kinds(tmp_path: Path, files: dict[str, bytes], kind: str, line: str) -> None:
     found, _ = use(tmp_path, files)

@@ -5,6 +5,7 @@ What a cache is found by is Triton's own: where a name says "missed", Triton loo
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import json
 import os
@@ -19,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from toolchain import option_values
 from toolchain.errors import (
     ConfigError,
     ContractError,
@@ -29,7 +31,7 @@ from toolchain.errors import (
     UnsupportedError,
 )
 from toolchain.examine.triton_cache import TritonCache, read_cache, require_call, require_hit
-from toolchain.kernels.calls import Call, Outcome, by_gpu, calls_of, in_orders, listed, make_calls
+from toolchain.kernels.calls import Call, Outcome, by_gpu, calls_of, in_orders, listed, make_calls, with_calls
 from toolchain.kernels.executors import LocalExecutor
 from toolchain.kernels.ledger import Ledger
 from toolchain.kernels.triton_cache import Entry, dummy_key, entry_folder, labels, lay_out, write_manifest
@@ -191,7 +193,8 @@ def test_what_was_made_is_not_made_again_and_what_failed_is(tmp_path: Path) -> N
 
 def test_failures_and_refusals_are_told_apart(tmp_path: Path) -> None:
     calls = [call("forward", "fp8"), call("broken"), call("wide", "fp16", 64)]
-    refused, broken, large = made(calls, tmp_path, lds=4096)[0]
+    refused, broken, large, absent = made([*calls, call("absent")], tmp_path, lds=4096)[0]
+    assert (absent.refused, absent.entry.reason) == (False, "ModuleNotFoundError: No module named 'nowhere_at_all'")
     assert (refused.refused, refused.entry.reason) == (True, "RuntimeError: this device does not support fp8")
     assert (broken.refused, large.refused) == (False, False)
     assert "CompilationError" in broken.entry.reason
@@ -368,7 +371,90 @@ def test_the_list_has_the_calls_that_were_measured() -> None:
     assert "direction=decode,dtype=fp16,head=128,heads=32x8,batch=1,seq=1024,causal=true" in shapes
 
 
-@pytest.mark.parametrize("ask", [lambda: calls_of("vllm"), lambda: listed(calls_of("flash-attn"), ["gfx90a"])])
+@pytest.mark.parametrize("wheel", ["vllm", "aiter"])
+def test_each_function_in_the_list_has_a_call(wheel: str) -> None:
+    table = calls_of(wheel)
+    tree = ast.parse((CALLS.parent / f"{table.module}.py").read_text())
+    (made_,) = [
+        node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_FUNCTIONS"
+    ]
+    assert isinstance(made_, ast.Dict)
+    names_ = [ast.literal_eval(key) for key in made_.keys if key is not None]
+    assert sorted(names_) == sorted({name for row in table.call for name in row["function"]})
+
+
+def test_a_gpu_s_own_arguments_are_in_its_calls() -> None:
+    table = calls_of("aiter")
+    assert {one.gpu: one.rows[0]["units"] for one in listed(table, [])} == {"gfx942": 304, "gfx1100": 96, "gfx1151": 40}
+
+
+@pytest.mark.parametrize("ask", [lambda: calls_of("torch"), lambda: listed(calls_of("flash-attn"), ["gfx90a"])])
 def test_what_is_not_listed_is_refused(ask: Callable[[], object]) -> None:
     with pytest.raises(UnsupportedError):
         ask()
+
+
+OWN = """
+[[call]]
+direction = "forward"
+dtype = ["bf16"]
+head = [96]
+heads = [[16, 4]]
+batch = [2]
+seq = [512, 2048, 512]
+causal = true
+"""
+
+
+def of_user(text: str, folder: Path, *gpus: str) -> list[Call]:
+    """The calls of a user's file."""
+    (folder / "own.toml").write_text(text)
+    given = option_values.calls(os.fspath(folder / "own.toml"))
+    assert option_values.calls(given) == given, "a record holds it, and `reproduce` gives it"
+    return listed(with_calls(calls_of("flash-attn"), given, gpus), gpus)
+
+
+def test_a_user_s_own_calls_take_the_place_of_the_list(tmp_path: Path) -> None:
+    made_ = of_user(OWN, tmp_path, "gfx90a")
+    shape = "direction=forward,dtype=bf16,head=96,heads=16x4,batch=2,seq={},causal=true"
+    assert [one.name for one in made_] == [f"gfx90a/{shape.format(seq)}" for seq in (512, 2048)]
+    assert {one.gpu for one in of_user(OWN, tmp_path)} == {"gfx942", "gfx1100", "gfx1151"}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "what"),
+    [
+        ('direction = "forward"\n', "", "call 1 of --calls has no direction"),
+        ('"forward"', '"sideways"', "no such direction: 'sideways'"),
+        ("[96]", '["a"]', 'head = "a" is not possible'),
+        ("[96]", "[true]", "head = true is not possible"),
+        ("[96]", "[]", "head is missing"),
+        ("[96]", "[9.5]", "head = 9.5 is not possible"),
+        ("[96]", "[99999999]", "head = 99999999 is not possible"),
+        ("[512, 2048, 512]", "0", "seq = 0 is not possible"),
+        ("[[16, 4]]", "[16, 4]", "heads = 16 is not possible"),
+        ("[[16, 4]]", "[[16, -4]]", r"heads = \[16, -4\] is not possible"),
+        ('"bf16"', '"fp8"', 'dtype = "fp8" is not possible'),
+        ("true", "1", "causal = 1 is not possible"),
+        ("batch", "size", "batch is missing"),
+        ("batch = [2]", "batch = [2]\nlength = 3", "length is not one of its arguments"),
+        ("[2]", "[2025-01-01]", "a value that no call takes"),
+        ("[[call]]", "[call]", "is no list of calls"),
+        ("[[call]]", "wheel = 1\n[[call]]", "is no list of calls"),
+        ("[[call]]", "[[call", "cannot be read"),
+        ("[512, 2048, 512]", str(list(range(1, 10002))), "has 10001 calls"),
+    ],
+)
+def test_a_user_s_calls_that_are_not_possible(tmp_path: Path, old: str, new: str, what: str) -> None:
+    with pytest.raises(ConfigError, match=what) as raised:
+        of_user(OWN.replace(old, new), tmp_path, "gfx942")
+    assert raised.value.fix
+
+
+def test_a_user_s_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        option_values.calls(os.fspath(tmp_path / "none.toml"))
+    with pytest.raises(UnsupportedError, match="gfx1"):
+        of_user(OWN + 'gpus = ["gfx1"]\n', tmp_path)

@@ -188,8 +188,8 @@ STAGES: tuple[StageRow, ...] = (
     ),
     StageRow(
         name="triton-cache",
-        on=("base", "torch", "triton", "flash-attn"),
-        license="BSD-3-Clause",
+        on=("base", "torch", "triton", *(row.name for row in _WHEELS)),
+        license=" AND ".join(dict.fromkeys(row.license for row in _WHEELS)),
         machines=("amd64",),
     ),
     StageRow(

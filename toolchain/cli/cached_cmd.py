@@ -32,7 +32,12 @@ CallOpt = Annotated[
 
 
 def kernels_cached(
-    cached: CacheArg, in_: InOpt = None, env: EnvOpt = None, call: CallOpt = None, cache: o.CacheOpt = None
+    cached: CacheArg,
+    in_: InOpt = None,
+    env: EnvOpt = None,
+    call: CallOpt = None,
+    cache: o.CacheOpt = None,
+    json_: o.JsonOpt = False,
 ) -> None:
     """Check a cache of compiled kernels, and say whether Triton in an image would find them.
 
@@ -49,10 +54,12 @@ def kernels_cached(
         if in_ is not None:
             layout, image = stack.enter_context(_image(in_, home, Path(scratch, "image")))
             require_hit(found, _asked(home, layout, image, _pairs(env or (), "--env")))
-        for wanted in calls:
-            require_call(found, wanted)
-    served = f", found by Triton in {in_}" if in_ is not None else ""
-    console.text(f"{found.entries} kernels for {', '.join(found.targets)}, {console.size(found.size)}{served}")
+        served = [len(require_call(found, wanted)) for wanted in calls]
+    if json_:
+        console.data({**found.as_json(), "in": in_, "found": served})
+        return
+    where = f", found by Triton in {in_}" if in_ is not None else ""
+    console.text(f"{found.entries} kernels for {', '.join(found.targets)}, {console.size(found.size)}{where}")
     console.text(f"for {len(found.calls)} calls; others are compiled when they come")
 
 

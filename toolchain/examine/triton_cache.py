@@ -51,6 +51,17 @@ class TritonCache:
         split = (name.partition("/") for name in names)
         return [{"gpu": gpu, **dict(part.split("=", 1) for part in shape.split(","))} for gpu, _, shape in split]
 
+    def as_json(self) -> dict[str, Any]:
+        """As `kernels cached --json` prints it."""
+        return {
+            "entries": self.entries,
+            "bytes": self.size,
+            "gpus": list(self.targets),
+            "mount": self.labels.get(labels.CACHE_MOUNT, ""),
+            "triton": self.labels.get(labels.CACHE_TRITON, ""),
+            "calls": self.calls,
+        }
+
 
 def read_cache(layout: Layout, image: Descriptor) -> TritonCache:
     """The cache of an image, checked against MCV's rules.

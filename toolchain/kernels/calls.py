@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,14 @@ from toolchain.catalog.gpus import check_gpu
 from toolchain.catalog.limits import limits_of
 from toolchain.data import FOLDER, load, typed_row
 from toolchain.digest import sha256_json, write_atomically
-from toolchain.errors import ResourceError, UnsupportedError
+from toolchain.errors import ConfigError, ResourceError, UnsupportedError
 from toolchain.kernels.executors import Executor
 from toolchain.kernels.ledger import DONE, Entry, Ledger
 from toolchain.kernels.worker_process import machine_fault
 
 _FILE = FOLDER / "calls.toml"
+_MOST = 10_000  # calls of a user's list
+_LARGEST = 1 << 24  # of an argument: a size, a length, a count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +34,12 @@ class WheelCalls:
     module: str
     gpus: tuple[str, ...]
     call: tuple[Mapping[str, Any], ...]
+    of_gpu: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @property
+    def selector(self) -> str:
+        """The argument that says which function is called."""
+        return next(name for name in self.call[0] if name != "gpus")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +112,7 @@ def calls_of(wheel: str) -> WheelCalls:
     if wheel not in rows:
         raise UnsupportedError(
             f"no calls of {wheel} are listed", why=f"{_FILE.name} has those of {', '.join(rows)}",
-            fix=f"use --wheel {next(iter(rows))}, or list them there, with a module that makes them",
+            fix=f"use --wheel {next(iter(rows))}; another wheel needs a module that makes its calls",
         )  # fmt: skip
     return typed_row(WheelCalls, rows[wheel], wheel, _FILE)
 
@@ -130,11 +139,79 @@ def listed(table: WheelCalls, gpus: Sequence[str]) -> list[Call]:
                 why=f"{_FILE.name} has them for {', '.join(table.gpus)}",
                 fix="name another GPU, or add it there",
             )
+        more = table.of_gpu.get(gpu, {})
         found += [
-            Call(gpu=gpu, rows=(dict(zip(axe, values, strict=True)),))
+            Call(gpu=gpu, rows=({**dict(zip(axe, values, strict=True)), **more},))
             for axe in axes for values in itertools.product(*axe.values())
         ]  # fmt: skip
-    return found
+    return list({call.name: call for call in found}.values())
+
+
+def with_calls(table: WheelCalls, text: str, gpus: Sequence[str]) -> WheelCalls:
+    """A table with a user's own calls in place of those that it has, for the functions and the words that it knows.
+
+    Args:
+        text: JSON, a list of tables as `call` has them.
+        gpus: that were asked for; calls that name none are for these.
+
+    Raises:
+        ConfigError: an argument that the function does not take, or one of another kind; or too many calls.
+        UnsupportedError: an unknown GPU.
+    """
+    rows: list[dict[str, Any]] = []
+    count = 0
+    for number, row in enumerate(strict_json.read(text), start=1):
+        axes = {name: value if isinstance(value, list) else [value] for name, value in row.items()}
+        for gpu in axes.get("gpus", ()):
+            check_gpu(gpu)
+        _check(table, {name: values for name, values in axes.items() if name != "gpus"}, f"call {number} of --calls")
+        count += math.prod(len(values) for name, values in axes.items() if name != "gpus")
+        rows.append(axes)
+    if not 0 < count <= _MOST:
+        raise ConfigError(f"--calls has {count} calls", why=f"1 to {_MOST} can be made", fix="list others")
+    return replace(table, call=tuple(rows), gpus=tuple(gpus) or table.gpus)
+
+
+def _check(table: WheelCalls, axes: Mapping[str, list[Any]], where: str) -> None:
+    selector = table.selector
+    known = list(dict.fromkeys(value for one in table.call for value in one[selector]))
+    for value in axes.get(selector) or [None]:
+        if value not in known:
+            raise ConfigError(
+                f"{where} has no {selector}" if value is None else f"{where}: no such {selector}: {value!r}",
+                why=f"{table.wheel} has {', '.join(known)}",
+                fix=f'{selector} = ["{known[0]}"]',
+            )
+        like = [one for one in table.call if value in one[selector]]
+        takes = [name for name in like[0] if name != "gpus"]
+        if wrong := [
+            *(f"{name} is missing" for name in takes if not axes.get(name)),
+            *(f"{name} is not one of its arguments" for name in axes if name not in takes),
+        ]:
+            raise ConfigError(
+                f"{where}: {wrong[0]}", why=f"{value} takes {', '.join(takes)}", fix="name each of them, and no other"
+            )
+        for name in takes:
+            examples = [example for one in like for example in one[name]]
+            for given in axes[name]:
+                if not any(_alike(given, example) for example in examples):
+                    raise ConfigError(
+                        f"{where}: {name} = {json.dumps(given)} is not possible",
+                        why=f"{value} knows such as {', '.join(map(json.dumps, examples))}",
+                        fix=f"{name} = {json.dumps(examples[:1])}",
+                    )
+
+
+def _alike(value: Any, example: Any) -> bool:
+    """Whether a value is as good as one that is listed: any number that is positive, but no other word."""
+    if isinstance(example, list):
+        pairs = zip(value, example, strict=False) if isinstance(value, list) else ()
+        return isinstance(value, list) and len(value) == len(example) and all(itertools.starmap(_alike, pairs))
+    if isinstance(example, bool) or isinstance(value, bool):
+        return isinstance(example, bool) and isinstance(value, bool)
+    if isinstance(example, int):
+        return isinstance(value, int) and 0 < value <= _LARGEST
+    return bool(value == example)
 
 
 def in_orders(outcomes: Iterable[Outcome]) -> list[Call]:

@@ -13,17 +13,20 @@ from typing import Any, Literal
 from toolchain.catalog.codegen import codegens
 from toolchain.console import one_line
 from toolchain.errors import EngineError, UntrustedError
+from toolchain.kernels.triton_cache import FOLDER as CACHE
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.files import are_files
 from toolchain.oci.image import labels_of
-from toolchain.oci.labels import INPUT_DIGEST, PARTIAL, TITLE
+from toolchain.oci.labels import CACHE_MOUNT, INPUT_DIGEST, PARTIAL, TITLE
 from toolchain.oci.layer_files import layer_paths, read_member
 from toolchain.oci.layout import Layout
 from toolchain.oci.reference import TAG, Target
 from toolchain.stages.profile import FOLDER as PROFILE
 
-Kind = Literal["llvm", "llvm-part", "aotriton", "triton", "kernels", "profile", "base", "unknown"]
+Kind = Literal[
+    "llvm", "llvm-part", "aotriton", "triton", "kernels", "profile", "wheels", "triton-cache", "base", "unknown"
+]  # fmt: skip
 _NAME = re.compile(r"[a-z0-9]+(?:[._-]+[a-z0-9]+)*")
 # What tells each kind, by a path in its layer: the content says it, whoever made the image. The group is the prefix.
 _PREFIX = r"((?:[A-Za-z0-9._+-]+/)*[A-Za-z0-9._+-]+)"
@@ -33,6 +36,9 @@ _SIGNS: tuple[tuple[Kind, re.Pattern[str]], ...] = (
     ("triton", re.compile(rf"{_PREFIX}/triton-[A-Za-z0-9._+]+\.dist-info/WHEEL")),
     ("kernels", re.compile(r"(usr/lib64/flash-attn-kernels)/.*")),
     ("profile", re.compile(rf"({PROFILE.lstrip('/')})/.*")),
+    ("wheels", re.compile(r"(usr/lib/toolchain/wheels)/.*")),
+    ("wheels", re.compile(r"(usr/share/toolchain)/wheels\.json")),
+    ("triton-cache", re.compile(rf"({CACHE})/.*")),
 )
 _PART = re.compile(r"(usr/lib64/llvm-triton-[A-Za-z0-9._-]+)/.*")
 # An LLVM that Triton makes code for a GPU with: no Triton is built on it.
@@ -81,6 +87,7 @@ class _Content:
     wheel: str = ""
     why: str = ""
     own: bool = False
+    mount: str = ""
 
 
 def use_of(layout: Layout, found: Descriptor, where: Target, *, name: str = "") -> Use:
@@ -103,13 +110,16 @@ def use_of(layout: Layout, found: Descriptor, where: Target, *, name: str = "") 
     own = INPUT_DIGEST in labels
     # Our own images hold what they are for in the topmost layer; of others that is unknown.
     content = replace(_content(layout, layers[-1:] if own else layers[::-1], own=own), own=own)
+    mount = labels.get(CACHE_MOUNT, "")
+    content = replace(content, mount=mount if re.fullmatch(r"(/[A-Za-z0-9._+-]+)+", mount) else "")
     if content.kind == "llvm" and labels.get(PARTIAL):  # a part may have a CMake package
         content = replace(content, kind="llvm-part")
     by_name = name or labels.get(TITLE, "") or where.tag or ""
     source, before = _source(where, found, by_name)
-    lines = {"llvm": _llvm, "aotriton": _aotriton, "triton": _triton, "profile": _profile, "base": _base}.get(
-        content.kind, _copy
-    )
+    lines = {
+        "llvm": _llvm, "aotriton": _aotriton, "triton": _triton, "profile": _profile, "wheels": _whole, "base": _whole,
+        "triton-cache": _cache,
+    }.get(content.kind, _copy)  # fmt: skip
     unknown = list(_unknown(content, labels))
     told = tuple(lines(source, content)) if content.kind != "unknown" else (f"# COPY --from={source} PATH PATH",)
     prefix = f"/{content.prefix}" if content.prefix else ""
@@ -223,13 +233,24 @@ def _profile(source: str, content: _Content) -> Iterator[str]:
     yield from _copy(source, content)
 
 
-def _base(source: str, _: _Content) -> Iterator[str]:
+def _whole(source: str, _: _Content) -> Iterator[str]:
     yield f"FROM {source}"
+
+
+def _cache(source: str, content: _Content) -> Iterator[str]:
+    if content.mount:
+        yield f"COPY --from={source} /{content.prefix}/ {content.mount}/"
+        yield f"ENV TRITON_CACHE_DIR={content.mount}"
+        yield "# It must stay a writable folder. Whether Triton finds its kernels: toolchain kernels cached"
+    else:
+        yield f"# COPY --from={source} /{content.prefix}/ PATH/"
 
 
 def _unknown(content: _Content, labels: Mapping[str, str]) -> Iterator[str]:
     if content.why:
         yield content.why
+    if content.kind == "triton-cache" and not content.mount:
+        yield "where it must lie: its files name each other by whole paths, and no label says which"
     if content.kind == "llvm-part":
         yield "where the rest of LLVM is: the image holds a part, and Triton cannot be built with that alone"
     if labels.get(PARTIAL):

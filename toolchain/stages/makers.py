@@ -36,6 +36,10 @@ def stands_on(row: StageRow, request: Request) -> tuple[str, ...]:
         from toolchain.stages.wheel import stands_on as under_wheels
 
         return under_wheels(request)
+    if row.name == "triton-cache":
+        from toolchain.stages.triton_cache import stands_on as under_cache
+
+        return under_cache(request)
     if row.name != "triton":
         return row.on
     from toolchain.stages import triton

@@ -27,6 +27,7 @@ from toolchain.kernels.calls import (
     local_memory,
     make_calls,
     mount,
+    with_calls,
 )
 from toolchain.kernels.executors import LocalExecutor
 from toolchain.kernels.ledger import Ledger
@@ -57,7 +58,7 @@ class TritonCacheStage:
             inputs = {
                 **common_inputs(self.name, request),
                 **below,
-                "recipe": digests(RECIPE),
+                "recipe": digests(f"{RECIPE}/calls.py", f"{RECIPE}/{table.module}.py"),
                 "module": table.module,
                 "calls": [call.name for call in calls],
                 "mount": mount(),
@@ -145,13 +146,25 @@ def asked(request: Request) -> tuple[WheelCalls, list[Call]]:
 
     Raises:
         UnsupportedError: see `kernels.calls`; or several wheels are named.
+        ConfigError: the user's own calls are not possible.
     """
     if len(request.wheels) > 1:
         raise UnsupportedError(
             "a cache is of one wheel", why=f"--wheel names {', '.join(request.wheels)}", fix="build one for each"
         )
-    table = calls_of(next(iter(request.wheels), "flash-attn"))
+    table = calls_of(_wheel(request))
+    if request.calls is not None:
+        table = with_calls(table, request.calls, request.gpus)
     return table, listed(table, request.gpus)
+
+
+def stands_on(request: Request) -> tuple[str, ...]:
+    """What the stage stands on: the wheel whose calls are made is the last."""
+    return ("base", "torch", "triton", _wheel(request))
+
+
+def _wheel(request: Request) -> str:
+    return next(iter(request.wheels), "flash-attn")
 
 
 def variables(wheel: str) -> dict[str, str]:

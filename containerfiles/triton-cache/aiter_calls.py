@@ -1,0 +1,107 @@
+"""The calls of AITER: functions of `aiter.ops.triton`, with tensors in ordinary memory. calls.py beside it calls it."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+PACKAGE = "aiter"
+_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_SEQUENCES = 4
+
+
+def prepare() -> None:
+    """Let AITER take tensors that are on no GPU."""
+    torch.cuda.current_device = lambda: 0
+    torch.cuda.get_device_properties = lambda *_: SimpleNamespace(multi_processor_count=int(os.environ["CU_NUM"]))
+    importlib.import_module("aiter.ops.triton")
+
+
+def call(row: dict[str, Any]) -> None:
+    """Call one function.
+
+    Args:
+        row: `function` of `_FUNCTIONS`, `dtype`, `units` (compute units of the GPU, which some kernels hold as a
+            constant), and what else it takes: `rows` and `columns` of a matrix, `inner` between two; or `heads` (of
+            queries, of keys), `head` (its size), `batch`, `seq` (length), `causal`, `block` (keys of a block of the
+            cache), `queries` (new ones of each sequence).
+    """
+    os.environ["CU_NUM"] = str(row["units"])
+    _FUNCTIONS[row["function"]](row, _TYPES[row["dtype"]])
+
+
+def _layer_norm(row: dict[str, Any], kind: torch.dtype) -> None:
+    from aiter.ops.triton.normalization.norm import layer_norm  # noqa: PLC0415 - after prepare
+
+    weight, bias = torch.zeros(2, row["columns"], dtype=kind)
+    layer_norm(_matrix(row, kind), weight, bias)
+
+
+def _rms_norm(row: dict[str, Any], kind: torch.dtype) -> None:
+    from aiter.ops.triton.normalization.rmsnorm import rms_norm  # noqa: PLC0415 - after prepare
+
+    rms_norm(_matrix(row, kind), torch.zeros(row["columns"], dtype=kind), 1e-6)
+
+
+def _rms_norm_add(row: dict[str, Any], kind: torch.dtype) -> None:
+    from aiter.ops.triton.normalization.rmsnorm import rmsnorm2d_fwd_with_add  # noqa: PLC0415 - after prepare
+
+    weight = torch.zeros(row["columns"], dtype=kind)
+    rmsnorm2d_fwd_with_add(*(_matrix(row, kind) for _ in range(4)), weight, 1e-6)
+
+
+def _softmax(row: dict[str, Any], kind: torch.dtype) -> None:
+    from aiter.ops.triton.softmax import softmax  # noqa: PLC0415 - after prepare
+
+    softmax(_matrix(row, kind))
+
+
+def _gemm(row: dict[str, Any], kind: torch.dtype) -> None:
+    from aiter.ops.triton.gemm.basic.gemm_a16w16 import gemm_a16w16  # noqa: PLC0415 - after prepare
+
+    inner = row["inner"]
+    gemm_a16w16(torch.zeros(row["rows"], inner, dtype=kind), torch.zeros(row["columns"], inner, dtype=kind), dtype=kind)
+
+
+def _attention(row: dict[str, Any], kind: torch.dtype) -> None:
+    from aiter.ops.triton.attention.mha import flash_attn_func  # noqa: PLC0415 - after prepare
+
+    heads, of_keys = row["heads"]
+    query, keys, values = (
+        torch.zeros(row["batch"], row["seq"], many, row["head"], dtype=kind) for many in (heads, of_keys, of_keys)
+    )
+    flash_attn_func(query, keys, values, causal=row["causal"])
+
+
+def _unified(row: dict[str, Any], kind: torch.dtype) -> None:
+    from aiter.ops.triton.attention.unified_attention import unified_attention  # noqa: PLC0415 - after prepare
+
+    (heads, of_keys), head, queries, length = row["heads"], row["head"], row["queries"], row["seq"]
+    blocks = -(-length // row["block"])
+    query = torch.zeros(_SEQUENCES * queries, heads, head, dtype=kind)
+    keys, values = (torch.zeros(blocks, row["block"], of_keys, head, dtype=kind) for _ in range(2))
+    unified_attention(
+        query, keys, values, torch.empty_like(query),
+        torch.arange(_SEQUENCES + 1, dtype=torch.int32) * queries, queries,
+        torch.full((_SEQUENCES,), length, dtype=torch.int32), length, head**-0.5, True, (-1, -1),
+        torch.zeros(_SEQUENCES, blocks, dtype=torch.int32), 0, None, None, None,
+    )  # fmt: skip
+
+
+def _matrix(row: dict[str, Any], kind: torch.dtype) -> torch.Tensor:
+    return torch.zeros(row["rows"], row["columns"], dtype=kind)
+
+
+_FUNCTIONS = {
+    "layer_norm": _layer_norm,
+    "rms_norm": _rms_norm,
+    "rmsnorm2d_fwd_with_add": _rms_norm_add,
+    "softmax": _softmax,
+    "gemm_a16w16": _gemm,
+    "flash_attn_func": _attention,
+    "unified_attention": _unified,
+}
