@@ -19,6 +19,7 @@ from tests.evidence_fixtures import Stand, ed25519_signer, small_image
 from tests.kernel_fixtures import aks2
 from toolchain.cli.app import app
 from toolchain.errors import ConfigError, KernelError, RegressionError, SourceError
+from toolchain.examine.kernels import kernels_of
 from toolchain.examine.libraries import amd_targets, nvidia_targets, read_library
 from toolchain.oci.image import write_index
 from toolchain.oci.layout import Layout
@@ -111,6 +112,24 @@ def test_each_fault_is_named(campaign: Path, tmp_path: Path, spoilt: dict[str, s
     if field == "empty":
         told = run(tmp_path / "p", "--allow-empty", "--plan", tmp_path / "plan")
         assert (told["ok"], len(told["empty"])) == (True, 1)
+
+
+def test_a_damaged_file_hides_no_other_of_its_archive(campaign: Path) -> None:
+    code = (campaign / "gfx942" / "add-fp16.hsaco").read_bytes()
+    cut = bytearray(aks2(("add-2", code)))
+    cut[len(cut) // 2] ^= 1
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        archive.writestr("Q='fp16'", aks2(("add-1", code[:100]), ("add-3", code)))
+        archive.writestr("Q='bf16'", bytes(cut))
+        archive.writestr("Q='fp32'", aks2(("add-4", code)))
+    faults: list[KernelError] = []
+    files = [("aotriton.images/amd-gfx942/flash/add.zip", stream.getvalue)]
+    kernels = list(kernels_of(files, faults.append))
+    assert [kernel.key.rpartition("/")[2] for kernel in kernels] == ["add-3", "add-4"]
+    assert [name in fault.what for name, fault in zip(("add-1", "bf16"), faults, strict=True)] == [True, True]
+    with pytest.raises(KernelError):
+        list(kernels_of(files))
 
 
 def test_an_image_is_audited_and_the_result_attached(campaign: Path, tmp_path: Path) -> None:

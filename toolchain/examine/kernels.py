@@ -19,6 +19,7 @@ from toolchain.errors import ConfigError, HostileInputError, KernelError
 from toolchain.examine.facts import Facts, read_object, read_ptx
 from toolchain.examine.places import File, opened
 from toolchain.kernels.aks2 import MAGIC, read_aks2
+from toolchain.kernels.aks2 import Kernel as Entry
 from toolchain.kernels.store import LARGEST_METADATA, LARGEST_OBJECT, DamagedError, stored_record
 
 _LAUNCH = ("name", "arch", "source", "signature", "constexprs", "num_warps", "num_stages", "waves_per_eu", "num_ctas")
@@ -28,6 +29,8 @@ _CACHE_FOLDER = re.compile(r"[A-Z2-7]{40,64}|[0-9a-f]{64}")
 _RESULT = re.compile(r"(?:.*/)?results/(?:[0-9a-f]{2}/[0-9a-f]{62}|[0-9a-f]{64})")
 _IMAGES = "aotriton.images/"
 _AGAIN = "get it again from whoever made it"
+# Takes what is damaged; without one it is raised.
+_OnFault = Callable[[KernelError], None] | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,9 +88,7 @@ def kernels_in(what: str, cache: Cache, *, keep: Collection[str] = ()) -> list[K
     return sorted(_numbered(found), key=lambda kernel: kernel.key)
 
 
-def kernels_of(
-    files: Iterable[File], on_fault: Callable[[KernelError], None] | None = None, *, keep: Collection[str] = ()
-) -> Iterator[Kernel]:
+def kernels_of(files: Iterable[File], on_fault: _OnFault = None, *, keep: Collection[str] = ()) -> Iterator[Kernel]:
     """The kernels among files.
 
     Args:
@@ -104,7 +105,7 @@ def kernels_of(
             if (told := _told(content)) is not None:
                 beside[stem] = told
             continue
-        for kernel in _sound(_kernels(path, content), on_fault):
+        for kernel in _sound(_kernels(path, content, on_fault), on_fault):
             if kernel.sha256 not in keep:  # thousands of them take as much memory as the place has bytes
                 kernel = replace(kernel, content=b"")  # noqa: PLW2901
             if suffix in {"hsaco", "ptx"}:
@@ -116,7 +117,7 @@ def kernels_of(
             yield _with_launch(kernel, beside.get(stem))
 
 
-def _sound(kernels: Iterator[Kernel], on_fault: Callable[[KernelError], None] | None) -> Iterator[Kernel]:
+def _sound(kernels: Iterator[Kernel], on_fault: _OnFault) -> Iterator[Kernel]:
     try:
         yield from kernels
     except KernelError as error:
@@ -125,7 +126,7 @@ def _sound(kernels: Iterator[Kernel], on_fault: Callable[[KernelError], None] | 
         on_fault(error)
 
 
-def _kernels(path: str, content: Callable[[], bytes]) -> Iterator[Kernel]:
+def _kernels(path: str, content: Callable[[], bytes], on_fault: _OnFault) -> Iterator[Kernel]:
     if path.endswith((".hsaco", ".co")):
         yield from _of_object(path, content())
     elif path.endswith(".ptx"):
@@ -133,9 +134,9 @@ def _kernels(path: str, content: Callable[[], bytes]) -> Iterator[Kernel]:
         for facts in read_ptx(data.decode("utf-8", "replace"), path):
             yield _kernel(path, path, data, facts)
     elif path.endswith(".aks2"):
-        yield from _of_pack(path, content())
+        yield from _of_pack(path, content(), on_fault)
     elif path.endswith(".zip") and (data := content())[:2] == b"PK":
-        yield from _of_archive(path, data)
+        yield from _of_archive(path, data, on_fault)
     elif _RESULT.fullmatch(path):
         yield from _of_record(path, content())
 
@@ -155,7 +156,7 @@ def _of_object(path: str, content: bytes) -> Iterator[Kernel]:
         yield _kernel(key, path, content, facts)
 
 
-def _of_pack(path: str, content: bytes) -> Iterator[Kernel]:
+def _of_pack(path: str, content: bytes, on_fault: _OnFault) -> Iterator[Kernel]:
     if content[:4] != MAGIC:
         raise KernelError(
             f"{path} is a pack of an unknown layout", why=f"it begins with {content[:4]!r}, not {MAGIC!r}", fix=_AGAIN
@@ -166,15 +167,18 @@ def _of_pack(path: str, content: bytes) -> Iterator[Kernel]:
     except KernelError as error:
         raise KernelError(f"{path}: {error.what}", why=error.why, fix=_AGAIN) from error
     for entry in entries:
-        key = f"{stem}/{entry.name}"
-        if not entry.content:
-            yield _kernel(key, path, b"", None)
-            continue
-        for facts in read_object(entry.content, f"{path}: {entry.name}", shared=entry.shared):
-            yield _kernel(key, path, entry.content, facts)
+        yield from _sound(_of_entry(path, f"{stem}/{entry.name}", entry), on_fault)
 
 
-def _of_archive(path: str, content: bytes) -> Iterator[Kernel]:
+def _of_entry(path: str, key: str, entry: Entry) -> Iterator[Kernel]:
+    if not entry.content:
+        yield _kernel(key, path, b"", None)
+        return
+    for facts in read_object(entry.content, f"{path}: {entry.name}", shared=entry.shared):
+        yield _kernel(key, path, entry.content, facts)
+
+
+def _of_archive(path: str, content: bytes, on_fault: _OnFault) -> Iterator[Kernel]:
     """A .zip of .aks2, whatever they are called in it; any other .zip holds nothing that is known."""
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
@@ -183,11 +187,19 @@ def _of_archive(path: str, content: bytes) -> Iterator[Kernel]:
                     continue
                 if row.file_size > LARGEST_OBJECT:
                     raise HostileInputError(f"{path} holds {row.filename} of {row.file_size} bytes", fix=_AGAIN)
-                inside = row.filename if "/" in row.filename else f"{path.removesuffix('.zip')}/{row.filename}"
-                for kernel in _of_pack(inside, archive.read(row)):
+                for kernel in _sound(_of_member(path, archive, row, on_fault), on_fault):
                     yield replace(kernel, path=f"{path}: {row.filename}")
     except (zipfile.BadZipFile, NotImplementedError, EOFError) as error:
         raise KernelError(f"{path} is no whole .zip", why=str(error), fix=_AGAIN) from error
+
+
+def _of_member(path: str, archive: zipfile.ZipFile, row: zipfile.ZipInfo, on_fault: _OnFault) -> Iterator[Kernel]:
+    inside = row.filename if "/" in row.filename else f"{path.removesuffix('.zip')}/{row.filename}"
+    try:
+        content = archive.read(row)
+    except zipfile.BadZipFile as error:
+        raise KernelError(f"{path} holds {row.filename} damaged", why=str(error), fix=_AGAIN) from error
+    yield from _of_pack(inside, content, on_fault)
 
 
 def _begins(archive: zipfile.ZipFile, row: zipfile.ZipInfo) -> bool:
