@@ -297,6 +297,15 @@ FLOAT = [
         {"v0": pair(8, 14)},
     ),
     v(
+        "the constant 2.0 is a float32 for packed integers",
+        "v_pk_add_u16 v0, v1, 2.0",
+        {"v1": 0x00030005},
+        {"v0": 0x40030005},
+    ),
+    v("and -1 is both halves", "v_pk_add_u16 v0, v1, -1", {"v1": 0x00030005}, {"v0": 0x00020004}),
+    v("for packed floats 2.0 is the lower half", "v_pk_add_f16 v0, v1, 2.0", {"v1": pair(1, 3)}, {"v0": pair(3, 3)}),
+    v("PERMLANE64 does nothing in a wave of 32", "v_permlane64_b32 v0, v1", {"v0": 7, "v1": 5}, {"v0": 7}, "gfx1100"),
+    v(
         "op_sel picks halves, neg_hi a sign",
         "v_pk_add_f16 v0, v1, v2 op_sel:[1,0] op_sel_hi:[0,1] neg_hi:[0,1]",
         {"v1": pair(1, 2), "v2": pair(10, 20)},

@@ -240,10 +240,12 @@ def _swap_rows(width: int) -> Handler:
 
 
 def permute_64(operands: Operands) -> Run:
-    """V_PERMLANE64_B32: both halves of the wave change places."""
+    """V_PERMLANE64_B32: both halves of a wave of 64 change places; a wave of 32 does nothing."""
     result, source = operands.instruction.operands
+    if operands.target.lanes == 32:
+        return lambda _: None
     get, put = operands.u32(source), operands.put_u32(result)
-    order = np.arange(operands.target.lanes) ^ 32 if operands.target.lanes == 64 else np.arange(32)
+    order = np.arange(64) ^ 32
     return lambda wave: put(wave, np.broadcast_to(get(wave), order.shape)[order])
 
 

@@ -209,21 +209,23 @@ class Operands:
             packed: the constant is one of 32 bits, of which `high` picks a half.
         """
         found = self.signs(text)
-        bits = self.half_bits(found.text, high, packed=packed)
+        bits = self.half_bits(found.text, high, packed=packed, floating=True)
         return _with_signs(lambda wave: bits(wave).view(np.float16), found)
 
-    def half_bits(self, text: str, high: int = 0, *, packed: bool = False) -> Get:
-        """The same as `uint16`, without signs."""
+    def half_bits(self, text: str, high: int = 0, *, packed: bool = False, floating: bool = False) -> Get:
+        """The same as `uint16`, without signs.
+
+        Args:
+            floating: a constant as 1.0 is a half, whose upper half is 0; for integers it is a float32.
+        """
         if text in self.raw:
             raw, place = self.raw[text], np.uint32(16 * high)
             return lambda wave: (raw(wave) >> place).astype(np.uint16)
         self.plain(text)
         register = self.register(text)
         if register is None:
-            if packed and text.startswith("0x"):
-                value = np.asarray(np.uint16(self.constant(text) >> 16 * high & 0xFFFF))
-            else:
-                value = np.asarray(np.uint16(0 if packed and high else self.constant(text, 16)))
+            bits = 32 if packed and not (floating and _FLOAT.match(text)) else 16
+            value = np.asarray(np.uint16(self.constant(text, bits) >> (16 * high if packed else 0) & 0xFFFF))
             return lambda _: value
         self.read(register, 1)
         index, part = register.index, high if register.half is None else register.half
