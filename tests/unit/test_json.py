@@ -67,8 +67,8 @@ def test_every_verb_is_tried_and_documented(said: Said) -> None:
 def test_every_key_that_is_documented_is_seen(said: Said) -> None:
     """Else the page could promise what no verb prints."""
     seen = set().union(*(_keys(value) for *_, value in said))
-    # What differs between two builds, what came from elsewhere, and a check of numbers have tests of their own.
-    rare = {"offset", "first", "second", "member", "tree", "annotations", "numbers"}
+    # What differs between two builds, and what came from elsewhere, have tests of their own.
+    rare = {"offset", "first", "second", "member", "tree", "annotations"}
     # A scheduler is in test_dask.py.
     status = SCHEMA["$defs"]["kernels status"]["properties"]
     rare |= ({"worker", "machines"} | _documented(status["machines"])) - seen

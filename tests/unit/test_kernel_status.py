@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -268,7 +270,8 @@ def full(state: str = "running") -> dict[str, Any]:
            "reused": 17000, "failed": 100, "timed_out": 99, "mean_seconds": 12.5}  # fmt: skip
     return {
         "campaign": "campaign-0123456789ab", "count": 18199, "asked": 19001, "done": 18000, "failed": 100,
-        "timed_out": 99, "state": state, "pid": 1234567, "process": "x", "command": "toolchain build aotriton",
+        "timed_out": 99, "numbers": {"right": 18000, "wrong": 1}, "state": state, "pid": 1234567, "process": "x",
+        "command": "toolchain build aotriton",
         "began": "2026-11-22T17:50:00Z", "updated": "2026-11-22T18:50:00Z", "reused": 17000, "rate": 123.456,
         "left_seconds": 86400.0, "by_kernel": [row] * 7, "slowest": [{**worker, "out": LONG}] * 5,
         "memory": {"coordinator": 10**9, "workers": 10**12, "together": 10**12, "share": 10**9, "kernel": 0},
@@ -315,9 +318,20 @@ def test_a_ledger_of_an_earlier_version_is_counted(place: Place) -> None:
     with Ledger(place.folder / LEDGER) as ledger:
         ledger.record(Entry.of(make_rule("k"), DONE))
         ledger.progress(1, 3)
+    with contextlib.closing(sqlite3.connect(place.folder / LEDGER)) as db:
+        db.execute("DROP TABLE numbers")
     said = place.ask().splitlines()
     assert said[:2] == ["campaign-1  left no status", "  1 of 3 through: 1 done, 0 failed, 0 late"]
     assert said[3].split()[:4] == ["k", "gfx942", "-", "1"]
+
+
+def test_a_check_of_numbers_is_told(place: Place) -> None:
+    place.run("good")
+    with Ledger(place.folder / LEDGER) as ledger:
+        ledger.note_check("a", {"status": "wrong"})
+        ledger.note_check("b", {"status": "right"})
+    assert place.ask().splitlines()[2] == "  numbers: 1 right, 1 wrong"
+    assert json.loads(place.ask("--json"))["campaigns"][0]["numbers"] == {"right": 1, "wrong": 1}
 
 
 def test_watching_goes_on_until_it_ends(

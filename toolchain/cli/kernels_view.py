@@ -47,6 +47,8 @@ def screen(row: Mapping[str, Any], *, now: float | None = None) -> list[str]:
         now: seconds since 1970.
     """
     lines = [f"{row['campaign']}  {_state(row, now)}", f"  {_counts(row)}"]
+    if row["numbers"]:
+        lines.append("  numbers: " + ", ".join(f"{count} {status}" for status, count in row["numbers"].items()))
     if row["state"] == RUNNING:
         lines += [f"  {_speed(row, now)}", *_memory(row)]
     lines += [f"  {text}" for text in (*_groups(row["by_kernel"]), *_workers(row["workers"]))]

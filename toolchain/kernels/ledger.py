@@ -222,11 +222,13 @@ class Standing:
     Args:
         count, asked: how many are through of how many that the latest request asked for; zeros where that is unknown.
         by_kernel: by kernel and GPU.
+        numbers: of kernels whose numbers were checked, how many are `right`, `wrong`, `skipped` and `refused`.
     """
 
     count: int
     asked: int
     by_kernel: Mapping[tuple[str, str], Summary]
+    numbers: Mapping[str, int]
 
     @property
     def summary(self) -> Summary:
@@ -248,7 +250,7 @@ def look(path: Path) -> Standing:
     Raises:
         ConfigError: it cannot be read.
     """
-    entries, progress = _read(path)
+    entries, progress, numbers = _read(path)
     found = Counter((entry.kernel, entry.target, entry.status) for entry in entries)
     count, _, asked = progress.partition("/")
     rows = {
@@ -257,7 +259,7 @@ def look(path: Path) -> Standing:
         )
         for kernel, gpu in {(kernel, gpu) for kernel, gpu, _ in found}
     }
-    return Standing(count=int(count or 0), asked=int(asked or 0), by_kernel=rows)
+    return Standing(count=int(count or 0), asked=int(asked or 0), by_kernel=rows, numbers=Counter(numbers))
 
 
 def entries_of(path: Path) -> list[Entry]:
@@ -269,18 +271,22 @@ def entries_of(path: Path) -> list[Entry]:
     return _read(path)[0]
 
 
-def _read(path: Path) -> tuple[list[Entry], str]:
-    """The entries, and the progress as it is written."""
+def _read(path: Path) -> tuple[list[Entry], str, list[str]]:
+    """The entries, the progress as it is written, and what each check of numbers said."""
     try:
         with contextlib.closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)) as db:
             known = dict(db.execute("SELECT name, value FROM about"))
             if known.get("format") != FORMAT:
-                return [], ""
+                return [], "", []
             # All at once: while rows are read the campaign cannot write.
             rows = db.execute("SELECT content FROM entry ORDER BY id").fetchall()
+            checked = []
+            if db.execute("SELECT 1 FROM sqlite_master WHERE name = 'numbers'").fetchone():
+                checked = db.execute("SELECT content FROM numbers").fetchall()
     except sqlite3.DatabaseError as error:
         raise ConfigError(f"the ledger {path} cannot be used", why=str(error), fix=f"remove {path}") from error
-    return [_entry(content) for (content,) in rows], known.get(_PROGRESS, "")
+    numbers = [str(strict_json.read(content, "the ledger")["status"]) for (content,) in checked]
+    return [_entry(content) for (content,) in rows], known.get(_PROGRESS, ""), numbers
 
 
 def reproducible(entries: Iterable[Entry]) -> list[dict[str, Any]]:

@@ -244,6 +244,7 @@ def read(folder: Path) -> dict[str, Any]:
     standing = look(folder / LEDGER)
     told = _told(folder / STATUS)
     named = {"campaign": folder.name, "count": standing.count, "asked": standing.asked, **standing.summary.as_json()}
+    named["numbers"] = dict(sorted(standing.numbers.items()))
     if told is None:
         return {**named, "state": "unknown", **_nothing(standing)}
     state = told["state"]
@@ -269,6 +270,7 @@ def told_elsewhere(campaign: str, told: dict[str, Any], *, now: float | None = N
     row = {
         "campaign": campaign,
         "count": count,
+        "numbers": {},
         **told,
         "state": KILLED if state == RUNNING and age > _SILENT else state,
     }
