@@ -126,7 +126,7 @@ def exit_codes() -> str:
         " the build ends instead: with 13 where the image is not there, 17 where it does not verify, 18 where nobody answers, and 8"
         " where this machine cannot unpack its layers. It ends with 5 where the input digest is not known yet, so that nobody can be"
         " asked.\n"),
-        "`build --keep-going` ends with 12 where kernels are marked as known bad, although the image is there.\n",
+        "`kernels run --keep-going` ends with 12 where kernels are marked as known bad, although the image is there.\n",
     ])  # fmt: skip
 
 

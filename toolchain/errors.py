@@ -133,8 +133,8 @@ class KernelError(ToolchainError):
     code = 12
     title = "Kernels"
     remedy = (
-        "The message lists the kernels. `--keep-going` goes on without them, `--kernel-timeout "
-        "SECONDS` gives them longer."
+        "The message lists the kernels. `kernels run --keep-going` goes on without them, "
+        "`--kernel-timeout SECONDS` gives them longer."
     )
 
 

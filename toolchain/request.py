@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from toolchain import option_values as reading
 from toolchain.cache import Cache
 from toolchain.catalog.base_ref import BaseRef
+from toolchain.catalog.stages import WITH_KERNELS
 from toolchain.options import Declared, declared, option
 
 if TYPE_CHECKING:
@@ -383,6 +384,30 @@ class Request:
         return bool(self.patches.get(name))
 
 
+# Most builds need none of these; `kernels run` has them as options.
+NOT_OF_BUILD = (
+    "select", "limit", "keep_going", "kernel_timeout", "kernel_memory", "shard", "kernel_store", "kernel_key",
+    "scheduler", "runner", "mirrors", "fresh", "without", "calls",
+)  # fmt: skip
+"""Fields that `build` takes from the environment and toolchain.toml alone."""
+
+
 def options() -> tuple[Declared, ...]:
     """The options of a request."""
     return declared(Request)
+
+
+def build_command(stage: str, words: Sequence[str]) -> list[str]:
+    """A call that builds a stage with these options: by `kernels run` or the environment where `build` lacks one."""
+    options_elsewhere = {one.option.flag: one.option for one in options() if one.field in NOT_OF_BUILD}
+    if options_elsewhere.keys().isdisjoint(words):
+        return ["toolchain", "build", stage, *words]
+    if stage in WITH_KERNELS:
+        return ["toolchain", "kernels", "run", stage, *words]
+    variables, others, rest = [], [], iter(words)
+    for word in rest:
+        if (option := options_elsewhere.get(word)) is None:
+            others.append(word)
+        else:
+            variables.append(f"{option.variable}={1 if option.kind == 'flag' else next(rest)}")
+    return ["env", *variables, "toolchain", "build", stage, *others]

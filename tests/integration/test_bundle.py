@@ -54,7 +54,7 @@ def test_kernels_come_out_of_a_bundle_without_a_network(exported: Path, tmp_path
     cache, here = tmp_path / "fresh cache", tmp_path / "here"
     here.mkdir()
     shutil.rmtree(cache, ignore_errors=True)
-    bare = without_network(cache, here, "build", "kernels", *REQUEST, "--offline", "--allow-binary", "triton-wheel")
+    bare = without_network(cache, here, "kernels", "run", *REQUEST, "--offline", "--allow-binary", "triton-wheel")
     assert bare.code == 18, "there is something to build from without the bundle"
 
     brought = without_network(cache, here, "bundle", "import", f"oci:{exported}", "--json")
@@ -65,7 +65,7 @@ def test_kernels_come_out_of_a_bundle_without_a_network(exported: Path, tmp_path
 
     rows = without_network(cache, here, "plan", "kernels", *REQUEST, "--locked", "--json").json["stages"]
     assert [row["reused"] for row in rows] == [True, False, False]
-    words = ("build", "kernels", *REQUEST, "--offline", "--locked", "--allow-binary", "triton-wheel", "--json")
+    words = ("kernels", "run", *REQUEST, "--offline", "--locked", "--allow-binary", "triton-wheel", "--json")
     built = without_network(cache, here, *words)
     assert built.code == 0, built.err
     base, _, kernels = built.json["stages"]

@@ -80,7 +80,8 @@ def test_the_command_builds_the_same_kernels(place: Place) -> None:
     place.export()
     words = [shlex.split(word)[0] for word in place.import_bundle().command]
     given = [tuple(words[at : at + 2]) for at in range(len(words) - 1)]
-    assert {("--gpu", "gfx1100,gfx942"), ("--select", "attn fwd*"), ("--limit", "3")} <= set(given)
+    assert {("env", "TOOLCHAIN_SELECT=attn fwd*"), ("TOOLCHAIN_LIMIT=3", "toolchain")} <= set(given)
+    assert {("--gpu", "gfx1100,gfx942"), ("build", "triton")} <= set(given)
     assert ("--lock-file", str(place.root / "other" / "toolchain.lock")) in given
     lock = lockfile.read(place.root / "other" / "toolchain.lock")
     assert (lock.request["gpu"], lock.request["limit"]) == (["gfx1100", "gfx942"], 3)

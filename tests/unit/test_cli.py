@@ -88,7 +88,7 @@ def call(env: dict[str, str], *words: str, cwd: Path | None = None) -> subproces
         (("kernels", "run", *WHEEL), 15, "--allow-binary triton-wheel"),
         (("publish", "oci:out", "x", "--compression", "rar"), 3, "rar"),
         (("build", "llvm", "--only", "everything"), 7, "everything"),
-        (("build", "all", "--limit", "0"), 2, "limit"),
+        (("kernels", "run", "--limit", "0"), 2, "limit"),
         (("build", "all", "--no-such-flag"), 2, "no-such-flag"),
         (("build", "base", "--archive", "out"), 3, "--archive is for"),
         (("build", "llvm", "--archive", "/dev/null"), 3, "nothing can be written"),

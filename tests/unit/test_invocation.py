@@ -32,10 +32,8 @@ def asked(tmp_path: Path, **options: Any) -> dict[str, Any]:
         ({}, ""),
         ({"triton": "3.6.0"}, " --triton 3.6.0"),
         ({"arch": ("arm64",)}, " --arch arm64"),
-        ({"shard": (1, 16)}, " --shard 1/16"),
         ({"glibc": "", "only": "support"}, " --base debian13 --only support"),
         ({"glibc": "2.28", "contract": False}, " --glibc 2.28 --no-contract"),
-        ({"keep_going": True, "limit": 3}, " --limit 3 --keep-going"),
         ({"allow_binary": ("a", "b")}, " --allow-binary a --allow-binary b"),
         ({"patches": {"llvm": (Path("/home/me/one.patch"),)}}, " --patch llvm=one.patch"),
         ({"sources": {"llvm": "/home/me/llvm-project", "triton": "https://example.org/triton@" + "a" * 40}}, ""),
@@ -44,8 +42,15 @@ def asked(tmp_path: Path, **options: Any) -> dict[str, Any]:
 def test_what_was_asked_for_is_said(tmp_path: Path, options: dict[str, Any], words: str) -> None:
     if "sources" in options:
         options = {**options, "sources": specs(options["sources"])}
-    verb = "kernels run" if "shard" in options else "build"
-    assert told(asked(tmp_path, **options)) == f"toolchain {verb} llvm{words}"
+    assert told(asked(tmp_path, **options)) == f"toolchain build llvm{words}"
+
+
+def test_options_of_campaigns_are_said_as_their_verb_or_the_environment_takes_them() -> None:
+    limited = {"keep_going": True, "limit": 3, "select": "attn fwd*", "shard": [1, 16]}
+    told_of = " --select 'attn fwd*' --limit 3 --keep-going --shard 1/16"
+    assert told({"stage": "kernels", **limited}) == f"toolchain kernels run kernels{told_of}"
+    variables = "'TOOLCHAIN_SELECT=attn fwd*' TOOLCHAIN_LIMIT=3 TOOLCHAIN_KEEP_GOING=1 TOOLCHAIN_SHARD=1/16"
+    assert told({"stage": "all", **limited, "triton": "3.6.0"}) == f"env {variables} toolchain build all --triton 3.6.0"
 
 
 def test_a_source_is_named_as_the_record_has_it() -> None:

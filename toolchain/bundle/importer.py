@@ -38,6 +38,7 @@ from toolchain.oci.manifest import CONFIG_KEYS, children_of, parse_object
 from toolchain.oci.place import Place, open_place
 from toolchain.oci.reference import Target
 from toolchain.record import KEYS, Record
+from toolchain.request import build_command
 from toolchain.sources.distro import known_package, note
 from toolchain.sources.store import Store
 from toolchain.sources.suites import Package
@@ -343,6 +344,6 @@ def _command(cache: Cache, lock: Lock, lock_path: Path) -> tuple[str, ...]:
         instead["base"] = f"oci:{cache.images}:{image.image_name}.bundle"
     stage = str(lock.request.get("stage", "all"))
     named = ("--lock-file", str(lock_path), *(("--cache", str(cache.root)) if cache != Cache(default_cache()) else ()))
-    words = ("toolchain", "build", stage, "--offline", "--locked", *named, *lockfile.options(lock, **instead))
+    words = build_command(stage, ["--offline", "--locked", *named, *lockfile.options(lock, **instead)])
     # It goes to a terminal, and what was asked for is what a stranger says.
     return tuple(shlex.quote(one_line(word)) for word in words)

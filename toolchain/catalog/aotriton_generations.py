@@ -114,7 +114,7 @@ def refuse_foreign(what: str, has: Sequence[str], without: Sequence[str]) -> Non
         raise UnsupportedError(
             f"{what} has kernels that are made by {', '.join(missing)}",
             why="that is a compiler of its own, with an LLVM of its own, and there is no recipe for it here",
-            fix=f"leave them out: --without {','.join(has)}; the library then has none of them to choose",
+            fix=f"leave them out: `kernels run aotriton --without {','.join(has)}`; the library then chooses none",
         )
     if vain := [name for name in without if name not in has]:
         raise UnsupportedError(f"{what} has no kernels that are made by {', '.join(vain)}", fix="leave --without out")

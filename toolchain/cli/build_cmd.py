@@ -22,7 +22,7 @@ from toolchain.cli.config_file import PUBLIC_KEY, REUSE_FROM
 from toolchain.cli.request import with_request
 from toolchain.errors import ConfigError, KernelError
 from toolchain.option_values import kernel_store
-from toolchain.request import Request
+from toolchain.request import NOT_OF_BUILD, Request
 from toolchain.stages.stage import Built
 
 if TYPE_CHECKING:
@@ -63,14 +63,7 @@ MergeArg = Annotated[str, typer.Argument(help="kernels or aotriton.", autocomple
 ShardsArg = Annotated[list[str], typer.Argument(help="The kernel stores that the shards wrote to.")]
 
 
-# Options of `kernels run`: `build` takes them from the environment and toolchain.toml.
-_UNLISTED = (
-    "select", "kernel_timeout", "kernel_memory", "shard", "kernel_store", "kernel_key", "scheduler", "runner",
-    "mirrors",
-)  # fmt: skip
-
-
-@with_request(unlisted=_UNLISTED)
+@with_request(unlisted=NOT_OF_BUILD)
 def build(
     stage: GoalArg,
     archive: ArchiveOpt = None,
@@ -80,7 +73,11 @@ def build(
     *,
     request: Request,
 ) -> None:
-    """Build a stage and all below it. What is already here is not built again."""
+    """Build a stage and all below it. What is already here is not built again.
+
+    Options of campaigns, such as --limit, are those of `kernels run`; `build` takes them from toolchain.toml and the
+    environment.
+    """
     reuse = _reuse(reuse_from, reuse_only, public_key, request.offline)
     if archive is not None:
         from toolchain.publish.files import check_folder  # noqa: PLC0415
@@ -229,7 +226,7 @@ def _tell_known_bad(built: list[Built]) -> None:
             raise KernelError(
                 f"{bad} kernels of {one.planned.image} did not compile and are marked as known bad",
                 why="\n".join(one.facts.get("known_bad", ())[:20]),
-                fix="the image is there, and says so; without --keep-going this fails the build",
+                fix="the image is there, and says so; without keep-going this fails the build",
             )
 
 

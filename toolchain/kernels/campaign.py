@@ -194,7 +194,7 @@ def _settle(result: CampaignResult, wanted: int, ledger: Ledger, out: Path, *, k
             f"{len(bad)} of {wanted} kernels did not compile",
             why="\n".join(f"{entry.out}: {_brief(entry.reason)}" for entry in bad[:LISTED])
             + (f"\n… and {len(bad) - LISTED} more" if len(bad) > LISTED else ""),
-            fix=f"see {ledger.path}; --keep-going marks them as known bad and goes on",
+            fix=f"see {ledger.path}; keep-going marks them as known bad and goes on",
         )
     for entry in bad:
         _mark_known_bad(out, entry)

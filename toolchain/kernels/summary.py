@@ -76,11 +76,11 @@ def _first(entry: Entry) -> str:
 def _advice(bad: Sequence[Entry], command: str, *, keep_going: bool) -> list[str]:
     if not bad or not command:
         return []
-    lines = [] if keep_going else ["to go on without them:", f"  {_with(command, '--keep-going')}"]
+    lines = [] if keep_going else ["to go on without them:", f"  {_more(command, 'keep-going')}"]
     if _any(bad, TIMEOUT, ""):
-        lines += ["to give slow ones longer:", f"  {_limited(command, 'kernel-timeout', 'SECONDS')}"]
+        lines += ["to give slow ones longer:", f"  {_more(command, 'kernel-timeout', 'SECONDS')}"]
     if _any(bad, FAILED, OVER_MEMORY):
-        lines += ["to give large ones more:", f"  {_limited(_with(command, '--jobs 1'), 'kernel-memory', 'MB')}"]
+        lines += ["to give large ones more:", f"  {_more(command + ' --jobs 1', 'kernel-memory', 'MB')}"]
     return lines or ["to try them once more:", f"  {command}"]
 
 
@@ -88,16 +88,11 @@ def _any(bad: Iterable[Entry], status: str, begins: str) -> bool:
     return any(entry.status == status and entry.reason.startswith(begins) for entry in bad)
 
 
-def _with(command: str, more: str) -> str:
-    """The command with an option that it may have already: the later one counts."""
-    return f"{command} {more}"
-
-
-def _limited(command: str, option: str, value: str) -> str:
-    """The command with a limit of a kernel, for which `build` has no option but a variable."""
+def _more(command: str, option: str, value: str = "") -> str:
+    """The command with a further option of campaigns, for which `build` has a variable; the later one counts."""
     if command.startswith("toolchain build "):
-        return f"TOOLCHAIN_{option.replace('-', '_').upper()}={value} {command}"
-    return _with(command, f"--{option} {value}")
+        return f"TOOLCHAIN_{option.replace('-', '_').upper()}={value or 1} {command}"
+    return f"{command} --{option} {value}".rstrip()
 
 
 def _tail(text: str, width: int) -> str:

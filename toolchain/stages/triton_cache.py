@@ -203,7 +203,7 @@ def _require(outcomes: Sequence[Outcome], *, keep_going: bool) -> None:
         raise KernelError(
             f"{len(bad)} of {len(outcomes)} calls did not compile",
             why="\n".join(f"{one.call.name}: {one.entry.reason.splitlines()[-1][:300]}" for one in bad[:_LISTED]),
-            fix="--keep-going leaves them out and goes on; --kernel-timeout SECONDS gives them longer",
+            fix="TOOLCHAIN_KEEP_GOING=1 leaves them out, TOOLCHAIN_KERNEL_TIMEOUT=SECONDS gives them longer",
         )
     if not any(outcome.done for outcome in outcomes):
         raise UnsupportedError(

@@ -7,11 +7,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from toolchain.options import plain
-from toolchain.request import DEFAULT_GLIBC, options
+from toolchain.request import DEFAULT_GLIBC, build_command, options
 
 _LONGEST = 4000
-# Options of `kernels run` that `build` does not have.
-_OF_CAMPAIGNS = ("select", "kernel_timeout", "kernel_memory", "shard")
 
 
 def invocation(statement: Mapping[str, Any]) -> str:
@@ -28,10 +26,7 @@ def asked_command(asked: Any) -> str:
     if not isinstance(asked, Mapping) or not isinstance(asked.get("stage"), str):
         return ""
     try:
-        of_campaigns = any(asked.get(name) for name in _OF_CAMPAIGNS)
-        verb = ["kernels", "run"] if of_campaigns else ["build"]
-        words = ["toolchain", *verb, asked["stage"], *_words(asked)]
-        text = shlex.join(words)
+        text = shlex.join(build_command(asked["stage"], [*_words(asked)]))
     except (TypeError, ValueError, RecursionError):  # a stranger's own form
         return ""
     # People copy it: what a terminal hides or turns around must not be in it.

@@ -194,7 +194,7 @@ def require_policy(statement: Mapping[str, Any], policy: Policy) -> None:
     try:
         first("policy", check_build(statement, policy))
     except UntrustedError as error:
-        error.fix = "have it built again as the policy demands (`build --fresh` for `fresh`), or demand less"
+        error.fix = "have it built again as the policy demands (with TOOLCHAIN_FRESH=1 for `fresh`), or demand less"
         raise
 
 
@@ -214,7 +214,7 @@ def check_build(statement: Mapping[str, Any], policy: Policy) -> Iterator[str]:
     if policy.isolated and str(inner["isolation"]) == "none":
         yield "no isolation of the build was proved"
     if policy.fresh and str(inner["compilerCache"]) != "none":
-        yield f"it was built with the compiler cache {inner['compilerCache']}, and not with --fresh"
+        yield f"it was built with the compiler cache {inner['compilerCache']}, and not with `fresh`"
 
 
 def check_allowed(statement: Mapping[str, Any], policy: Policy) -> Iterator[str]:
