@@ -17,3 +17,30 @@ def small_llvm(folder: Path, projects: tuple[str, ...] = PROJECTS, version: str 
     parts = zip(("MAJOR", "MINOR", "PATCH"), version.split("."), strict=True)
     file.write_text("".join(f"set(LLVM_VERSION_{name} {number})\n" for name, number in parts))
     return folder
+
+
+_SUPPORT = """\
+cmake_minimum_required(VERSION 3.20)
+project(LLVM C)
+add_library(LLVMDemangle STATIC demangle.c)
+add_library(LLVMSupport STATIC Twine.cpp.c other.c)
+add_custom_target(distribution DEPENDS LLVMDemangle LLVMSupport)
+install(TARGETS LLVMDemangle LLVMSupport ARCHIVE DESTINATION lib)
+add_custom_target(install-distribution-stripped
+  COMMAND ${CMAKE_COMMAND} --install ${CMAKE_BINARY_DIR} DEPENDS distribution)
+"""
+
+
+def support_llvm(folder: Path, says: str) -> Path:
+    """A tree of which `--only support --no-contract` builds two libraries, in seconds.
+
+    Args:
+        says: what is in them, so that trees differ.
+    """
+    small_llvm(folder)
+    (folder / "llvm" / "CMakeLists.txt").write_text(_SUPPORT)
+    for name in ("demangle", "Twine.cpp", "other"):
+        # Where a file lies and how the compiler was called must not be seen in an object.
+        text = f'const char *said_{name.partition(".")[0]}(void) {{ return __FILE__ " {says}"; }}\n'
+        (folder / "llvm" / f"{name}.c").write_text(text)
+    return folder

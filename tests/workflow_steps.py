@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fnmatch
 import itertools
+import os
 import re
 import shutil
 import subprocess
@@ -241,7 +242,8 @@ def _checkout(service: Service, machine: Machine, given: Mapping[str, Any]) -> b
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(TOP / name, target)
     if service.environment is not None:
-        shutil.copytree(service.environment, machine.outside(".venv"), symlinks=True)
+        # As links: no job writes into a file that is there.
+        shutil.copytree(service.environment, machine.outside(".venv"), symlinks=True, copy_function=os.link)
     return True
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 from collections.abc import Mapping
@@ -12,17 +11,16 @@ from pathlib import Path
 import pytest
 
 from tests.codegen_tree import AMD, PROJECT, codegen_tree
-from tests.integration.conftest import toolchain
-from tests.integration.test_triton_portable import OPTIONS, PREFIX, recipe_of
-from toolchain.build.record import known_record
-from toolchain.cache import Cache, default_cache
+from tests.integration.test_triton_portable import PREFIX, build, engine, image, recipe_of
 from toolchain.catalog.codegen import codegens
+from toolchain.digest import sha256_file
 from toolchain.engine.buildah import Buildah
 from toolchain.errors import BuildError, ContractError
-from toolchain.recipe import Mount, Recipe, root
+from toolchain.recipe import Mount, Recipe
 from toolchain.stages.codegen_check import check_in_wheel, check_library, exported_by
 from toolchain.stages.codegen_library import library_recipe, take_files
 
+__all__ = ["engine"]
 pytestmark = pytest.mark.engine
 (RULE,) = codegens()
 REVISION = f"{AMD}-3"
@@ -64,30 +62,17 @@ def made(engine: Buildah, tmp_path_factory: pytest.TempPathFactory) -> Made:
         revision=REVISION,
         files=take_files(codegen_tree(folder / "whole"), RULE, folder / "files"),
         sysroot=wheels.contexts["sysroot"],
-        cache_key="small",
+        cache_key=wheels.cache_key,
     )
     build(engine, recipe, folder / "out")
     return Made(folder / "out", recipe, wheels)
 
 
-def here(engine: Buildah) -> None:
-    """See that the engine has the images that the recipes name: it may drop one after a build."""
-    cache = Cache(default_cache())
-    for row in toolchain("plan", "llvm", *OPTIONS, "--arch", "amd64", "--json").json["stages"]:
-        record = known_record(cache, row["input_digest"])
-        if record is not None and row["name"] != "sysroot":
-            key = {"base": "base", "llvm": "llvm-amd64"}[row["name"]]
-            engine.ensure_image(key, cache.images, record.manifest)
-
-
-def build(engine: Buildah, recipe: Recipe, out: Path) -> None:
-    log = out.with_suffix(".log")
-    here(engine)
-    try:
-        engine.build(recipe, root=root(), out=out, log=log)
-    except BuildError:
-        print(log.read_text()[-8000:])  # noqa: T201
-        raise
+def again(engine: Buildah, recipe: Recipe, out: Path) -> None:
+    """Build where something was built before."""
+    for stage in ("base", "llvm"):
+        image(engine, stage, "amd64")
+    build(engine, recipe, out)
 
 
 def facts(made: Made, revision: str = REVISION) -> Mapping[str, object]:
@@ -112,10 +97,10 @@ def test_the_library_has_the_symbols_of_its_version_script_and_needs_no_llvm(mad
 
 
 def test_it_is_the_same_again(made: Made, engine: Buildah, tmp_path: Path) -> None:
-    again = replace(made.recipe, args={**made.recipe.args, "INPUT_DIGEST": "again"})
-    build(engine, again, tmp_path / "again")
-    first, second = ((folder / RULE.library).read_bytes() for folder in (made.out, tmp_path / "again"))
-    assert hashlib.sha256(first).digest() == hashlib.sha256(second).digest()
+    second = replace(made.recipe, args={**made.recipe.args, "INPUT_DIGEST": str(tmp_path)})
+    again(engine, second, tmp_path / "again")
+    digests = {sha256_file(folder / RULE.library) for folder in (made.out, tmp_path / "again")}
+    assert len(digests) == 1
 
 
 def test_what_the_rule_does_not_name_is_not_there_to_be_read(made: Made, engine: Buildah, tmp_path: Path) -> None:
@@ -123,10 +108,9 @@ def test_what_the_rule_does_not_name_is_not_there_to_be_read(made: Made, engine:
     source = tmp_path / "files" / PROJECT / "small.cpp"
     source.write_text('#include "triton/Other.h"\n' + source.read_text())
     other = replace(made.recipe, contexts={**made.recipe.contexts, "triton": tmp_path / "files"})
-    here(engine)
     with pytest.raises(BuildError) as caught:
-        engine.build(other, root=root(), out=tmp_path / "out", log=tmp_path / "log")
-    assert "triton/Other.h" in (tmp_path / "log").read_text() + caught.value.why
+        again(engine, other, tmp_path / "out")
+    assert "triton/Other.h" in (tmp_path / "out.log").read_text() + caught.value.why
 
 
 def test_a_wheel_takes_the_library_that_it_is_given(made: Made, engine: Buildah, tmp_path: Path) -> None:
@@ -142,19 +126,17 @@ def test_a_wheel_takes_the_library_that_it_is_given(made: Made, engine: Buildah,
     shutil.copy(made.out / RULE.library, place)
     (given / "variables").write_text(f"{RULE.variable}={RULE.place}/{RULE.library}\n")
     contexts = {**made.wheels.contexts, "triton": tree}
-    args = {**made.wheels.args, "PYTHONS": "3.11 3.13", "STABLE_ABI": "ON", "INPUT_DIGEST": "with"}
-    with_library = replace(made.wheels, contexts={**contexts, "codegen": given}, args=args, cache_key="with")
-    build(engine, with_library, tmp_path / "out")
+    args = {**made.wheels.args, "PYTHONS": "3.11 3.13", "STABLE_ABI": "ON", "INPUT_DIGEST": f"{tmp_path} with"}
+    again(engine, replace(made.wheels, contexts={**contexts, "codegen": given}, args=args), tmp_path / "out")
     wheels = sorted((tmp_path / "out/wheel").iterdir())
     assert [wheel.name.split("-")[2:4] for wheel in wheels] == [["cp311", "cp311"], ["cp312", "abi3"]]
     for wheel in wheels:
         check_in_wheel(wheel, {RULE.installed: str(facts(made)["sha256"])})
     # The same tree without the library would fetch one.
     (tree / RULE.place).mkdir(parents=True)
-    without = replace(made.wheels, contexts=contexts, args={**args, "INPUT_DIGEST": "without"}, cache_key="without")
-    here(engine)
+    without = replace(made.wheels, contexts=contexts, args={**args, "INPUT_DIGEST": f"{tmp_path} without"})
     with pytest.raises(BuildError):
-        engine.build(without, root=root(), out=tmp_path / "none", log=tmp_path / "log")
+        again(engine, without, tmp_path / "none")
     told = "toolchain: Triton's build would download: http://127.0.0.1:9/amd-codegen.tar.gz"
-    assert told in (tmp_path / "log").read_text()
+    assert told in (tmp_path / "none.log").read_text()
     assert not (tmp_path / "none/wheel").exists()

@@ -1,6 +1,7 @@
 """From a pin to `COPY --from`: LLVM at the commit in llvm-hash.txt, fetched by git, built, published and copied.
 
-No git host can be reached by the tests, so a server on loopback gives LLVM 22.1.8's tree under a commit of its own.
+No git host can be reached by the tests, so a server on loopback gives a project of one program, or LLVM 22.1.8's tree,
+under a commit of its own.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from tests.git_server import git, served
-from tests.integration.conftest import Quickstart, Said, toolchain
+from tests.hostile_llvm import hostile_llvm
+from tests.integration.conftest import Said, toolchain
 from toolchain.build.fetching import fetch_for
 from toolchain.cache import Cache, default_cache
 from toolchain.request import Request
@@ -39,14 +41,11 @@ class Pinned:
         return toolchain(*words, cwd=self.folder, env=mirror)
 
 
-@pytest.fixture(scope="module")
-def pinned(quickstart: Quickstart, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pinned]:
-    """The tree that the quickstart built from, as a commit of `llvm/llvm-project`."""
-    assert quickstart.said.code == 0
-    cache = Cache(default_cache())
-    source = known_distro("llvm", "llvm-toolchain-22", "22.1.8", cache=cache)
-    tree = fetch_for(Request(cache=cache, offline=True), source).path
-    hosted = tmp_path_factory.mktemp("host")
+@pytest.fixture
+def pinned(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pinned]:
+    """The tree of the parameter `tree` as a commit of `llvm/llvm-project`."""
+    tree = small_tree(tmp_path) if request.param == "small" else whole_tree(request)
+    hosted = tmp_path / "host"
     repository = hosted / "llvm" / "llvm-project"
     repository.mkdir(parents=True)
     git(repository, "init", "--quiet", "--bare")
@@ -57,13 +56,30 @@ def pinned(quickstart: Quickstart, tmp_path_factory: pytest.TempPathFactory) -> 
     # In one pack already: what is made while a client waits may take longer than it waits for.
     git(repository, "update-ref", "refs/heads/main", commit)
     git(repository, "repack", "-q", "-a", "-d", "--window=0")
-    folder = tmp_path_factory.mktemp("triton")
+    folder = tmp_path / "triton"
+    folder.mkdir()
     (folder / "llvm-hash.txt").write_text(commit)
     try:
         with served(hosted) as (url, asked):
             yield Pinned(folder, commit, url, asked)
     finally:
         shutil.rmtree(hosted)
+
+
+def small_tree(folder: Path) -> Path:
+    """A project of one program, with what recipes and licences look for in an LLVM."""
+    tree = hostile_llvm(folder / "a tree", says=f"pinned {os.getpid()}")
+    for project in ("llvm", "mlir", "lld"):
+        (tree / project / "LICENSE.TXT").write_text(f"licence of {project}\n")
+    return tree
+
+
+def whole_tree(request: pytest.FixtureRequest) -> Path:
+    """The tree that the quickstart built from."""
+    assert request.getfixturevalue("quickstart").said.code == 0
+    cache = Cache(default_cache())
+    source = known_distro("llvm", "llvm-toolchain-22", "22.1.8", cache=cache)
+    return fetch_for(Request(cache=cache, offline=True), source).path
 
 
 def copied(dest: str, image: str, prefix: str, folder: Path) -> Path:
@@ -83,16 +99,18 @@ def copied(dest: str, image: str, prefix: str, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("only", "stem", "files"),
+    ("pinned", "only", "stem", "files"),
     [
-        ("support", "llvm-triton-support", ("lib/libLLVMSupport.a", "include/llvm/Config/llvm-config.h")),
+        ("small", "mlir-tblgen", "llvm-triton-mlir-tblgen", ("bin/mlir-tblgen", "share/licenses/llvm/LICENSE.TXT")),
         pytest.param(
+            "whole",
             "distribution",
             "llvm-triton",
             ("bin/mlir-tblgen", "bin/FileCheck", "lib/libLLVMAMDGPUCodeGen.a", "lib/cmake/mlir/MLIRConfig.cmake"),
             marks=[pytest.mark.full, pytest.mark.timeout(0)],
         ),
     ],
+    indirect=["pinned"],
 )
 def test_a_pin_becomes_an_image_that_others_copy_from(
     pinned: Pinned, registry_host: str, tmp_path: Path, only: str, stem: str, files: tuple[str, ...]
@@ -113,7 +131,6 @@ def test_a_pin_becomes_an_image_that_others_copy_from(
     tree = copied(dest, image, prefix, tmp_path / "consumer")
     for name in files:
         assert (tree / name).is_file(), name
-    if "bin/mlir-tblgen" in files:
-        program = [str(tree / "bin/mlir-tblgen"), "--version"]
-        said = subprocess.run(program, capture_output=True, text=True, check=True).stdout
-        assert "LLVM version 22.1.8" in said
+    program = [str(tree / "bin/mlir-tblgen"), "--version"]
+    said = subprocess.run(program, capture_output=True, text=True, check=True).stdout
+    assert ("LLVM version 22.1.8" if only == "distribution" else f"pinned {os.getpid()}") in said

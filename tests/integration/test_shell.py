@@ -8,7 +8,6 @@ import select
 import signal
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -21,10 +20,10 @@ pytestmark = pytest.mark.engine
 PROJECTS = ("llvm", "mlir", "lld", "clang", "cmake", "third-party")
 
 
-@pytest.fixture
-def failing(quickstart: Quickstart, tmp_path: Path) -> tuple[str, ...]:
+@pytest.fixture(scope="module")
+def failing(quickstart: Quickstart, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
     """The options of a build that failed in configure."""
-    tree = small_llvm(tmp_path / "llvm", PROJECTS)
+    tree = small_llvm(tmp_path_factory.mktemp("shell") / "llvm", PROJECTS)
     text = f"cmake_minimum_required(VERSION 3.20)\nproject(LLVM)\nmessage(FATAL_ERROR no-{os.getpid()})\n"
     (tree / "llvm" / "CMakeLists.txt").write_text(text)
     words = ("--source", f"llvm={tree}", "--only", "mlir-tblgen", "--base", "debian13")

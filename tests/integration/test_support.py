@@ -1,4 +1,4 @@
-"""The smallest real LLVM layer, LLVMDemangle and LLVMSupport, built twice with everything flipped at once."""
+"""The smallest real LLVM layer, LLVMDemangle and LLVMSupport; and a layer built twice, everything flipped at once."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from tests.integration.conftest import Said, toolchain
+from tests.small_llvm import support_llvm
 from toolchain.digest import EPOCH
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.image import ImageSpec, add_layer, standard_annotations, write_image, write_index
@@ -28,28 +29,51 @@ from toolchain.oci.layout import Layout
 pytestmark = pytest.mark.engine
 IMAGE = "llvm-triton-support-22.1.8"
 OPTIONS = ("--source", "llvm=distro:llvm-toolchain-22", "--only", "support")
-PREFIX = "usr/lib64/llvm-triton-22.1.8"
-LIBRARY = f"{PREFIX}/lib/libLLVMSupport.a"
-MEMBER = "Twine.cpp.o"
+MEMBER = "Twine.cpp"
 ELSEWHERE = "a-host-elsewhere"
+LIBRARIES = ("libLLVMDemangle.a", "libLLVMSupport.a")
 
 
 @dataclass(frozen=True)
-class Twice:
-    """The layer as it was built first, a copy of it with one byte changed, and what a second build says of the copy.
+class First:
+    """A layer as it was built and published.
 
     Args:
-        stage: the first build's row of `build --json`.
-        index, layer: as it was published.
-        offset: of the changed byte in the library.
-        said: what `reproduce` said.
+        stage: its row of `build --json`.
     """
 
     stage: dict[str, Any]
     layout: Layout
     index: Descriptor
-    layer: Descriptor
+
+    @property
+    def manifest(self) -> Descriptor:
+        """Of its one machine."""
+        return self.layout.children(self.index)[0]
+
+    @property
+    def layer(self) -> Descriptor:
+        """With the libraries."""
+        return self.layout.children(self.manifest)[1]
+
+    @property
+    def lib(self) -> str:
+        """The folder of the libraries."""
+        return f"{self.stage['facts']['prefix'].lstrip('/')}/lib"
+
+
+@dataclass(frozen=True)
+class Twice:
+    """A layer, a copy of it with one byte changed, and what a second build says of the copy.
+
+    Args:
+        offset, member: of the changed byte in the library.
+        said: what `reproduce` said.
+    """
+
+    first: First
     offset: int
+    member: str
     said: Said
     home: Path
 
@@ -59,26 +83,40 @@ class Twice:
         return self.said.json
 
 
-@pytest.fixture(scope="module")
-def twice(tmp_path_factory: pytest.TempPathFactory) -> Twice:
-    """The first build has what ccache knows from the quickstart, if that ran before; the second starts with an empty
-    ccache, in another folder, with other jobs, umask, home, time zone, language, host name and a clock that is off."""
+def built(folder: Path, *options: str) -> First:
+    """Build a layer and publish it to a folder."""
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         pytest.skip("NO DEBIAN MACHINE AS ROOT: the base is made from apt's mirrors")
-    if shutil.which("faketime") is None:
-        pytest.skip("NO FAKETIME: the clock cannot be flipped (apt-get install faketime)")
-    folder = tmp_path_factory.mktemp("support")
-    built = toolchain("build", "llvm", *OPTIONS, "--json")
+    built = toolchain("build", "llvm", *options, "--json")
     assert built.code == 0, built.err
     out = folder / "published twice"
     published = toolchain("publish", f"oci:{out}", *built.json["publish"], "--json")
     assert published.code == 0, published.err
-    layout = Layout(out)
-    index = layout.resolve(IMAGE)
+    layout, stage = Layout(out), built.json["stages"][-1]
+    index = layout.resolve(stage["image"])
     assert published.json["published"][0]["digest"] == index.digest
-    manifest = layout.children(index)[0]
-    layer = layout.children(manifest)[1]
-    offset = tampered(layout, manifest, layer, folder / "tampered")
+    return First(stage, layout, index)
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> First:
+    """LLVM's own."""
+    return built(tmp_path_factory.mktemp("support"), *OPTIONS)
+
+
+@pytest.fixture(scope="module", params=["small", pytest.param("real", marks=pytest.mark.full)])
+def twice(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Twice:
+    """The second build starts with an empty ccache, in another folder, with other jobs, umask, home, time zone,
+    language, host name and a clock that is off."""
+    if shutil.which("faketime") is None:
+        pytest.skip("NO FAKETIME: the clock cannot be flipped (apt-get install faketime)")
+    folder = tmp_path_factory.mktemp("twice")
+    if request.param == "real":
+        first = request.getfixturevalue("real")
+    else:
+        tree = support_llvm(folder / "llvm", f"of {os.getpid()}")
+        first = built(folder, "--source", f"llvm={tree}", "--only", "support", "--no-contract")
+    offset, member = tampered(first, folder / "tampered")
     home = folder / "another home"
     home.mkdir()
     named = f'echo {ELSEWHERE} >/proc/sys/kernel/hostname; umask 077; exec "$@"'
@@ -86,7 +124,7 @@ def twice(tmp_path_factory: pytest.TempPathFactory) -> Twice:
     done = subprocess.run(
         [
             *("unshare", "--uts", "sh", "-c", named, "sh", "faketime", "+400 days"),
-            *(sys.executable, "-m", "toolchain", "reproduce", f"oci:{out}:tampered"),
+            *(sys.executable, "-m", "toolchain", "reproduce", f"oci:{first.layout.root}:tampered"),
             *("--jobs", "3", "--json"),
         ],
         capture_output=True,
@@ -103,18 +141,18 @@ def twice(tmp_path_factory: pytest.TempPathFactory) -> Twice:
         },
         check=False,
     )
-    return Twice(
-        stage=built.json["stages"][-1], layout=layout, index=index, layer=layer, offset=offset,
-        said=Said(done.returncode, done.stdout, done.stderr), home=home,
-    )  # fmt: skip
+    return Twice(first, offset, member, Said(done.returncode, done.stdout, done.stderr), home)
 
 
-def tampered(layout: Layout, manifest: Descriptor, layer: Descriptor, scratch: Path) -> int:
-    """Tag a copy of the image in which one byte of one object in one library is another one; its offset there."""
-    content = read_member(layout.blob(layer.digest), layer.media_type, LIBRARY)
+def tampered(first: First, scratch: Path) -> tuple[int, str]:
+    """Tag a copy of the image in which one byte of one object in one library is another one; its offset there, and the
+    object."""
+    layout, manifest, layer = first.layout, first.manifest, first.layer
+    content = read_member(layout.blob(layer.digest), layer.media_type, f"{first.lib}/{LIBRARIES[1]}")
     assert content is not None
-    offset = content.index(MEMBER.encode() + b"/") + 60 + 100
-    assert member_at(content, offset) == MEMBER
+    offset = content.index(MEMBER.encode()) + 60 + 100
+    member = str(member_at(content, offset))
+    assert member.startswith(MEMBER)
     raw = bytearray(subprocess.run(["gzip", "-dc", layout.blob(layer.digest)], capture_output=True, check=True).stdout)
     raw[raw.index(content[:4096]) + offset] ^= 0x20
     plain = scratch.with_suffix(".tar")
@@ -124,16 +162,16 @@ def tampered(layout: Layout, manifest: Descriptor, layer: Descriptor, scratch: P
     labels = layout.read_json(layout.children(manifest)[0])["config"]["Labels"]
     spec = ImageSpec(arch="amd64", layers=(add_layer(layout, blob),), labels=labels, epoch=EPOCH)
     layout.tag(write_index(layout, [write_image(layout, spec)], standard_annotations(epoch=EPOCH)), "tampered")
-    return offset
+    return offset, member
 
 
 def test_the_same_bytes_with_everything_flipped(twice: Twice) -> None:
     """Equal layers, blobs and indexes; what it is compared with is known to differ, so no accident."""
     assert twice.said.code in {0, 20}, twice.said.err
     found = twice.found
-    assert found["diff_ids"][1] == twice.stage["facts"]["diff_id"], found["differing"]
-    assert found["blobs"][1] == twice.layer.digest
-    assert found["indexes"][1] == twice.index.digest
+    assert found["diff_ids"][1] == twice.first.stage["facts"]["diff_id"], found["differing"]
+    assert found["blobs"][1] == twice.first.layer.digest
+    assert found["indexes"][1] == twice.first.index.digest
 
 
 def test_an_injected_difference_is_found_and_named(twice: Twice) -> None:
@@ -141,14 +179,16 @@ def test_an_injected_difference_is_found_and_named(twice: Twice) -> None:
     assert twice.said.code == 20
     found = twice.found
     assert not found["equal"]
-    (one,) = found["differing"]
-    assert (one["path"], one["what"], one["offset"], one["member"]) == (LIBRARY, "content", twice.offset, MEMBER)
-    assert int(one["first"][:2], 16) ^ int(one["second"][:2], 16) == 0x20
-    assert f"{LIBRARY}: content in its member {MEMBER} at byte {twice.offset}" in twice.said.err
+    (row,) = found["differing"]
+    library = f"{twice.first.lib}/{LIBRARIES[1]}"
+    assert (row["path"], row["what"], row["offset"], row["member"]) == (library, "content", twice.offset, twice.member)
+    assert int(row["first"][:2], 16) ^ int(row["second"][:2], 16) == 0x20
+    assert f"{library}: content in its member {twice.member} at byte {twice.offset}" in twice.said.err
 
 
-def test_no_file_names_where_or_by_whom_it_was_built(twice: Twice) -> None:
-    blob = twice.layout.blob(twice.layer.digest)
+def require_no_place(first: First, *more: str) -> None:
+    """Insist that no file names where or by whom it was built."""
+    blob = first.layout.blob(first.layer.digest)
     cache = os.environ.get("TOOLCHAIN_CACHE") or str(Path.home() / ".cache" / "toolchain")
     # `toolchain` and `root` are what hosts and users are called inside; as words of LLVM's own they do not count.
     words = [
@@ -157,12 +197,12 @@ def test_no_file_names_where_or_by_whom_it_was_built(twice: Twice) -> None:
         b"(toolchain)",
         b"NOT_TO_BE_SEEN",
     ]
-    words += [text.encode() for text in (cache, ELSEWHERE, str(twice.home), socket.gethostname()) if len(text) > 5]
-    files = [file for file in layer_files(blob, twice.layer.media_type) if file.kind == "file"]
-    assert {f"{PREFIX}/lib/libLLVMDemangle.a", LIBRARY} <= {file.path for file in files}
+    words += [text.encode() for text in (cache, socket.gethostname(), *more) if len(text) > 5]
+    files = [file for file in layer_files(blob, first.layer.media_type) if file.kind == "file"]
+    assert {f"{first.lib}/{name}" for name in LIBRARIES} <= {file.path for file in files}
     named = {}
     for file in files:
-        content = read_member(blob, twice.layer.media_type, file.path)
+        content = read_member(blob, first.layer.media_type, file.path)
         assert content is not None, file.path
         # A folder of the build; not the same word within somebody's web address.
         found = re.findall(rb"(?<![\w.-])/(?:build|src/llvm|recipe|ccache)/", content)
@@ -171,11 +211,15 @@ def test_no_file_names_where_or_by_whom_it_was_built(twice: Twice) -> None:
     assert named == {}
 
 
-def test_the_part_says_that_it_is_one_and_was_proved(twice: Twice) -> None:
-    checks = [check["name"] for check in twice.stage["facts"]["contract"]["checks"] if check["ok"]]
+def test_no_file_names_where_or_by_whom_it_was_built(twice: Twice) -> None:
+    require_no_place(twice.first, ELSEWHERE, str(twice.home))
+
+
+def test_the_part_says_that_it_is_one_and_was_proved(real: First) -> None:
+    require_no_place(real)
+    checks = [check["name"] for check in real.stage["facts"]["contract"]["checks"] if check["ok"]]
     assert checks == ["libraries", "headers", "paths", "symbols", "support"]
-    manifest = twice.layout.children(twice.index)[0]
-    labels = twice.layout.read_json(twice.layout.children(manifest)[0])["config"]["Labels"]
+    labels = real.layout.read_json(real.layout.children(real.manifest)[0])["config"]["Labels"]
     assert labels["toolchain.partial"] == "LLVMDemangle and LLVMSupport only"
     assert (labels["toolchain.glibc"], labels["toolchain.glibcxx"]) == ("2.31", "3.4.28")
     assert labels["toolchain.triton-build"] == "TRITON_APPEND_CMAKE_ARGS=-DCMAKE_BUILD_TYPE=Release"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 from dataclasses import dataclass
@@ -12,7 +13,6 @@ import pytest
 from tests.integration.conftest import toolchain
 from tests.small_triton import small_triton
 from toolchain import process
-from toolchain.build.record import known_record
 from toolchain.cache import Cache, default_cache
 from toolchain.catalog.architectures import emulator
 from toolchain.engine.buildah import Buildah
@@ -51,17 +51,44 @@ def unpacked(cache: Cache, manifest: str, folder: Path) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def engine() -> Buildah:
+    """The user's own, which has the base already."""
+    return Buildah(Cache(default_cache()))
+
+
+@functools.cache
+def finished(arch: str) -> dict[str, dict[str, str]]:
+    """The stages that the recipe stands on, as `build --json` has them."""
+    rows: dict[str, dict[str, str]] = {}
+    for stage in ("python", "llvm"):
+        built = toolchain("build", stage, *OPTIONS, "--arch", arch, "--json")
+        assert built.code == 0, built.err
+        rows |= {row["name"]: row for row in built.json["stages"]}
+    return rows
+
+
+def image(engine: Buildah, stage: str, arch: str) -> str:
+    """A finished stage's image; the engine may drop it after a build."""
+    row = finished(arch)[stage]
+    return engine.ensure_image(row["image"], engine.cache.images, row["manifest"])
+
+
+def build(engine: Buildah, recipe: Recipe, out: Path) -> None:
+    """Build from an empty tree, which goes afterwards: the cache is the user's."""
+    log = out.with_suffix(".log")
+    try:
+        engine.build(recipe, root=root(), out=out, log=log)
+    except BuildError:
+        print(log.read_text()[-8000:])  # noqa: T201
+        raise
+    finally:
+        engine.drop_cache(recipe.name, recipe.cache_key)
+
+
 def recipe_of(engine: Buildah, folder: Path, arch: str) -> Recipe:
     """The recipe with all that the stage gives it, but this Triton and this part of LLVM."""
-    cache, manifests = Cache(default_cache()), {}
-    for stage in ("python", "llvm"):
-        built = toolchain("build", stage, *OPTIONS, "--arch", arch)
-        assert built.code == 0, built.err
-        rows = toolchain("plan", stage, *OPTIONS, "--arch", arch, "--json").json
-        for row in rows["stages"]:
-            record = known_record(cache, row["input_digest"])
-            assert record is not None, row
-            manifests[row["name"]] = record.manifest
+    cache, manifests = engine.cache, {name: row["manifest"] for name, row in finished(arch).items()}
     wheels = folder / "wheels"
     wheels.mkdir()
     for source in wheel_sources(TRITON):
@@ -81,11 +108,11 @@ def recipe_of(engine: Buildah, folder: Path, arch: str) -> Recipe:
     return Recipe(
         name="triton",
         containerfile="containerfiles/triton-portable/Containerfile",
-        base=engine.ensure_image("base", cache.images, manifests["base"]),
-        images={"LLVM": engine.ensure_image(f"llvm-{arch}", cache.images, manifests["llvm"])},
+        base=image(engine, "base", arch),
+        images={"LLVM": image(engine, "llvm", arch)},
         args={"PREFIX": PREFIX, "ARCH": arch, "PYTHONS": "3.11 3.13", "LIT": "OFF", "INPUT_DIGEST": str(folder)},
         contexts=contexts,
-        cache_key=f"small-{arch}",
+        cache_key=f"small-{os.getpid()}",
     )
 
 
@@ -96,11 +123,7 @@ def made(request: pytest.FixtureRequest, engine: Buildah, tmp_path_factory: pyte
         pytest.skip("NO DEBIAN MACHINE AS ROOT: the base is made from apt's mirrors")
     folder = tmp_path_factory.mktemp(request.param)
     recipe = recipe_of(engine, folder, request.param)
-    try:
-        engine.build(recipe, root=root(), out=folder / "out", log=folder / "log")
-    except BuildError:
-        print((folder / "log").read_text()[-8000:])  # noqa: T201
-        raise
+    build(engine, recipe, folder / "out")
     return Made(request.param, folder / "out", recipe.contexts["pythons"], recipe.contexts.get("emulator"), recipe.base)
 
 
