@@ -29,7 +29,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def builds(item: pytest.Item) -> bool:
     """Whether a test works with containers on the cache that all share."""
     fixtures = set(getattr(item, "fixturenames", ()))
-    return item.get_closest_marker("engine") is not None or bool(fixtures & _BUILDING)
+    shares = item.get_closest_marker("engine") is not None and item.get_closest_marker("own_cache") is None
+    return shares or bool(fixtures & _BUILDING)
 
 
 @pytest.fixture(scope="session", autouse=True)

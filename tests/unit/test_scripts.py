@@ -41,3 +41,18 @@ def test_pip_is_told_to_look_no_further_than_a_lock() -> None:
     ]
     assert len(said) >= 7
     assert [line for line in said if "--no-deps --require-hashes" not in line.replace('", "', " ")] == []
+
+
+def test_too_little_disk_is_told_before_anything_is_installed(tmp_path: Path) -> None:
+    for name, text in (
+        ("df", "echo; echo /dev/vda 9 9 14600000 9% /"),
+        ("dpkg-query", "exit 1"),
+        ("apt-get", "exit 1"),
+    ):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "HOME": str(tmp_path), "TOOLCHAIN_CACHE": str(tmp_path / "no/folder")}
+    done = subprocess.run([TOP / "test"], env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (9, "")
+    assert "14 GB free" in done.stderr
+    assert "15 GB" in done.stderr
