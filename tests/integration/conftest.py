@@ -21,6 +21,7 @@ from toolchain.cache import Cache, default_cache
 from toolchain.engine.buildah import Buildah
 
 TOP = Path(__file__).resolve().parents[2]
+BASE = "toolchain-base-debian13"
 
 
 @pytest.fixture(scope="session")
@@ -105,7 +106,7 @@ def base_layout(request: pytest.FixtureRequest) -> tuple[Cache | None, Path, str
         return None, layout, _only_manifest(layout)
     request.getfixturevalue("quickstart")
     cache = Cache(default_cache())
-    found = find_image(cache, "toolchain-base-debian13")
+    found = find_image(cache, BASE)
     assert found, "the quickstart made no base"
     return cache, cache.images, found[0].manifest
 
@@ -120,7 +121,8 @@ def base(
             pytest.skip(f"{program} is not installed: apt-get install {program}")
     cache, layout, manifest = base_layout
     engine = Buildah(cache or Cache(tmp_path_factory.mktemp("contract") / "cache"))
-    yield engine, engine.ensure_image("base-debian13", layout, manifest)
+    # By the name that stages give it, so that it is unpacked once.
+    yield engine, engine.ensure_image(BASE, layout, manifest)
     if cache is None:
         destroy(engine)
 

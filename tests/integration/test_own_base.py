@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import tarfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -24,6 +23,7 @@ from toolchain.oci.image import ImageSpec, LayerBlob, read_layers, write_image
 from toolchain.oci.layout import Layout
 from toolchain.request import Request
 from toolchain.stages.stage import Planned
+from toolchain.stages.wheels import place
 
 pytestmark = pytest.mark.engine
 Based = tuple[Buildah, str]
@@ -48,7 +48,7 @@ def own(base: Based, base_layout: tuple[Cache | None, Path, str], tmp_path: Path
     source = Layout(there)
     for part in source.walk(source.resolve(manifest)):
         # A link by name would not be followed.
-        shutil.copyfile(source.blob(part.digest), layout.root / "blobs" / part.digest.replace(":", "/"))
+        place(source.blob(part.digest), layout.root / "blobs" / part.digest.replace(":", "/"))
     yield layout, manifest
     # The cache may be the user's own.
     for entry in base[0].cache.probed("", "x").parent.glob("*.json"):

@@ -27,6 +27,7 @@ from tests.workflow_machine import HOME, TEMP, VOLUME, WORKSPACE, Machine, Way
 from tests.workflow_steps import TOP, Event, Job, Service, read, run_workflow
 from toolchain.build.record import find_image
 from toolchain.cache import Cache, default_cache
+from toolchain.stages.wheels import place
 from toolchain.trust.keys import new_key
 
 pytestmark = [pytest.mark.engine, pytest.mark.registry]
@@ -136,14 +137,7 @@ class Ground:
             for digest in (*digests, *(layer["digest"] for layer in record.layers)):
                 target = where.images / "blobs" / digest.replace(":", "/")
                 if not target.exists():
-                    _link(self.cache.images / "blobs" / digest.replace(":", "/"), target)
-
-
-def _link(source: Path, target: Path) -> None:
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)
+                    place(self.cache.images / "blobs" / digest.replace(":", "/"), target)
 
 
 def _bcrypt(password: str) -> str:
