@@ -27,9 +27,17 @@ CALLS: dict[str, list[tuple[str, ...]]] = {
         ("triton", "--triton", "3.7.1", "--python", "3.13", "--allow-binary", "libdevice"),
         ("kernels", *WHEEL, "--keep-going", "--kernel-timeout", "9", "--kernel-memory", "4000", "--base", "debian13"),
         ("wheels", *WHEEL, "--base", "debian13"),
+        ("triton-cache", *WHEEL, "--base", "debian13"),
+        ("aotriton", "--aotriton", "0.13b", "--gpu", "gfx942"),
         ("hip",),
     ],
-    "lock": [("kernels", *WHEEL, "--offline"), ("wheels", *WHEEL, "--offline"), ("hip", "--offline")],
+    "lock": [
+        ("kernels", *WHEEL, "--offline"),
+        ("wheels", *WHEEL, "--offline"),
+        ("triton-cache", *WHEEL, "--offline"),
+        ("aotriton", "--aotriton", "0.13b", "--offline"),
+        ("hip", "--offline"),
+    ],
 }
 # Read where a source of AOTriton or Triton is here.
 LATER = {"drop_binary"}
