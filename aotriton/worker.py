@@ -181,8 +181,15 @@ class Compiler:
         make = self._compiler.ASTSource
         if "constexprs" in inspect.signature(make.__init__).parameters:
             return make(fn=function, signature=types, constexprs=constants, attrs=attributes)
-        # Triton 3.2: constants apart from the signature, divisibility as a descriptor.
+        # Up to Triton 3.2: constants apart from the signature, divisibility as a descriptor.
         hints = {index: hint[0][1] for (index,), hint in attributes.items()}
+        if not hasattr(self._backends, "AttrsDescriptor"):
+            # Before 3.2 all go by the argument's number, and 16 alone is a divisibility.
+            by_number = {names.index(name): value for name, value in constants.items()}
+            types = {index: types[name] for index, name in enumerate(names) if name not in constants}
+            even = tuple(index for index, hint in hints.items() if hint == 16)
+            descriptor = self._compiler.AttrsDescriptor(divisible_by_16=even, equal_to_1=())
+            return make(fn=function, signature=types, constants=by_number, attrs=descriptor)
         descriptor = self._backends.AttrsDescriptor.from_hints(hints)
         runtime = {name: kind for name, kind in types.items() if kind != "constexpr"}
         return make(fn=function, signature=runtime, constants=constants, attrs=descriptor)

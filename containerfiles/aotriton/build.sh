@@ -7,6 +7,8 @@
 #   DROP             files of the source that must not be built in, with `;` between
 #   ROCM             `6=hip6 7=hip6`: a library for each ROCm, against the system in /sysroot and the headers and libraries
 #                    to link with in /hip; empty for one library against the base and its HIP
+#   WORDS            GPUS by the words of a release whose library holds its kernels (0.7); of no other
+#   OBJECTS          whether /objects holds those kernels; the library is built with them, and without them there is only a plan
 #   JOBS
 # Reads /src/aotriton, what /database holds in its place, and /wheels, keeps its tree in /build, writes /out:
 #   prefix/  the installed library, below PREFIX; with ROCM below PREFIX/rocm6 and so on, and CMake's choice of one
@@ -32,7 +34,7 @@ configure() {
   shift 3
   targets=$(echo "$GPUS" | tr ' ' ';')
   flags='-ffile-prefix-map=/build/src=. -ffile-prefix-map=/build=.'
-  cmake -G Ninja -S /build/src -B "$folder" \
+  cmake -G Ninja -S "$top" -B "$folder" \
     -DCMAKE_BUILD_TYPE=Release -DCMAKE_INSTALL_PREFIX="$prefix" \
     -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ \
     -DCMAKE_C_FLAGS="$flags" -DCMAKE_CXX_FLAGS="$flags" \
@@ -45,6 +47,27 @@ configure() {
 # Has what is compiled and linked next see one ROCm: `6=hip6`.
 point() { ln -sfn "/hip/rocm${1%%=*}" "/build/hip-${1#*=}"; }
 
+# configure for all ROCms with the headers of `6=hip6`, or without an argument for the base's.
+configure_for() {
+  if [ -z "${1:-}" ]; then
+    configure /build/runtime "$PREFIX" ""
+    return
+  fi
+  headers=${1#*=}
+  point "$1"
+  # Of several that share their headers the first one gives the prefix.
+  configure "/build/runtime-$headers" "$PREFIX/rocm${1%%=*}" "-Wl,-z,defs" "-Dhip_DIR=/build/hip-$headers/lib/cmake/hip" \
+    -DCMAKE_TOOLCHAIN_FILE=/recipe/llvm-config/portable.cmake
+}
+
+configure_all() {
+  if [ -z "${ROCM:-}" ]; then configure_for; fi
+  for pair in ${ROCM:-}; do
+    if [ ! -d "/build/runtime-${pair#*=}" ]; then configure_for "$pair"; fi
+  done
+}
+
+top=/build/src
 runtime=/build/runtime
 if [ -n "${ROCM:-}" ]; then
   if [ ! -e /sysroot/usr/include/stdlib.h ] || ! command -v ld.lld >/dev/null; then
@@ -77,26 +100,39 @@ if [ -z "${INPUT_DIGEST:-}" ] || [ "$(cat /build/toolchain-stamp 2>/dev/null)" !
   python3 /recipe/containerfiles/aotriton/without_aiter.py /build/src /build/redirected.json
   if [ -n "${ROCM:-}" ]; then
     python3 /recipe/containerfiles/aotriton/old_libstdcxx.py /build/src
-    for pair in $ROCM; do
-      headers=${pair#*=}
-      if [ -d "/build/runtime-$headers" ]; then continue; fi
-      point "$pair"
-      # Of several that share their headers the first one gives the prefix.
-      configure "/build/runtime-$headers" "$PREFIX/rocm${pair%%=*}" "-Wl,-z,defs" "-Dhip_DIR=/build/hip-$headers/lib/cmake/hip" \
-        -DCMAKE_TOOLCHAIN_FILE=/recipe/llvm-config/portable.cmake
-    done
+  fi
+  if [ -z "${WORDS:-}" ]; then
+    configure_all
   else
-    configure /build/runtime "$PREFIX" ""
+    python3 -m venv /build/venv
+    /build/venv/bin/python -m pip install --quiet numpy
   fi
   printf '%s' "${INPUT_DIGEST:-}" >/build/toolchain-stamp
 fi
 
 echo "@step plan"
 venv=$runtime/venv
+if [ -n "${WORDS:-}" ]; then venv=/build/venv; fi
 # Since 0.13 the generator is installed beside what it imports; before, it is run out of its tree.
 package=aotriton root='--root_dir /build/src'
 if [ ! -d /build/src/modules ]; then package=v3python root=; fi
+# The generator before 0.8, one of its modules, and what it says nothing useful in.
+v2() {
+  (
+    cd /build/src
+    # shellcheck disable=SC2086  # one word a GPU
+    VIRTUAL_ENV=$venv AOTRITON_ENABLE_FP32=1 "$venv/bin/python" -m "v2python.$1" --target_gpus $WORDS --build_dir /build/plan $2 \
+      >/build/v2.log 2>&1 || { tail -n 20 /build/v2.log >&2; exit 1; }
+  )
+}
 # The generator appends to its files piece by piece: that they are there does not say that they are whole.
+if [ ! -f /build/planned ] && [ -n "${WORDS:-}" ]; then
+  rm -rf /build/plan
+  mkdir -p /build/plan
+  v2 generate_compile --bare_mode
+  sync -f /build/plan
+  touch /build/planned
+fi
 if [ ! -f /build/planned ]; then
   rm -rf /build/plan /build/plan.partial
   mkdir -p /build/plan.partial
@@ -125,6 +161,22 @@ fi
 echo "@step compile"
 rm -rf /out /build/install
 mkdir -p /out/prefix /out/plan
+cp /build/redirected.json /out/redirected.json
+if [ -n "${WORDS:-}" ]; then
+  if [ -z "${OBJECTS:-}" ]; then
+    cp /build/plan/Bare.compile /out/plan/
+    mkdir -p /out/python
+    echo "@step done"
+    exit 0
+  fi
+  cp -rs --remove-destination /objects/. /build/plan/
+  # The first one lists its files, and leaves some of them empty, which the second one fills.
+  v2 generate_shim --bare_mode
+  v2 generate_shim ""
+  top=/recipe/containerfiles/aotriton/inside
+  rm -rf /build/runtime /build/runtime-*
+  configure_all
+fi
 if [ -z "${ROCM:-}" ]; then
   ninja -C /build/runtime ${JOBS:+-j"$JOBS"} aotriton_v2
   echo "@step install"
@@ -134,7 +186,7 @@ else
     major=${pair%%=*} folder=/build/runtime-${pair#*=}
     point "$pair"
     # For another ROCm with the same headers it is linked again, and nothing is compiled.
-    if [ "$(cat "$folder/linked" 2>/dev/null)" != "$major" ]; then rm -f "$folder"/v3src/libaotriton*_v2.so*; fi
+    if [ "$(cat "$folder/linked" 2>/dev/null)" != "$major" ]; then find "$folder" -maxdepth 2 -name 'libaotriton*_v2.so*' -delete; fi
     ninja -C "$folder" ${JOBS:+-j"$JOBS"} aotriton_v2
     printf '%s' "$major" >"$folder/linked"
     DESTDIR=/build/install ninja -C "$folder" install/strip
@@ -163,5 +215,4 @@ if [ "$package" = v3python ]; then cp -a /build/src/v3python /out/python/v3pytho
 find /out/python -name __pycache__ -prune -exec rm -rf '{}' +
 sed -n 's/^set(PACKAGE_VERSION "\([0-9.]*\).*/\1/p' "$ROCM_PATH"/lib/*/cmake/hip/hip-config-version.cmake "$ROCM_PATH"/lib/cmake/hip/hip-config-version.cmake 2>/dev/null | head -n 1 >/out/hip-version
 cp "$runtime/.ninja_log" /out/ninja.log
-cp /build/redirected.json /out/redirected.json
 echo "@step done"

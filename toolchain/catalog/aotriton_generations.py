@@ -44,6 +44,16 @@ class Generation:
         return tuple(sorted({gpu for gpus in self.packs.values() for gpu in gpus} | set(self.words.values())))
 
     @property
+    def inside(self) -> bool:
+        """Whether its library holds its kernels, and is built behind them."""
+        return self.layout == "library"
+
+    def words_of(self, gpus: Sequence[str]) -> tuple[str, ...]:
+        """GPUs as its own build calls them."""
+        named = {gpu: word for word, gpu in self.words.items()}
+        return tuple(named.get(gpu, gpu) for gpu in gpus)
+
+    @property
     def script(self) -> str:
         """Upstream's compile script for one kernel, below its tree."""
         return f"{'python' if self.generator == 'aotriton' else self.generator}/compile.py"

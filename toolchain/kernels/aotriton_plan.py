@@ -333,7 +333,8 @@ class _Rules:
             num_stages=launch[1],
             waves_per_eu=launch[2],
             out=self._names.get(out, out),
-            cluster=self._groups.get(out, ""),  # `_agree` refuses a plan with such a rule
+            # Inside a library each stands for itself; else `_agree` refuses a plan with a rule in no cluster.
+            cluster=f"{gpu}/{out}" if self._of.inside else self._groups.get(out, ""),
             direction="backward" if "bwd" in kernel else "forward",
         )
 

@@ -26,6 +26,7 @@ from toolchain.oci import labels
 from toolchain.recipe import COMPILER_CACHE, Mount, Runner, digests
 from toolchain.request import Request
 from toolchain.stages.aotriton_images import ENVIRONMENT, IMAGES, KernelImages, MadeImages
+from toolchain.stages.aotriton_inside import OBJECTS, lay_ledger, loaded
 from toolchain.stages.aotriton_library import (
     DEFAULT_GPUS,
     Library,
@@ -116,7 +117,8 @@ class AotritonStage:
         given = next((workspace.fetch(one).path for one in planned.sources if one.name == DATABASE), None)
         generation, database = _checked(source.path, request, given)
         intake, findings = take_in("aotriton", source.path, request)
-        library = library_of(planned, dependencies, request, source, intake.dropped, database=database)
+        words = generation.words_of(gpus) if generation.inside else ()
+        library = library_of(planned, dependencies, request, source, intake.dropped, words=words, database=database)
         prefix = library.prefix
         tree_of = workspace.cache.locks / f"aotriton-tree-{library.key.removeprefix('sha256:')[:12]}.lock"
         making = library_recipe(planned, dependencies, workspace, library)
@@ -124,14 +126,19 @@ class AotritonStage:
         with held(tree_of, what="the same library"):
             built = workspace.build(making)
         versions = dependencies["hip"].facts["hip"] if library.rocm else {}
-        # Told before hours of kernels.
-        linked = library_facts(built, library, headers=versions, glibc=request.glibc)
+        # Told before hours of kernels, where the library is there before them.
+        linked = {} if generation.inside else library_facts(built, library, headers=versions, glibc=request.glibc)
         with campaign_folder(workspace.cache, sha256_json(_objects(dependencies, request, library))) as folder:
             triton = dependencies["triton"]
             image, layers = workspace.image_to_run(triton), layer_digests(triton, workspace.cache)
             images = KernelImages(folder / "plan", source.path, image, workspace, layers, generation)
             made = images.make(built, gpus=gpus, sha1=library.sha1)
             result = made.result
+            if generation.inside:
+                making = library_recipe(planned, dependencies, workspace, library, objects=folder / OBJECTS)
+                with held(tree_of, what="the same library"):
+                    built = workspace.build(making)
+                linked = library_facts(built, library, headers=versions, glibc=request.glibc)
             tree = workspace.work() / "tree"
             assemble(tree, prefix, built / "prefix", made, gpus=gpus, of=generation)
             told = partial_text(made, asked=planned.partial, gpus=gpus, of=generation)
@@ -169,7 +176,7 @@ class AotritonStage:
                     binaries=planned.binaries,
                     more={labels.GPUS: ",".join(gpus), labels.KERNELS: json.dumps(result.counts(), sort_keys=True)},
                 ),
-                check=_check(library, dependencies, workspace) if request.contract else None,
+                check=_check(library, dependencies, workspace, generation) if request.contract else None,
                 check_on=dependencies["base"],
             )
             whole = not made.partial and not result.bad
@@ -226,7 +233,7 @@ def campaign_folder(cache: Cache, objects: str) -> Iterator[Path]:
 
 def lacking(gpus: Sequence[str], of: Generation) -> dict[str, tuple[str, ...]]:
     """By image pack, the GPUs that it is for and that were not asked for; packs that lack none are left out."""
-    packs = {of.pack(gpu) for gpu in gpus}
+    packs = {of.pack(gpu) for gpu in gpus} if not of.inside else set()
     missing = {
         f"amd-{one}": tuple(gpu for gpu in known_gpus() if of.pack(gpu) == one and gpu not in gpus) for one in packs
     }
@@ -239,6 +246,16 @@ def assemble(
     """Lay library and images into `tree`, and beside each pack's signature what is in it and what is not."""
     shutil.rmtree(tree, ignore_errors=True)
     shutil.copytree(installed, tree, symlinks=True)
+    if of.inside:
+        bad = [entry.out for entry in made.result.bad]
+        lay_ledger(
+            tree, prefix, made.result,
+            {
+                "partial": made.partial, "gpus": list(gpus), "done": len(made.result.done), "known_bad": bad,
+                "triton": made.result.about.get("triton", ""), "bitcode": made.result.about.get("bitcode", {}),
+            },
+        )  # fmt: skip
+        return
     for folder in sorted((tree / prefix.lstrip("/")).glob("rocm*/lib")):
         # The library looks for them beside itself; they are the same for every ROCm.
         if not is_inside(folder, tree):
@@ -307,11 +324,17 @@ def _bitcode(result: CampaignResult) -> dict[str, int]:
 
 
 def _check(
-    library: Library, dependencies: Mapping[str, Built], workspace: Workspace
+    library: Library, dependencies: Mapping[str, Built], workspace: Workspace, generation: Generation
 ) -> Callable[[str], Mapping[str, Any]]:
     def check(image: str) -> Mapping[str, Any]:
         workspace.step("contract")
         runner, log = workspace.runner, workspace.log
+        if generation.inside:
+            # Its API is another one than the program's.
+            name = f"{library.prefix}/{{}}lib/libaotriton_v2.so"
+            files = {one: name.format(f"rocm{one}/") for one in library.rocm} or {"": name.format("")}
+            loaded(runner, image, files, workspace, dependencies["hip"] if library.rocm else None)
+            return {"contract": {"loads": list(files.values()), "rocm": list(library.rocm)}}
         if not library.rocm:
             return {"contract": {"version": consumed(runner, image, library.prefix, log=log)}}
         here = workspace.unpack(dependencies["hip"]) / PLACE.lstrip("/")

@@ -33,6 +33,7 @@ from toolchain.kernels.shared import SharedResults
 from toolchain.kernels.store import LARGEST_METADATA, LARGEST_OBJECT
 from toolchain.kernels.worker import CompileSetup
 from toolchain.recipe import Mount
+from toolchain.stages.aotriton_inside import OBJECTS, lay_objects
 from toolchain.stages.kernel_numbers import check_numbers
 from toolchain.stages.kernel_workers import (
     COMMAND,
@@ -131,10 +132,7 @@ class KernelImages:
         if request.contract:
             self.workspace.step("compare")
             against = self.against_upstream(rules, result)
-        self.workspace.step("pack")
-        packs = self.pack(plan, clusters, python=built / "python", sha1=sha1, gpus=gpus)
-        archives = packed(plan, clusters)
-        check_images(self.build, clusters, archives, result.objects)
+        packs, archives = self._packed(plan, clusters, result, python=built / "python", sha1=sha1, gpus=gpus)
         return MadeImages(
             result=result,
             folder=self.build / IMAGES,
@@ -146,6 +144,26 @@ class KernelImages:
             launches=launch_files(rules.rules, clusters, archives, lambda out: _scratch(self.build / out)),
             numbers=numbers,
         )
+
+    def _packed(
+        self,
+        plan: BarePlan,
+        clusters: Sequence[Cluster],
+        result: CampaignResult,
+        *,
+        python: Path,
+        sha1: str,
+        gpus: Sequence[str],
+    ) -> tuple[tuple[str, ...], list[Archive]]:
+        """Pack and read back; where the library holds the kernels, lay them out for it."""
+        if self.generation.inside:
+            lay_objects(plan, result, self.build, self.build.with_name(OBJECTS))
+            return (), []
+        self.workspace.step("pack")
+        packs = self.pack(plan, clusters, python=python, sha1=sha1, gpus=gpus)
+        archives = packed(plan, clusters)
+        check_images(self.build, clusters, archives, result.objects)
+        return packs, archives
 
     def _shared(self) -> AbstractContextManager[SharedResults | None]:
         about = self.build.with_name("about.json")
@@ -271,7 +289,7 @@ class KernelImages:
             "rules": [
                 {
                     "id": entry.id,
-                    "arguments": upstream_arguments(by_id[entry.id]),
+                    "arguments": upstream_arguments(by_id[entry.id], *self.generation.words_of([entry.target])),
                     "timeout": minutes if entry.status == TIMEOUT else 0,
                 }
                 for entry in (*chosen, *bad)
@@ -320,14 +338,18 @@ def require_gpus(gpus: Sequence[str], planned: AbstractSet[str]) -> None:
         )
 
 
-def upstream_arguments(rule: Rule) -> list[str]:
-    """The arguments of upstream's compile.py for a rule, but for the output."""
+def upstream_arguments(rule: Rule, word: str = "") -> list[str]:
+    """The arguments of upstream's compile.py for a rule, but for the output.
+
+    Args:
+        word: what the script calls the GPU, where that is not LLVM's name.
+    """
     constants = dict(rule.constexprs)
     signature = ", ".join(str(constants[name]) if kind == "constexpr" else kind for name, kind in rule.signature)
     return [
         f"{SOURCE}/{rule.source}", "--kernel_name", rule.kernel, "-g", "1,1,1",
         "--num_warps", str(rule.num_warps), "--num_stages", str(rule.num_stages),
-        "--waves_per_eu", str(rule.waves_per_eu), "--target", rule.target, "--signature", signature,
+        "--waves_per_eu", str(rule.waves_per_eu), "--target", word or rule.target, "--signature", signature,
     ]  # fmt: skip
 
 

@@ -48,6 +48,7 @@ class Library:
         sha1: see `commit_of`.
         dropped: files of the source that stay out.
         rocm: the ROCms that it is linked for, on the portable system; empty for the HIP of the base.
+        words: the GPUs as a release calls them whose library holds its kernels; none of any other.
         database: (a tuning database, its place below the source), where the user gave one.
         key: digest of all that library and plan rest on; another selection of kernels builds neither again.
     """
@@ -58,6 +59,7 @@ class Library:
     dropped: tuple[str, ...]
     rocm: tuple[str, ...]
     key: str
+    words: tuple[str, ...] = ()
     database: tuple[Path, str] | None = None
 
 
@@ -68,9 +70,10 @@ def library_of(
     source: FetchedSource,
     dropped: tuple[str, ...],
     *,
+    words: tuple[str, ...] = (),
     database: tuple[Path, str] | None = None,
 ) -> Library:
-    """What to tell upstream's build."""
+    """What to tell upstream's build; `words` and `database` as in `Library`."""
     gpus = request.gpus or DEFAULT_GPUS
     key = sha256_json(
         {
@@ -82,7 +85,9 @@ def library_of(
             **portable_inputs({name: dependency.input_digest for name, dependency in dependencies.items()}, request),
         }
     )
-    return Library(source, prefix_of(source, request), commit_of(source), dropped, rocms_of(request), key, database)
+    return Library(
+        source, prefix_of(source, request), commit_of(source), dropped, rocms_of(request), key, words, database
+    )
 
 
 def rocms_of(request: Request) -> tuple[str, ...]:
@@ -107,8 +112,19 @@ def portable_inputs(under: Mapping[str, str | None], request: Request) -> dict[s
     }
 
 
-def library_recipe(planned: Planned, dependencies: Mapping[str, Built], workspace: Workspace, what: Library) -> Recipe:
-    """The build of library and plan."""
+def library_recipe(
+    planned: Planned,
+    dependencies: Mapping[str, Built],
+    workspace: Workspace,
+    what: Library,
+    *,
+    objects: Path | None = None,
+) -> Recipe:
+    """The build of library and plan; where the library holds its kernels, of the plan, or of the library with them.
+
+    Args:
+        objects: those kernels.
+    """
     return Recipe(
         name="aotriton",
         containerfile="containerfiles/aotriton/Containerfile",
@@ -120,12 +136,15 @@ def library_recipe(planned: Planned, dependencies: Mapping[str, Built], workspac
             "TREE_SHA1": what.sha1,
             "DROP": ";".join(what.dropped),
             **({"ROCM": " ".join(f"{one}={rocm_of(one).headers}" for one in what.rocm)} if what.rocm else {}),
+            **({"WORDS": " ".join(what.words)} if what.words else {}),
+            **({"OBJECTS": "1"} if objects is not None else {}),
             "JOBS": str(workspace.jobs("compile")),
             "INPUT_DIGEST": what.key,
         },
         contexts={
             "aotriton": what.source.path,
             "wheels": wheel_folder([one for one in planned.sources[1:] if one.name != DATABASE], workspace),
+            **({"objects": objects} if objects is not None else {}),
             **({"database": _overlay(*what.database, workspace)} if what.database else {}),
             **(
                 {

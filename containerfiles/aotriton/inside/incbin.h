@@ -1,0 +1,20 @@
+// What AOTriton 0.7 calls of its submodule incbin, which a source without submodules lacks: a file's bytes as an array.
+// INCBIN(name, "file") makes PREFIX name_data, and PREFIX name_size as a 32 bit number; PREFIX is INCBIN_PREFIX.
+#pragma once
+
+#define TOOLCHAIN_TEXT_(text) #text
+#define INCBIN_STRINGIZE(text) TOOLCHAIN_TEXT_(text)
+#define TOOLCHAIN_JOIN_(a, b) a##b
+#define TOOLCHAIN_JOIN(a, b) TOOLCHAIN_JOIN_(a, b)
+
+#define INCBIN(name, file) TOOLCHAIN_FILE(TOOLCHAIN_JOIN(INCBIN_PREFIX, name), file)
+#define TOOLCHAIN_FILE(symbol, file) TOOLCHAIN_FILE_(symbol, file)
+#define TOOLCHAIN_FILE_(symbol, file)                                                                                  \
+  __asm__(".section .rodata\n"                                                                                         \
+          ".balign 4096\n" #symbol "_data:\n"                                                                          \
+          ".incbin \"" file "\"\n" #symbol "_end:\n"                                                                   \
+          ".balign 16\n" #symbol "_size:\n"                                                                           \
+          ".int " #symbol "_end - " #symbol "_data\n"                                                                  \
+          ".previous\n");                                                                                              \
+  extern "C" const unsigned char symbol##_data[];                                                                      \
+  extern "C" const unsigned int symbol##_size

@@ -1,0 +1,73 @@
+"""stages.aotriton_inside: kernels laid out for a library that holds them, and incbin.h, which puts them in."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.unit.test_bare import BUILD, SOURCE, old_plan, old_tree
+from toolchain import recipe
+from toolchain.catalog.aotriton_generations import generation_of
+from toolchain.catalog.gpus import parse_gpus
+from toolchain.kernels.aotriton_plan import read_plan
+from toolchain.kernels.campaign import CampaignResult
+from toolchain.kernels.ledger import Entry
+from toolchain.stages.aotriton_inside import LEDGER, lay_ledger, lay_objects
+
+OF = generation_of("0.7.1b")
+
+
+def entry(out: str, status: str = "done") -> Entry:
+    return Entry(
+        id=out, kernel="attn", target="gfx942", out=out, cluster=f"gfx942/{out}", status=status, reason="no\nat 0x1",
+        sha256="ab" if status == "done" else "",
+    )  # fmt: skip
+
+
+def test_each_line_of_the_plan_gets_an_object(tmp_path: Path) -> None:
+    folder = old_plan(tmp_path / "p", [("a", "MI300X", 1), ("b", "MI300X", 2), ("c", "MI200", 1)], clusters={})
+    plan = read_plan(folder, old_tree(tmp_path / "t"), build=BUILD, source=SOURCE, of=OF)
+    assert plan.copies == {"flash/a.hsaco": ("flash/b.hsaco",)}, "they differ in waves, which its script does not pass"
+    assert len(plan.part(limit=1)[0].rules) == 1, "each stands for itself"
+    (folder / "flash").mkdir()
+    (folder / "flash/a.hsaco").write_bytes(b"code")
+    (folder / "flash/a.json").write_text('{"name": "attn"}')
+    result = CampaignResult(entries=(entry("flash/a.hsaco"),), skipped=0, partial=True, about={"triton": "3.0.0"})
+    lay_objects(plan, result, folder, tmp_path / "o")
+    assert (tmp_path / "o/flash/a.hsaco").read_bytes() == (tmp_path / "o/flash/b.hsaco").read_bytes() == b"code"
+    assert json.loads((tmp_path / "o/flash/b.json").read_text()) == {"name": "attn"}
+    assert (tmp_path / "o/flash/c.hsaco").read_bytes() == b""
+    assert json.loads((tmp_path / "o/flash/c.json").read_text())["warp_size"] == 64
+    lay_ledger(tmp_path / "tree", "/usr/x", result, {"partial": True})
+    told = json.loads((tmp_path / "tree/usr/x" / LEDGER).read_text())
+    assert (told["partial"], told["kernels"][0]["out"], told["kernels"][0]["reason"]) == (True, "flash/a.hsaco", "no")
+
+
+def test_gpus_go_by_the_words_of_their_release() -> None:
+    assert OF.words_of(parse_gpus("MI300X;MI200;Navi31")) == ("Navi31", "MI200", "MI300X")
+    assert generation_of("0.13b").words_of(["gfx942"]) == ("gfx942",)
+
+
+@pytest.mark.parametrize("content", [b"some code", b""])
+def test_a_file_becomes_an_array(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "k^fp16@16.hsaco").write_bytes(content)
+    (tmp_path / "a.cc").write_text(
+        "#define INCBIN_PREFIX g_of_\n#define data_of(x) g_of_ ## x ## _data\n#include <incbin.h>\n"
+        f'INCBIN(k, "{tmp_path}/k^fp16@16.hsaco");\n'
+        'extern "C" unsigned size() { return g_of_k_size; }\n'
+        'extern "C" const void* data() { return data_of(k); }\n'
+        'extern "C" const char* line() { return "at " INCBIN_STRINGIZE(__LINE__); }\n'
+    )
+    here = recipe.root() / "containerfiles/aotriton/inside"
+    library = tmp_path / "a.so"
+    subprocess.run(["c++", "-std=c++20", "-shared", "-fPIC", f"-I{here}", "-o", library, tmp_path / "a.cc"], check=True)
+    loaded = ctypes.CDLL(str(library))
+    loaded.data.restype, loaded.line.restype = ctypes.c_void_p, ctypes.c_char_p
+    assert loaded.size() == len(content)
+    assert ctypes.string_at(loaded.data(), len(content)) == content
+    assert loaded.data() % 4096 == 0
+    assert loaded.line() == b"at 7"

@@ -1,0 +1,95 @@
+"""An AOTriton whose library holds its kernels (0.7): the objects as its build takes them, and what is said of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from toolchain.digest import write_atomically
+from toolchain.errors import ContractError
+from toolchain.kernels.aotriton_plan import BarePlan
+from toolchain.kernels.campaign import CampaignResult
+from toolchain.kernels.ledger import reproducible
+from toolchain.recipe import Mount, Runner
+from toolchain.stages.hip import PLACE
+from toolchain.stages.stage import Built, Workspace
+
+# Below the prefix; which kernels the library holds, and which it lacks.
+LEDGER = "share/aotriton/__ledger__"
+# Beside the campaign's objects: as the library's build takes them.
+OBJECTS = "objects"
+
+
+def lay_objects(plan: BarePlan, result: CampaignResult, build: Path, into: Path) -> None:
+    """Lay out what the library is built with: a code object and its JSON for each line of the plan.
+
+    One that was left out or did not compile is empty, which the library takes for no kernel.
+
+    Args:
+        build: folder of what was compiled.
+        into: is made anew.
+    """
+    shutil.rmtree(into, ignore_errors=True)
+    good = result.objects
+    for rule in plan.rules:
+        for out in (rule.out, *plan.copies.get(rule.out, ())):
+            target = into / out
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if rule.out in good:
+                _lay(build / rule.out, target)
+                _lay((build / rule.out).with_suffix(".json"), target.with_suffix(".json"))
+                continue
+            target.write_bytes(b"")
+            wide = 32 if int(rule.target[3:-2]) >= 10 else 64
+            # "Complete", since the function's name is taken from the first of a kernel's objects.
+            told = {
+                "compile_status": "Complete", "name": rule.kernel, "shared": 0, "num_warps": rule.num_warps,
+                "num_stages": rule.num_stages, "warp_size": wide,
+            }  # fmt: skip
+            target.with_suffix(".json").write_text(json.dumps(told), encoding="utf-8")
+
+
+def _lay(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+def lay_ledger(tree: Path, prefix: str, result: CampaignResult, told: Mapping[str, Any]) -> None:
+    """Write which kernels the library holds beside it.
+
+    Args:
+        told: what else is said of the build.
+    """
+    kernels = [{**row, "reason": row["reason"].partition("\n")[0]} for row in reproducible(result.entries)]
+    content = json.dumps({**told, "kernels": kernels}, indent=1, sort_keys=True) + "\n"
+    path = tree / prefix.lstrip("/") / LEDGER
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, content.encode())
+
+
+def loaded(runner: Runner, image: str, libraries: Mapping[str, str], workspace: Workspace, hip: Built | None) -> None:
+    """Load each library with all its symbols bound.
+
+    Args:
+        libraries: the path in the image, by ROCm; by an empty name where it takes the base's HIP.
+
+    Raises:
+        ContractError: it does not load.
+    """
+    mounts = [Mount(workspace.unpack(hip) / PLACE.lstrip("/"), PLACE)] if hip is not None else []
+    for rocm, library in libraries.items():
+        environment = {"LD_LIBRARY_PATH": f"{PLACE}/rocm{rocm}/lib"} if rocm else {}
+        command: Sequence[str] = ["python3", "-c", f"import ctypes; ctypes.CDLL({library!r}, mode={os.RTLD_NOW})"]
+        done = runner.run(image, command, mounts=mounts, env=environment, log=workspace.log, capture=True, check=False)
+        if done.returncode != 0:
+            raise ContractError(
+                f"AOTriton's library{f' for ROCm {rocm}' if rocm else ''} does not load",
+                why="\n".join((done.stdout or "").strip().splitlines()[-5:]),
+                fix=f"see the log: {workspace.log}",
+            )
