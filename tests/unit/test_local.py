@@ -66,6 +66,15 @@ def test_garbage_is_no_source(here: Path, name: str, content: bytes) -> None:
     assert "name" in refused(f"triton={name}").fix
 
 
+def test_a_database_may_be_a_source(here: Path) -> None:
+    for content in (b"", b"SQLite format 3\0"):
+        (here / "a.sqlite3").write_bytes(content)
+        given = make_request(cache=here / "cache", source=["aotriton-database=a.sqlite3"]).sources
+        assert given["aotriton-database"].path == Path("a.sqlite3")
+    (here / "a.sqlite3").write_bytes(b"version https://git-lfs")
+    assert "is none" in refused("aotriton-database=a.sqlite3").why
+
+
 def test_links_and_pipes(here: Path) -> None:
     (here / "link").symlink_to("nowhere")
     assert "link to nothing" in refused("triton=link").why

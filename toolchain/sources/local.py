@@ -11,6 +11,7 @@ from toolchain.sources.spec import FORMS, SourceSpec
 TAR = re.compile(r"\.(tar(\.(gz|xz|bz2|zst))?|tgz|txz|tbz2|tzst)$")
 _AR = b"!<arch>"
 _ZIP = b"PK\x03\x04"
+_SQLITE = b"SQLi"
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _VERSION = re.compile(r"[vV]?[0-9]+(\.[0-9A-Za-z]+)+")
 _COMMIT = re.compile(r"[0-9a-fA-F]{7,40}")
@@ -55,6 +56,8 @@ def _not_a_source(path: Path) -> str:
         return "" if head == _ZIP else "it is called a wheel, and is no ZIP archive"
     if path.name.endswith(".deb"):
         return "" if head == _AR[:4] else "it is called a Debian package, and is none"
+    if path.name.endswith(".sqlite3"):  # whoever asks for a database says more of an empty one
+        return "" if head in {b"", _SQLITE} else "it is called a database of SQLite, and is none"
     if not TAR.search(path.name):
         return "its name is neither that of a tar archive nor of a wheel"
     if head == _ZSTD:
