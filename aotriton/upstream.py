@@ -20,8 +20,14 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-# As in upstream's build, and without line information as in ours: it would hold the folder of the sources.
-ENVIRONMENT = {"TRITON_F32_DEFAULT": "ieee", "TRITON_STORE_BINARY_ONLY": "1", "TRITON_DISABLE_LINE_INFO": "1"}
+# As in upstream's build. As in ours without line information, which would hold the folder of the sources, and with one
+# order of Python's sets, which some Tritons go through.
+ENVIRONMENT = {
+    "TRITON_F32_DEFAULT": "ieee",
+    "TRITON_STORE_BINARY_ONLY": "1",
+    "TRITON_DISABLE_LINE_INFO": "1",
+    "PYTHONHASHSEED": "0",
+}
 
 
 def error_of(said: str) -> str:

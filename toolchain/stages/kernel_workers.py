@@ -51,8 +51,12 @@ class KernelProject:
 
     @property
     def variables(self) -> dict[str, str]:
-        """All variables of the compile processes."""
-        return {**self.environment, "HOME": "/tmp"}  # noqa: S108 - in the container
+        """All variables of the compile processes.
+
+        Triton 3.0 goes through sets in an order that Python draws anew for each process: without a seed its objects
+        differ from one run to the next, by upstream's own script too.
+        """
+        return {**self.environment, "HOME": "/tmp", "PYTHONHASHSEED": "0"}  # noqa: S108 - in the container
 
     def naming(self, tree: Path, triton: Sequence[str]) -> Naming:
         """What names the results of a tree on this machine.
