@@ -296,7 +296,7 @@ class BuildWorkspace:
     def _tidy(self, planned: Planned) -> None:
         """Unfinished work is finished: give the disk back. The compiler cache stays."""
         if self._engine is not None and planned.input_digest is not None:
-            self._engine.drop_cache(planned.name, planned.input_digest.removeprefix("sha256:")[:12])
+            self._engine.drop_cache(planned.name, planned.tree_key)
         ledger = self.cache.work / self.stage / LEDGER
         if ledger.exists():
             ledger.replace(self.cache.kept(self.stage, LEDGER))

@@ -160,7 +160,7 @@ def bring_wheels(request: Request, built: Sequence[Built], reuse: Reuse) -> None
 
 def _bring(request: Request, planned: Planned, missing: Mapping[str, str], where: Target) -> None:
     image = reference(where, planned)
-    ref = where.image(planned.image, tag_of(str(planned.input_digest).removeprefix("sha256:")[:12]))
+    ref = where.image(planned.image, tag_of(planned.tree_key))
     with open_place(ref) as place:
         manifest, content = place.manifest()
         files = {file.blob.digest: file for file in read_files(parse_object(content, manifest.digest), manifest)}

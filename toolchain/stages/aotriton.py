@@ -43,7 +43,7 @@ from toolchain.stages.aotriton_library import (
 )
 from toolchain.stages.base import base_label
 from toolchain.stages.hip import PLACE
-from toolchain.stages.kernel_workers import WORKER_FILES, allocator, layer_digests, limits
+from toolchain.stages.kernel_workers import WORKER_FILES, allocator, campaign_inputs, layer_digests, part_of_kernels
 from toolchain.stages.prebuilt import choices, names_allowed, take_in
 from toolchain.stages.stage import Built, Planned, Workspace, common_inputs, image_labels, locked, source_inputs
 from toolchain.stages.wheels import AOTRITON, wheel_sources
@@ -69,10 +69,7 @@ class AotritonStage:
         sources = source_inputs([source, *further], request.patches)
         under = {name: dependency.input_digest for name, dependency in dependencies.items()}
         base, triton = under["base"], under["triton"]
-        gpus = request.gpus or DEFAULT_GPUS
-        part = [f"select {request.select}"] if request.select else []
-        part += [f"limit {request.limit}"] if request.limit is not None else []
-        part += [f"shard {request.shard[0]}/{request.shard[1]}"] if request.shard is not None else []
+        part = part_of_kernels(request)
         inputs: dict[str, Any] | None = None
         if sources is not None and locked(base, triton, *(under[name] for name in ("sysroot", "hip") if request.glibc)):
             inputs = {
@@ -83,14 +80,9 @@ class AotritonStage:
                 "recipe": digests(COMPILER_CACHE, "containerfiles/aotriton", *WORKER_FILES, "aotriton/pack.py"),
                 "environment": ENVIRONMENT,
                 "launches": LAUNCHES,
-                "gpus": list(gpus),
                 "binaries": choices("aotriton", request),
-                "select": request.select,
-                "limit": request.limit,
-                **({"shard": list(request.shard)} if request.shard is not None else {}),
-                "keep_going": request.keep_going,
                 **({"without": list(request.without)} if request.without else {}),
-                **limits(request),
+                **campaign_inputs(request, DEFAULT_GPUS),
                 **portable_inputs(under, request),
             }
         bound = "" if request.glibc else f"-{base_label(request)}"
@@ -101,7 +93,7 @@ class AotritonStage:
             inputs=inputs,
             sources=(source, *further),
             binaries=tuple(sorted({*dependencies["triton"].binaries, *names_allowed("aotriton", request)})),
-            partial=", ".join(part),
+            partial=part,
             prefix=prefix_of(source, request),
             disk=_DISK,
             engine=True,

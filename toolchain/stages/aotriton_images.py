@@ -15,7 +15,7 @@ from pathlib import Path
 from subprocess import Popen
 from typing import Any
 
-from toolchain import console, recipe, strict_json
+from toolchain import recipe, strict_json
 from toolchain.catalog.aotriton_generations import Generation, generation_of
 from toolchain.digest import sha256_bytes, write_atomically
 from toolchain.errors import ContractError, UnsupportedError
@@ -23,7 +23,7 @@ from toolchain.filesystem import read_regular
 from toolchain.kernels.aks2 import read_archive
 from toolchain.kernels.aotriton_plan import Archive, BarePlan, Cluster
 from toolchain.kernels.bounds import OVER_MEMORY, patience
-from toolchain.kernels.campaign import KNOWN_BAD, CampaignResult, run_campaign
+from toolchain.kernels.campaign import KNOWN_BAD, CampaignResult
 from toolchain.kernels.launches import launch_files
 from toolchain.kernels.ledger import TIMEOUT, Entry, Ledger
 from toolchain.kernels.result_name import Naming
@@ -42,7 +42,6 @@ from toolchain.stages.kernel_workers import (
     allocator,
     compiling,
     layer_digests,
-    tell,
 )
 from toolchain.stages.stage import Built, Workspace
 from toolchain.stages.triton_wheel import SITE
@@ -176,34 +175,19 @@ class KernelImages:
         Raises:
             KernelError: rules failed, and the request does not say to keep going.
         """
-        request, at = self.workspace.request, self.compile_setup()
         about, known = self.build.with_name("about.json"), self.build.with_name("ledger.sqlite")
         if not about.is_file():
             # Killed before it could be told what compiles here: a ledger without that is worth nothing.
             known.unlink(missing_ok=True)
 
-        with Ledger(known) as ledger, compiling(at, self.workspace, rules.rules, shared) as workers:
+        with Ledger(known) as ledger, compiling(self.compile_setup(), self.workspace, rules.rules, shared) as workers:
 
             def count(done: int, total: int, label: str) -> None:
                 if not about.is_file() and (told := workers.executor.about()):
                     write_atomically(about, json.dumps(told, sort_keys=True).encode())
                 self.workspace.count(done, total, label)
 
-            result = run_campaign(
-                rules,
-                workers.executor,
-                ledger,
-                self.build,
-                worker_tree=at.seen[0],
-                worker_out=at.seen[1],
-                keep_going=request.keep_going,
-                on_count=count,
-                on_end=tell,
-                command=console.command(),
-                bounds=workers.bounds,
-                shared=shared,
-                tell=workers.tell,
-            )
+            result = workers.run(rules, ledger, count)
         # The same whether something was left to compile or not.
         return replace(result, about=strict_json.read(about.read_bytes())) if about.is_file() else result
 

@@ -114,7 +114,7 @@ class CodegenLibraryStage:
                 sysroot=workspace.unpack(dependencies["sysroot"]),
                 jobs=str(workspace.jobs("compile")),
                 input_digest=str(planned.input_digest),
-                cache_key=str(planned.input_digest).removeprefix("sha256:")[:12],
+                cache_key=planned.tree_key,
             )
         )
         library = out / rule.library

@@ -104,7 +104,7 @@ class CodegenLlvmStage:
                     "INPUT_DIGEST": str(planned.input_digest),
                 },
                 contexts={"llvm": source.path, "sysroot": system},
-                cache_key=str(planned.input_digest).removeprefix("sha256:")[:12],
+                cache_key=planned.tree_key,
                 steps=_CROSS_WEIGHTS if cross else _WEIGHTS,
                 courses={"compile": costs} if (costs := step_costs(self.name)) else {},
             )

@@ -19,9 +19,11 @@ from toolchain.stages.stage import Built, Workspace
 
 if TYPE_CHECKING:
     from toolchain.kernels.bounds import MemoryBounds
+    from toolchain.kernels.campaign import CampaignResult
     from toolchain.kernels.executors import Executor, LocalExecutor
+    from toolchain.kernels.ledger import Ledger
     from toolchain.kernels.result_name import Naming
-    from toolchain.kernels.rules import Rule
+    from toolchain.kernels.rules import Rule, RuleSet
     from toolchain.kernels.shared import SharedResults
     from toolchain.kernels.worker import CompileSetup, Limits
     from toolchain.kernels.worker_process import MakeWorker
@@ -88,9 +90,38 @@ def layer_digests(triton: Built, cache: Cache) -> list[str]:
 class Workers:
     """Who compiles for a campaign; the arguments of `run_campaign` of the same names."""
 
+    setup: CompileSetup
+    workspace: Workspace
+    shared: SharedResults | None
     executor: Executor
     bounds: MemoryBounds | None
     tell: Callable[[dict[str, Any]], None] | None
+
+    def run(
+        self, rules: RuleSet, ledger: Ledger, on_count: Callable[[int, int, str], None] | None = None
+    ) -> CampaignResult:
+        """Compile as the request says.
+
+        Raises:
+            KernelError, ResourceError: see `run_campaign`.
+        """
+        from toolchain.kernels.campaign import run_campaign  # noqa: PLC0415 - a plan compiles nothing
+
+        return run_campaign(
+            rules,
+            self.executor,
+            ledger,
+            self.setup.out,
+            worker_tree=self.setup.seen[0],
+            worker_out=self.setup.seen[1],
+            keep_going=self.workspace.request.keep_going,
+            on_count=on_count or self.workspace.count,
+            on_end=_tell,
+            command=console.command(),
+            bounds=self.bounds,
+            shared=self.shared,
+            tell=self.tell,
+        )
 
 
 @contextlib.contextmanager
@@ -105,7 +136,7 @@ def compiling(
     here = local_workers(setup.start, workspace)
     address = workspace.request.scheduler
     if address is None:
-        yield Workers(executor=here, bounds=here.bounds, tell=None)
+        yield Workers(setup=setup, workspace=workspace, shared=shared, executor=here, bounds=here.bounds, tell=None)
         return
     from toolchain.kernels.dask_executor import DaskExecutor  # noqa: PLC0415 - most builds have no scheduler
 
@@ -118,7 +149,9 @@ def compiling(
         campaign=setup.campaign, on_log=log,
     )  # fmt: skip
     with elsewhere:
-        yield Workers(executor=elsewhere, bounds=None, tell=elsewhere.tell)
+        yield Workers(
+            setup=setup, workspace=workspace, shared=shared, executor=elsewhere, bounds=None, tell=elsewhere.tell
+        )
 
 
 def allocator(request: Request) -> dict[str, str]:
@@ -155,6 +188,29 @@ def local_workers(make: MakeWorker, workspace: Workspace) -> LocalExecutor:
     return LocalExecutor(make, workers=count, timeout=asked.timeout, bounds=bounds)
 
 
+def part_of_kernels(request: Request) -> str:
+    """Which kernels alone are asked for, for people; empty for all."""
+    shard = "/".join(map(str, request.shard or ()))
+    part = {"select": request.select, "limit": request.limit, "shard": shard}
+    return ", ".join(f"{name} {value}" for name, value in part.items() if value)
+
+
+def campaign_inputs(request: Request, default: Sequence[str]) -> dict[str, Any]:
+    """What of the request decides the kernels.
+
+    Args:
+        default: the GPUs where none is named.
+    """
+    return {
+        "gpus": list(request.gpus or default),
+        "select": request.select,
+        "limit": request.limit,
+        **({"shard": list(request.shard)} if request.shard is not None else {}),
+        "keep_going": request.keep_going,
+        **limits(request),
+    }
+
+
 def limits(request: Request) -> dict[str, float]:
     """What counts as an input: with --keep-going, what takes too much is marked as known bad, so it makes other
     results. Otherwise it fails the build."""
@@ -162,7 +218,7 @@ def limits(request: Request) -> dict[str, float]:
     return {name: value for name, value in asked.items() if value and request.keep_going}
 
 
-def tell(lines: Sequence[str]) -> None:
+def _tell(lines: Sequence[str]) -> None:
     """The end of a campaign, for people."""
     for line in lines:
         console.note(line)

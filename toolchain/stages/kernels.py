@@ -10,7 +10,7 @@ from pathlib import Path
 from subprocess import Popen
 from typing import TYPE_CHECKING, Any
 
-from toolchain import console, recipe
+from toolchain import recipe
 from toolchain.digest import write_atomically
 from toolchain.errors import PolicyError
 from toolchain.oci import labels
@@ -27,10 +27,10 @@ from toolchain.stages.kernel_workers import (
     WORKER_FILES,
     KernelProject,
     allocator,
+    campaign_inputs,
     compiling,
     layer_digests,
-    limits,
-    tell,
+    part_of_kernels,
 )
 from toolchain.stages.prebuilt import Intake, take_in
 from toolchain.stages.stage import (
@@ -69,10 +69,7 @@ class KernelsStage:
         source = sdist_source(request)
         sources = source_inputs([source], request.patches)
         under = dependencies["triton"].input_digest
-        gpus = request.gpus or DEFAULT_GPUS
-        part = [f"select {request.select}"] if request.select else []
-        part += [f"limit {request.limit}"] if request.limit is not None else []
-        part += [f"shard {request.shard[0]}/{request.shard[1]}"] if request.shard is not None else []
+        part = part_of_kernels(request)
         inputs: dict[str, Any] | None = None
         if sources is not None and under is not None:
             inputs = {
@@ -80,12 +77,7 @@ class KernelsStage:
                 "triton": under,
                 "sources": sources,
                 "recipe": digests(_RULES, *PROJECT.recipe),
-                "gpus": list(gpus),
-                "select": request.select,
-                "limit": request.limit,
-                **({"shard": list(request.shard)} if request.shard is not None else {}),
-                "keep_going": request.keep_going,
-                **limits(request),
+                **campaign_inputs(request, DEFAULT_GPUS),
             }
         stem = "flash-attn-kernels-partial" if part else "flash-attn-kernels"
         triton = short_id_of(dependencies["triton"])
@@ -95,14 +87,13 @@ class KernelsStage:
             inputs=inputs,
             sources=(source,),
             binaries=dependencies["triton"].binaries,
-            partial=", ".join(part),
+            partial=part,
             prefix=PREFIX,
             engine=True,
         )
 
     def build(self, planned: Planned, dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
-        from toolchain.kernels.campaign import run_campaign  # noqa: PLC0415 - a plan compiles nothing
-        from toolchain.kernels.ledger import Ledger  # noqa: PLC0415
+        from toolchain.kernels.ledger import Ledger  # noqa: PLC0415 - a plan compiles nothing
         from toolchain.kernels.rules import load_rules  # noqa: PLC0415
         from toolchain.kernels.shards import shard_of  # noqa: PLC0415
 
@@ -123,21 +114,7 @@ class KernelsStage:
         with Ledger(work / "ledger.sqlite") as ledger, workspace.shared_results(at.naming) as shared:
             shard = shard_of(rules, request.shard, shared)
             with compiling(at, workspace, shard.rules.rules, shared) as workers:
-                result = run_campaign(
-                    shard.rules,
-                    workers.executor,
-                    ledger,
-                    out,
-                    worker_tree=at.seen[0],
-                    worker_out=at.seen[1],
-                    keep_going=request.keep_going,
-                    on_count=workspace.count,
-                    on_end=tell,
-                    command=console.command(),
-                    bounds=workers.bounds,
-                    shared=shared,
-                    tell=workers.tell,
-                )
+                result = workers.run(shard.rules, ledger)
             shard.finish(shared, result.entries)
             numbers = check_numbers(result, rules.rules, out, ledger, workspace)
         if result.bad:

@@ -179,7 +179,7 @@ class LlvmStage:
                     "INPUT_DIGEST": str(planned.input_digest),
                 },
                 contexts={**contexts, **({"sysroot": system} if system else {})},
-                cache_key=str(planned.input_digest).removeprefix("sha256:")[:12],
+                cache_key=planned.tree_key,
                 steps=_CROSS_WEIGHTS if cross else _WEIGHTS,
                 courses={"compile": costs} if (costs := step_costs(part.name)) else {},
             )

@@ -58,6 +58,11 @@ class Planned:
         """SHA-256 of the canonical inputs, or None while one of them is not locked."""
         return None if self.inputs is None else sha256_json(dict(self.inputs))
 
+    @property
+    def tree_key(self) -> str:
+        """What the trees of its unfinished builds are known by."""
+        return str(self.input_digest).removeprefix("sha256:")[:12]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Built:

@@ -246,7 +246,7 @@ def build_wheels(
                 "wheels": wheel_folder(planned.sources[1:], workspace),
                 **contexts,
             },
-            cache_key=str(planned.input_digest).removeprefix("sha256:")[:12],
+            cache_key=planned.tree_key,
             steps=_WEIGHTS,
         )
     )
