@@ -54,11 +54,6 @@ class Descriptor:
         return bool(self.rsrc2 >> 7 & 1), bool(self.rsrc2 >> 8 & 1), bool(self.rsrc2 >> 9 & 1)
 
     @property
-    def workitem_ids(self) -> int:
-        """0: x alone; 1: x and y; 2: all three."""
-        return (self.rsrc2 >> 11) & 3
-
-    @property
     def wave32(self) -> bool:
         return bool(self.properties >> 10 & 1)
 

@@ -83,11 +83,6 @@ def decode(line: Line, target: Target) -> Operation:
     return Operation(instruction, run, frozenset(operands.reads), frozenset(operands.writes), (instruction.name,))
 
 
-def is_known(name: str) -> bool:
-    """Whether an instruction of this name is emulated, in some form."""
-    return name in _HANDLERS or any(finder(name) is not None for finder in _FINDERS)
-
-
 def _row(instruction: Instruction) -> LaneOp | None:
     if instruction.name == _CHOICE and any(
         text[0] in "-|" and not text[1:2].isdigit() for text in instruction.operands
