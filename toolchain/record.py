@@ -115,7 +115,7 @@ class LayerFacts:
         Raises:
             RecordError: they lack something.
         """
-        known = {one.name for one in fields(cls)}
+        known = {each.name for each in fields(cls)}
         try:
             return typed(cls, {name: value for name, value in facts.items() if name in known and value is not None})
         except TypedError as error:
@@ -123,7 +123,7 @@ class LayerFacts:
 
     def as_json(self) -> dict[str, Any]:
         """As facts hold them."""
-        value = {one.name: getattr(self, one.name) for one in fields(self)} | {"largest": list(self.largest)}
+        value = {each.name: getattr(self, each.name) for each in fields(self)} | {"largest": list(self.largest)}
         if self.disk_bytes is None:
             del value["largest"], value["disk_bytes"]
         return value
@@ -237,13 +237,13 @@ class Record:
     def rows(self, name: str) -> Sequence[Mapping[str, Any]]:
         """The objects of a list among the facts, such as `wheels`; none where there is no such list."""
         found = self.facts.get(name)
-        return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+        return [row for row in found if isinstance(row, dict)] if isinstance(found, list) else []
 
 
 KEYS: Keys = {
-    **dict.fromkeys(one.name for one in fields(Record)),
+    **dict.fromkeys(each.name for each in fields(Record)),
     "sources": {
-        **dict.fromkeys(one.name for one in fields(RecordedSource)),
+        **dict.fromkeys(each.name for each in fields(RecordedSource)),
         "patches": dict.fromkeys(("name", "digest")),
     },
     "taken_from": dict.fromkeys(("ref", "key")),

@@ -94,7 +94,7 @@ def survey(cache: Cache) -> list[Item]:
     """Everything in the cache, by kind, what was used last first."""
     records = _records(cache)
     found = [*_images(cache, records), *_sources(cache, records), *_unfinished(cache), *_rest(cache)]
-    return sorted(found, key=lambda one: (KINDS.index(one.kind), -one.used, one.name))
+    return sorted(found, key=lambda entry: (KINDS.index(entry.kind), -entry.used, entry.name))
 
 
 def prune(
@@ -133,16 +133,16 @@ def prune(
         return item.left or item.used < cutoff or (unfinished and item.kind == "unfinished")
 
     aged = () if images else survey(cache)
-    going = _named(cache, images) if images else [one for one in aged if goes(one) and not one.stays]
+    going = _named(cache, images) if images else [entry for entry in aged if goes(entry) and not entry.stays]
     if dry:
         return Pruned(tuple(going))
     gone, failed = [], []
-    for one in going:
+    for entry in going:
         try:
-            _remove(cache, one)
-            gone.append(one)
+            _remove(cache, entry)
+            gone.append(entry)
         except OSError as error:
-            failed.append((one.name, str(error.strerror or error)))
+            failed.append((entry.name, str(error.strerror or error)))
     if (cache.images / "index.json").is_file():
         # Of a record whose name was lost the image still counts. Who names an image wants its disk at once.
         kept = [record.manifest for record in _records(cache)]
@@ -158,7 +158,7 @@ def _named(cache: Cache, images: Sequence[Record]) -> list[Item]:
     """
     paths = {str(cache.record(record.input_digest)) for record in images}
     digests = {record.input_digest for record in images}
-    standing = [one.tag for one in _records(cache) if digests & set(one.below) and one.digest not in digests]
+    standing = [image.tag for image in _records(cache) if digests & set(image.below) and image.digest not in digests]
     if standing:
         raise ConfigError(
             f"{len(standing)} images stand on what is to be removed",
@@ -173,7 +173,7 @@ def _records(cache: Cache) -> list[_Finished]:
     for path, record in finished(cache):
         with contextlib.suppress(*_MALFORMED):
             mark = used_mark(path)
-            used = max(one.stat().st_mtime for one in (path, mark) if one.exists())
+            used = max(file.stat().st_mtime for file in (path, mark) if file.exists())
             made_of = {str(source["digest"]): str(source["name"]) for source in record.inputs.get("sources", ())}
             made_of |= {str(row["digest"]): str(row["file"]) for row in record.rows("wheels")}
             tag = image_tag(record.image, record.input_digest)
@@ -184,12 +184,12 @@ def _records(cache: Cache) -> list[_Finished]:
 
 def _used_together(found: Sequence[_Finished]) -> list[_Finished]:
     """With the stages below as young as what stands on them: published is an image with what theirs say."""
-    by_digest = {one.digest: one for one in found}
-    for one in sorted(found, key=lambda one: -one.used):
-        waiting = list(one.below)
+    by_digest = {image.digest: image for image in found}
+    for image in sorted(found, key=lambda image: -image.used):
+        waiting = list(image.below)
         while waiting:
-            if (below := by_digest.get(waiting.pop())) is not None and below.used < one.used:
-                by_digest[below.digest] = replace(below, used=one.used)
+            if (below := by_digest.get(waiting.pop())) is not None and below.used < image.used:
+                by_digest[below.digest] = replace(below, used=image.used)
                 waiting += below.below
     return list(by_digest.values())
 
@@ -212,10 +212,10 @@ def _images(cache: Cache, records: list[_Finished]) -> Iterator[Item]:
             used = layout.blob(manifest.digest).stat().st_ctime if there else 0.0
             found.append((used, f"{tag} (no record)", "", tag, manifest.digest))
     counted: set[str] = set()
-    for used, name, key, tag, digest in sorted(found, key=lambda one: -one[0]):
+    for used, name, key, tag, digest in sorted(found, key=lambda image: -image[0]):
         parts: set[str] = set()
         with contextlib.suppress(ToolchainError):  # one whose blobs are gone is still there to be removed
-            parts = {one.digest for one in layout.walk(layout.resolve(digest)) if layout.has(one.digest)} - counted
+            parts = {part.digest for part in layout.walk(layout.resolve(digest)) if layout.has(part.digest)} - counted
         counted |= parts
         size = sum(layout.blob(part).stat().st_size for part in parts)
         # What a bundle brought nothing here can make again.
@@ -261,12 +261,12 @@ def _unfinished(cache: Cache) -> Iterator[Item]:
     compiler = {place: known for known in compiler_caches(cache) for place in known.places}
     for folder in _children(cache.mounts):
         inside = folder.name.startswith("buildah-cache") and "lockfiles" not in folder.name
-        for one in _children(folder) if inside else [folder]:
-            if known := compiler.get(one):
+        for place in _children(folder) if inside else [folder]:
+            if known := compiler.get(place):
                 name = f"{known.sources} {known.key}".strip()
-                yield _kept("compiler cache", name, one, known.used)
+                yield _kept("compiler cache", name, place, known.used)
             else:
-                yield _kept("unfinished", one.name, one, _touched(one))
+                yield _kept("unfinished", place.name, place, _touched(place))
     for child in _children(cache.work):
         if child != cache.mounts:
             yield _kept("unfinished", child.name, child, _touched(child))

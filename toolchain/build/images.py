@@ -139,13 +139,13 @@ def require_below(record: Record, below: Sequence[Record]) -> None:
     Raises:
         SourceError: one is gone.
     """
-    known = {one.input_digest for one in below}
-    for one in (record, *below):
+    known = {made.input_digest for made in below}
+    for made in (record, *below):
         for row in STAGES:
-            digest = one.inputs.get(row.name)
+            digest = made.inputs.get(row.name)
             if isinstance(digest, str) and digest.startswith("sha256:") and digest not in known:
                 raise SourceError(
-                    f"the record of the {row.name} below {full_name(one)} is gone",
+                    f"the record of the {row.name} below {full_name(made)} is gone",
                     why=f"its SBOM and provenance say what that {row.name} is: input digest {digest}",
                     fix=f"make it again, with the options of then: toolchain build {row.name}",
                 )
@@ -168,8 +168,8 @@ def note_use(cache: Cache, found: Iterable[Record]) -> None:
 
 def note_publication(cache: Cache, record: Record, publication: Publication) -> None:
     """Remember where an image was published; of one reference the last time counts."""
-    known = {one.ref: one for one in publications(cache, record)} | {publication.ref: publication}
-    rows = [{"ref": one.ref, "digest": one.digest, "when": one.when} for one in known.values()]
+    known = {place.ref: place for place in publications(cache, record)} | {publication.ref: publication}
+    rows = [{"ref": place.ref, "digest": place.digest, "when": place.when} for place in known.values()]
     write_atomically(_published(cache, record), canonical(rows))
 
 
@@ -180,7 +180,7 @@ def publications(cache: Cache, record: Record) -> tuple[Publication, ...]:
         found = [Publication(str(row["ref"]), str(row["digest"]), float(row["when"])) for row in rows]
     except (OSError, ValueError, KeyError, TypeError):  # only for people: a damaged note is as good as none
         return ()
-    return tuple(sorted(found, key=lambda one: one.when))
+    return tuple(sorted(found, key=lambda place: place.when))
 
 
 def _published(cache: Cache, record: Record) -> Path:

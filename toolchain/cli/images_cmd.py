@@ -108,22 +108,22 @@ def inspect(
         if is_image_name(image):
             where = cache_of(cache)
             layout, named = Layout(where.images), _named_here(where, image)
-            found: Sequence[NamedImage] = [one for one, _ in named]
-            rows = [{**_describe(layout, one.name, one.image), "build": made} for one, made in named]
+            found: Sequence[NamedImage] = [image for image, _ in named]
+            rows = [{**_describe(layout, image.name, image.image), "build": made} for image, made in named]
         else:
             with (
                 deadline(LONGEST_CHECK, lambda: took_too_long(image, LONGEST_CHECK)),
                 open_place(parse(image)) as place,
             ):
                 layout, found = place.images(Path(scratch))
-                rows = [_describe(layout, one.name, one.image) for one in found]
+                rows = [_describe(layout, image.name, image.image) for image in found]
         uses = _uses(layout, found) if use else []
     if json_:
         documents = [{**row, **({"use": uses[at].as_json()} if use else {})} for at, row in enumerate(rows)]
         console.data({"images": documents})
         return
-    for one in uses:
-        for line in one.text():
+    for entry in uses:
+        for line in entry.text():
             console.text(line)
     if use:
         return
@@ -164,7 +164,7 @@ def _tell(row: dict[str, Any]) -> None:
 def _uses(layout: Layout, found: Sequence[NamedImage]) -> list[Use]:
     from toolchain.publish.consumer import use_of  # noqa: PLC0415 - reads layers
 
-    return [use_of(layout, one.image, one.ref) for one in found]
+    return [use_of(layout, image.image, image.ref) for image in found]
 
 
 def _describe(layout: Layout, name: str, descriptor: Descriptor) -> dict[str, Any]:
@@ -175,14 +175,14 @@ def _describe(layout: Layout, name: str, descriptor: Descriptor) -> dict[str, An
         files = [file.as_json() for file in read_files(value, descriptor)]
         return {"ref": name, "digest": descriptor.digest, "images": [], "files": files}
     images = []
-    for one in layout.walk(descriptor) if descriptor.media_type in media.MANIFESTS else ():
-        if one.media_type not in media.IMAGES:
+    for manifest in layout.walk(descriptor) if descriptor.media_type in media.MANIFESTS else ():
+        if manifest.media_type not in media.IMAGES:
             continue
-        config, *layers = layout.children(one)
+        config, *layers = layout.children(manifest)
         value = layout.read_json(config)
         images.append(
             {
-                "digest": one.digest,
+                "digest": manifest.digest,
                 "platform": f"{value.get('os')}/{value.get('architecture')}",
                 "labels": labels_of(value),
                 "layers": [layer.as_json() for layer in layers],

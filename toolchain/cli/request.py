@@ -59,9 +59,9 @@ def with_request(
     """
 
     def decorate(verb: Callable[..., None]) -> Callable[..., None]:
-        declared = [one for one in request_module.options() if one.field not in without]
-        offered = [parameter(one) for one in declared if one.field not in unlisted]
-        others = [one.option for one in declared if one.field in unlisted]
+        declared = [row for row in request_module.options() if row.field not in without]
+        offered = [parameter(row) for row in declared if row.field not in unlisted]
+        others = [row.option for row in declared if row.field in unlisted]
 
         @functools.wraps(verb)
         def command(ctx: typer.Context, **given: Any) -> None:
@@ -150,11 +150,11 @@ def _take_recorded(context: typer.Context, given: dict[str, Any], recorded: Reco
     given.update(own)
     for name in own.keys() ^ {name for name in given if name not in declared}:
         del given[name]
-    for name, one in declared.items():
-        if one.option.kind == "pairs" and typed(name):
+    for name, row in declared.items():
+        if row.option.kind == "pairs" and typed(name):
             given[name] = [*given[name], *beside(given[name], values.get(name, ()))]
-        elif one.option.counts and not typed(name):
-            given[name] = values.get(name, one.given_default)
+        elif row.option.counts and not typed(name):
+            given[name] = values.get(name, row.given_default)
     if typed("base"):
         given["glibc"] = None if not typed("glibc") else given["glibc"]
     elif typed("glibc"):

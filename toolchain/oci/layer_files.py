@@ -95,7 +95,7 @@ def layer_files(path: Path, media_type: str) -> list[LayerFile]:
         found = list(_walk(path, media_type, None))
     except _DAMAGED as error:
         raise UntrustedError("a layer cannot be read", why=f"{path.name}: {error}", fix="fetch it again") from error
-    return sorted(found, key=lambda one: one.path)
+    return sorted(found, key=lambda file: file.path)
 
 
 def layer_paths(path: Path, media_type: str) -> Iterator[str]:
@@ -105,7 +105,7 @@ def layer_paths(path: Path, media_type: str) -> Iterator[str]:
         UntrustedError, EngineError: as `layer_files`.
     """
     try:
-        yield from (one.path for one in _walk(path, media_type, ("", 0, [])))
+        yield from (file.path for file in _walk(path, media_type, ("", 0, [])))
     except _DAMAGED as error:
         raise UntrustedError("a layer cannot be read", why=f"{path.name}: {error}", fix="fetch it again") from error
 
@@ -113,8 +113,8 @@ def layer_paths(path: Path, media_type: str) -> Iterator[str]:
 def read_member(path: Path, media_type: str, name: str, *, limit: int = 64 << 20) -> bytes | None:
     """The content of one regular file of a layer, None if it has none of that name or more than `limit` bytes."""
     kept: list[bytes] = []
-    for one in _walk(path, media_type, (name, limit, kept)):
-        if one.path == name:
+    for file in _walk(path, media_type, (name, limit, kept)):
+        if file.path == name:
             return kept[0] if kept else None
     return None
 
@@ -124,9 +124,9 @@ def read_members(
 ) -> Iterator[tuple[str, bytes]]:
     """The regular files of a layer whose names have one of some ends: path and content. Larger ones are left out."""
     kept: list[bytes] = []
-    for one in _walk(path, media_type, (suffixes, limit, kept)):
+    for file in _walk(path, media_type, (suffixes, limit, kept)):
         if kept:
-            yield one.path, kept.pop()
+            yield file.path, kept.pop()
 
 
 @memoize(maxsize=8)

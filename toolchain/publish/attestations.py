@@ -113,14 +113,14 @@ def _compiled_against(cache: Cache, record: Record) -> tuple[Package, ...]:
     found = _resolved(cache, "sysroot", record)
     glibc = str(record.inputs.get("base", "")).removeprefix("glibc-")
     floor = load_floors().get(glibc)
-    return tuple(replace(one, system=floor.distro) for one in found) if floor else found
+    return tuple(replace(package, system=floor.distro) for package in found) if floor else found
 
 
 def _headers_of_python(cache: Cache, record: Record) -> tuple[Package, ...]:
     """The packages whose headers wheels were compiled with; all else of an interpreter's root only runs it."""
     found = _resolved(cache, "python", record)
     rows = {row.headers: row.distro for row in load_pythons().values()}
-    return tuple(replace(one, system=rows[one.name]) for one in found if one.name in rows)
+    return tuple(replace(package, system=rows[package.name]) for package in found if package.name in rows)
 
 
 # Packages that came into the objects or the image besides the base's, by stage.
@@ -258,14 +258,14 @@ def _sign(
             lambda: _signed_before(signer.public, subjects[0], place, own),
         )
         told = envelopes[: len(statements)]
-        said = [_Said(one.as_bytes(), dsse.MEDIA_TYPE, {PREDICATE_TYPE: kind}) for kind, one in told]
+        said = [_Said(statement.as_bytes(), dsse.MEDIA_TYPE, {PREDICATE_TYPE: kind}) for kind, statement in told]
         if signer.bundles:  # never a provenance without the SBOM: who finds a bundle looks at nothing else
-            said += [_bundled(kind, one, signer.public) for kind, one in envelopes]
+            said += [_bundled(kind, envelope, signer.public) for kind, envelope in envelopes]
         done = _attach(said, subjects, place, scratch, kinds)
         name = place.name_of(image)
-        tagged = [one for subject in subjects for one in _tagged(own, signer, name, told, subject.digest)]
+        tagged = [entry for subject in subjects for entry in _tagged(own, signer, name, told, subject.digest)]
         pushed = place.attach_layers(own, tagged)
-    tags = tuple(one.tag for one in tagged)
+    tags = tuple(entry.tag for entry in tagged)
     return replace(done, signed_by=signer.public.id, pushed_bytes=done.pushed_bytes + pushed, tags=tags)
 
 
@@ -297,11 +297,11 @@ def _attach(
     """Attach artifacts with these contents to each of the subjects."""
     pushed, how = 0, "none"
     with _own_layout(scratch) as own:
-        blobs = [own.put_bytes(one.content, one.kind) for one in said]
+        blobs = [own.put_bytes(entry.content, entry.kind) for entry in said]
         for subject in subjects:
             artifacts = [
-                write_artifact(own, subject, blob, artifact_type=one.kind, annotations={**_ANNOTATED, **one.notes})
-                for blob, one in zip(blobs, said, strict=True)
+                write_artifact(own, subject, blob, artifact_type=entry.kind, annotations={**_ANNOTATED, **entry.notes})
+                for blob, entry in zip(blobs, said, strict=True)
             ]
             done = place.attach(own, artifacts)
             pushed += done.pushed_bytes
@@ -320,7 +320,9 @@ def _by_key(
     signer: Signer, statements: Sequence[attest.Statement], known: Callable[[], Mapping[bytes, Evidence]]
 ) -> list[tuple[str, dsse.Envelope]]:
     """The statements signed, each with its predicate's type; as before where signing again would give another."""
-    before = {} if signer.repeats else {said: one.envelope().only(signer.public) for said, one in known().items()}
+    before = (
+        {} if signer.repeats else {said: attached.envelope().only(signer.public) for said, attached in known().items()}
+    )
     return [
         (statement["predicateType"], before.get(canonical(statement)) or dsse.sign(statement, signer))
         for statement in statements
@@ -336,7 +338,7 @@ def _tagged(
 ) -> tuple[Tagged, ...]:
     """Signature and envelopes as they go under the tags where cosign looks."""
     signature = cosign.signature_layer(own, signer, named, subject)
-    layers = [cosign.attestation_layer(own, one.as_bytes(), kind) for kind, one in envelopes]
+    layers = [cosign.attestation_layer(own, envelope.as_bytes(), kind) for kind, envelope in envelopes]
     return (
         Tagged(subject, "sig", (signature,), cosign.signed_already(own, signer.public)),
         Tagged(subject, "att", tuple(layers)),
@@ -349,15 +351,17 @@ def _signed_before(
     """What they signed, by its payload: a new signature would be another, and of an identity another public entry."""
     found: dict[bytes, Evidence] = {}
     there = gather(place, [manifest.digest], scratch)
-    for one in sorted(there, key=lambda one: one.media_type == keyless.MEDIA_TYPE):  # bundles wrap what is there too
+    for attached in sorted(
+        there, key=lambda attached: attached.media_type == keyless.MEDIA_TYPE
+    ):  # bundles wrap what is there too
         with contextlib.suppress(UntrustedError):
             if isinstance(who, PublicKey):
-                envelope = one.envelope()
+                envelope = attached.envelope()
                 if not envelope.signed_by(who):
                     continue
-            elif one.media_type == keyless.MEDIA_TYPE:
-                envelope = who.opened(one.content)
+            elif attached.media_type == keyless.MEDIA_TYPE:
+                envelope = who.opened(attached.content)
             else:
                 continue
-            found.setdefault(envelope.payload, one)
+            found.setdefault(envelope.payload, attached)
     return found
