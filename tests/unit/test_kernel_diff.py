@@ -7,6 +7,7 @@ import json
 import shutil
 import tarfile
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,9 @@ from toolchain.catalog.gpus import known_gpus
 from toolchain.catalog.limits import limits_of
 from toolchain.cli.app import app
 from toolchain.errors import ConfigError, KernelError, RegressionError
-from toolchain.examine.facts import read_object, read_ptx
+from toolchain.examine.diff import compare
+from toolchain.examine.facts import Facts, read_object, read_ptx
+from toolchain.examine.kernels import Kernel
 from toolchain.examine.occupancy import occupancy
 from toolchain.kernels.store import Addition, FolderStore, Result
 
@@ -120,6 +123,24 @@ def test_planted_spills_come_first_and_fail(built: Path) -> None:
     # The way back costs the waves that the spills bought.
     assert run(built / "b", built / "a", "--fail-on", "occupancy", code=RegressionError.code)
     assert run(built / "a", built / "b", "--gpu", "gfx1100")["kernels"] == []
+
+
+def test_new_spills_rank_before_fewer_ones_whatever_waves_they_bought() -> None:
+    before = Facts(
+        name="k", gpu="gfx942", code=9, digest="a", wave=64, threads=256, vgpr=168, sgpr=9, vgpr_spills=0, sgpr_spills=0
+    )
+    changes = {
+        "fewer waves": {"vgpr": 300},
+        "spilled for waves": {"vgpr": 64, "vgpr_spills": 100},
+        "spilled": {"vgpr_spills": 10},
+        "more waves": {"vgpr": 64},
+    }
+    a = [Kernel(key=f"gfx942/{name}", path=name, sha256="a", facts=before) for name in sorted(changes)]
+    b = [
+        replace(kernel, sha256="b", facts=replace(before, digest="b", **changes[kernel.path]))  # type: ignore[arg-type]
+        for kernel in a
+    ]
+    assert [row.key.removeprefix("gfx942/") for row in compare(a, b).rows] == list(changes)
 
 
 def test_text_for_people_names_the_spill(built: Path) -> None:

@@ -170,7 +170,9 @@ def _rank(row: Row) -> tuple[Any, ...]:
     more = [
         after - before for name in ("scratch", "vgpr", "code") for before, after in [row.changes().get(name, (0, 0))]
     ]
-    return (-row.lost_waves, -row.new_spills, order, *(-number for number in more), row.key)
+    # Fewer registers give more waves and more spills: such a kernel is among the worst all the same.
+    lost = row.lost_waves
+    return (-max(lost, 0), -row.new_spills, -lost, order, *(-number for number in more), row.key)
 
 
 def told_row(row: Row) -> Iterator[str]:

@@ -57,7 +57,7 @@ def triton_of_wheel(text: str, cache: Cache) -> Triton:
             raise ConfigError(
                 f"there is no CPython 3.{oldest} here",
                 why=f"{wheel.name} is for it",
-                fix="install it, or give a wheel for another one",
+                fix="install it, give a wheel for another, or a Python that imports this Triton: --with-python PATH",
             )
         folder = cache.work / f"triton-{sha256_file(wheel).removeprefix('sha256:')[:16]}"
         if not folder.is_dir():
