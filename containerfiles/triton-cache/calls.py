@@ -10,6 +10,9 @@ Triton, "cache": path of its cache, "variables": {NAME: value of each that is se
 Then a row comes in as a JSON line, {"id", "calls": [{...}]}, or all of them from FILE, and an answer goes out:
 {"id", "status": "done"|"failed", "refused": bool, "reason", "seconds", "kernels": [{"name", "hash", "hit"}]}.
 
+CALLS_LAUNCHES, a folder that the environment names, gets HASH.json for each kernel: {"source": its file in the package,
+"signature": [argument, type] in their order, "constexprs": {argument: value}}, by which it is launched without Triton.
+
 Each row is a process of its own, forked before any kernel: Triton's key of a kernel depends on which others came before
 it in the process, of those that share a function with it.
 
@@ -74,6 +77,8 @@ class Driver:
 
     def launcher_cls(self, src: Any, metadata: Any) -> Callable[..., None]:
         """What would start a kernel."""
+        if "CALLS_LAUNCHES" in os.environ:
+            describe(src, Path(os.environ["CALLS_LAUNCHES"], f"{metadata.hash}.json"))
         return lambda *_: self._kernels.launched(src.name, metadata.hash)
 
 
@@ -98,6 +103,28 @@ class Kernels:
         """Since the last look."""
         rows, self._rows = self._rows, []
         return rows
+
+
+def describe(src: Any, path: Path) -> None:
+    """Write what a launch needs to know."""
+    names, (top, *below) = src.fn.arg_names, src.fn.fn.__module__.split(".")
+    constants = {names[at[0]]: plain(value) for at, value in src.constants.items() if len(at) == 1}
+    launch = {
+        "source": "/".join(below or [top]) + ".py",
+        "signature": [[name, str(src.signature[name])] for name in names],
+        "constexprs": constants,
+    }
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.write_text(json.dumps(launch, sort_keys=True), encoding="utf-8")
+    partial.replace(path)
+
+
+def plain(value: Any) -> Any:
+    """A constant as JSON has it; a type or a function is its name."""
+    value = getattr(value, "value", value)
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    return [plain(one) for one in value] if isinstance(value, (list, tuple)) else str(getattr(value, "__name__", value))
 
 
 def about(triton: Any) -> dict[str, Any]:

@@ -14,13 +14,15 @@ import numpy as np
 import pytest
 
 from tests.kernel_fixtures import aks2
-from toolchain.emulator.metadata import read_metadata
+from toolchain.emulator.launch import Parameter
+from toolchain.emulator.metadata import Metadata, read_metadata
 from toolchain.errors import ConfigError, UntrustedError
 from toolchain.examine.places import local_files
 from toolchain.kernels.aotriton_plan import Archive, Cluster
 from toolchain.kernels.launches import launch_files, of_rule
 from toolchain.kernels.rules import Rule
 from toolchain.kernels.store import Addition, FolderStore, Result
+from toolchain.numbers import flash_attn
 from toolchain.numbers.case import Expected
 from toolchain.numbers.collect import Collected, File, collect
 from toolchain.numbers.elements import BF16, FP16, FP32, tensor
@@ -203,6 +205,44 @@ def test_a_pack_says_how_its_kernels_are_launched(tmp_path: Path) -> None:
         bare, tmp_path / "c", planned=lambda name, shared: of_rule(rule, shared) if name.endswith("first") else None
     ).objects
     assert read_metadata(planned.path) == dataclasses.replace(found, scratch=0)
+
+
+def test_a_kernel_of_a_triton_cache_is_launched_by_our_json_and_not_by_triton_s(tmp_path: Path) -> None:
+    about = {
+        "name": "k", "arch": "gfx942", "source": "k.py", "signature": [["x", "*bf16"]], "constexprs": {},
+        "num_warps": 1, "shared": 0,
+    }  # fmt: skip
+    own = {"hash": "ab" * 32, "target": {"arch": "gfx942"}, "name": "k", "num_warps": 1}
+    entry = tmp_path / "io.triton.cache/ABC"
+    entry.mkdir(parents=True)
+    for name, content in {"k.json": own, "k.launch.json": about, "__grp__k.json": {"child_paths": {}}}.items():
+        (entry / name).write_text(json.dumps(content))
+    (entry / "k.hsaco").write_bytes(b"code")
+    files = list(local_files(tmp_path, "cache"))
+    for number, order in enumerate((files, files[::-1])):
+        (one,) = collect(order, tmp_path / str(number)).objects
+        assert (one.gpu, one.kernel) == ("gfx942", "k.py:k")
+        assert read_metadata(one.path).names == ("x",)
+
+
+def test_grouped_heads_read_the_keys_of_their_group() -> None:
+    constants: dict[str, Any] = {
+        "HQ": 8, "HK": 2, "ACTUAL_BLOCK_DMODEL": 16, "MAX_SEQLENS_Q": 64, "MAX_SEQLENS_K": 64, "BLOCK_M": 32,
+        "IS_CAUSAL": False, "SM_SCALE": 0.25,
+    }  # fmt: skip
+    strides = [f"stride_{name}{part}" for name in ("q", "k", "v", "o") for part in "zhmd"]
+    names = ("Q", "K", "V", "Out", "LSE", *strides, *(f"stride_lse_{part}" for part in "zhm"))
+    parameters = tuple(Parameter(name, "i32" if "stride" in name else "*fp32") for name in names)
+    about = Metadata("attn_fwd", "gfx942", "", names, parameters, constants, 4, 0, 0)
+    (case,) = flash_attn.forward(about, 1)
+    assert (case.grid, list(case.only)) == ((2, 8, 1), [(1, 4, 0)])
+    shape = Shape(((64, 64),), heads=8, key_heads=2, head=16, pitch=16)
+    problem = Problem(FP32, shape, 0.25, 1)
+    rows = slice(32, 64)
+    scores = problem.q.read()[0, 4, rows] @ problem.k.read()[0, 1].T * 0.25
+    weights = np.exp(scores - scores.max(1, keepdims=True))
+    exact = weights @ problem.v.read()[0, 1] / weights.sum(1, keepdims=True)
+    np.testing.assert_allclose(case.expected[0].exact, exact, rtol=1e-9, atol=1e-12)
 
 
 def test_a_result_of_a_kernel_store_is_an_object_with_its_json(tmp_path: Path) -> None:

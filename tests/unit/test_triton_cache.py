@@ -34,7 +34,7 @@ from toolchain.examine.triton_cache import TritonCache, read_cache, require_call
 from toolchain.kernels.calls import Call, Outcome, by_gpu, calls_of, in_orders, listed, make_calls, with_calls
 from toolchain.kernels.executors import LocalExecutor
 from toolchain.kernels.ledger import Ledger
-from toolchain.kernels.triton_cache import Entry, dummy_key, entry_folder, labels, lay_out, write_manifest
+from toolchain.kernels.triton_cache import LAUNCHES, Entry, dummy_key, entry_folder, labels, lay_out, write_manifest
 from toolchain.oci import labels as names
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.image import ImageSpec, add_layer, write_image
@@ -71,7 +71,10 @@ def made(
     """What becomes of calls, with the workers and the ledger of a build."""
 
     def start() -> contextlib.AbstractContextManager[subprocess.Popen[str]]:
-        return piped(command(lds), env=environment(folder / "made", TRITON_STORE_BINARY_ONLY="1"))
+        launches = folder / "made" / LAUNCHES
+        launches.mkdir(parents=True, exist_ok=True)
+        more = {"TRITON_STORE_BINARY_ONLY": "1", "CALLS_LAUNCHES": os.fspath(launches)}
+        return piped(command(lds), env=environment(folder / "made", **more))
 
     with Ledger(folder / "calls.sqlite") as ledger:
         return make_calls(
@@ -159,7 +162,11 @@ def test_four_kernels_are_laid_out_whole_and_nothing_else(cache: Cache) -> None:
     assert len(cache.entries) == 4
     files = sorted(path.relative_to(cache.mount) for path in cache.mount.rglob("*") if path.is_file())
     assert {path.name.rpartition(".")[2] for path in files} == {"hsaco", "json", "source"}
-    assert len(files) == 4 * 4
+    assert len(files) == 4 * 5
+    launch = json.loads(next(cache.mount.rglob("delta.launch.json")).read_text())
+    assert (launch["source"], launch["arch"], launch["signature"]) == (
+        "small_wheel.py", "gfx942", [["x", "*bf16"], ["y", "*bf16"], ["count", "i32"]],
+    )  # fmt: skip
     (row,) = by_gpu(cache.outcomes)
     assert [row[name] for name in ("calls", "kernels", "entries", "failed", "refused")] == [4, 4, 4, 0, 0]
 
@@ -213,13 +220,13 @@ def test_a_full_disk_is_no_failure_of_a_kernel(tmp_path: Path, monkeypatch: pyte
 
 def test_an_entry_that_is_not_whole_is_refused(cache: Cache, tmp_path: Path) -> None:
     gpu, (name, hash_) = "gfx942", cache.outcomes[0].kernels[0]
-    for lost in (f"__grp__{name}.json", f"{name}.hsaco"):
-        broken = copied(cache, tmp_path / lost)
+    for lost in (f"__grp__{name}.json", f"{name}.hsaco", f"../{LAUNCHES}/{hash_}.json"):
+        broken = Path(shutil.copytree(cache.folder / "made", tmp_path / Path(lost).name / "made"))
         (broken / entry_folder(hash_) / lost).unlink()
         with pytest.raises(KernelError, match="not whole"):
-            lay_out(broken, [(gpu, name, hash_)], tmp_path / lost / "tree", "/mount")
+            lay_out(broken, [(gpu, name, hash_)], tmp_path / Path(lost).name / "tree", "/mount")
     with pytest.raises(KernelError, match="not whole"):
-        lay_out(cache.mount, [("gfx1100", name, hash_)], tmp_path / "other", "/mount")
+        lay_out(cache.folder / "made", [("gfx1100", name, hash_)], tmp_path / "other", "/mount")
 
 
 # What is found out beforehand, and that Triton then finds nothing.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,7 @@ from toolchain.numbers.summary import enough
 from toolchain.oci.layer_files import read_members
 from toolchain.oci.layout import Layout
 from toolchain.request import Request
-from toolchain.stages.kernel_numbers import SEED, run_check
+from toolchain.stages.kernel_numbers import check_files
 from toolchain.stages.stage import Built
 
 _SUFFIXES = (".hsaco", ".json", ".zip", ".aks2", "__launch__")
@@ -41,17 +40,11 @@ def checked(request: Request, built: Built) -> Built:
     if request.check is None or enough(built.facts.get("numbers"), request.check):
         return built
     from toolchain.engine.resources import jobs_for  # noqa: PLC0415
-    from toolchain.numbers.collect import collect  # noqa: PLC0415 - numpy
 
     console.note(f"{built.planned.name}: checking the numbers of {built.planned.image}")
     record = read_record(request.cache, built.input_digest)
     layer = record.layers[-1]
     files = _Files(Layout(request.cache.images).blob(layer["digest"]), str(layer["mediaType"]))
-    with tempfile.TemporaryDirectory(prefix="toolchain-check-") as scratch:
-        folder = Path(scratch, "objects")
-        found = collect(files, folder, count=request.check or None, seed=SEED, label=built.planned.image)
-        numbers = run_check(
-            found.objects, folder, request.cache, available=found.available, jobs=jobs_for("kernel", request.jobs)
-        )
+    numbers = check_files(files, request, label=built.planned.image, jobs=jobs_for("kernel", request.jobs))
     write_record(request.cache, replace(record, facts={**record.facts, "numbers": numbers}))
     return replace(built, facts={**built.facts, "numbers": numbers})

@@ -135,7 +135,7 @@ def _build_stages(request: Request, target: str, run: _Run) -> list[Built]:
                     built = _build_stage(own, stage, planned, built_below, run, of=(number, len(stages)))
                     if own.base.image is not None and known_record(own.cache, built.input_digest) is None:
                         record_as_it_is(own, built)
-        if own.check is not None and stage.name in WITH_KERNELS:
+        if own.check is not None and stage.name in (*WITH_KERNELS, "triton-cache"):
             from toolchain.build.numbers import checked  # noqa: PLC0415 - numpy
 
             built = checked(own, built)

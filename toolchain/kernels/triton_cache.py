@@ -1,7 +1,8 @@
 """Triton's cache of compiled kernels, laid out for one path, and as an image in the format of MCV, "compat".
 
 An entry is a folder, the base32 of its kernel's hash, with the files of the kernel and `__grp__NAME.json`, which names
-each by its whole path: a cache serves the path that it was laid out for. MCV's rules: docs/tasks/triton-cache.md.
+each by its whole path: a cache serves the path that it was laid out for. `NAME.launch.json` is ours: what a launch
+without Triton needs. Triton and MCV pass over it. MCV's rules: docs/tasks/triton-cache.md.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from toolchain.filesystem import read_regular
 from toolchain.kernels.codeobject import check_object
 
 FOLDER = "io.triton.cache"
+LAUNCHES = "launches"  # beside the entries that Triton writes; see containerfiles/triton-cache/calls.py
 MANIFEST = "io.triton.manifest/manifest.json"
 ENTRIES = "cache.triton.image/entry-count"
 BYTES = "cache.triton.image/cache-size-bytes"
@@ -66,10 +68,19 @@ def lay_out(made: Path, kernels: Iterable[tuple[str, str, str]], tree: Path, mou
             files = sorted(strict_json.read(read_regular(source / group, _LARGEST))["child_paths"])
             if any("/" in file or file.startswith(".") for file in files):
                 raise ValueError(f"{group} names {files}")
-            paths = {file: f"{mount}/{source.name}/{file}" for file in files}
             content = {file: read_regular(source / file, _LARGEST) for file in files}
-            content[group] = canonical({"child_paths": paths})
             metadata = strict_json.read(content[f"{name[:150]}.json"])
+            launch = strict_json.read(read_regular(made / LAUNCHES / f"{hash_}.json", _LARGEST))
+            content[f"{name[:150]}.launch.json"] = canonical(
+                {
+                    **{part: launch[part] for part in ("source", "signature", "constexprs")},
+                    **{part: metadata[part] for part in ("name", "num_warps", "shared")},
+                    "arch": metadata["target"]["arch"],
+                    "global_scratch_size": metadata.get("global_scratch_size", 0),
+                }
+            )
+            paths = {file: f"{mount}/{source.name}/{file}" for file in sorted(content)}
+            content[group] = canonical({"child_paths": paths})
             code = f"{name[:150]}.hsaco"
             if (metadata["hash"], metadata["target"]["arch"]) != (hash_, gpu) or code not in content:
                 raise ValueError(f"it is for {metadata['target']['arch']}, hash {metadata['hash']}")

@@ -26,6 +26,7 @@ File = tuple[str, Callable[[], bytes]]
 # What a pack's kernel is launched as where the pack does not say: by its path, with its bytes of LDS.
 Planned = Callable[[str, int], Mapping[str, Any] | None]
 _IMAGES = "aotriton.images/"
+_LAUNCH = ".launch"  # of a Triton cache, where the JSON beside an object is Triton's own
 _RESULTS = "results/"
 _AGAIN = "get it again from whoever made it"
 
@@ -124,7 +125,7 @@ class _Known:
                     codes.append(stem)
             elif suffix == "json":
                 if (told := _told(content())) is not None:
-                    beside[stem] = told
+                    beside[stem.removesuffix(_LAUNCH)] = told
             elif _is_result(path):
                 yield path, _metadata(_record(path, content)[1])
             elif PurePosixPath(path).name == NAME:
@@ -168,7 +169,9 @@ class _Known:
             if path in wanted and path.endswith(SUFFIX):
                 codes[stem] = content()
             elif suffix == "json" and f"{stem}{SUFFIX}" in wanted:
-                beside[stem] = content()
+                beside.setdefault(stem, content())
+            elif suffix == "json" and f"{stem.removesuffix(_LAUNCH)}{SUFFIX}" in wanted:
+                beside[stem.removesuffix(_LAUNCH)] = content()
             elif path in wanted:
                 code, about = _record(path, content)
                 yield path, code, json.dumps(about).encode()

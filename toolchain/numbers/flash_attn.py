@@ -59,18 +59,21 @@ def forward(metadata: Metadata, seed: int) -> Iterator[Case]:
     element, head = element_of(metadata, "Q"), int(arguments.constant("ACTUAL_BLOCK_DMODEL"))
     queries, keys = int(arguments.constant("MAX_SEQLENS_Q")), int(arguments.constant("MAX_SEQLENS_K"))
     block, causal = int(arguments.constant("BLOCK_M")), bool(arguments.constant("IS_CAUSAL"))
+    # The first head of the second group, which reads the second head of keys.
+    second = int(arguments.constant("HQ", 1)) // int(arguments.constant("HK", 1))
+    heads = 2 * second
     problem = Problem(
         element,
-        Shape(((queries, keys),), heads=2, key_heads=2, head=head, pitch=head),
+        Shape(((queries, keys),), heads=heads, key_heads=2, head=head, pitch=head),
         float(arguments.constant("SM_SCALE")),
         seed,
         window=(None, None) if causal else None,
     )
-    out, lse = problem.empty("o", keys=False, heads=2), rows_tensor(1, 2, queries)
+    out, lse = problem.empty("o", keys=False, heads=heads), rows_tensor(1, heads, queries)
     arguments.tensors(Q=problem.q, K=problem.k, V=problem.v, Out=out, LSE=lse)
     arguments.strides(q=problem.q.strides, k=problem.k.strides, v=problem.v.strides, o=out.strides, lse=lse.strides[:3])
     arguments.zero(*_UNUSED)
-    only = [(0, 0, 0), (2, 1, 0)] if causal else [(1, 1, 0)]
+    only = [(0, 0, 0), (2, second, 0)] if causal else [(1, second, 0)]
     expected = []
     for place, at, _ in only:
         rows = slice(place * block, (place + 1) * block)
@@ -80,7 +83,7 @@ def forward(metadata: Metadata, seed: int) -> Iterator[Case]:
             Expected("LSE", "LSE", FP32, lse.places[0, at, rows, 0], found.exact.lse, found.single.lse),
         ]
     label = f"{queries} queries, {keys} keys{', causal' if causal else ''}"
-    yield Case(label, arguments.done(), (-(-queries // block), 2, 1), only, expected)
+    yield Case(label, arguments.done(), (-(-queries // block), heads, 1), only, expected)
 
 
 def preprocess(metadata: Metadata, seed: int) -> Iterator[Case]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,12 +14,14 @@ from toolchain.emulator.disassembly import Disassembler, find_disassembler
 from toolchain.errors import ConfigError
 from toolchain.numbers.objects import Object, sample
 from toolchain.numbers.summary import told
+from toolchain.request import Request
 from toolchain.stages.stage import Workspace
 
 if TYPE_CHECKING:
     from toolchain.kernels.campaign import CampaignResult
     from toolchain.kernels.ledger import Ledger
     from toolchain.kernels.rules import Rule
+    from toolchain.numbers.collect import File
 
 SEED = 0
 STEP = "numbers"
@@ -58,6 +61,32 @@ def check_numbers(
         chosen, out, workspace.cache, available=len(objects), jobs=workspace.jobs("kernel"), count=workspace.count,
         note=lambda name, row: ledger.note_check(ids[name], row),
     )  # fmt: skip
+
+
+def check_files(
+    files: Iterable[File],
+    request: Request,
+    *,
+    label: str,
+    jobs: int,
+    count: Callable[[int, int, str], None] | None = None,
+) -> dict[str, Any]:
+    """Check a sample of the code objects among files, as large as the request says; what a record says of it.
+
+    Args:
+        files: see `numbers.collect`.
+        label: what messages call the place.
+
+    Raises:
+        NumbersError: a kernel computes wrong numbers.
+        ConfigError: there is none.
+    """
+    from toolchain.numbers.collect import collect  # noqa: PLC0415 - numpy
+
+    with tempfile.TemporaryDirectory(prefix="toolchain-check-") as scratch:
+        folder = Path(scratch, "objects")
+        found = collect(files, folder, count=request.check or None, seed=SEED, label=label)
+        return run_check(found.objects, folder, request.cache, available=found.available, jobs=jobs, count=count)
 
 
 def run_check(

@@ -35,6 +35,7 @@ from toolchain.oci import labels
 from toolchain.recipe import Mount, digests
 from toolchain.request import Request
 from toolchain.stages.base import base_label
+from toolchain.stages.kernel_numbers import STEP, check_files
 from toolchain.stages.kernel_workers import layer_digests, limits, local_workers
 from toolchain.stages.stage import Built, Planned, Workspace, common_inputs, image_labels, locked, short_id_of
 from toolchain.stages.wheel import environment
@@ -81,7 +82,7 @@ class TritonCacheStage:
         table, calls = asked(request)
         image = workspace.image_to_run(dependencies[table.wheel])
         made = workspace.work() / "made"
-        made.mkdir(exist_ok=True)
+        (made / triton_cache.LAUNCHES).mkdir(parents=True, exist_ok=True)
         workspace.step("compile")
         with Ledger(workspace.work() / "calls.sqlite") as ledger:
             workers, notes = _workers(image, table, made, workspace), workspace.work() / "notes"
@@ -97,6 +98,7 @@ class TritonCacheStage:
         shutil.rmtree(tree, ignore_errors=True)
         entries = triton_cache.lay_out(made, kernels, tree, mount())
         triton_cache.write_manifest(entries, tree, about["mcv_key"])
+        numbers = _check_numbers(tree, workspace)
         bad, refused = (
             [outcome for outcome in outcomes if not outcome.done and outcome.refused is kind] for kind in (False, True)
         )
@@ -121,6 +123,7 @@ class TritonCacheStage:
                 "bytes": sum(entry.size for entry in entries),
                 "about": {name: about[name] for name in ("triton", "python", "path", "triton_key")},
                 "gpus": sorted({call.gpu for call in calls}),
+                **({"numbers": numbers} if numbers else {}),
             },
             labels=image_labels(
                 planned,
@@ -178,7 +181,8 @@ def _workers(image: str, table: WheelCalls, made: Path, workspace: Workspace) ->
     """Gives the workers of a GPU: the wheel asks once which GPU there is, so each serves one."""
     # Triton fills the cache where it will lie.
     mounts = [Mount(recipe.root() / RECIPE, _SEEN), Mount(made, mount(), read_only=False)]
-    env = {**variables(table.wheel), "TRITON_STORE_BINARY_ONLY": "1"}
+    launches = {"CALLS_LAUNCHES": f"{mount()}/{triton_cache.LAUNCHES}"}
+    env = {**variables(table.wheel), **launches, "TRITON_STORE_BINARY_ONLY": "1"}
 
     def executor_for(gpu: str) -> LocalExecutor:
         argv = ["python3", f"{_SEEN}/calls.py", gpu, str(local_memory(gpu)), table.module]
@@ -213,6 +217,21 @@ def _require(outcomes: Sequence[Outcome], *, keep_going: bool) -> None:
             ),
             fix="name other GPUs (--gpu)",
         )
+
+
+def _check_numbers(tree: Path, workspace: Workspace) -> dict[str, Any]:
+    """Hold what a sample of the kernels computes against float64, as far as there are cases for them (`--check`).
+
+    Raises:
+        NumbersError: one is wrong.
+    """
+    if workspace.request.check is None:
+        return {}
+    files = [(path.relative_to(tree).as_posix(), path.read_bytes) for path in sorted(tree.rglob("*")) if path.is_file()]
+    workspace.step(STEP)
+    return check_files(
+        files, workspace.request, label="the cache", jobs=workspace.jobs("kernel"), count=workspace.count
+    )
 
 
 def _check_hits(
