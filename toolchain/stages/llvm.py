@@ -127,6 +127,7 @@ class LlvmStage:
             partial=part.told,
             disk=part.disk,
             engine=True,
+            # What links an instrumented library needs the compiler's own for it.
             has_contract_check=_proves(part, cross) and not self.instrumented,
             prefix=prefix_of(source),
             serves="" if open_ else needs.serves,
@@ -135,12 +136,10 @@ class LlvmStage:
 
     def build(self, planned: Planned, dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
         request, source = workspace.request, planned.sources[0]
-        arch, part = request.arch[0], subset_of(request.only, llvm_needs(request, major_of(source)))
-        cross = arch != this_machine()
-        # What links an instrumented library needs the compiler's own for it.
-        proved = request.contract and _proves(part, cross) and not self.instrumented
+        arch, cross = request.arch[0], request.arch[0] != this_machine()
+        proved = request.contract and planned.has_contract_check
         emulate = emulator(arch) if cross and proved else None
-        workspace.require_disk(part.disk)
+        workspace.require_disk(planned.disk)
         workspace.step("source")
         contexts = {}
         if len(planned.sources) > 1:  # the small one first: it may not fit
