@@ -29,7 +29,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def builds(item: pytest.Item) -> bool:
     """Whether a test works with containers on the cache that all share."""
     fixtures = set(getattr(item, "fixturenames", ()))
-    shares = item.get_closest_marker("engine") is not None and item.get_closest_marker("own_cache") is None
+    shares = item.get_closest_marker("engine") is not None and item.get_closest_marker("beside") is None
     return shares or bool(fixtures & _BUILDING)
 
 

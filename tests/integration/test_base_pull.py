@@ -35,7 +35,7 @@ from toolchain.oci.layout import Layout
 from toolchain.oci.reference import RegistryRef
 from toolchain.request import Request
 
-pytestmark = [pytest.mark.engine, pytest.mark.own_cache]
+pytestmark = [pytest.mark.engine, pytest.mark.beside]
 HERE = this_machine()
 AS_DOCKER = {oci: docker for docker, oci in media.AS_OCI.items()}
 

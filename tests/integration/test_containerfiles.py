@@ -20,7 +20,7 @@ from toolchain.catalog.bases import base_recipe
 from toolchain.recipe import root
 
 __all__ = ["engine"]
-pytestmark = [pytest.mark.engine, pytest.mark.own_cache]
+pytestmark = [pytest.mark.engine, pytest.mark.beside]
 BASES = ["ubi9", "almalinux8", "manylinux_2_28"]
 
 

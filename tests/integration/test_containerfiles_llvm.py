@@ -13,7 +13,7 @@ from tests.enterprise import script, with_programs
 from tests.plain_buildah import PREFIX, Engine, engine, files
 
 __all__ = ["engine"]
-pytestmark = [pytest.mark.engine, pytest.mark.own_cache]
+pytestmark = [pytest.mark.engine, pytest.mark.beside]
 
 
 # ---- containerfiles/llvm

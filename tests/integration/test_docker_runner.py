@@ -24,7 +24,7 @@ from toolchain.kernels.executors import LocalExecutor
 from toolchain.process import CommandError
 from toolchain.recipe import Mount
 
-pytestmark = [pytest.mark.engine, pytest.mark.own_cache]
+pytestmark = [pytest.mark.engine, pytest.mark.beside]
 TOP = Path(__file__).parents[2]
 # Speaks the protocol of aotriton/worker.py in shell, and behaves as the task's id says.
 WORKER = """

@@ -30,7 +30,7 @@ from toolchain.errors import BuildError, EngineError, HostileInputError
 from toolchain.process import CommandError
 from toolchain.recipe import Mount, Recipe
 
-pytestmark = [pytest.mark.engine, pytest.mark.own_cache]
+pytestmark = [pytest.mark.engine, pytest.mark.beside]
 
 CONTAINERFILE = r"""
 ARG BASE

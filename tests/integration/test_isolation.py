@@ -21,7 +21,7 @@ from toolchain.engine import probe as probing
 from toolchain.engine.buildah import Buildah
 from toolchain.errors import EngineError
 
-pytestmark = [pytest.mark.engine, pytest.mark.own_cache]
+pytestmark = [pytest.mark.engine, pytest.mark.beside]
 
 ALL_ALLOWED = {"defaultAction": "SCMP_ACT_ALLOW", "architectures": [], "syscalls": []}
 

@@ -24,7 +24,7 @@ from tests.own_engine import destroy
 from toolchain.cache import Cache
 from toolchain.engine.buildah import Buildah
 
-pytestmark = [pytest.mark.engine, pytest.mark.own_cache]
+pytestmark = [pytest.mark.engine, pytest.mark.beside]
 TOP = Path(__file__).resolve().parents[2]
 CONTAINERFILE = r"""
 ARG BASE

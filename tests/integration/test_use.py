@@ -69,7 +69,7 @@ def build(lines: str, folder: Path, storage: tuple[str, str]) -> None:
 
 @pytest.mark.registry
 @pytest.mark.engine
-@pytest.mark.own_cache
+@pytest.mark.beside
 def test_from_a_registry(registry_host: str, cache: Cache, tmp_path: Path, storage: tuple[str, str]) -> None:
     done = toolchain("publish", f"{registry_host}/front/door", "llvm-triton", "--cache", cache.root)
     assert done.code == 0, done.err
@@ -81,7 +81,7 @@ def test_from_a_registry(registry_host: str, cache: Cache, tmp_path: Path, stora
 
 
 @pytest.mark.engine
-@pytest.mark.own_cache
+@pytest.mark.beside
 def test_from_a_folder(cache: Cache, tmp_path: Path, storage: tuple[str, str]) -> None:
     done = toolchain("publish", f"oci:{tmp_path / 'out'}", "llvm-triton", "--cache", cache.root)
     assert done.code == 0, done.err

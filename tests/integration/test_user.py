@@ -17,7 +17,7 @@ from tests.escaping_llvm import escaping_llvm, require_nothing_left
 from tests.hostile_llvm import hostile_llvm
 from tests.integration.conftest import TOP, toolchain
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.beside]
 # Of this process alone: two runs beside each other must not end each other's.
 NAME = f"toolchain-test-{os.getpid()}"
 PYTHON = "/usr/bin/python3"
