@@ -18,6 +18,7 @@ from toolchain.catalog.aotriton_generations import (
     git_id,
     refuse,
 )
+from toolchain.catalog.costs import costs
 from toolchain.catalog.gpus import known_gpus, parse_gpus
 from toolchain.catalog.releases import AotritonRelease, aotriton_releases
 from toolchain.errors import ConfigError, SourceError, UnsupportedError
@@ -75,6 +76,15 @@ def test_each_release_is_in_one_generation() -> None:
         {name for row in RELEASES for name in generation_of(row.name).releases},
         key=[row.name for row in RELEASES].index,
     )
+
+
+def test_kernels_are_as_many_as_were_counted() -> None:
+    assert generation_of("0.11b").kernels(("gfx942",)) == (15647, 15647)
+    assert generation_of("0.10b").kernels(("gfx942", "gfx950")) == (36462, 36740), "of others as of those"
+    assert generation_of("0.8b").kernels(("gfx942",)) == (0, 0)
+    (cost,) = [one for one in costs() if one.kernels]
+    assert cost.all_kernels(1, 2, (15647, 15647)) == "15,647 kernels for 1 GPU: 4.5 h"
+    assert cost.all_kernels(1, 2).startswith("14,485 to 19,187 kernels for 1 GPU")
 
 
 def test_packs_are_those_of_their_time() -> None:

@@ -36,6 +36,7 @@ class Generation:
     waves: bool = True
     triton_for: Mapping[str, str] = field(default_factory=dict)
     foreign: tuple[str, ...] = ()
+    counted: Mapping[str, int] = field(default_factory=dict)
     refused: str = ""
 
     @property
@@ -47,6 +48,11 @@ class Generation:
     def inside(self) -> bool:
         """Whether its library holds its kernels, and is built behind them."""
         return self.layout == "library"
+
+    def kernels(self, gpus: Sequence[str]) -> tuple[int, int]:
+        """How many kernels it plans for some GPUs, from and to: as counted, of others like those; 0 where none are."""
+        least, most = (pick(self.counted.values(), default=0) for pick in (min, max))
+        return sum(self.counted.get(gpu, least) for gpu in gpus), sum(self.counted.get(gpu, most) for gpu in gpus)
 
     def words_of(self, gpus: Sequence[str]) -> tuple[str, ...]:
         """GPUs as its own build calls them."""

@@ -36,13 +36,18 @@ class Cost:
         time = least if least == most else f"{least.split()[0] if same_unit else least} to {most}"
         return f"{time} + {self.kernel / cores:.2g} s a kernel" if self.kernel else time
 
-    def all_kernels(self, gpus: int, cores: int) -> str:
-        """How many kernels so many GPUs have, and their time, for people; empty where that is not known."""
+    def all_kernels(self, gpus: int, cores: int, counted: tuple[int, int] = (0, 0)) -> str:
+        """How many kernels so many GPUs have, and their time, for people; empty where that is not known.
+
+        Args:
+            counted: from and to, of this very plan.
+        """
         if self.kernels is None:
             return ""
-        least, most = (count * gpus for count in self.kernels)
-        times = " to ".join(_told(count * self.kernel / cores / 60) for count in (least, most))
-        return f"{least:,} to {most:,} kernels for {gpus} GPU{'s' if gpus != 1 else ''}: {times}"
+        least, most = counted if all(counted) else [count * gpus for count in self.kernels]
+        times = " to ".join(dict.fromkeys(_told(count * self.kernel / cores / 60) for count in (least, most)))
+        many = " to ".join(dict.fromkeys((f"{least:,}", f"{most:,}")))
+        return f"{many} kernels for {gpus} GPU{'s' if gpus != 1 else ''}: {times}"
 
     def as_json(self, cores: int) -> dict[str, Any]:
         """As `plan --json` prints it."""

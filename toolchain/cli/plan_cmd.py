@@ -130,8 +130,19 @@ def _takes(rows: Sequence[PlanRow], request: Request, count: int) -> Iterator[st
         if cost.job:
             parts.append(f"memory {console.size(MEMORY[cost.job])} a {cost.job}")
         yield f"  {name:{width}}" + ", ".join(parts)
-        if not row.planned.partial and (all_of_them := cost.all_kernels(len(request.gpus) or 1, count)):
+        if not row.planned.partial and (all_of_them := _kernels(cost, request, count)):
             yield f"  {'':{width}}{all_of_them}"
+
+
+def _kernels(cost: Cost, request: Request, cores: int) -> str:
+    """How many kernels of AOTriton there are to compile, and their time; empty for other stages."""
+    if cost.kernels is None:
+        return ""
+    from toolchain.catalog.aotriton_generations import generation_of  # noqa: PLC0415 - data of one stage
+    from toolchain.stages.aotriton_library import DEFAULT_GPUS, release_asked  # noqa: PLC0415
+
+    gpus, release = request.gpus or DEFAULT_GPUS, release_asked(request)
+    return cost.all_kernels(len(gpus), cores, generation_of(release).kernels(gpus) if release else (0, 0))
 
 
 def _copies(rows: Sequence[PlanRow], target: str) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """AOTriton's own plan of what to compile, read: its generator writes rules, clusters and archives as `Bare.*` files.
 
 `Bare.compile` has one line a code object: venv, Python, object, source, kernel, warps, stages, waves per EU, GPU and
-signature, with `;` between; before 0.12 without the first two. `Bare.cluster` has one line for each .aks2 file,
+signature, with `;` between; before 0.11.1 without the first two. `Bare.cluster` has one line for each .aks2 file,
 `Bare.flatzip` one for each .zip; the manifests (`.nsv`) beside them say under which names things go in. Before 0.13 the
 .aks2 files lie loose and have no manifests; before 0.8 there is `Bare.compile` alone, since the library holds the
 kernels. Paths are those of the build that wrote them.
