@@ -47,13 +47,13 @@ def resolve(request: Request, planned: Sequence[Planned], target: str, *, open_b
         planned: the stages of `target`, lowest first.
         open_base: leave the packages of the base, and of the other machines' side of it, to the mirrors.
     """
-    sources = {source.name: source for one in planned for source in one.sources}
+    sources = {source.name: source for stage in planned for source in stage.sources}
     return Lock(
         toolchain=__version__,
         epoch=EPOCH,
         format=FORMAT,
         request=_request(request, target, sources),
-        bases=tuple(_bases(request, {one.name for one in planned}, open_base=open_base)),
+        bases=tuple(_bases(request, {stage.name for stage in planned}, open_base=open_base)),
         sources=tuple(locked_source(request, sources[name]) for name in sorted(sources)),
     )
 
@@ -66,7 +66,7 @@ def fetch_all(request: Request, planned: Sequence[Planned]) -> None:
     Raises:
         ToolchainError: a source is not available, or is not what it must be.
     """
-    sources = {source.name: source for one in planned for source in one.sources}
+    sources = {source.name: source for stage in planned for source in stage.sources}
     for source in sources.values():
         try:
             fetch_for(request, source)
@@ -222,9 +222,9 @@ def _bases(request: Request, stages: Collection[str], *, open_base: bool) -> Ite
         yield _base(replace(request, arch=(here,)), open_base=open_base)
     for name, of_stage in _SYSTEMS.items():
         if name in stages:
-            for one in (replace(request, arch=(arch,)) for arch in request.arch):
-                if make_stage(name, one) is not None:
-                    yield of_stage(one, open_base=open_base)
+            for of_arch in (replace(request, arch=(arch,)) for arch in request.arch):
+                if make_stage(name, of_arch) is not None:
+                    yield of_stage(of_arch, open_base=open_base)
 
 
 def _base(request: Request, *, open_base: bool) -> LockedBase:
@@ -335,8 +335,8 @@ def _request(request: Request, target: str, sources: Mapping[str, Source]) -> di
         "patch": {name: [path.name for path in paths] for name, paths in sorted(request.patches.items())},
     }
     asked = {"stage": target}
-    for one in declared(request):
-        name, value = one.option.name, getattr(request, one.field)
-        if one.option.lock == "always" or (one.option.lock == "changed" and value != one.default):
+    for row in declared(request):
+        name, value = row.option.name, getattr(request, row.field)
+        if row.option.lock == "always" or (row.option.lock == "changed" and value != row.default):
             asked[name] = instead.get(name, plain(value))
     return {name: value for name, value in asked.items() if value not in (None, "", [], {})}

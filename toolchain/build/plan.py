@@ -81,10 +81,10 @@ def plan(request: Request, target: str, *, proved: bool = False) -> list[PlanRow
 def _rows(request: Request, target: str, *, proved: bool) -> list[PlanRow]:
     rows: list[PlanRow] = []
     # An architecture that is refused is told before anything that another one lacks.
-    for one, stages in [(one, stages_of(target, one)) for one in by_arch(request)]:
+    for of_arch, stages in [(of_arch, stages_of(target, of_arch)) for of_arch in by_arch(request)]:
         dependencies: dict[str, Planned] = {}
         for stage in stages:
-            own = request_of(stage, one)
+            own = request_of(stage, of_arch)
             planned = stage.plan(own, dependencies)
             dependencies[stage.name] = planned
             elsewhere = request.arch != (this_machine(),)

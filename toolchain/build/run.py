@@ -69,8 +69,8 @@ def build(request: Request, target: str, *, command: Sequence[str] = (), reuse: 
     first = {(row.arch or this_machine(), row.planned.name): row.planned for row in rows}
     run = _Run(first=first, prefetch=fetching, command=command, reuse=reuse, ready=ready)
     results: dict[str, Built] = {}
-    for one in by_arch(request):
-        for built in _build_stages(one, target, run):
+    for of_arch in by_arch(request):
+        for built in _build_stages(of_arch, target, run):
             results.setdefault(built.input_digest, built)
     return list(results.values())
 

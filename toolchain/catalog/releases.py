@@ -97,7 +97,7 @@ def newest_patch(version: str) -> TritonRelease:
     row = triton_release(version, allow_unknown=True)
     if patch is not None or local:
         return row
-    return [one for one in _plain(triton_releases()) if one.version.startswith(f"{line}.")][-1]
+    return [release for release in _plain(triton_releases()) if release.version.startswith(f"{line}.")][-1]
 
 
 def newest_on_one_llvm() -> str:
@@ -273,8 +273,8 @@ def _triton_by_version(rows: tuple[TritonRelease, ...], line: str, patch: str | 
 def _neighbours(version: str, rows: Iterable[TritonRelease]) -> str:
     """The releases next to a version that is none, for people."""
     near = sorted({row.version for row in _plain(rows)}, key=numbers)
-    below = [f"{one} below" for one in near if numbers(one) < numbers(version)][-1:]
-    above = [f"{one} above" for one in near if numbers(one) > numbers(version)][:1]
+    below = [f"{near_by} below" for near_by in near if numbers(near_by) < numbers(version)][-1:]
+    above = [f"{near_by} above" for near_by in near if numbers(near_by) > numbers(version)][:1]
     return f"the releases next to it are {' and '.join([*below, *above])}"
 
 

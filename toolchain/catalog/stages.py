@@ -114,7 +114,7 @@ STAGES: tuple[StageRow, ...] = (
     *_CODEGEN_LIBRARIES,
     StageRow(
         name="triton",
-        on=("base", "sysroot", "python", "llvm", *(one.name for one in (*_CODEGEN_LLVMS, *_CODEGEN_LIBRARIES))),
+        on=("base", "sysroot", "python", "llvm", *(row.name for row in (*_CODEGEN_LLVMS, *_CODEGEN_LIBRARIES))),
         sources={"triton": "MIT"},
         license="MIT",
         machines=("amd64",),

@@ -212,20 +212,20 @@ def _archive(request: Request, built: list[Built], folder: Path, reuse: Reuse | 
         from toolchain.publish.artifacts import bring_wheels  # noqa: PLC0415 - the registry client
 
         bring_wheels(request, built, reuse)
-    records = [read_record(request.cache, one.input_digest) for one in built]
+    records = [read_record(request.cache, stage.input_digest) for stage in built]
     for path in write_archives(request.cache, records, folder):
         console.note(f"archive: {path} ({console.size(path.stat().st_size)})")
 
 
 def _tell_known_bad(built: list[Built]) -> None:
     """Kernels that --keep-going marked as known bad show in the exit code: what was made is not what was planned."""
-    for one in built:
-        counts = one.facts.get("kernels") or {}
+    for stage in built:
+        counts = stage.facts.get("kernels") or {}
         bad = int(counts.get("failed", 0)) + int(counts.get("timed_out", 0))
         if bad:
             raise KernelError(
-                f"{bad} kernels of {one.planned.image} did not compile and are marked as known bad",
-                why="\n".join(one.facts.get("known_bad", ())[:20]),
+                f"{bad} kernels of {stage.planned.image} did not compile and are marked as known bad",
+                why="\n".join(stage.facts.get("known_bad", ())[:20]),
                 fix="the image is there, and says so; without keep-going this fails the build",
             )
 
@@ -233,31 +233,31 @@ def _tell_known_bad(built: list[Built]) -> None:
 def _show(request: Request, target: str, built: list[Built]) -> None:
     """What was made, and at last how it is looked at and published."""
     wanted = published(target)
-    records = [read_record(request.cache, one.input_digest) for one in built if one.planned.name in wanted]
+    records = [read_record(request.cache, stage.input_digest) for stage in built if stage.planned.name in wanted]
     names = names_of(request.cache, records)
     if request.json:
         console.data(
             {
                 "stages": [
                     {
-                        "name": one.planned.name,
-                        "image": one.planned.image,
-                        "input_digest": one.input_digest,
-                        "reused": one.reused,
-                        **({"taken_from": one.taken_from} if one.taken_from else {}),
-                        "manifest": one.manifest,
-                        "facts": dict(one.facts),
+                        "name": stage.planned.name,
+                        "image": stage.planned.image,
+                        "input_digest": stage.input_digest,
+                        "reused": stage.reused,
+                        **({"taken_from": stage.taken_from} if stage.taken_from else {}),
+                        "manifest": stage.manifest,
+                        "facts": dict(stage.facts),
                     }
-                    for one in built
+                    for stage in built
                 ],
                 "publish": names,
             }
         )
         return
-    for one in built:
-        size = console.size(float(one.facts.get("blob_bytes", 0)))
-        how = f"taken from {one.taken_from}" if one.taken_from else "already here" if one.reused else "built"
-        console.text(one.planned.image, one.manifest, size, how)
+    for stage in built:
+        size = console.size(float(stage.facts.get("blob_bytes", 0)))
+        how = f"taken from {stage.taken_from}" if stage.taken_from else "already here" if stage.reused else "built"
+        console.text(stage.planned.image, stage.manifest, size, how)
     if names:
         where = [] if request.cache == Cache(default_cache()) else ["--cache", str(request.cache.root)]
         console.note(f"to look at it: {shlex.join(['toolchain', 'report', names[-1], *where])}")

@@ -61,7 +61,9 @@ def pytorch(
     if patch is not None:
         write_atomically(patch, facts.as_patch(wanted, changed).encode())
     if json_:
-        rows = [{"name": one.name, "sha256": one.sha256, "found": found.get(one.name)} for one in needed]
+        rows = [
+            {"name": archive.name, "sha256": archive.sha256, "found": found.get(archive.name)} for archive in needed
+        ]
         address = {"url": wanted.url, "fixed_url": wanted.fixed_url}
         told = {"release": wanted.release, "commit": wanted.commit, "rocm": list(wanted.rocms)}
         found_here = {"archives": rows, "laid": laid, "edited": sorted(changed), "prefix": checked}
@@ -70,12 +72,12 @@ def pytorch(
     console.text(f"AOTriton {wanted.release}  {wanted.commit or 'no commit'}  ROCm {', '.join(wanted.rocms)}")
     how = f"fixed: {wanted.url}" if wanted.fixed_url else f"{facts.URL_VARIABLE}, else {wanted.url}"
     console.text(f"address: {how}")
-    for one in needed:
-        here = found.get(one.name)
+    for archive in needed:
+        here = found.get(archive.name)
         state = "" if archives is None else "not here" if here is None else "here, as it asks for"
-        if here is not None and here != one.sha256:
+        if here is not None and here != archive.sha256:
             state = f"here, with another digest: {here}"
-        console.text(f"{one.name}  {one.sha256 or 'no digest'}  {state}".rstrip())
+        console.text(f"{archive.name}  {archive.sha256 or 'no digest'}  {state}".rstrip())
     for name, ours in laid.items():
         console.text(f"{ours} is there as {wanted.release}/{name}")
     for path in sorted(changed):

@@ -196,18 +196,18 @@ def render(lock: Lock) -> bytes:
         },
     )
     lines += _table("[request]", dict(sorted(lock.request.items())))
-    for base in sorted(lock.bases, key=lambda one: (one.stage, one.name, one.arch)):
+    for base in sorted(lock.bases, key=lambda base: (base.stage, base.name, base.arch)):
         value: dict[str, Any] = {name: getattr(base, name) for name in _BASE_KEYS}
         value["packages"] = [
             {key: getattr(package, key) for key in ("name", "version", "arch", "sha256", "header")}
-            for package in sorted(base.packages, key=lambda one: (one.name, one.arch, one.version))
+            for package in sorted(base.packages, key=lambda package: (package.name, package.arch, package.version))
         ]
         lines += _table(f"[[{base.stage}]]", value)
     for title, wheels in (("[[source]]", False), ("[[wheel]]", True)):
-        for one in sorted(lock.sources, key=lambda one: one.name):
-            if one.wheel is wheels:
-                value = {name: getattr(one, name) for name in _SOURCE_KEYS}
-                value["patches"] = [{"name": patch.name, "digest": patch.digest} for patch in one.patches]
+        for source in sorted(lock.sources, key=lambda source: source.name):
+            if source.wheel is wheels:
+                value = {name: getattr(source, name) for name in _SOURCE_KEYS}
+                value["patches"] = [{"name": patch.name, "digest": patch.digest} for patch in source.patches]
                 lines += _table(title, value)
     try:
         return ("\n".join(lines) + "\n").encode()

@@ -67,13 +67,13 @@ class Tagged:
 
 def add_to_layout(layout: Layout, said: Sequence[Tagged], there: Layout) -> int:
     """`Place.attach_layers` for a folder."""
-    return sum(_to_layout(layout, one, there) for one in said)
+    return sum(_to_layout(layout, entry, there) for entry in said)
 
 
 def add_to_repository(layout: Layout, said: Sequence[Tagged], registry: Registry, repository: str) -> int:
     """`Place.attach_layers` for a repository."""
     before = registry.traffic.sent
-    keep_all([_shared(layout, one, registry, repository) for one in said])
+    keep_all([_shared(layout, entry, registry, repository) for entry in said])
     return registry.traffic.sent - before
 
 
@@ -100,7 +100,7 @@ def _with(value: Mapping[str, Any] | None, missing: Sequence[Descriptor], layout
     Nothing else of `value` stays: who put a tag there first would have us publish their subject, artifact type and
     annotations. What is signed lies in the layers.
     """
-    layers = [*(value or {}).get("layers", ()), *(one.as_json() for one in missing)]
+    layers = [*(value or {}).get("layers", ()), *(layer.as_json() for layer in missing)]
     config = {
         "architecture": "",
         "created": _NEVER,
@@ -132,7 +132,7 @@ def _to_layout(layout: Layout, said: Tagged, there: Layout) -> int:
             return now
         made = _with(value, missing, layout)
         config, content = layout.read(Descriptor.from_json(made["config"])), canonical(made)
-        pushed += sum(len(one) for one in (config, content) if not there.holds(sha256_bytes(one)))
+        pushed += sum(len(blob) for blob in (config, content) if not there.holds(sha256_bytes(blob)))
         there.put_bytes(config, media.CONFIG)
         return there.put_bytes(content, media.MANIFEST)
 

@@ -109,7 +109,7 @@ def read_pytorch(path: Path) -> Wanted:
     values: dict[str, list[str]] = {}
     for match in _SET.finditer(text):
         # The first is the usual one; builds with sanitizers set theirs behind it.
-        values.setdefault(match[1], [one[1] for one in _VALUE.finditer(match[2]) if one[1] is not None])
+        values.setdefault(match[1], [value[1] for value in _VALUE.finditer(match[2]) if value[1] is not None])
     if "SHA256_LIST" in values:
         return _of_lists(cmake, text, values)
     if "aotriton_version.txt" in text:
@@ -150,8 +150,8 @@ def _of_lists(cmake: Path, text: str, values: Mapping[str, list[str]]) -> Wanted
         Archive(f"aotriton-{release}-images-{image}.tar.gz", digest, pack=image)
         for image, digest in zip(images, image_sums, strict=True)
     ]
-    url = next((one for one in values.get("BASE_URL", []) if one.startswith("http")), BASE_URL)
-    commits = [one for one in values.get("CI_COMMIT", []) if re.fullmatch("[0-9a-f]{40}", one)]
+    url = next((text for text in values.get("BASE_URL", []) if text.startswith("http")), BASE_URL)
+    commits = [text for text in values.get("CI_COMMIT", []) if re.fullmatch("[0-9a-f]{40}", text)]
     commits += re.findall(r"__AOTRITON_CI_COMMIT\s+\"([0-9a-f]{40})\"", text)
     fixed = URL_VARIABLE not in text
     return Wanted(release, (commits or [""])[0], (*runtimes, *packs), url, fixed, {CMAKE: text})
@@ -297,7 +297,7 @@ def _other_hip(library: Path, rocm: str) -> list[str]:
 
     soname = rocm_of(rocm).soname
     try:
-        asks = [one for one in read_linked(library).needed if one.startswith("libamdhip64.so")]
+        asks = [name for name in read_linked(library).needed if name.startswith("libamdhip64.so")]
     except ContractError as error:
         return [error.what]
     return [] if asks == [soname] else [f"its library asks for {', '.join(asks) or 'no HIP'}; ROCm {rocm} has {soname}"]

@@ -102,7 +102,7 @@ def signed_by(
     """
     # An identity signs bundles. A key's envelope may lie in one too; what that says about it is not looked at.
     kinds = {keyless.MEDIA_TYPE} | ({dsse.MEDIA_TYPE} if isinstance(key, PublicKey) else set())
-    contents = [one for one in found if one.media_type in kinds]
+    contents = [attached for attached in found if attached.media_type in kinds]
     good, broken, names = [], "", set()
     for content in contents:
         try:
@@ -124,7 +124,7 @@ def signed_by(
             fix="publish it with --key or --keyless, or ask who published it",
         )
     statements = []
-    for envelope in (one for one in good if one.payload_type == dsse.IN_TOTO):
+    for envelope in (opened for opened in good if opened.payload_type == dsse.IN_TOTO):
         try:
             statements.append(opened(envelope))
         except UntrustedError as error:  # one good one is enough, whoever attached the others
@@ -148,7 +148,7 @@ def about(statements: Sequence[dict[str, Any]], needed: Set[str], kinds: Set[str
     of_kind = [statement for statement in statements if statement["predicateType"] in kinds]
     if not of_kind:
         raise UntrustedError(f"{name}: none is signed by this key")
-    found = [one for one in of_kind if needed <= subjects_of(one)]
+    found = [statement for statement in of_kind if needed <= subjects_of(statement)]
     if not found:
         missing = sorted(needed - subjects_of(of_kind[-1]))
         raise UntrustedError(f"{name}: what is signed is about other images, not about {missing[0]}")
@@ -187,8 +187,8 @@ def opened(envelope: dsse.Envelope) -> dict[str, Any]:
 def subjects_of(statement: Mapping[str, Any]) -> set[str]:
     """The digests that a statement is about."""
     found = set()
-    for one in statement["subject"]:
-        digest = one.get("digest") if isinstance(one, dict) else None
+    for subject in statement["subject"]:
+        digest = subject.get("digest") if isinstance(subject, dict) else None
         if isinstance(digest, dict) and isinstance(digest.get("sha256"), str):
             found.add(f"sha256:{digest['sha256']}")
     return found
