@@ -142,6 +142,16 @@ def test_a_build_keeps_its_tree_by_key_and_leaves_nothing_else(here: Here) -> No
     assert here.leftovers() == []
 
 
+def test_an_image_that_a_build_copies_from_stays(here: Here) -> None:
+    layout, digest = tiny_image.make(here.top / "another image")
+    image = here.buildah.ensure_image("copied-from", layout, digest)
+    text = "ARG BASE\nARG LLVM\nFROM ${LLVM} AS llvm\n\nFROM ${BASE} AS build\nCOPY --from=llvm /bin /x\nRUN : >/out\n"
+    (here.top / "recipes" / "Copies").write_text(f"{text}\nFROM scratch\nCOPY --from=build /out /made/out\n")
+    here.build("copies", containerfile="Copies", contexts={}, images={"LLVM": image})
+    assert here.buildah.call("images", "--quiet", image).stdout.strip()
+    assert here.leftovers() == []
+
+
 def test_a_failed_build_says_why_and_keeps_the_old_output(here: Here) -> None:
     made = here.build("kept")
     with pytest.raises(BuildError, match="building tiny failed: a bad word") as raised:

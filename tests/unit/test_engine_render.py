@@ -94,3 +94,14 @@ def test_the_first_error_of_a_compiler_comes_first() -> None:
     assert shown[-1] == "ninja: build stopped"
     assert len(shown) < 25
     assert first_error(lines[:60]).splitlines() == lines[20:60]
+
+
+def test_a_stage_that_is_an_image_as_it_is_gets_an_instruction() -> None:
+    text = (
+        "FROM ${LLVM} AS llvm\n# a comment\n\nFROM scratch AS sysroot\n\nFROM ${BASE} AS build\nCOPY --from=llvm / /\n"
+    )
+    lines = render(recipe(), text).splitlines()
+    assert [lines[number + 1].split()[0] for number, line in enumerate(lines) if line.startswith("FROM ${")] == [
+        "LABEL",
+        "COPY",
+    ]

@@ -39,6 +39,9 @@ _PROGRESS = ("@ninja ", "@count ", "@step ")
 _NOISE = re.compile(r"^(subprocess exited with status \d+|Error: building at STEP .*|time=\".*)$")
 _ERROR = re.compile(r"(^|[\s:])(fatal )?error: |^CMake Error|undefined (reference|symbol)")
 _SHOWN, _ENDING = 12, 6  # lines of the first error, and of the end
+# A stage that is an image as it is: buildah takes that image for one of its own and removes it at the end, or fails
+# where another build uses it. With an instruction there is one of its own.
+_BARE = re.compile(r"^(FROM \$\{\w+\} AS \w+\n)(?=(?:[ \t]*(?:#.*)?\n)*FROM )", re.MULTILINE)
 
 
 def render(recipe: Recipe, text: str, *, relayed: bool = False) -> str:
@@ -56,6 +59,7 @@ def render(recipe: Recipe, text: str, *, relayed: bool = False) -> str:
         text = re.sub(rf"(?<=id={CCACHE_MOUNT})(?=[,\s]|$)", f"-{recipe.compiler_cache}", text)
     else:
         text = re.sub(rf"--mount=type=cache,id={CCACHE_MOUNT}[,\s]\S*", "", text)
+    text = _BARE.sub(r"\1LABEL toolchain.stage=copied\n", text)
     shell = [relay.SHELL] if relayed and not re.search(r"(?im)^\s*SHELL\s", text) else []
     proof = [] if recipe.network else [isolating.PROOF]
     return isolating.before_first_run(text, [*shell, *proof])
