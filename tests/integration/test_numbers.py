@@ -141,6 +141,8 @@ def test_a_planted_fault_is_noticed(folder: Path, fault: str) -> None:
     assert code == 24
     assert told["wrong"] == 1
     assert {"scale": "error", "mask": "not this launch's", "bounds": "outside"}[fault] in told["kernels"][0]["reason"]
+    # Without a result there is no error that could be small.
+    assert (told["kernels"][0]["share"] is None) == (fault == "bounds")
 
 
 def test_a_kernel_without_a_case_is_skipped_and_not_right(folder: Path) -> None:

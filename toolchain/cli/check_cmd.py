@@ -112,7 +112,7 @@ def screen(report: Report) -> Iterator[str]:
     instructions = sum(row.instructions for row in report.rows)
     total = f"{len(report.rows)} of {report.available} kernels checked by emulation"
     yield f"{total}: {parts}; {instructions:,} instructions"
-    yield "the largest error is shown as a share of what passes; `none` is NaN or infinity"
+    yield "the largest error is shown as a share of what passes; `none` is NaN, infinity or no result"
 
 
 def _raise(report: Report) -> None:

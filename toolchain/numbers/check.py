@@ -34,7 +34,7 @@ class Checked:
     Args:
         status: `right`, `wrong`, `skipped` (no case fits) or `refused` (the emulator does not know something).
         reason: why it is not right; empty where it is.
-        share: the largest error as a share of what the rule allows.
+        share: the largest error as a share of what the rule allows; infinite where the kernel could not go on.
         errors: by result the largest error and the bound.
         cases: labels of the launches.
         unknown: instructions beyond those that ran that the emulator does not know.
@@ -96,8 +96,9 @@ def check_object(path: Path, name: str, disassembler: Disassembler, *, seed: int
     except NotCheckedError as error:
         return Checked(name, gpu, kernel, SKIPPED, str(error), seconds=_since(began), sha256=digest)
     except (EmulationError, NumbersError) as error:
-        status = WRONG if isinstance(error, NumbersError) else REFUSED
-        return Checked(name, gpu, kernel, status, _reason(error), seconds=_since(began), sha256=digest)
+        if isinstance(error, NumbersError):
+            return Checked(name, gpu, kernel, WRONG, _reason(error), math.inf, seconds=_since(began), sha256=digest)
+        return Checked(name, gpu, kernel, REFUSED, _reason(error), seconds=_since(began), sha256=digest)
 
 
 def check_program(
