@@ -18,9 +18,10 @@ from toolchain.emulator.given import parse_argument
 from toolchain.emulator.launch import Launch, Parameter, argument_block, check_parameters
 from toolchain.emulator.memory import Lds
 from toolchain.emulator.metadata import metadata_of
+from toolchain.emulator.program import Program
 from toolchain.emulator.syntax import parse
 from toolchain.emulator.wave import Target
-from toolchain.emulator.workgroup import Limits, refuse
+from toolchain.emulator.workgroup import Limits, Workgroup, refuse
 from toolchain.errors import ConfigError, EmulationError, NumbersError
 
 GFX942, GFX1100, GFX1201 = Target("gfx942", 64), Target("gfx1100", 32), Target("gfx1201", 32)
@@ -417,3 +418,28 @@ def test_broken_metadata_is_refused(data: bytes) -> None:
 def test_a_json_without_what_a_launch_needs_is_refused(content: Any) -> None:
     with pytest.raises(EmulationError):
         metadata_of(content, "k.json")
+
+
+def test_scratch_memory_of_gfx90a_is_a_buffer_that_each_wave_finds() -> None:
+    moved = ["s_add_u32 s0, s0, s8", "s_addc_u32 s1, s1, 0"]
+    used = [
+        "buffer_store_dword v1, off, s[0:3], 0 offset:8",
+        "s_waitcnt vmcnt(0)",
+        "buffer_load_dword v2, off, s[0:3], 0 offset:8",
+        "s_waitcnt vmcnt(0)",
+        "s_endpgm",
+    ]
+    # Four SGPRs of the buffer, two of the arguments, two ids, and the wave's place.
+    descriptor = replace(code_object("gfx90a").descriptor, rsrc2=1 | 6 << 1 | 1 << 7 | 1 << 8, properties=1 << 3 | 1)
+
+    def ran(texts: list[str]) -> Workgroup:
+        lines = [Line(4 * place, text, (0,)) for place, text in enumerate(texts)]
+        group = workgroup(Program(code_object("gfx90a", descriptor=descriptor), lines), waves=2)
+        group.run(reverse=False, limits=Limits())
+        return group
+
+    for wave in ran([*moved, *used]).waves:
+        assert (wave.u[2] == wave.u[1]).all()
+        assert (wave.scratch[2] == wave.u[1]).all()
+    with pytest.raises(NumbersError, match="the wave's own memory"):
+        ran(used)

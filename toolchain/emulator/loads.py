@@ -318,31 +318,60 @@ class BufferAddress:
 
 def _buffer(access: Access) -> Handler:
     def build(operands: Operands) -> Run:
-        texts, pc, size = operands.instruction.operands, operands.instruction.address, access.size
+        texts = operands.instruction.operands
         if len(texts) != 4:
             raise operands.instruction.unknown(f"{len(texts)} operands")
-        where = BufferAddress(operands, texts[1], texts[2], texts[3], size)
-        if access.load:
-            write = writer(operands, texts[0], access)
-
-            def load(wave: Wave) -> None:
-                addresses, inside = where.of(wave)
-                memory = wave.group.memory
-                place = memory.places(addresses[inside], size, "a buffer load", pc)
-                write(wave, spread(wave, memory.views.load(place, size), inside))
-
-            return load
-        read = reader(operands, texts[0], access)
-
-        def store(wave: Wave) -> None:
-            addresses, inside = where.of(wave)
-            memory = wave.group.memory
-            place = memory.places(addresses[inside], size, "a buffer store", pc, write=True)
-            memory.views.store(place, size, read(wave)[:, inside])
-
-        return store
+        if operands.target.gpu == "gfx90a" and texts[1] == "off" and access.size >= 4:
+            return _scratch_or_buffer(operands, access)
+        return _in_buffer(operands, access)
 
     return build
+
+
+def _scratch_or_buffer(operands: Operands, access: Access) -> Run:
+    """On gfx90a scratch memory is a buffer, whose descriptor is in s[0:3] at first."""
+    texts, pc = operands.instruction.operands, operands.instruction.address
+    resource = operands.register(texts[2])
+    if resource is None:
+        raise operands.instruction.unknown(f"the resource {texts[2]}")
+    base = None if texts[3] == "0" else operands.number(texts[3])
+    rows = _scratch_rows(operands, texts[0], access, base=base, offset=operands.instruction.modifiers.number("offset"))
+    plain, first = _in_buffer(operands, access), resource.index
+
+    def run(wave: Wave) -> None:
+        high = int(wave.s[first + 1])
+        if not wave.scratch_address or not high >> 31:
+            plain(wave)
+            return
+        if int(wave.s[first]) | (high & 0xFFFF) << 32 != wave.scratch_address:
+            raise NumbersError(f"a scratch access at {pc:#x} is not to the wave's own memory")
+        rows(wave)
+
+    return run
+
+
+def _in_buffer(operands: Operands, access: Access) -> Run:
+    texts, pc, size = operands.instruction.operands, operands.instruction.address, access.size
+    where = BufferAddress(operands, texts[1], texts[2], texts[3], size)
+    if access.load:
+        write = writer(operands, texts[0], access)
+
+        def load(wave: Wave) -> None:
+            addresses, inside = where.of(wave)
+            memory = wave.group.memory
+            place = memory.places(addresses[inside], size, "a buffer load", pc)
+            write(wave, spread(wave, memory.views.load(place, size), inside))
+
+        return load
+    read = reader(operands, texts[0], access)
+
+    def store(wave: Wave) -> None:
+        addresses, inside = where.of(wave)
+        memory = wave.group.memory
+        place = memory.places(addresses[inside], size, "a buffer store", pc, write=True)
+        memory.views.store(place, size, read(wave)[:, inside])
+
+    return store
 
 
 # -------------------------------------------------------------------- scalar loads

@@ -75,6 +75,8 @@ class Wave:
         if target.generation > 9:
             self.s[NULL] = 0
         self.scratch: Array = np.empty((0, self.lanes), np.uint32)
+        # Where it lies, as a kernel of gfx90a sees it; 0 for GPUs that keep that to themselves.
+        self.scratch_address = 0
         self.scc = 0
         self.pc = 0
         self.state: State

@@ -24,6 +24,9 @@ _UNKNOWN_SGPRS = {
     1 << 5: "the scratch memory's address",
     1 << 6: "the size of scratch memory",
 }
+# Scratch memory of all waves, and of each one; its buffer is swizzled, with a stride of 4 bytes.
+_SCRATCH, _SCRATCH_OF_WAVE = 0x6F0000000000, 1 << 16
+_SWIZZLED = 1 << 31 | 4 << 16
 Place = tuple[int, int, int]
 
 
@@ -152,8 +155,7 @@ def _begin(wave: Wave, arguments: bytes, address: int, place: Place) -> None:
     wave.pc = code.entry
     words: list[int] = []
     if descriptor.properties & _PRIVATE_BUFFER:
-        # A descriptor of scratch memory, for instructions that are refused: left as garbage.
-        words += [int(word) for word in wave.s[:4]]
+        words += [_SCRATCH & WORD, _SCRATCH >> 32 | _SWIZZLED, WORD, int(wave.s[3])]
     if descriptor.properties & _KERNARG:
         words += [address & WORD, address >> 32]
     if descriptor.preload_length:
@@ -168,5 +170,9 @@ def _begin(wave: Wave, arguments: bytes, address: int, place: Place) -> None:
         ids = [number for number, wanted in zip(place, descriptor.workgroup_ids, strict=True) if wanted]
         first = descriptor.user_sgprs
         wave.s[first : first + len(ids)] = ids
+        if descriptor.properties & _PRIVATE_BUFFER and descriptor.rsrc2 & 1:
+            # The kernel adds its wave's place to the buffer's.
+            wave.s[first + len(ids)] = place_of_wave = _SCRATCH_OF_WAVE * (wave.number + 1)
+            wave.scratch_address = _SCRATCH + place_of_wave
     # The ids y and z of a lane are packed into the same register, and 0.
     wave.u[0][:] = np.arange(wave.number * wave.lanes, (wave.number + 1) * wave.lanes)
