@@ -243,5 +243,5 @@ def require_call(cache: TritonCache, wanted: Mapping[str, str]) -> Sequence[Mapp
     raise UnsupportedError(
         f"the cache has no call with {', '.join(f'{name}={text}' for name, text in wanted.items())}",
         why="it has " + "; ".join(f"{name} {', '.join(texts)}" for name, texts in values.items()),
-        fix="its kernels would be compiled when they are called; list the call in data/calls.toml and build it again",
+        fix="its kernels are compiled when they are called; to have them, name the call in a list: --calls FILE",
     )
