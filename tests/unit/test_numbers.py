@@ -24,6 +24,7 @@ from toolchain.kernels.rules import Rule
 from toolchain.kernels.store import Addition, FolderStore, Result
 from toolchain.numbers import flash_attn
 from toolchain.numbers.case import Expected
+from toolchain.numbers.check import CASES
 from toolchain.numbers.collect import Collected, File, collect
 from toolchain.numbers.elements import BF16, FP16, FP32, tensor
 from toolchain.numbers.objects import sample
@@ -71,6 +72,11 @@ def test_a_loop_in_float32_rounds_each_sum() -> None:
     # 2^24 and 1 is 2^24 in float32, each time.
     assert summed_singly(np.array([[2.0**24, 1, 1, 1]]), np.ones((4, 1))).tolist() == [[2.0**24]]
     assert summed_singly(np.array([[1, 1, 1, 2.0**24]]), np.ones((4, 1))).tolist() == [[2.0**24 + 4]]
+
+
+def test_kernels_of_aotriton_s_one_file_have_their_cases() -> None:
+    for file, kernel in (("fwd_kernel.py", "attn_fwd"), ("bwd_kernel_fuse.py", "bwd_kernel_fuse")):
+        assert CASES["flash.py", kernel] is CASES[file, kernel]
 
 
 def test_a_row_that_sees_nothing_is_zero() -> None:
