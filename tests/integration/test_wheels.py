@@ -49,6 +49,7 @@ def built(
     *,
     pep517: bool = True,
     triton: Mapping[str, str] = TRITON,
+    torch: Mapping[str, str] = TORCH,
 ) -> tuple[dict[str, Any], list[str]]:
     """What the recipe says of a small project, and the names of its wheels."""
     engine, reference = base
@@ -68,7 +69,7 @@ def built(
         name="wheel",
         containerfile="containerfiles/wheel/Containerfile",
         base=reference,
-        images={"TORCH": image(engine, folder, "torch", TORCH), "TRITON": image(engine, folder, "triton", triton)},
+        images={"TORCH": image(engine, folder, "torch", torch), "TRITON": image(engine, folder, "triton", triton)},
         contexts={name: folder / name for name in ("source", "wheels", "row")},
     )
     engine.build(asked, root=recipe.root(), out=out, log=folder / "log")
@@ -103,6 +104,13 @@ def test_a_triton_without_dist_info_is_refused_before_the_build(base: tuple[Buil
     triton = {name: text for name, text in TRITON.items() if "dist-info" not in name}
     result, wheels = built(base, tmp_path, "raise SystemExit('not asked')", triton=triton)
     assert (wheels, result["failed"][0]) == ([], "triton")
+
+
+def test_a_torch_that_cannot_be_imported_is_refused_before_the_build(base: tuple[Buildah, str], tmp_path: Path) -> None:
+    torch = dict.fromkeys(TORCH, "raise OSError('libopenblas.so.0: cannot open shared object file')\n")
+    result, wheels = built(base, tmp_path, "raise SystemExit('not asked')", torch=torch)
+    assert (wheels, result["failed"][:2]) == ([], ["torch", "PyTorch cannot be imported"])
+    assert "libopenblas.so.0" in result["failed"][2]
 
 
 @pytest.fixture(scope="module")

@@ -21,11 +21,13 @@ from toolchain.catalog.wheels import WheelRow, torch_row, wheel_row, wheel_rows
 from toolchain.errors import BuildError, ContractError, SourceError, UnsupportedError
 from toolchain.option_values import wheels
 from toolchain.sources.pypi import pypi_row
+from toolchain.sources.scan import scan
 from toolchain.stages.base import write_packages
 from toolchain.stages.makers import MAKERS
+from toolchain.stages.prebuilt import Intake
 from toolchain.stages.stage import Planned
 from toolchain.stages.torch import torch_digest
-from toolchain.stages.wheel import WheelStage, _failure, check_content, environment
+from toolchain.stages.wheel import WheelStage, _failure, check_content, elsewhere, environment
 
 TRITON = {"triton": "pypi:triton==3.7.1"}
 FLASH = wheel_row("flash-attn")
@@ -180,3 +182,11 @@ def test_modules_that_import_and_those_that_do_not_are_listed(tmp_path: Path) ->
             "pack.inner": "SystemExit: 3",
         },
     }
+
+
+def test_prebuilt_files_in_folders_that_are_left_out_are_no_findings(tmp_path: Path) -> None:
+    for name in ("hsa/gfx942/a.co", "csrc/b.co", "hsakmt/c.co"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"\x7fELF" + bytes(60))
+    found = elsewhere(scan(tmp_path), ["hsa"])
+    assert sorted(row["path"] for row in Intake(replaced={}).rows(found)) == ["csrc/b.co", "hsakmt/c.co"]

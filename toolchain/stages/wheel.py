@@ -19,7 +19,7 @@ from toolchain.errors import BuildError, ContractError, SourceError, ToolchainEr
 from toolchain.filesystem import read_built
 from toolchain.recipe import Mount, Recipe, digests
 from toolchain.request import Request
-from toolchain.sources.scan import scan
+from toolchain.sources.scan import Finding, scan
 from toolchain.sources.spec import SourceSpec
 from toolchain.sources.tree import Source
 from toolchain.stages.base import base_label
@@ -113,7 +113,7 @@ class WheelStage:
                 fix=f"give a whole checkout: --source {self.name}=PATH or URL@COMMIT",
             )
         left = [name for name in row.leave_out if (source.path / name).is_dir()]
-        beside = [f"{name}/{one.file}" for name in left for one in scan(source.path / name)]
+        beside = [f"{name}/{finding.file}" for name in left for finding in scan(source.path / name)]
         intake, findings = take_in(
             self.name, source.path, replace(request, drop_binary=(*request.drop_binary, *beside))
         )
@@ -140,7 +140,7 @@ class WheelStage:
                 **{key: result[key] for key in ("torch", "triton", "network")},
                 "tests": row.tests,
                 "left_out": left,
-                "found_binaries": [one for one in intake.rows(findings) if one["file"] not in set(beside)],
+                "found_binaries": intake.rows(elsewhere(findings, left)),
             },
             labels=image_labels(planned, revision=source.ref, binaries=planned.binaries),
             environment=environment([row]),
@@ -302,6 +302,11 @@ def check_content(row: WheelRow, wheel: Path) -> dict[str, Any]:
             fix=f"correct [wheels.{row.name}] in data/wheels.toml for this source",
         )
     return {"tag": tag, "files": len(names), "packages": tops}
+
+
+def elsewhere(findings: Sequence[Finding], folders: Sequence[str]) -> list[Finding]:
+    """Those that lie in none of some folders of a source."""
+    return [finding for finding in findings if not any(finding.file.startswith(f"{name}/") for name in folders)]
 
 
 def _like(pattern: str) -> Callable[[str], bool]:
