@@ -189,7 +189,8 @@ else
     if [ "$(cat "$folder/linked" 2>/dev/null)" != "$major" ]; then find "$folder" -maxdepth 2 -name 'libaotriton*_v2.so*' -delete; fi
     ninja -C "$folder" ${JOBS:+-j"$JOBS"} aotriton_v2
     printf '%s' "$major" >"$folder/linked"
-    DESTDIR=/build/install ninja -C "$folder" install/strip
+    # By ninja what was compiled from names with `^` would be compiled again.
+    DESTDIR=/build/install cmake --install "$folder" --strip
     from=$(sed -n 's/^CMAKE_INSTALL_PREFIX:[A-Z]*=//p' "$folder/CMakeCache.txt")
     mkdir -p "/out/prefix$PREFIX"
     mv "/build/install$from" "/out/prefix$PREFIX/rocm$major"
@@ -211,7 +212,7 @@ done
     \( -name '*.nsv' -o -name '*.sqlite3' -o -path './Bare.*' -o -path './Affine.*' \) -exec cp --parents --target-directory /out/plan '{}' +
 )
 cp -a "$("$venv/bin/python" -c 'import site; print(site.getsitepackages()[0])')" /out/python
-if [ "$package" = v3python ]; then cp -a /build/src/v3python /out/python/v3python; fi
+if [ "$package" = v3python ] && [ -z "${WORDS:-}" ]; then cp -a /build/src/v3python /out/python/v3python; fi
 find /out/python -name __pycache__ -prune -exec rm -rf '{}' +
 sed -n 's/^set(PACKAGE_VERSION "\([0-9.]*\).*/\1/p' "$ROCM_PATH"/lib/*/cmake/hip/hip-config-version.cmake "$ROCM_PATH"/lib/cmake/hip/hip-config-version.cmake 2>/dev/null | head -n 1 >/out/hip-version
 cp "$runtime/.ninja_log" /out/ninja.log
