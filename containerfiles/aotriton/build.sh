@@ -97,6 +97,10 @@ if [ -z "${INPUT_DIGEST:-}" ] || [ "$(cat /build/toolchain-stamp 2>/dev/null)" !
     IFS=';'
     for file in ${DROP:-}; do rm -f "/build/src/$file"; done
   )
+  # Before 0.12 the version comes in by a script for GNU's linker, which puts a section behind itself; lld does not.
+  if [ -f /build/src/v3python/ld_script.py ]; then
+    sed -i 's/INSERT AFTER \.comment;/INSERT AFTER .dynamic;/' /build/src/v3python/ld_script.py
+  fi
   python3 /recipe/containerfiles/aotriton/without_aiter.py /build/src /build/redirected.json
   if [ -n "${ROCM:-}" ]; then
     python3 /recipe/containerfiles/aotriton/old_libstdcxx.py /build/src
