@@ -243,5 +243,5 @@ def require_call(cache: TritonCache, wanted: Mapping[str, str]) -> Sequence[Mapp
     raise UnsupportedError(
         f"the cache has no call with {', '.join(f'{name}={text}' for name, text in wanted.items())}",
         why="it has " + "; ".join(f"{name} {', '.join(texts)}" for name, texts in values.items()),
-        fix="its kernels are compiled when they are called; to have them, name the call in a list: --calls FILE",
+        fix="they are compiled when they are called; to have them, list the call: calls = FILE in toolchain.toml",
     )
