@@ -387,7 +387,7 @@ class Request:
 # Most builds need none of these; `kernels run` has them as options.
 NOT_OF_BUILD = (
     "select", "limit", "keep_going", "kernel_timeout", "kernel_memory", "shard", "kernel_store", "kernel_key",
-    "scheduler", "runner", "mirrors", "fresh", "without", "calls",
+    "scheduler", "runner", "mirrors", "calls",
 )  # fmt: skip
 """Fields that `build` takes from the environment and toolchain.toml alone."""
 

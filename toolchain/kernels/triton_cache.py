@@ -88,7 +88,7 @@ def lay_out(made: Path, kernels: Iterable[tuple[str, str, str]], tree: Path, mou
             raise KernelError(
                 f"the cache entry of {name} is not whole",
                 why=f"{source.name}: {type(error).__name__}: {error}",
-                fix="run it again with TOOLCHAIN_FRESH=1 in the environment",
+                fix="run it again with --fresh",
             ) from error
         for file, data in content.items():
             (target / file).write_bytes(data)

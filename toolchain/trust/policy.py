@@ -194,7 +194,7 @@ def require_policy(statement: Mapping[str, Any], policy: Policy) -> None:
     try:
         first("policy", check_build(statement, policy))
     except UntrustedError as error:
-        error.fix = "have it built again as the policy demands (with TOOLCHAIN_FRESH=1 for `fresh`), or demand less"
+        error.fix = "have it built again as the policy demands (with --fresh for `fresh`), or demand less"
         raise
 
 
