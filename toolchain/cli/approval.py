@@ -20,9 +20,9 @@ from toolchain.errors import ConfigError
 # ignored in a file without approval: those that say whose code, keys and signatures are accepted, where images and
 # results come from and go to, what runs containers, and which folders are written to.
 HARMLESS = frozenset({
-    "aotriton", "arch", "base", "check", "compression", "drop-binary", "fresh", "glibc", "gpu", "jobs", "keep-going",
-    "kernel-memory", "kernel-timeout", "limit", "lock-file", "locked", "offline", "only", "patch", "python", "rocm",
-    "select", "source", "source-repo", "stage", "triton", "wheel",
+    "aotriton", "arch", "base", "calls", "check", "compression", "drop-binary", "fresh", "glibc", "gpu", "jobs",
+    "keep-going", "kernel-memory", "kernel-timeout", "limit", "lock-file", "locked", "offline", "only", "patch",
+    "python", "rocm", "select", "source", "source-repo", "stage", "triton", "wheel", "without",
 })  # fmt: skip
 # Keys whose content decides whom a build trusts. They lie beside the file as often as not, and are approved with it.
 _KEYS = ("key", "public-key", "kernel-key")
