@@ -91,8 +91,19 @@ def test_several_share_an_image_that_needs_what_each_needs(cache: Cache) -> None
         "FLASH_ATTENTION_TRITON_AMD_ENABLE": "TRUE",
         "PYTHONPATH": "/usr/lib/toolchain/triton:/usr/lib/toolchain/wheels",
     }
-    assert "wheels" in [row.planned.name for row in plan(request, "all")]
-    assert "wheels" not in [row.planned.name for row in plan(replace(request, wheels=()), "all")]
+
+
+def test_all_has_the_wheels_that_are_named_and_an_llvm_that_something_needs(cache: Cache) -> None:
+    def all_of(**asked: Any) -> list[str]:
+        given = {"base": "debian13", "sources": TRITON, "wheels": ("flash-attn",), **asked}
+        return [row.planned.name for row in plan(request_of(cache=cache, **given), "all")]
+
+    assert all_of() == ["base", "triton", "kernels", "torch", "flash-attn", "wheels"]
+    assert all_of(wheels=()) == ["base", "triton", "kernels"]
+    own = {**TRITON, "llvm": "distro:llvm-toolchain-22"}
+    each: list[dict[str, Any]] = [{"sources": own}, {"only": "mlir-tblgen"}, {"sources": {}}]
+    for named in each:
+        assert "llvm" in all_of(**named)
 
 
 def test_wheels_are_named_as_the_data_has_them() -> None:

@@ -19,7 +19,7 @@ def stages_of(target: str, request: Request) -> tuple[Stage, ...]:
     LLVM for another machine than this one is built in this one's base, against the other's system; a portable one
     against an old system. Triton from source rests on the LLVM layer, a wheel from the index does not. `all` is
     everything that the request names sources for: AOTriton where a release or a source of it is given, else the
-    FlashAttention kernels.
+    FlashAttention kernels; LLVM where Triton is built on it, or a source or part of it is named.
 
     Raises:
         UnsupportedError: no such stage, or not for this architecture.
@@ -63,7 +63,11 @@ def _add(row: StageRow, request: Request, made: dict[str, Stage]) -> None:
 
 def _in_all(row: StageRow, request: Request) -> bool:
     with_, without = row.all_with, row.all_without
-    return row.in_all and (not with_ or _given(with_, request)) and not (without and _given(without, request))
+    if not row.in_all or (with_ and not _given(with_, request)) or (without and _given(without, request)):
+        return False
+    if not row.all_under or row.name in stands_on(catalog.row(row.all_under), request):
+        return True
+    return row.name in request.sources or row.name in request.patches or request.only != Request.only
 
 
 def _given(name: str, request: Request) -> bool:

@@ -32,6 +32,7 @@ class StageRow:
         packages: whether it is a distribution's packages, resolved when it is made, which locks and bundles list.
         in_all: whether `all` goes up to it.
         all_with, all_without: only where this option or source is given, or is not.
+        all_under: only where that stage stands on it, or a source or part of its own is named.
         published_with: the targets besides itself with which `publish` takes it along.
         costs: the stage whose rows of data/costs.toml are its own too; empty for itself.
     """
@@ -47,6 +48,7 @@ class StageRow:
     in_all: bool = False
     all_with: str = ""
     all_without: str = ""
+    all_under: str = ""
     published_with: tuple[str, ...] = ()
     costs: str = ""
 
@@ -108,6 +110,7 @@ STAGES: tuple[StageRow, ...] = (
         sources={"llvm": _LLVM_LICENSE, "profile": "NOASSERTION"},
         license=_LLVM_LICENSE,
         in_all=True,
+        all_under="triton",
         published_with=(ALL,),
     ),
     *_CODEGEN_LLVMS,
