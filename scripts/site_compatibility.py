@@ -358,7 +358,9 @@ def what_it_takes() -> str:
         memory = f"{MEMORY[one.job] / 1e9:.1f} GB a {one.job}" if one.job else "little"
         output = f"{one.output[0]} / {one.output[1]} MB" if one.output else "not measured"
         source = one.source if one.source.startswith("not") else f"[{one.source}]({measured(one.source)})"
-        times = [one.told(count) if one.cores or count == counts[0] or one.kernel else "the same" for count in counts]
+        times = [
+            one.time_for(count) if one.cores or count == counts[0] or one.kernel else "the same" for count in counts
+        ]
         rows.append([name, *times, memory, room_told(room), output, source])
     head = [
         "stage",

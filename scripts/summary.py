@@ -10,7 +10,7 @@ from rich.table import Table
 from toolchain import console
 from toolchain.build.record import records
 from toolchain.cache import Cache, default_cache
-from toolchain.numbers.summary import told
+from toolchain.numbers.summary import describe
 
 
 def main(seconds: int, out: Path) -> None:
@@ -36,7 +36,7 @@ def main(seconds: int, out: Path) -> None:
     console.show(table)
     for record in records(cache):
         if found := record.facts.get("numbers"):
-            console.text(f"numbers: {told(found)}")
+            console.text(f"numbers: {describe(found)}")
             for row in found["groups"]:
                 of_all = sum(row[name] for name in ("right", "wrong", "skipped", "refused"))
                 console.text(

@@ -214,10 +214,10 @@ def _runner(cache: Cache, name: str, why: str) -> Check:
     """What runs contract checks and kernel workers. Docker and podman are proved; none stands in for another."""
     if name == "buildah":
         return Check("runner", "ok", f"buildah, {why}: contract checks and kernels run where the layers are built")
-    from toolchain.engine.docker_probe import proved, told  # noqa: PLC0415 - its client takes a while to load
+    from toolchain.engine.docker_probe import describe, proved  # noqa: PLC0415 - its client takes a while to load
 
     try:
-        return Check("runner", "ok", f"{name}, {why}: {told(proved(name, cache))}")
+        return Check("runner", "ok", f"{name}, {why}: {describe(proved(name, cache))}")
     except EngineError as error:
         cause = f" ({_first(error.why)})" if error.why else ""
         return Check("runner", "fail", f"{name}, {why}: {error.what}{cause}", error.fix, error.code)

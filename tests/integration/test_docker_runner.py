@@ -17,7 +17,7 @@ from tests import tiny_image
 from tests.dockerd_fixture import dockerd
 from toolchain.cache import Cache
 from toolchain.engine.docker import DockerRunner
-from toolchain.engine.docker_probe import proved, told
+from toolchain.engine.docker_probe import describe, proved
 from toolchain.engine.isolation import SCRIPT
 from toolchain.errors import EngineError
 from toolchain.kernels.executors import LocalExecutor
@@ -175,7 +175,7 @@ def test_a_daemon_that_does_is_proved_and_left_as_it_was(runner: DockerRunner, t
     assert found.facts == {"program": "docker", "version": runner.version(), "interfaces": 0, "lacks": [lacks]}
     assert lacks.startswith("ids of their own"), "capabilities, privileges and system calls are those of buildah's"
     assert found.user == ""
-    assert f"at {runner.address}: its containers see no network interface but lo" in told(found)
+    assert f"at {runner.address}: its containers see no network interface but lo" in describe(found)
     assert list(cache.work.iterdir()) == []
     assert sorted(images(runner.address)) == before
     assert containers(runner.address) == []
@@ -247,13 +247,13 @@ def test_files_of_a_user_stay_the_user_s(runner: DockerRunner, image: str) -> No
 import encodings.ascii, json, os, sys  # what is loaded later, this user cannot read
 from pathlib import Path
 from toolchain.cache import Cache
-from toolchain.engine.docker_probe import proved, told
+from toolchain.engine.docker_probe import describe, proved
 from toolchain.recipe import Mount
 os.setgroups([]); os.setgid(4242); os.setuid(4242)
 top = Path(sys.argv[1])
 runner = proved("docker", Cache(top / "cache"), host=sys.argv[2])
 runner.run(sys.argv[3], ["/bin/sh", "-c", "echo x >/out/file"], mounts=[Mount(top, "/out", read_only=False)])
-print(json.dumps([runner.user, told(runner), (top / "file").stat().st_uid]))
+print(json.dumps([runner.user, describe(runner), (top / "file").stat().st_uid]))
 """
     # Its home and the test's folder are root's alone.
     with tempfile.TemporaryDirectory(prefix="tc-user-", dir="/tmp") as folder:

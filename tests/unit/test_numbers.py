@@ -31,7 +31,7 @@ from toolchain.numbers.objects import sample
 from toolchain.numbers.philox import random_words
 from toolchain.numbers.problem import Dropout, Problem, Shape
 from toolchain.numbers.reference import Inputs, attention, summed_singly, window
-from toolchain.numbers.summary import enough, told
+from toolchain.numbers.summary import describe, enough
 from toolchain.trust.attest import subjects
 from toolchain.trust.numbers import said, statement
 
@@ -268,7 +268,7 @@ def test_a_record_s_check_is_enough_for_as_many_kernels() -> None:
     assert [enough(numbers, count) for count in (3, 4, 0)] == [True, False, False]
     assert enough({**numbers, "checked": 6}, 0)
     assert not enough(None, 1)
-    assert told(numbers) == "3 of 6 kernels checked by emulation: 2 right, 1 skipped"
+    assert describe(numbers) == "3 of 6 kernels checked by emulation: 2 right, 1 skipped"
 
 
 def test_a_signed_statement_that_a_kernel_is_wrong_counts_against_an_image() -> None:

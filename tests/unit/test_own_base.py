@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from toolchain.build.own_base import Need, Way, needs, users_of, wanted
+from toolchain.build.own_base import Need, Way, needs, needs_of, users_of
 from toolchain.cache import Cache
 from toolchain.catalog.bases import load_bases
 from toolchain.recipe import root
@@ -26,7 +26,7 @@ EVERYTHING = {
 
 def lacking(found: dict[str, str], *users: str, pythons: tuple[str, ...] = ()) -> list[str]:
     request = Request(cache=Cache(Path("/nowhere")), pythons=pythons)
-    return [need.name for need in wanted(request, users) if not any(way.serves(found) for way in need.ways)]
+    return [need.name for need in needs_of(request, users) if not any(way.serves(found) for way in need.ways)]
 
 
 def test_everything_is_enough_and_nothing_is_not() -> None:
@@ -71,16 +71,18 @@ def test_the_name_of_a_wheel_tells_which_python_it_needs(version: str, has: str,
     spec = SourceSpec(kind="pypi", where="triton", version=version)
     request = Request(cache=Cache(Path("/nowhere")), sources={"triton": spec})
     found = {**EVERYTHING, "python3": has}
-    told = [need.name for need in wanted(request, ["triton-wheel"]) if not any(way.serves(found) for way in need.ways)]
+    told = [
+        need.name for need in needs_of(request, ["triton-wheel"]) if not any(way.serves(found) for way in need.ways)
+    ]
     assert told == ([] if enough else ["Python"])
-    told = [need.name for need in wanted(request, ["triton-wheel", "aotriton"]) if need.name == "Python"]
+    told = [need.name for need in needs_of(request, ["triton-wheel", "aotriton"]) if need.name == "Python"]
     assert told == ["Python"], "numpy's wheel is for 3.13 alone"
 
 
 def test_bitcode_that_the_user_decided_on_need_not_be_in_the_base() -> None:
     found = {tool: version for tool, version in EVERYTHING.items() if not tool.endswith(".bc")}
     request = Request(cache=Cache(Path("/nowhere")), allow_binary=("ocml",), drop_binary=("asanrtl",))
-    named = [need.name for need in wanted(request, ["triton"]) if not any(way.serves(found) for way in need.ways)]
+    named = [need.name for need in needs_of(request, ["triton"]) if not any(way.serves(found) for way in need.ways)]
     assert named == ["AMD's ockl.bc"]
 
 

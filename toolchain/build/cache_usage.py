@@ -93,8 +93,8 @@ class _Finished:
 def survey(cache: Cache) -> list[Item]:
     """Everything in the cache, by kind, what was used last first."""
     records = _records(cache)
-    found = [*_images(cache, records), *_sources(cache, records), *_unfinished(cache), *_rest(cache)]
-    return sorted(found, key=lambda entry: (KINDS.index(entry.kind), -entry.used, entry.name))
+    items = [*_images(cache, records), *_sources(cache, records), *_unfinished(cache), *_rest(cache)]
+    return sorted(items, key=lambda entry: (KINDS.index(entry.kind), -entry.used, entry.name))
 
 
 def prune(
@@ -169,7 +169,7 @@ def _named(cache: Cache, images: Sequence[Record]) -> list[Item]:
 
 
 def _records(cache: Cache) -> list[_Finished]:
-    found = []
+    images = []
     for path, record in finished(cache):
         with contextlib.suppress(*_MALFORMED):
             mark = used_mark(path)
@@ -178,14 +178,16 @@ def _records(cache: Cache) -> list[_Finished]:
             made_of |= {str(row["digest"]): str(row["file"]) for row in record.rows("wheels")}
             tag = image_tag(record.image, record.input_digest)
             below = tuple(digests_below(record.inputs))
-            found.append(_Finished(path, record.image, tag, record.manifest, used, made_of, record.input_digest, below))
-    return _used_together(found)
+            images.append(
+                _Finished(path, record.image, tag, record.manifest, used, made_of, record.input_digest, below)
+            )
+    return _used_together(images)
 
 
-def _used_together(found: Sequence[_Finished]) -> list[_Finished]:
+def _used_together(images: Sequence[_Finished]) -> list[_Finished]:
     """With the stages below as young as what stands on them: published is an image with what theirs say."""
-    by_digest = {image.digest: image for image in found}
-    for image in sorted(found, key=lambda image: -image.used):
+    by_digest = {image.digest: image for image in images}
+    for image in sorted(images, key=lambda image: -image.used):
         waiting = list(image.below)
         while waiting:
             if (below := by_digest.get(waiting.pop())) is not None and below.used < image.used:
@@ -198,7 +200,7 @@ def _images(cache: Cache, records: list[_Finished]) -> Iterator[Item]:
     if not (cache.images / "index.json").is_file():
         return
     layout = Layout(cache.images)
-    found = [
+    rows = [
         (record.used, f"{record.image} {record.path.stem[:12]}", str(record.path), record.tag, record.manifest)
         for record in records
     ]
@@ -210,9 +212,9 @@ def _images(cache: Cache, records: list[_Finished]) -> Iterator[Item]:
         elif tag not in of_records:
             there = layout.has(manifest.digest)
             used = layout.blob(manifest.digest).stat().st_ctime if there else 0.0
-            found.append((used, f"{tag} (no record)", "", tag, manifest.digest))
+            rows.append((used, f"{tag} (no record)", "", tag, manifest.digest))
     counted: set[str] = set()
-    for used, name, key, tag, digest in sorted(found, key=lambda image: -image[0]):
+    for used, name, key, tag, digest in sorted(rows, key=lambda image: -image[0]):
         parts: set[str] = set()
         with contextlib.suppress(ToolchainError):  # one whose blobs are gone is still there to be removed
             parts = {part.digest for part in layout.walk(layout.resolve(digest)) if layout.has(part.digest)} - counted
@@ -245,11 +247,11 @@ def _sources(cache: Cache, records: list[_Finished]) -> Iterator[Item]:
     for tree in _children(cache.store / "trees"):
         if not tree.is_dir():
             continue
-        said = tree.with_name(f"{tree.name}.json")
+        facts = tree.with_name(f"{tree.name}.json")
         name, used = tree.name[:24], tree.stat().st_ctime
         with contextlib.suppress(*_MALFORMED):
-            used = said.stat().st_mtime
-            digest = strict_json.read(said.read_bytes())["digest"]
+            used = facts.stat().st_mtime
+            digest = strict_json.read(facts.read_bytes())["digest"]
             used = max(used, used_by.get(digest, 0.0))
             name = f"{names[digest]} {name}"
         yield _kept("source", name, tree, used)

@@ -110,7 +110,7 @@ class Kernels:
         return CompileSetup(start=start, naming=naming, out=out, seen=(self.source, str(out)))
 
 
-def run(asked: argparse.Namespace) -> None:
+def run(arguments: argparse.Namespace) -> None:
     """Serve until somebody ends it.
 
     Raises:
@@ -119,32 +119,32 @@ def run(asked: argparse.Namespace) -> None:
         ResourceError: there is no place for objects.
         UnreachableError: no scheduler answers for long.
     """
-    kernels = Kernels.read(asked.kernels)
-    if asked.check:
-        found = {"dask": library().__version__, "python": sys.version.split()[0], "stage": kernels.stage}
-        sys.stdout.write(json.dumps(found) + "\n")
+    kernels = Kernels.read(arguments.kernels)
+    if arguments.check:
+        facts = {"dask": library().__version__, "python": sys.version.split()[0], "stage": kernels.stage}
+        sys.stdout.write(json.dumps(facts) + "\n")
         return
-    security(check_address(asked.address), "worker")
+    security(check_address(arguments.address), "worker")
     library()
-    store = _store(asked.store)
+    store = _store(arguments.store)
     way = proved()
-    slots = jobs_for("kernel", asked.jobs)
-    limits = Limits(timeout=patience(asked.kernel_timeout), memory=asked.kernel_memory * 10**6)
+    slots = jobs_for("kernel", arguments.jobs)
+    limits = Limits(timeout=patience(arguments.kernel_timeout), memory=arguments.kernel_memory * 10**6)
     bounds = MemoryBounds.of(memory_available(), slots, limits.memory)
     with _scratch() as scratch:
         worker = KernelWorker(
             kernels.compile_setup(scratch / "out", way),
             store,
-            name=asked.name or machine_name(),
+            name=arguments.name or machine_name(),
             slots=slots,
             limits=limits,
             bounds=bounds,
         )
         with worker:
-            LOG.info("worker %s of %s: %d kernels at once, for %s", worker.name, kernels.name, slots, asked.address)
+            LOG.info("worker %s of %s: %d kernels at once, for %s", worker.name, kernels.name, slots, arguments.address)
             LOG.info("compile processes see no network: %s", " ".join(way[:-1]))
             with _ended() as (ended, numbers):
-                serve(asked.address, worker, patience=asked.patience, ended=ended)
+                serve(arguments.address, worker, patience=arguments.patience, ended=ended)
     if numbers:
         sys.exit(128 + numbers[0])
 
@@ -190,12 +190,12 @@ def _whole(text: str) -> int:
 def _seconds(text: str) -> float:
     """A time; one that is not a number would be waited for without an end."""
     try:
-        found = float(text)
+        seconds = float(text)
     except ValueError:
-        found = math.nan
-    if not 0 <= found < math.inf:
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds from 0 on")
-    return found
+    return seconds
 
 
 @contextlib.contextmanager
@@ -240,9 +240,9 @@ def _reader() -> argparse.ArgumentParser:
 
 
 def _log_to(file: Path | None) -> None:
-    said = logging.StreamHandler()
-    said.setLevel(logging.INFO)
-    handlers: list[logging.Handler] = [said]
+    screen = logging.StreamHandler()
+    screen.setLevel(logging.INFO)
+    handlers: list[logging.Handler] = [screen]
     if file is not None:
         try:
             handlers.append(logging.FileHandler(file, encoding="utf-8"))
@@ -259,14 +259,14 @@ def _log_to(file: Path | None) -> None:
 def main(words: Sequence[str] | None = None) -> int:
     """Entry point of the image; the exit code."""
     reader = _reader()
-    asked = reader.parse_args(words)
-    if not asked.address and not asked.check:
+    arguments = reader.parse_args(words)
+    if not arguments.address and not arguments.check:
         reader.error("the address of a scheduler is missing")
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda sent, _: sys.exit(128 + sent))  # until Dask runs
     try:
-        _log_to(asked.log)
-        run(asked)
+        _log_to(arguments.log)
+        run(arguments)
     except ToolchainError as error:
         sys.stderr.write(f"{error.title}: {error}\n")
         return error.code

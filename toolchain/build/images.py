@@ -15,7 +15,7 @@ from toolchain.cache import Cache
 from toolchain.catalog.stages import STAGES
 from toolchain.digest import canonical, write_atomically
 from toolchain.errors import ConfigError, SourceError
-from toolchain.numbers.summary import told
+from toolchain.numbers.summary import describe
 from toolchain.oci.layout import Layout
 from toolchain.record import Record
 from toolchain.trust.contents import Contents, of_records
@@ -68,10 +68,10 @@ def named_images(cache: Cache, texts: Sequence[str]) -> list[Record]:
         ConfigError: the name means several images.
     """
     finished = finished_images(cache)
-    found: dict[str, Record] = {}
+    by_digest: dict[str, Record] = {}
     for text in texts:
-        found |= {record.input_digest: record for record in _named(finished, text)}
-    return list(found.values())
+        by_digest |= {record.input_digest: record for record in _named(finished, text)}
+    return list(by_digest.values())
 
 
 def one_image(cache: Cache, text: str, arch: str = "") -> Record:
@@ -83,19 +83,19 @@ def one_image(cache: Cache, text: str, arch: str = "") -> Record:
     Raises:
         SourceError, ConfigError: as `named_images`; or it means images of several architectures.
     """
-    found = named_images(cache, [text])
-    of_arch = [record for record in found if record.arch == arch]
-    if len(found) > 1 and len(of_arch) != 1:
-        raise _ambiguous(text, found)
-    return found[0] if len(found) == 1 else of_arch[0]
+    matching = named_images(cache, [text])
+    of_arch = [record for record in matching if record.arch == arch]
+    if len(matching) > 1 and len(of_arch) != 1:
+        raise _ambiguous(text, matching)
+    return matching[0] if len(matching) == 1 else of_arch[0]
 
 
-def names_of(cache: Cache, wanted: Sequence[Record]) -> list[str]:
+def names_of(cache: Cache, images: Sequence[Record]) -> list[str]:
     """Names that mean these finished images and no others: an image's own where that is enough."""
     finished = finished_images(cache)
     names: list[str] = []
-    for image in dict.fromkeys(record.image for record in wanted):
-        own = [record for record in wanted if record.image == image]
+    for image in dict.fromkeys(record.image for record in images):
+        own = [record for record in images if record.image == image]
         known = {record.input_digest for record in finished if record.image == image}
         names += [image] if known == {record.input_digest for record in own} else [full_name(record) for record in own]
     return names
@@ -103,31 +103,33 @@ def names_of(cache: Cache, wanted: Sequence[Record]) -> list[str]:
 
 def _named(finished: Sequence[Record], text: str) -> list[Record]:
     exact = [record for record in finished if text == record.image]
-    found = exact or [record for record in finished if full_name(record).startswith(text)]
-    if not found and _DIGITS.fullmatch(text):
+    matching = exact or [record for record in finished if full_name(record).startswith(text)]
+    if not matching and _DIGITS.fullmatch(text):
         digits = text.removeprefix("sha256:")
-        found = [record for record in finished if record.input_digest.removeprefix("sha256:").startswith(digits)]
-    if not found:
+        matching = [record for record in finished if record.input_digest.removeprefix("sha256:").startswith(digits)]
+    if not matching:
         raise SourceError(
             f"no finished image here is called {text[:200]!r}",
             why="\n".join(_lines(finished[:_LISTED])) or "none is finished in this cache",
             fix="`toolchain images` lists what is here; `toolchain build STAGE` makes what is not",
         )
-    names = {record.image for record in found}
-    arches = [record.arch for record in found]
+    names = {record.image for record in matching}
+    arches = [record.arch for record in matching]
     if len(names) > 1 or len(set(arches)) < len(arches):
-        raise _ambiguous(text, found)
-    return sorted(found, key=lambda record: record.arch)
+        raise _ambiguous(text, matching)
+    return sorted(matching, key=lambda record: record.arch)
 
 
-def _ambiguous(text: str, found: Sequence[Record]) -> ConfigError:
+def _ambiguous(text: str, matching: Sequence[Record]) -> ConfigError:
     return ConfigError(
-        f"{text!r} means {len(found)} images", why="\n".join(_lines(found)), fix="give the whole name of one of them"
+        f"{text!r} means {len(matching)} images",
+        why="\n".join(_lines(matching)),
+        fix="give the whole name of one of them",
     )
 
 
-def _lines(found: Iterable[Record]) -> list[str]:
-    return [f"{full_name(record)}  {record.arch}  {timestamp(record.finished or 0)}" for record in found]
+def _lines(images: Iterable[Record]) -> list[str]:
+    return [f"{full_name(record)}  {record.arch}  {timestamp(record.finished or 0)}" for record in images]
 
 
 def require_below(record: Record, below: Sequence[Record]) -> None:
@@ -156,9 +158,9 @@ def contents_of(cache: Cache, record: Record) -> Contents:
     return of_records(record, stages_below(cache, record.inputs))
 
 
-def note_use(cache: Cache, found: Iterable[Record]) -> None:
+def note_use(cache: Cache, images: Iterable[Record]) -> None:
     """Remember that these images, and the stages below them, were asked for now."""
-    for record in found:
+    for record in images:
         for each in (record, *stages_below(cache, record.inputs)):
             used_mark(cache.record(each.input_digest)).touch()
 
@@ -177,10 +179,10 @@ def publications(cache: Cache, record: Record) -> tuple[Publication, ...]:
     """Where an image was published from this cache, the latest last."""
     try:
         rows = strict_json.read(_published(cache, record).read_bytes())
-        found = [Publication(str(row["ref"]), str(row["digest"]), float(row["when"])) for row in rows]
+        places = [Publication(str(row["ref"]), str(row["digest"]), float(row["when"])) for row in rows]
     except (OSError, ValueError, KeyError, TypeError):  # only for people: a damaged note is as good as none
         return ()
-    return tuple(sorted(found, key=lambda place: place.when))
+    return tuple(sorted(places, key=lambda place: place.when))
 
 
 def _published(cache: Cache, record: Record) -> Path:
@@ -199,7 +201,7 @@ def image_row(cache: Cache, record: Record) -> Mapping[str, Any]:
         **contents_of(cache, record).as_json(),
         "partial": record.partial,
         "binaries": list(record.binaries),
-        **({"numbers": told(found)} if (found := record.facts.get("numbers")) else {}),
+        **({"numbers": describe(numbers)} if (numbers := record.facts.get("numbers")) else {}),
         "bytes": sum(int(layer.get("size", 0)) for layer in record.layers),
         "finished": timestamp(record.finished or 0),
         "taken_from": record.taken_from.ref if record.taken_from is not None else "",

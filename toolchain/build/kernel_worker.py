@@ -57,7 +57,8 @@ def serve_kernels(
         raise ConfigError(
             "a worker needs --kernel-store", why="its results go there", fix="name the store of the campaign"
         )
-    triton = {one.planned.name: one for one in build(request, "triton", command=command, reuse=reuse)}["triton"]
+    results = build(request, "triton", command=command, reuse=reuse)
+    triton = next(result for result in results if result.planned.name == "triton")
     (planned,) = (row.planned for row in plan(request, stage) if row.planned.name == stage)
     log = request.cache.logs / f"kernels-worker-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}.log"
     log.parent.mkdir(parents=True, exist_ok=True)

@@ -89,16 +89,16 @@ def make(request: Request, planned: Sequence[Planned], target: str, path: Path, 
             fix="name another file: -o FILE",
         )
     fetch_all(request, planned)
-    found = _made(resolve(request, planned, target, open_base=open_base))
-    loose = [source.ref for source in found.sources if not source.digest]
+    lock = _made(resolve(request, planned, target, open_base=open_base))
+    loose = [source.ref for source in lock.sources if not source.digest]
     if loose:
         raise SourceError(
             f"cannot be locked: {', '.join(loose)}",
             why="no digest is known before a fetch",
             fix="run the command again, without --offline: what was fetched has a digest now",
         )
-    write(found, path)
-    return found
+    write(lock, path)
+    return lock
 
 
 def check_file(request: Request, planned: Sequence[Planned], target: str, path: Path) -> Lock:
@@ -108,9 +108,9 @@ def check_file(request: Request, planned: Sequence[Planned], target: str, path: 
         LockedError: with every difference.
     """
     locked = read(path)
-    found = differences(locked, resolve(request, planned, target), whole=True)
-    if found:
-        raise refused(found, f"{path} is not what is here now")
+    differing = differences(locked, resolve(request, planned, target), whole=True)
+    if differing:
+        raise refused(differing, f"{path} is not what is here now")
     return locked
 
 
@@ -139,9 +139,9 @@ def check(request: Request, planned: Sequence[Planned]) -> None:
     lock = lock_of(request)
     if lock is None:
         return
-    found = differences(lock, resolve(request, planned, ""), whole=False)
-    if found:
-        raise refused(found, "--locked: this is not what the lock holds")
+    differing = differences(lock, resolve(request, planned, ""), whole=False)
+    if differing:
+        raise refused(differing, "--locked: this is not what the lock holds")
 
 
 def check_tree(request: Request, source: Source) -> None:
@@ -154,17 +154,17 @@ def check_tree(request: Request, source: Source) -> None:
     if lock is None:
         return
     now, was = locked_source(request, source), lock.source(source.name)
-    found = differences(replace(lock, bases=()), replace(lock, bases=(), sources=(now,)), whole=False)
-    if found or was is None:
-        raise refused(found, f"--locked: {source.name} is not what the lock holds")
+    differing = differences(replace(lock, bases=()), replace(lock, bases=(), sources=(now,)), whole=False)
+    if differing or was is None:
+        raise refused(differing, f"--locked: {source.name} is not what the lock holds")
 
 
-def refused(found: Sequence[str], what: str) -> LockedError:
+def refused(differing: Sequence[str], what: str) -> LockedError:
     """The error that names the differences."""
-    more = [f"… and {len(found) - _LISTED} more"] if len(found) > _LISTED else []
+    more = [f"… and {len(differing) - _LISTED} more"] if len(differing) > _LISTED else []
     return LockedError(
         what,
-        why="\n".join([*found[:_LISTED], *more]),
+        why="\n".join([*differing[:_LISTED], *more]),
         fix="if the change is wanted, make the lock again: toolchain lock, with the same options",
     )
 
@@ -250,8 +250,8 @@ def _sysroot(request: Request, *, open_base: bool) -> LockedBase:
 
 
 def _python(request: Request, *, open_base: bool) -> LockedBase:
-    planned, asked = PythonStage().plan(request, {}), pythons(request)
-    return _system(planned, request, asked.name, asked.digest, asked.suite, open_base=open_base)
+    planned, system = PythonStage().plan(request, {}), pythons(request)
+    return _system(planned, request, system.name, system.digest, system.suite, open_base=open_base)
 
 
 def _torch(request: Request, *, open_base: bool) -> LockedBase:
@@ -334,9 +334,9 @@ def _request(request: Request, target: str, sources: Mapping[str, Source]) -> di
         "source": {name: _asked_source(spec, sources.get(name)) for name, spec in sorted(request.sources.items())},
         "patch": {name: [path.name for path in paths] for name, paths in sorted(request.patches.items())},
     }
-    asked = {"stage": target}
+    values = {"stage": target}
     for row in declared(request):
         name, value = row.option.name, getattr(request, row.field)
         if row.option.lock == "always" or (row.option.lock == "changed" and value != row.default):
-            asked[name] = instead.get(name, plain(value))
-    return {name: value for name, value in asked.items() if value not in (None, "", [], {})}
+            values[name] = instead.get(name, plain(value))
+    return {name: value for name, value in values.items() if value not in (None, "", [], {})}

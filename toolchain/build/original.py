@@ -33,20 +33,20 @@ class Original:
 
     Args:
         name: for people.
-        asked: the request, as a provenance has it.
+        parameters: the request, as a provenance has it.
         patches: by source name, the digests of the user's patches, in order.
         expected: what it is compared by, see `reproduce.reproduce`.
     """
 
     name: str
-    asked: Mapping[str, Any]
+    parameters: Mapping[str, Any]
     patches: Mapping[str, tuple[str, ...]]
     expected: Mapping[str, Any]
 
     @property
     def stage(self) -> str:
         """That made it."""
-        return str(self.asked["stage"])
+        return str(self.parameters["stage"])
 
 
 def of_name(cache: Cache, name: str, arch: str) -> Original:
@@ -71,7 +71,7 @@ def of_architectures(cache: Cache, name: str) -> Original:
     """
     records = named_images(cache, [name])
     first = _of_record(cache, records[0], {})
-    return replace(first, asked={**first.asked, "arch": sorted(record.arch for record in records)})
+    return replace(first, parameters={**first.parameters, "arch": sorted(record.arch for record in records)})
 
 
 def of_reference(cache: Cache, ref: str, arch: str, key: PublicKey | None, scratch: Path) -> Original:
@@ -87,13 +87,13 @@ def of_reference(cache: Cache, ref: str, arch: str, key: PublicKey | None, scrat
         UnsupportedError: it names several images, or none of this tool.
     """
     with open_place(parse(ref)) as place:
-        layout, found = place.images(scratch)
-        if len(found) != 1:
-            raise UnsupportedError(f"{ref} names {len(found)} images", fix="name one: oci:DIR:TAG")
-        top = found[0].image
-        images = [one for one in layout.walk(top) if one.media_type in media.IMAGES]
+        layout, refs = place.images(scratch)
+        if len(refs) != 1:
+            raise UnsupportedError(f"{ref} names {len(refs)} images", fix="name one: oci:DIR:TAG")
+        top = refs[0].image
+        images = [image for image in layout.walk(top) if image.media_type in media.IMAGES]
         configs = [(image, layout.read_json(layout.children(image)[0])) for image in images]
-        chosen = [(one, content) for one, content in configs if len(images) == 1 or content.get("architecture") == arch]
+        chosen = [row for row in configs if len(images) == 1 or row[1].get("architecture") == arch]
         if len(chosen) != 1:
             raise UnsupportedError(
                 f"{ref} holds {len(images)} images, {len(chosen)} for {arch or 'no architecture'}",
@@ -142,27 +142,27 @@ def _of_record(cache: Cache, record: Record, expected: Mapping[str, Any]) -> Ori
         row.name: tuple(patch.digest for patch in row.patches if patch.name in _named(record.request, row.name))
         for row in record.sources
     }
-    return Original(name=record.image, asked=asked_for(facts), patches=patches, expected=expected)
+    return Original(name=record.image, parameters=asked_for(facts), patches=patches, expected=expected)
 
 
 def _of_provenance(ref: str, statement: Mapping[str, Any], expected: Mapping[str, Any]) -> Original:
     definition = statement["predicate"]["buildDefinition"]
-    asked = dict(definition["externalParameters"])
+    parameters = dict(definition["externalParameters"])
     patches = {
         str(row["name"]): tuple(
             str(patch["digest"])
             for patch in row["annotations"].get("patches", ())
-            if patch["name"] in _named(asked, str(row["name"]))
+            if patch["name"] in _named(parameters, str(row["name"]))
         )
         for row in definition["resolvedDependencies"]
-        if row["annotations"]["stage"] == asked.get("stage")
+        if row["annotations"]["stage"] == parameters.get("stage")
     }
-    return Original(name=ref, asked=asked, patches=patches, expected=expected)
+    return Original(name=ref, parameters=parameters, patches=patches, expected=expected)
 
 
-def _named(asked: Mapping[str, Any], source: str) -> list[str]:
+def _named(parameters: Mapping[str, Any], source: str) -> list[str]:
     """The names of the user's patches of a source; those that the tool ships are taken by themselves."""
-    return list((asked.get("patches") or {}).get(source, ()))
+    return list((parameters.get("patches") or {}).get(source, ()))
 
 
 def given_options(original: Original, cache: Cache) -> dict[str, Any]:
@@ -171,10 +171,10 @@ def given_options(original: Original, cache: Cache) -> dict[str, Any]:
     Raises:
         ConfigError: a patch is not in the store.
     """
-    asked = dict(original.asked)
-    asked.pop("base" if asked.get("glibc") else "glibc", None)  # a portable LLVM is bound to no base
-    if str(asked.get("base", "")).startswith("oci:DIR@"):
-        asked["base"] = f"oci:{cache.images}@{str(asked['base']).removeprefix('oci:DIR@')}"
+    values = dict(original.parameters)
+    values.pop("base" if values.get("glibc") else "glibc", None)  # a portable LLVM is bound to no base
+    if str(values.get("base", "")).startswith("oci:DIR@"):
+        values["base"] = f"oci:{cache.images}@{str(values['base']).removeprefix('oci:DIR@')}"
     store = Store(cache.store)
     paths: dict[str, list[str]] = {}
     for name, digests in original.patches.items():
@@ -184,11 +184,11 @@ def given_options(original: Original, cache: Cache) -> dict[str, Any]:
                     f"a patch of {name} is not in the store: {digest}", fix=f"give it: --patch {name}=FILE, all of them"
                 )
             paths.setdefault(name, []).append(str(path))
-    asked["patches"] = paths
+    values["patches"] = paths
     return {
-        option.option.parameter: _given(option.option, asked[option.field])
+        option.option.parameter: _given(option.option, values[option.field])
         for option in options()
-        if option.option.counts and asked.get(option.field) not in (None, "", [], {})
+        if option.option.counts and values.get(option.field) not in (None, "", [], {})
     }
 
 

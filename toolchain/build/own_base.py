@@ -34,21 +34,21 @@ class Way:
     least: str = ""
     exact: str = ""
 
-    def serves(self, found: Mapping[str, str]) -> bool:
+    def serves(self, tools: Mapping[str, str]) -> bool:
         """Whether what was found is enough."""
-        if self.tool not in found:
+        if self.tool not in tools:
             return False
-        have = found[self.tool]
+        have = tools[self.tool]
         if self.exact:
             return f"{have}.".startswith(f"{self.exact}.")
         return not self.least or numbers(have) >= numbers(self.least)
 
-    def told(self, found: Mapping[str, str]) -> str:
+    def missing(self, tools: Mapping[str, str]) -> str:
         """Why it does not serve."""
-        if self.tool not in found:
+        if self.tool not in tools:
             return f"no {self.tool}"
         wanted = f"{self.exact} is needed" if self.exact else f"{self.least} or newer is needed"
-        return f"{self.tool} is {found[self.tool] or 'of no version it tells'}, {wanted}"
+        return f"{self.tool} is {tools[self.tool] or 'of no version it tells'}, {wanted}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,32 +105,32 @@ def check(request: Request, planned: Sequence[Planned]) -> None:
     users = users_of(planned)
     if not users:
         return
-    found = _found(request)
-    lacking = [need for need in wanted(request, users) if not any(way.serves(found) for way in need.ways)]
+    tools = _tools_of(request)
+    lacking = [need for need in needs_of(request, users) if not any(way.serves(tools) for way in need.ways)]
     if lacking:
-        raise _refused(request, lacking, users, found)
+        raise _refused(request, lacking, users, tools)
 
 
 def users_of(planned: Sequence[Planned]) -> set[str]:
     """What of these stages is built in the base, in the words of data/needs.toml."""
-    inside = {one.name for one in planned if one.engine}
+    inside = {stage.name for stage in planned if stage.engine}
     users = inside & {"llvm", "triton", "aotriton"}
     # The LLVMs for GPUs and the libraries on them take what the large one takes.
     users |= {"llvm"} if inside & {name for codegen in codegens() for name in (codegen.llvm, codegen.stage)} else set()
-    if inside - {"base", "llvm"} and any("triton-wheel" in one.binaries for one in planned):
+    if inside - {"base", "llvm"} and any("triton-wheel" in stage.binaries for stage in planned):
         users.add("triton-wheel")
     return users
 
 
-def wanted(request: Request, users: Collection[str]) -> list[Need]:
+def needs_of(request: Request, users: Collection[str]) -> list[Need]:
     """The needs of what is built, with those of the Pythons that `--python` names."""
-    found = [_python_of_wheel(request, need, users) for need in needs() if set(need.users) & set(users)]
+    needed = [_python_of_wheel(request, need, users) for need in needs() if set(need.users) & set(users)]
     if "triton" in users:
         # A portable wheel is compiled against unpacked CPythons, not the base's.
         for version in () if request.glibc else request.pythons:
-            found += [_python(version, "", f"python{version}"), _python(version, " headers", f"python{version}.h")]
-        found += [_bitcode(row) for row in _replaced() if not {row.name, row.path} & _decided(request)]
-    return found
+            needed += [_python(version, "", f"python{version}"), _python(version, " headers", f"python{version}.h")]
+        needed += [_bitcode(row) for row in _replaced() if not {row.name, row.path} & _decided(request)]
+    return needed
 
 
 def _replaced() -> list[Known]:
@@ -166,7 +166,7 @@ def _python(version: str, what: str, tool: str) -> Need:
     return Need(name=f"Python {version}{what}", users=("triton",), ways=ways, debian=debian, el=el, why="--python")
 
 
-def _found(request: Request) -> dict[str, str]:
+def _tools_of(request: Request) -> dict[str, str]:
     own = replace(request, arch=(this_machine(),))
     layout, image = local_manifest(own)
     text = (FOLDER / "probe-base.sh").read_text(encoding="utf-8")
@@ -182,9 +182,9 @@ def _found(request: Request) -> dict[str, str]:
 
     engine = Buildah(request.cache)
     name = engine.ensure_image(f"toolchain-base-{base_label(own)}", layout.root, image["digest"])
-    found = probe(engine, name, words, text)
-    write_atomically(kept, json.dumps(found, indent=1, sort_keys=True).encode())
-    return found
+    tools = probe(engine, name, words, text)
+    write_atomically(kept, json.dumps(tools, indent=1, sort_keys=True).encode())
+    return tools
 
 
 def probe(runner: Runner, image: str, words: Sequence[str], text: str) -> dict[str, str]:
@@ -214,30 +214,30 @@ def probe(runner: Runner, image: str, words: Sequence[str], text: str) -> dict[s
 
 
 def _refused(
-    request: Request, lacking: Sequence[Need], users: Collection[str], found: Mapping[str, str]
+    request: Request, lacking: Sequence[Need], users: Collection[str], tools: Mapping[str, str]
 ) -> UnsupportedError:
-    told = [
-        f"{need.name}: {_why(need, found)} (for {', '.join(sorted(set(need.users) & set(users)))}: {need.why})"
+    lines = [
+        f"{need.name}: {_why(need, tools)} (for {', '.join(sorted(set(need.users) & set(users)))}: {need.why})"
         for need in lacking
     ]
     names = ", ".join(dict.fromkeys(need.name for need in lacking))
     return UnsupportedError(
         f"the base {request.base} lacks: {names}",
-        why="\n".join(told),
-        fix="\n".join([*_install(lacking, found), f"what a base must hold: {DOCS}"]),
+        why="\n".join(lines),
+        fix="\n".join([*_install(lacking, tools), f"what a base must hold: {DOCS}"]),
     )
 
 
-def _why(need: Need, found: Mapping[str, str]) -> str:
-    if not any(way.tool in found for way in need.ways):
+def _why(need: Need, tools: Mapping[str, str]) -> str:
+    if not any(way.tool in tools for way in need.ways):
         return "not found"
-    return "; ".join(way.told(found) for way in need.ways)
+    return "; ".join(way.missing(tools) for way in need.ways)
 
 
-def _install(lacking: Sequence[Need], found: Mapping[str, str]) -> list[str]:
+def _install(lacking: Sequence[Need], tools: Mapping[str, str]) -> list[str]:
     """What brings it, on the base's own distribution where that is known."""
-    is_el = bool({found.get("os", ""), *found.get("like", "").split()} & _EL)
-    is_debian = bool({found.get("os", ""), *found.get("like", "").split()} & {"debian", "ubuntu"})
+    is_el = bool({tools.get("os", ""), *tools.get("like", "").split()} & _EL)
+    is_debian = bool({tools.get("os", ""), *tools.get("like", "").split()} & {"debian", "ubuntu"})
     debian = " ".join(dict.fromkeys(word for need in lacking for word in [need.debian] if word))
     el = " ".join(dict.fromkeys(word for need in lacking for word in [need.el] if word))
     ways = []

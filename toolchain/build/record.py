@@ -36,7 +36,6 @@ def new_record(
     built: Built,
     *,
     compressor: str = "",
-    partial: str = "",
     runner: Mapping[str, Any] | None = None,
 ) -> Record:
     """The record of a stage that is finished now: which request made it, when, by whom, from which sources.
@@ -63,7 +62,7 @@ def new_record(
         tool=_tool(),
         isolation={**(isolation or {}), "runner": dict(runner)} if runner else isolation,
         binaries=built.binaries,
-        partial=partial or planned.partial,
+        partial=planned.partial,
         arch=request.arch[0],
         layers=built.layers,
         compressor=compressor,
@@ -97,16 +96,16 @@ def _tool() -> dict[str, str]:
 
 def asked_for(request: Request, planned: Planned) -> dict[str, Any]:
     """What a record says of the request for a stage."""
-    asked: dict[str, Any] = {
+    values: dict[str, Any] = {
         "stage": planned.name,
-        **{one.field: plain(getattr(request, one.field)) for one in declared(request) if one.option.counts},
+        **{option.field: plain(getattr(request, option.field)) for option in declared(request) if option.option.counts},
         # Of a local image the digest counts, which is among the inputs; its path is this machine's affair.
         "base": "oci:" if request.base.image is not None else str(request.base),
         "glibc": request.glibc or None,
         "sources": _asked_sources(request, planned),
         "patches": {name: names for name, files in request.patches.items() if (names := _names(files))},
     }
-    return {name: value for name, value in asked.items() if value not in (None, [], {})}
+    return {name: value for name, value in values.items() if value not in (None, [], {})}
 
 
 def _asked_sources(request: Request, planned: Planned) -> dict[str, str]:
@@ -170,15 +169,15 @@ def known_record(cache: Cache, digest: str | None) -> Record | None:
 
 def stages_below(cache: Cache, inputs: Mapping[str, Any]) -> list[Record]:
     """The records of the stages that something of these inputs stands on, lowest first, without those that are gone."""
-    found: dict[str, Record] = {}
+    below: dict[str, Record] = {}
     waiting = list(digests_below(inputs))
     while waiting:
         digest = waiting.pop()
-        if digest not in found and (known := known_record(cache, digest)) is not None:
-            found[digest] = known
+        if digest not in below and (known := known_record(cache, digest)) is not None:
+            below[digest] = known
             waiting += digests_below(known.inputs)
     order = {row.name: number for number, row in enumerate(STAGES)}
-    return sorted(found.values(), key=lambda known: order.get(known.stage, len(order)))
+    return sorted(below.values(), key=lambda known: order.get(known.stage, len(order)))
 
 
 def digests_below(inputs: Mapping[str, Any]) -> list[str]:
@@ -211,7 +210,7 @@ def published_mark(record: Path) -> Path:
 
 def finished(cache: Cache) -> Iterator[tuple[Path, Record]]:
     """The records of what was finished here, with their files, oldest first. A damaged one is passed over."""
-    for path in sorted(cache.records.glob("*.json"), key=lambda one: one.stat().st_mtime):
+    for path in sorted(cache.records.glob("*.json"), key=lambda file: file.stat().st_mtime):
         with contextlib.suppress(OSError, RecordError):
             yield path, Record.from_bytes(path.read_bytes())
 

@@ -63,7 +63,7 @@ class Reproduced:
             "diff_ids": list(self.diff_ids),
             "blobs": list(self.blobs),
             "indexes": list(self.indexes),
-            "differing": [one.as_json() for one in self.differing],
+            "differing": [file.as_json() for file in self.differing],
             "explained": list(self.explained),
         }
 
@@ -146,23 +146,23 @@ def _own_layer(record: Record, layout: Layout) -> dict[str, Any]:
 
 def _compare(first: Mapping[str, Any], again: Built, cache: Cache) -> Reproduced:
     second = _own_layer(read_record(cache, again.input_digest), Layout(cache.images))
-    found = Reproduced(
+    result = Reproduced(
         image=again.planned.image,
         input_digest=again.input_digest,
         diff_ids=(str(first["diff_id"]), str(second["diff_id"])),
         blobs=(str(first["blob"]), str(second["blob"])),
         indexes=(str(first["index"]), str(second["index"])),
     )
-    if found.equal:
-        return found
+    if result.equal:
+        return result
     console.note("the layers differ; looking for the first difference")
-    one, two = (Blob(Path(side["path"]), str(side["media_type"])) for side in (first, second))
-    differing = differences(one, two)
-    told = next((file for file in differing if file.what in {"content", "size"}), None)
+    old, new = (Blob(Path(side["path"]), str(side["media_type"])) for side in (first, second))
+    differing = differences(old, new)
+    shown = next((file for file in differing if file.what in {"content", "size"}), None)
     return replace(
-        found,
+        result,
         differing=tuple(differing),
-        explained=tuple(explain(one, two, told.path)) if told is not None else (),
+        explained=tuple(explain(old, new, shown.path)) if shown is not None else (),
     )
 
 

@@ -127,10 +127,10 @@ def take(request: Request, planned: Planned, reuse: Reuse) -> Built | None:
             ref = reference(reuse.place, planned)
             raise error from None
     except (UntrustedError, DigestError, DocumentError) as error:
-        told = f"{ref} does not verify"
+        problem = f"{ref} does not verify"
         if reuse.only:
-            raise UntrustedError(f"{told}: {error.what}", why=error.why, fix="ask who published it") from error
-        _note(planned, told, error.what)
+            raise UntrustedError(f"{problem}: {error.what}", why=error.why, fix="ask who published it") from error
+        _note(planned, problem, error.what)
     except UnreachableError as error:
         if reuse.only:
             raise
@@ -142,8 +142,8 @@ def take(request: Request, planned: Planned, reuse: Reuse) -> Built | None:
     return None
 
 
-def _note(planned: Planned, told: str, why: str) -> None:
-    console.note(f"{planned.name}: {told}, so it is built here ({why})")
+def _note(planned: Planned, problem: str, why: str) -> None:
+    console.note(f"{planned.name}: {problem}, so it is built here ({why})")
 
 
 def _take(request: Request, planned: Planned, ref: Target, key: PublicKey) -> Built:
@@ -161,32 +161,32 @@ def _look(request: Request, planned: Planned, place: Place, key: PublicKey) -> B
         scratch = Layout(Path(folder) / "layout").ensure()
         # The one image, not the index: what the index says of others need not be believed, nor fetched.
         platform = Platform("linux", request.arch[0])
-        found = place.fetch(scratch, platform=platform)
+        manifest = place.fetch(scratch, platform=platform)
         demands = Policy(source_only=True, allow=let_in_names(request), input_digest=planned.input_digest)
-        verdict = verify(place, scratch, found, key=key, demands=demands)
+        verdict = verify(place, scratch, manifest, key=key, demands=demands)
         if verdict.problems or verdict.provenance is None:
             raise UntrustedError(verdict.problems[0] if verdict.problems else "nothing says who made it")
-        top = scratch.children(found)[-1]
-        told = _told(verdict.provenance, planned, request, top)
-        layers = _bring(scratch, found, Layout(request.cache.images).ensure(), planned)
-    by_digest = str(place.ref.at(digest=found.digest))
+        top = scratch.children(manifest)[-1]
+        provenance = _read_provenance(verdict.provenance, planned, request, top)
+        layers = _bring(scratch, manifest, Layout(request.cache.images).ensure(), planned)
+    by_digest = str(place.ref.at(digest=manifest.digest))
     built = Built(
         planned=planned,
         input_digest=str(planned.input_digest),
-        manifest=found.digest,
+        manifest=manifest.digest,
         layers=tuple(layers),
-        facts=told.facts,
+        facts=provenance.facts,
         reused=True,
         taken_from=by_digest,
-        binaries=told.binaries,
+        binaries=provenance.binaries,
     )
-    write_record(request.cache, told.record(new_record(request, planned, built), TakenFrom(by_digest, key.id)))
+    write_record(request.cache, provenance.record(new_record(request, planned, built), TakenFrom(by_digest, key.id)))
     console.note(f"{planned.name}: {planned.image} is verified and taken from {by_digest}")
     return built
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Told:
+class _Provenance:
     """What only the build itself knew, as the signed provenance has it; see `Record`."""
 
     request: Mapping[str, Any]
@@ -206,7 +206,9 @@ class _Told:
         )
 
 
-def _told(statement: Mapping[str, Any], planned: Planned, request: Request, layer: Descriptor) -> _Told:
+def _read_provenance(
+    statement: Mapping[str, Any], planned: Planned, request: Request, layer: Descriptor
+) -> _Provenance:
     """Read a provenance.
 
     Args:
@@ -217,12 +219,12 @@ def _told(statement: Mapping[str, Any], planned: Planned, request: Request, laye
     """
     try:
         definition, run = statement["predicate"]["buildDefinition"], statement["predicate"]["runDetails"]
-        inner, asked = definition["internalParameters"], dict(definition["externalParameters"])
+        inner, parameters = definition["internalParameters"], dict(definition["externalParameters"])
         tool = {"version": str(run["builder"]["version"]["toolchain"]), "builder": str(run["builder"]["id"])}
         if "invocationId" in run["metadata"]:
             tool["run"] = str(run["metadata"]["invocationId"])
-        told = _Told(
-            request=asked,
+        provenance = _Provenance(
+            request=parameters,
             started=_seconds(run["metadata"]["startedOn"]),
             finished=_seconds(run["metadata"]["finishedOn"]),
             tool=tool,
@@ -238,24 +240,24 @@ def _told(statement: Mapping[str, Any], planned: Planned, request: Request, laye
         raise UntrustedError("provenance: the statement is malformed", why=repr(error)) from error
     if named != (planned.name, planned.image):
         raise UntrustedError(f"provenance: it is about {named[0]} {named[1]}, not {planned.name} {planned.image}")
-    if not told.facts:
+    if not provenance.facts:
         raise UntrustedError("provenance: it holds no build report", fix="publish it again with this version")
-    if planned.has_contract_check and request.contract and told.request.get("contract") is False:
+    if planned.has_contract_check and request.contract and provenance.request.get("contract") is False:
         raise UntrustedError("provenance: it was built without the contract check", fix="--no-contract takes it")
-    return told
+    return provenance
 
 
 def _seconds(text: str) -> float:
     return datetime.strptime(str(text), _TIME).replace(tzinfo=UTC).timestamp()
 
 
-def _bring(scratch: Layout, found: Descriptor, own: Layout, planned: Planned) -> list[dict[str, Any]]:
+def _bring(scratch: Layout, image: Descriptor, own: Layout, planned: Planned) -> list[dict[str, Any]]:
     """Move what was verified into the cache; the descriptors of its layers, lowest first."""
-    parts = scratch.children(found)
-    content = scratch.read(found)
+    parts = scratch.children(image)
+    content = scratch.read(image)
     for part in parts:
         own.put_file(scratch.blob(part.digest), digest=part.digest, move=True, media_type=part.media_type)
-    manifest = own.put_bytes(content, found.media_type)
+    manifest = own.put_bytes(content, image.media_type)
     # As after a build: the tag keeps the blobs from the garbage collector, the record, which comes last, counts.
     own.tag(manifest, image_tag(planned.image, str(planned.input_digest)))
     return [part.as_json() for part in parts[1:]]

@@ -64,8 +64,8 @@ def build(request: Request, target: str, *, command: Sequence[str] = (), reuse: 
             fix=f"leave it out: --drop-binary {names[0]}; or let it in: --allow-binary {names[0]}",
         )
     # What may come finished from elsewhere needs no sources.
-    wanted = [source for row in rows if row.to_build and reuse is None for source in row.planned.sources]
-    fetching = Prefetch(request, wanted)
+    sources = [source for row in rows if row.to_build and reuse is None for source in row.planned.sources]
+    fetching = Prefetch(request, sources)
     first = {(row.arch or this_machine(), row.planned.name): row.planned for row in rows}
     run = _Run(first=first, prefetch=fetching, command=command, reuse=reuse, ready=ready)
     results: dict[str, Built] = {}
@@ -202,9 +202,9 @@ def _ready(request: Request, rows: Sequence[PlanRow]) -> None:
 
         probe(Storage(request.cache))
         if request.runner != "buildah":
-            from toolchain.engine.docker_probe import proved, told  # noqa: PLC0415 - most builds use buildah alone
+            from toolchain.engine.docker_probe import describe, proved  # noqa: PLC0415 - most builds use buildah alone
 
-            console.note(f"contract checks and kernels run on {told(proved(request.runner, request.cache))}")
+            console.note(f"contract checks and kernels run on {describe(proved(request.runner, request.cache))}")
         if request.base.image is not None:
             from toolchain.build import own_base as ownbase  # noqa: PLC0415 - most bases are recipes
 
@@ -213,8 +213,8 @@ def _ready(request: Request, rows: Sequence[PlanRow]) -> None:
 
 def _allowed(request: Request, planned: Planned, built: Built | None) -> None:
     """Prebuilt code enters by name alone, also what another call of the tool allowed."""
-    others = {*planned.binaries, *(built.binaries if built else ())}
-    for name in sorted(others.difference(let_in_names(request) if others else ())):
+    names = {*planned.binaries, *(built.binaries if built else ())}
+    for name in sorted(names.difference(let_in_names(request) if names else ())):
         raise PolicyError(
             f"{planned.image} needs the prebuilt {name}, and only sources enter by default",
             why="; ".join(source.ref for source in planned.sources),

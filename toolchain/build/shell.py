@@ -88,8 +88,8 @@ def open_shell(request: Request, target: str, argv: Sequence[str], *, show: Call
     stages = {stage.name: stage for stage in stages_of(target, request)}
     name, last = list(stages.items())[-1]
     planned = rows[name].planned
-    below = {other: row.built for other, row in rows.items() if other != name}
-    if missing := [other for other, built in below.items() if built is None]:
+    below = {stage: row.built for stage, row in rows.items() if stage != name}
+    if missing := [stage for stage, built in below.items() if built is None]:
         raise ConfigError(
             f"{name} has no container yet: {rows[missing[0]].planned.image} is not finished here",
             fix=f"toolchain shell {missing[0]}, where that failed; or toolchain build {missing[0]}",
@@ -114,7 +114,7 @@ def open_shell(request: Request, target: str, argv: Sequence[str], *, show: Call
     )
     try:
         with stage_lock(request.cache, planned):
-            last.build(planned, {other: built for other, built in below.items() if built is not None}, workspace)
+            last.build(planned, {stage: built for stage, built in below.items() if built is not None}, workspace)
     except _LeftError as left:
         return left.code
     finally:

@@ -40,7 +40,7 @@ _MARKS = ("setup.py", "python/setup.py", "CMakeLists.txt", "third_party")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class Choice:
     """What the options say of Triton and LLVM.
 
     Args:
@@ -62,95 +62,97 @@ class Asked:
         """How strong the value of an option is."""
         return self.ranks.get(name, COMMAND_LINE)
 
-    def noting(self, note: str, **changes: object) -> Asked:
+    def noting(self, note: str, **changes: object) -> Choice:
         """With a change, and the line about it."""
         return replace(self, notes=(*self.notes, note), **changes)  # type: ignore[arg-type]
 
 
-def settle(asked: Asked, *, lock: Lock | None, folder: Path, cache: Cache) -> Asked:
+def settle(choice: Choice, *, lock: Lock | None, folder: Path, cache: Cache) -> Choice:
     """What is meant in the end: `triton` is a version, a commit or nothing, and all that names a Triton agrees.
 
     Raises:
         PinError: two of the values, or two pins in the folder, name different things; or a value names none.
         UnsupportedError: an unknown version, or one that cannot be built.
     """
-    asked = _strongest(asked)
+    choice = _strongest(choice)
     if lock is not None:
-        asked = _as_locked(asked, lock)
-    if asked.triton is None:
-        return _as_found(asked, folder, lock)
-    wanted = asked.triton.strip()
-    if is_version(wanted):
-        asked = _as_version(asked, wanted)
-    elif is_commit(wanted.lower()):
-        asked = replace(asked, triton=wanted.lower())
-    elif wanted and os.path.lexists(users_path(wanted)):
-        return _as_path(asked, users_path(wanted), cache)
+        choice = _as_locked(choice, lock)
+    if choice.triton is None:
+        return _as_found(choice, folder, lock)
+    text = choice.triton.strip()
+    if is_version(text):
+        choice = _as_version(choice, text)
+    elif is_commit(text.lower()):
+        choice = replace(choice, triton=text.lower())
+    elif text and os.path.lexists(users_path(text)):
+        return _as_path(choice, users_path(text), cache)
     else:
         raise PinError(
-            f"--triton {asked.triton!r} names no Triton",
+            f"--triton {choice.triton!r} names no Triton",
             why="it is not a Triton version such as 3.7.1, no commit of 40 digits, and nothing of that name is here",
-            fix=f"{near_version(wanted)}give one of these, or the folder of a checkout",
+            fix=f"{near_version(text)}give one of these, or the folder of a checkout",
         )
-    _compare(asked, cache)
+    _compare(choice, cache)
     # A source that is at this very commit says all that the commit does.
-    return replace(asked, triton=None) if is_commit(str(asked.triton)) and "triton" in asked.sources else asked
+    return replace(choice, triton=None) if is_commit(str(choice.triton)) and "triton" in choice.sources else choice
 
 
-def wheel_hint(asked: Asked, allow_binary: tuple[str, ...]) -> str:
+def wheel_hint(choice: Choice, allow_binary: tuple[str, ...]) -> str:
     """The line for a command line from when the wheel came without being named; empty where it is not needed."""
     if (
         BINARY not in allow_binary
-        or "triton" in asked.sources
-        or asked.aotriton
-        or not involves(asked.target, "triton")
+        or "triton" in choice.sources
+        or choice.aotriton
+        or not involves(choice.target, "triton")
     ):
         return ""
     return f"Triton is built from source; for the wheel that --allow-binary {BINARY} lets in, name it: {WHEEL}"
 
 
-def doubts(asked: Asked) -> tuple[str, ...]:
+def doubts(choice: Choice) -> tuple[str, ...]:
     """What should be known of the LLVM that a release names, before hours go into it; a line each."""
-    if "llvm" in asked.sources or not involves(asked.target, "llvm"):
+    if "llvm" in choice.sources or not involves(choice.target, "llvm"):
         return ()
     with contextlib.suppress(PinError, UnsupportedError):  # it is refused later, with the remedy
-        if asked.aotriton:
-            return aotriton_release(asked.aotriton).pin.warnings
-        if asked.triton and is_version(asked.triton):
-            return triton_release(asked.triton).pin.warnings
+        if choice.aotriton:
+            return aotriton_release(choice.aotriton).pin.warnings
+        if choice.triton and is_version(choice.triton):
+            return triton_release(choice.triton).pin.warnings
     return ()
 
 
 # --- the order ---
 
 
-def _strongest(asked: Asked) -> Asked:
+def _strongest(choice: Choice) -> Choice:
     """Without what a stronger option overrules: each of these names the whole Triton."""
-    if asked.triton is None:
-        return asked
-    others = [name for name, given in (("source", "triton" in asked.sources), ("aotriton", asked.aotriton)) if given]
-    stronger = [name for name in others if asked.rank(name) < asked.rank("triton")]
+    if choice.triton is None:
+        return choice
+    rivals = [name for name, given in (("source", "triton" in choice.sources), ("aotriton", choice.aotriton)) if given]
+    stronger = [name for name in rivals if choice.rank(name) < choice.rank("triton")]
     if stronger:
         what = "--source triton" if stronger[0] == "source" else "--aotriton"
-        return asked.noting(f"{what} overrules --triton {asked.triton}, which is not of the command line", triton=None)
-    if "source" in others and asked.rank("source") > asked.rank("triton"):
-        rest = {name: spec for name, spec in asked.sources.items() if name != "triton"}
-        asked = asked.noting(f"--triton {asked.triton} overrules triton={asked.sources['triton']}", sources=rest)
-    weaker = "aotriton" in others and asked.rank("aotriton") > asked.rank("triton")
-    if weaker and asked.target in {"llvm", "triton", "kernels"}:
-        asked = asked.noting(f"--triton {asked.triton} overrules AOTriton {asked.aotriton}", aotriton=None)
-    return asked
+        return choice.noting(
+            f"{what} overrules --triton {choice.triton}, which is not of the command line", triton=None
+        )
+    if "source" in rivals and choice.rank("source") > choice.rank("triton"):
+        rest = {name: spec for name, spec in choice.sources.items() if name != "triton"}
+        choice = choice.noting(f"--triton {choice.triton} overrules triton={choice.sources['triton']}", sources=rest)
+    weaker = "aotriton" in rivals and choice.rank("aotriton") > choice.rank("triton")
+    if weaker and choice.target in {"llvm", "triton", "kernels"}:
+        choice = choice.noting(f"--triton {choice.triton} overrules AOTriton {choice.aotriton}", aotriton=None)
+    return choice
 
 
-def _as_locked(asked: Asked, lock: Lock) -> Asked:
+def _as_locked(choice: Choice, lock: Lock) -> Choice:
     """What the lock was made for, where nothing as strong names a Triton."""
     held = lock.request
     texts = {name: str(text) for name, text in dict(held.get("source", {})).items() if text != "PATH"}
     specs = {name: parse_source_spec(text, project=name) for name, text in texts.items()}
-    if asked.triton is not None and asked.rank("lock") < asked.rank("triton") and (specs or "triton" in held):
-        asked = asked.noting(f"the lock overrules --triton {asked.triton}", triton=None)
-    if asked.triton or asked.aotriton or "triton" in asked.sources:
-        return asked
+    if choice.triton is not None and choice.rank("lock") < choice.rank("triton") and (specs or "triton" in held):
+        choice = choice.noting(f"the lock overrules --triton {choice.triton}", triton=None)
+    if choice.triton or choice.aotriton or "triton" in choice.sources:
+        return choice
     version, release = held.get("triton"), held.get("aotriton")
     if version is not None and not (is_version(str(version)) or is_commit(str(version))):
         raise ConfigError(
@@ -158,34 +160,34 @@ def _as_locked(asked: Asked, lock: Lock) -> Asked:
             why="that is no version and no commit",
             fix="make the lock again: toolchain lock",
         )
-    return replace(asked, triton=version, aotriton=release, sources={**specs, **asked.sources})
+    return replace(choice, triton=version, aotriton=release, sources={**specs, **choice.sources})
 
 
 # --- what lies in the folder ---
 
 
-def _as_found(asked: Asked, folder: Path, lock: Lock | None) -> Asked:
+def _as_found(choice: Choice, folder: Path, lock: Lock | None) -> Choice:
     """With the pin or the checkout in the folder, where nothing names a Triton. It names versions and nothing else."""
-    named = {"triton", "llvm"} if asked.target == "llvm" else {"triton"}
-    if not involves(asked.target, "llvm") or asked.aotriton or asked.sources.keys() & named or not pin_files(folder):
-        return asked
+    named = {"triton", "llvm"} if choice.target == "llvm" else {"triton"}
+    if not involves(choice.target, "llvm") or choice.aotriton or choice.sources.keys() & named or not pin_files(folder):
+        return choice
     checkout = _is_checkout(folder)
     if lock is not None and not (checkout and dict(lock.request.get("source", {})).get("triton") == "PATH"):
-        return asked
-    if not checkout and asked.target != "llvm":
-        return asked.noting(f"{pin_files(folder)[0].name} in this folder names an LLVM and no Triton; not used")
+        return choice
+    if not checkout and choice.target != "llvm":
+        return choice.noting(f"{pin_files(folder)[0].name} in this folder names an LLVM and no Triton; not used")
     pin = read_pin(folder)
     where = Path(pin.origin).relative_to(folder)
-    notes = (*asked.notes, *pin.warnings)
+    notes = (*choice.notes, *pin.warnings)
     if checkout:
-        what = "" if asked.target == "llvm" else "Triton is the checkout in this folder; "
+        what = "" if choice.target == "llvm" else "Triton is the checkout in this folder; "
         line = f"{what}LLVM {pin.commit} of {pin.repository}, the pin in ./{where}"
-        sources = {**asked.sources, "triton": of_folder(folder)}
+        sources = {**choice.sources, "triton": of_folder(folder)}
         return replace(
-            asked, sources=sources, notes=(*notes, line if "llvm" not in asked.sources else what.rstrip("; "))
+            choice, sources=sources, notes=(*notes, line if "llvm" not in choice.sources else what.rstrip("; "))
         )
     line = f"LLVM {pin.commit} of {pin.repository}, the pin in ./{where}"
-    return replace(_by_pin(asked, pin), notes=(*notes, line))
+    return replace(_by_pin(choice, pin), notes=(*notes, line))
 
 
 def _is_checkout(folder: Path) -> bool:
@@ -193,7 +195,7 @@ def _is_checkout(folder: Path) -> bool:
     return any((folder / mark).exists() for mark in _MARKS)
 
 
-def _by_pin(asked: Asked, pin: LlvmPin) -> Asked:
+def _by_pin(choice: Choice, pin: LlvmPin) -> Choice:
     """The LLVM of a pin file, and the Triton that pins it; None where none on record does."""
     plain = [row for row in triton_releases() if row.version and "+" not in row.version]
     versions = [row.version for row in plain if row.llvm == pin.commit]
@@ -201,86 +203,86 @@ def _by_pin(asked: Asked, pin: LlvmPin) -> Asked:
     carried = [row.triton for row in aotriton_releases() if row.llvm == pin.commit and row.triton]
     like = [*carried[:1], *commits[:1], *versions]
     return replace(
-        asked,
+        choice,
         triton=like[-1] if like else None,
-        sources={**asked.sources, "llvm": of_github(pin.repository, pin.commit)},
+        sources={**choice.sources, "llvm": of_github(pin.repository, pin.commit)},
     )
 
 
 # --- what --triton says ---
 
 
-def _as_version(asked: Asked, wanted: str) -> Asked:
-    row = newest_patch(wanted)
-    if involves(asked.target, "llvm") and "llvm" not in asked.sources:
+def _as_version(choice: Choice, text: str) -> Choice:
+    row = newest_patch(text)
+    if involves(choice.target, "llvm") and "llvm" not in choice.sources:
         triton_release(row.version)  # an unknown LLVM is refused before all else
-    if row.version != wanted.removeprefix("v"):
-        return asked.noting(f"Triton {wanted} is {row.version}, the newest patch release on record", triton=row.version)
-    return replace(asked, triton=row.version)
+    if row.version != text.removeprefix("v"):
+        return choice.noting(f"Triton {text} is {row.version}, the newest patch release on record", triton=row.version)
+    return replace(choice, triton=row.version)
 
 
-def _as_path(asked: Asked, path: Path, cache: Cache) -> Asked:
+def _as_path(choice: Choice, path: Path, cache: Cache) -> Choice:
     """A folder is a checkout, to be built as `--source triton=FOLDER`; a file is a pin, and names an LLVM alone."""
     if path.is_dir():
-        return _as_folder(asked, path, cache)
-    if asked.target not in {"llvm", "base"} and path.exists():
+        return _as_folder(choice, path, cache)
+    if choice.target not in {"llvm", "base"} and path.exists():
         raise PinError(
             f"--triton {path} names no Triton",
             why="a file is the pin of an LLVM, and of that no Triton can be told",
             fix="give a version, a commit or the folder of a checkout; a pin file serves `llvm` alone",
         )
     pin = read_pin(path)
-    for name, said in _llvm_named(asked, cache):
-        if said != pin.commit:
-            raise _two(f"--triton {path}", name, f"LLVM {pin.commit}", f"LLVM {said}")
-    if "llvm" in asked.sources:
-        return replace(asked, triton=_by_pin(asked, pin).triton)
-    return replace(_by_pin(asked, pin), aotriton=None, notes=(*asked.notes, *pin.warnings))
+    for name, llvm in _llvm_named(choice, cache):
+        if llvm != pin.commit:
+            raise _two(f"--triton {path}", name, f"LLVM {pin.commit}", f"LLVM {llvm}")
+    if "llvm" in choice.sources:
+        return replace(choice, triton=_by_pin(choice, pin).triton)
+    return replace(_by_pin(choice, pin), aotriton=None, notes=(*choice.notes, *pin.warnings))
 
 
-def _llvm_named(asked: Asked, cache: Cache) -> list[tuple[str, str]]:
+def _llvm_named(choice: Choice, cache: Cache) -> list[tuple[str, str]]:
     """Which LLVM the other options name, by option."""
     named = []
-    if spec := asked.sources.get("llvm"):
+    if spec := choice.sources.get("llvm"):
         named.append(("--source llvm", locate("llvm", spec, cache=cache).ref))
-    if asked.aotriton:
-        named.append(("--aotriton", aotriton_release(asked.aotriton).llvm))
-    if spec := asked.sources.get("triton"):
+    if choice.aotriton:
+        named.append(("--aotriton", aotriton_release(choice.aotriton).llvm))
+    if spec := choice.sources.get("triton"):
         path = _tree(spec, cache)
         named.append(("--source triton", read_pin(path).commit if path else "not known"))
     return named
 
 
-def _as_folder(asked: Asked, path: Path, cache: Cache) -> Asked:
+def _as_folder(choice: Choice, path: Path, cache: Cache) -> Choice:
     if not pin_files(path) and not _is_checkout(path):
         raise PinError(
             f"--triton {path} is not a checkout of Triton",
             why="it holds neither Triton's files nor an LLVM pin",
             fix="name the top folder of a checkout, a version or a commit",
         )
-    other = asked.sources.get("triton")
-    if other is not None and _tree(other, cache) != path.absolute():
-        raise _two(f"--triton {path}", "--source triton", str(path), str(other))
-    if asked.aotriton:
-        carried, head = aotriton_release(asked.aotriton, allow_unknown=True).triton, head_of(path)
+    source = choice.sources.get("triton")
+    if source is not None and _tree(source, cache) != path.absolute():
+        raise _two(f"--triton {path}", "--source triton", str(path), str(source))
+    if choice.aotriton:
+        carried, head = aotriton_release(choice.aotriton, allow_unknown=True).triton, head_of(path)
         if not head or head != carried:
-            raise _two(f"--triton {path}", f"--aotriton {asked.aotriton}", head or "no commit", carried or "not known")
-    return replace(asked, triton=None, sources={**asked.sources, "triton": of_folder(path)})
+            raise _two(f"--triton {path}", f"--aotriton {choice.aotriton}", head or "no commit", carried or "not known")
+    return replace(choice, triton=None, sources={**choice.sources, "triton": of_folder(path)})
 
 
 # --- whether what names a Triton agrees ---
 
 
-def _compare(asked: Asked, cache: Cache) -> None:
+def _compare(choice: Choice, cache: Cache) -> None:
     """Hold `--triton` against a source of Triton, or where there is none against AOTriton's.
 
     Raises:
         PinError: they name two Tritons.
     """
-    if spec := asked.sources.get("triton"):
-        _compare_source(str(asked.triton), spec, cache, llvm="llvm" not in asked.sources)
-    elif asked.aotriton:
-        _compare_release(str(asked.triton), asked.aotriton)
+    if spec := choice.sources.get("triton"):
+        _compare_source(str(choice.triton), spec, cache, llvm="llvm" not in choice.sources)
+    elif choice.aotriton:
+        _compare_release(str(choice.triton), choice.aotriton)
 
 
 def _compare_source(wanted: str, spec: SourceSpec, cache: Cache, *, llvm: bool) -> None:
@@ -303,13 +305,13 @@ def _compare_commit(wanted: str, row: TritonRelease | None, commit: str, name: s
     if row is None or commit in {row.commit, *row.candidates}:
         return
     known = _row(commit)
-    other = known is not None and known.llvm != row.llvm
-    if other or row.commit_certainty == "verified":
+    differs = known is not None and known.llvm != row.llvm
+    if differs or row.commit_certainty == "verified":
         raise _two(
             f"--triton {wanted}",
             name,
-            f"LLVM {row.llvm}" if other else row.commit,
-            known.title if known and other else commit,
+            f"LLVM {row.llvm}" if differs else row.commit,
+            known.title if known and differs else commit,
         )
 
 
@@ -318,8 +320,8 @@ def _compare_release(wanted: str, release: str) -> None:
     row = _row(wanted)
     commit = wanted if is_commit(wanted) else row.commit if row is not None else ""
     if not carried or commit != carried:
-        other = carried or "an unknown commit"
-        raise _two(f"--triton {wanted}", f"--aotriton {release}", commit or f"upstream's tag v{wanted}", other)
+        theirs = carried or "an unknown commit"
+        raise _two(f"--triton {wanted}", f"--aotriton {release}", commit or f"upstream's tag v{wanted}", theirs)
 
 
 def _row(wanted: str) -> TritonRelease | None:
@@ -337,9 +339,9 @@ def _tree(spec: SourceSpec, cache: Cache) -> Path | None:
     return path if path is not None and path.is_dir() else None
 
 
-def _two(one: str, other: str, said: str, other_said: str) -> PinError:
+def _two(first: str, second: str, first_value: str, second_value: str) -> PinError:
     return PinError(
-        f"{one} and {other} differ",
-        why=f"the first is {said}, the second {other_said}",
+        f"{first} and {second} differ",
+        why=f"the first is {first_value}, the second {second_value}",
         fix="leave one of them out",
     )

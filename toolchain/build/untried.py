@@ -17,15 +17,15 @@ from toolchain.stages.triton_tree import head_of
 
 def tried_in(row: PlanRow, request: Request, rows: Sequence[PlanRow] = ()) -> dict[str, bool]:
     """`{"tried": …}` of a stage that is tried with certain versions; nothing of any other."""
-    return {} if (told := _told(row, request, rows)) is None else {"tried": told == ""}
+    return {} if (label := _untried_label(row, request, rows)) is None else {"tried": label == ""}
 
 
 def untried_in(rows: Sequence[PlanRow], request: Request) -> list[str]:
     """The combinations of a plan that were never built, for people."""
-    return [told for row in rows if (told := _told(row, request, rows))]
+    return [label for row in rows if (label := _untried_label(row, request, rows))]
 
 
-def _told(row: PlanRow, request: Request, rows: Sequence[PlanRow]) -> str | None:
+def _untried_label(row: PlanRow, request: Request, rows: Sequence[PlanRow]) -> str | None:
     """What is untried of a stage; empty when it was tried, None where this is not asked of it."""
     planned = row.planned
     source = next((source for source in planned.sources if source.name == planned.name), None)
@@ -38,7 +38,7 @@ def _told(row: PlanRow, request: Request, rows: Sequence[PlanRow]) -> str | None
         shown = f"LLVM {_short(version)} for {where}" + (f" with the parts for Triton {parts}" if parts else "")
         return "" if was_tried("llvm", version, where, triton=parts) else shown
     if planned.name == "triton":
-        llvm = next((source for other in rows for source in other.planned.sources if source.name == "llvm"), None)
+        llvm = next((source for below in rows for source in below.planned.sources if source.name == "llvm"), None)
         on = _version(llvm) if llvm is not None else ""
         shown = f"Triton {_short(version)} on LLVM {_short(on)} for {where}"
         return "" if was_tried("wheel", version, where, llvm=on) else shown

@@ -213,10 +213,10 @@ class BuildWorkspace:
             # A tree with owners is the engine's, whose root is another id than ours.
             first = 0 if normalise else self.engine.first_id
             layer = write_layer(tree, raw, epoch=EPOCH, normalise=normalise, first_id=first)
-        below = [read_layers(layout, layout.resolve(one.manifest)) for one in (under, *beside) if one is not None]
+        below = [read_layers(layout, layout.resolve(part.manifest)) for part in (under, *beside) if part is not None]
         lower = tuple({layer.diff_id: layer for layers in below for layer in layers}.values())
         labels = {**(labels or {}), **self._contents(planned).labels(), INPUT_DIGEST: str(planned.input_digest)}
-        found: dict[str, Any] = {}
+        checked: dict[str, Any] = {}
         if check is not None:
             plain = add_layer(layout, compress_layer(layer, self.work() / "plain", "none"), created_by=planned.name)
             base = lower if check_on is None else read_layers(layout, layout.resolve(check_on.manifest))
@@ -224,7 +224,7 @@ class BuildWorkspace:
             candidate = self._write(layout, planned, (*base, plain), {}, this_machine(), environment=environment)
             image = self.runner.ensure_image(f"{planned.image}-check", self.cache.images, candidate)
             try:
-                found = dict(check(image))
+                checked = dict(check(image))
             finally:
                 self.runner.forget_image(image)
                 layout.forget(candidate, *([plain.descriptor.digest] if compress else []))
@@ -253,7 +253,7 @@ class BuildWorkspace:
             input_digest=digest,
             manifest=manifest,
             layers=tuple(part.descriptor.as_json() for part in (*lower, top)),
-            facts={**facts, **found, **self._compiled, **measured.as_json()},
+            facts={**facts, **checked, **self._compiled, **measured.as_json()},
             binaries=tuple(planned.binaries),
         )
         # The tag keeps the blobs from the garbage collector; the record is what makes the result count. So it is last.
@@ -310,7 +310,7 @@ def _files(tree: Path) -> Iterator[tuple[str, int]]:
             yield os.path.relpath(os.path.join(folder, name), tree), status.st_size  # noqa: PTH118
 
 
-def largest(tree: Path, count: int = 10) -> list[dict[str, Any]]:
-    """The largest files below `tree`: path and bytes."""
-    rows = sorted(_files(tree), key=lambda row: (-row[1], row[0]))[:count]
+def largest(tree: Path) -> list[dict[str, Any]]:
+    """The ten largest files below `tree`: path and bytes."""
+    rows = sorted(_files(tree), key=lambda row: (-row[1], row[0]))[:10]
     return [{"path": f"/{path}", "bytes": size} for path, size in rows]

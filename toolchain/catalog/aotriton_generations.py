@@ -83,8 +83,8 @@ class Database:
 def _rows() -> tuple[tuple[Generation, ...], tuple[Database, ...]]:
     path = recipe.root() / "aotriton" / "releases.toml"
     content = read_toml(path, error=PinError)
-    generations = [typed_row(Generation, one, "generation", path, error=PinError) for one in content["generation"]]
-    databases = [typed_row(Database, one, "database", path, error=PinError) for one in content["database"]]
+    generations = [typed_row(Generation, row, "generation", path, error=PinError) for row in content["generation"]]
+    databases = [typed_row(Database, row, "database", path, error=PinError) for row in content["database"]]
     return tuple(generations), tuple(databases)
 
 
@@ -94,9 +94,9 @@ def generation_of(release: str) -> Generation:
     Raises:
         PinError: no row has it.
     """
-    for one in _rows()[0]:
-        if release in one.releases:
-            return one
+    for row in _rows()[0]:
+        if release in row.releases:
+            return row
     raise PinError(f"no row says how AOTriton {release} plans its kernels", fix="add it to aotriton/releases.toml")
 
 
@@ -107,12 +107,12 @@ def release_of(commit: str) -> str:
 
 def databases_of(release: str) -> tuple[Database, ...]:
     """The tuning databases of a release; nothing where its tree was not read."""
-    return tuple(one for one in _rows()[1] if release in one.releases)
+    return tuple(row for row in _rows()[1] if release in row.releases)
 
 
 def foreign_compilers() -> tuple[str, ...]:
     """Compilers besides Triton that kernels of some release are made by, sorted."""
-    return tuple(sorted({name for one in _rows()[0] for name in one.foreign}))
+    return tuple(sorted({name for row in _rows()[0] for name in row.foreign}))
 
 
 def refuse_foreign(what: str, has: Sequence[str], without: Sequence[str]) -> None:
@@ -162,18 +162,18 @@ def refuse(release: str, gpus: Sequence[str], *, own_triton: bool = False, witho
         )
     refuse_foreign(f"AOTriton {release}", generation.foreign, without)
     # Upstream's build compiles these GPUs' kernels with another Triton than the submodule's.
-    other = {gpu: generation.triton_for[gpu] for gpu in gpus if gpu in generation.triton_for}
-    if other and not own_triton:
+    theirs = {gpu: generation.triton_for[gpu] for gpu in gpus if gpu in generation.triton_for}
+    if theirs and not own_triton:
         raise UnsupportedError(
-            f"AOTriton {release} compiles {', '.join(sorted(other))} with another Triton than its other GPUs",
-            why=f"upstream takes {', '.join(sorted(set(other.values())))} for them; a build here has one Triton",
+            f"AOTriton {release} compiles {', '.join(sorted(theirs))} with another Triton than its other GPUs",
+            why=f"upstream takes {', '.join(sorted(set(theirs.values())))} for them; a build here has one Triton",
             fix="leave them out of --gpu, or build them apart with --source triton=URL@COMMIT of that one",
         )
 
 
 def buildable() -> tuple[str, ...]:
     """The releases whose kernels can be built, oldest first."""
-    return tuple(name for one in _rows()[0] if not one.refused for name in one.releases)
+    return tuple(name for row in _rows()[0] if not row.refused for name in row.releases)
 
 
 def generator_in(tree: Path) -> str:
@@ -203,8 +203,8 @@ def generation_in(tree: Path, release: str = "") -> Generation:
     # Later ones differ in what they compile besides, not in how they plan it.
     if generator == "aotriton":
         return generation_of("0.13b")
-    here, rows = _version_in(tree), [(numbers(name), one) for one in _rows()[0] for name in one.releases]
-    fits = [one for version, one in rows if one.generator == generator and version <= here]
+    here, releases = _version_in(tree), [(numbers(name), row) for row in _rows()[0] for name in row.releases]
+    fits = [row for version, row in releases if row.generator == generator and version <= here]
     if not fits:
         raise SourceError(
             "the source tree has no generator of AOTriton's that is known",
@@ -243,26 +243,26 @@ def check_databases(tree: Path, release: str, given: Path | None = None) -> Data
     rows = databases_of(release or generation_in(tree).releases[-1])
     taken = _taken(rows, release, given) if given is not None else None
     # Where the databases of a tree behind the releases lie, no row says.
-    for one in rows if release or generator_in(tree) != "aotriton" else ():
-        path = given if one is taken and given is not None else tree / one.path
+    for row in rows if release or generator_in(tree) != "aotriton" else ():
+        path = given if row is taken and given is not None else tree / row.path
         if not path.exists():
             raise SourceError(
                 f"the tuning database of {f'AOTriton {release}' if release else 'this AOTriton'} is not in its source",
-                why=f"without {one.path} the generator plans every kernel that there could be, and says nothing",
+                why=f"without {row.path} the generator plans every kernel that there could be, and says nothing",
                 fix=f"--source {DATABASE}=PATH of it, or take the source by git; "
-                f"that of {release or one.releases[-1]} has git's id {one.id}",
+                f"that of {release or row.releases[-1]} has git's id {row.id}",
             )
         if path.is_file() and not path.stat().st_size:
             raise SourceError(
-                f"the tuning database {one.path} is empty",
+                f"the tuning database {row.path} is empty",
                 why="sqlite makes such a file where none is; the generator then plans every kernel there could be",
-                fix=f"--source {DATABASE}=PATH of the real one, whose git id is {one.id}",
+                fix=f"--source {DATABASE}=PATH of the real one, whose git id is {row.id}",
             )
-        if release and (found := git_id(path)) != one.id:
-            others = ", ".join(name for row in _rows()[1] if row.id == found for name in row.releases)
+        if release and (id_ := git_id(path)) != row.id:
+            same_id = ", ".join(name for like in _rows()[1] if like.id == id_ for name in like.releases)
             raise SourceError(
-                f"{path if one is taken else one.path} is not the tuning database of AOTriton {release}",
-                why=f"its git id is {found}{f', as in {others}' if others else ''}; that of {release} has {one.id}",
+                f"{path if row is taken else row.path} is not the tuning database of AOTriton {release}",
+                why=f"its git id is {id_}{f', as in {same_id}' if same_id else ''}; that of {release} has {row.id}",
                 fix="take that release's own; a tree with another one goes without a release: --source aotriton=PATH",
             )
     return taken
@@ -270,13 +270,13 @@ def check_databases(tree: Path, release: str, given: Path | None = None) -> Data
 
 def _taken(rows: Sequence[Database], release: str, given: Path) -> Database:
     """Which of a release's databases a given one is."""
-    found = git_id(given)
-    fits = [one for one in rows if one.id == found] or [one for one in rows if not one.path.endswith(".tar.xz")][:1]
+    id_ = git_id(given)
+    fits = [row for row in rows if row.id == id_] or [row for row in rows if not row.path.endswith(".tar.xz")][:1]
     if not fits:
-        known = ", ".join(f"{one.path} {one.id}" for one in rows)
+        known = ", ".join(f"{row.path} {row.id}" for row in rows)
         raise SourceError(
             f"the source {DATABASE} is none that {f'AOTriton {release}' if release else 'this AOTriton'} takes",
-            why=f"its git id is {found}; on record are {known or 'none'}",
+            why=f"its git id is {id_}; on record are {known or 'none'}",
             fix=f"leave --source {DATABASE} out: that release's own are in its tree",
         )
     return fits[0]
@@ -289,12 +289,12 @@ def git_id(path: Path) -> str:
         content = os.fsencode(path.readlink())
     elif path.is_dir():
         rows = []
-        for one in path.iterdir():
-            mode = "120000" if one.is_symlink() else "40000" if one.is_dir() else "100644"
-            mode = "100755" if mode == "100644" and one.stat().st_mode & 0o111 else mode
+        for child in path.iterdir():
+            mode = "120000" if child.is_symlink() else "40000" if child.is_dir() else "100644"
+            mode = "100755" if mode == "100644" and child.stat().st_mode & 0o111 else mode
             # Git sorts a folder as if its name ended in a slash.
-            name = os.fsencode(one.name)
-            rows.append((name + (b"/" if mode == "40000" else b""), mode.encode() + b" " + name, git_id(one)))
+            name = os.fsencode(child.name)
+            rows.append((name + (b"/" if mode == "40000" else b""), mode.encode() + b" " + name, git_id(child)))
         kind = "tree"
         content = b"".join(row + b"\0" + bytes.fromhex(id_) for _, row, id_ in sorted(rows))
     else:

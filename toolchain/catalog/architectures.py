@@ -26,8 +26,8 @@ class Machine:
 
 
 MACHINES = {
-    one.arch: one
-    for one in (
+    machine.arch: machine
+    for machine in (
         Machine(arch="amd64", kernel="x86_64", debian="amd64"),
         Machine(arch="arm64", kernel="aarch64", debian="arm64"),
         Machine(arch="ppc64le", kernel="ppc64le", debian="ppc64el"),
@@ -70,11 +70,11 @@ def emulator(arch: str, *, proof: bool = True) -> Path:
         EngineError: it is not installed.
     """
     name = emulator_name(arch)
-    found = shutil.which(name)
-    if found is None:
+    program = shutil.which(name)
+    if program is None:
         use = f"a layer for {arch} is proved by running" if proof else f"Triton for {arch} is built by running"
         raise EngineError(
             f"{name} is not installed, and {use} what is in it",
             fix="apt-get install qemu-user-static" + ("; or --no-contract, and prove it elsewhere" if proof else ""),
         )
-    return Path(found)
+    return Path(program)

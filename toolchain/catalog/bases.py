@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
@@ -50,18 +50,18 @@ class BaseRecipe:
     name: str
     kind: Literal["mmdebstrap", "containerfile"]
     arch: str
-    suite: str
-    variant: str
-    packages: tuple[str, ...]
-    sysroot: tuple[str, ...]
+    suite: str = ""
+    variant: str = ""
+    packages: tuple[str, ...] = ()
+    sysroot: tuple[str, ...] = ()
     links: Mapping[str, str]
-    containerfile: str
+    containerfile: str = ""
     image: str
-    tag: str
-    seen: str
+    tag: str = ""
+    seen: str = ""
     os_release: Mapping[str, str]
     tools: Mapping[str, str]
-    allocator: str
+    allocator: str = ""
     hip: bool
     tested: bool
     note: str
@@ -80,32 +80,12 @@ class BaseRecipe:
         folder = PurePosixPath(self.containerfile).parent.as_posix()
         return {"kind": self.kind, "arch": self.arch, "image": self.image, "files": digests(folder, _INSTALLER)}
 
-
-@dataclass(frozen=True, kw_only=True)
-class _Row:
-    kind: Literal["mmdebstrap", "containerfile"]
-    os_release: dict[str, str]
-    tools: dict[str, str]
-    hip: bool
-    tested: bool
-    note: str
-    suite: str = ""
-    variant: str = ""
-    packages: tuple[str, ...] = ()
-    sysroot: tuple[str, ...] = ()
-    links: dict[str, dict[str, str]] = field(default_factory=dict)
-    containerfile: str = ""
-    images: dict[str, str] = field(default_factory=dict)
-    tag: str = ""
-    seen: str = ""
-    allocator: str = ""
-
     def check(self) -> None:
         """Whether the values fit the kind and each other; a ValueError says which do not."""
-        debian = {"suite": self.suite, "variant": self.variant, "packages": self.packages}
-        image = {"containerfile": self.containerfile, "images": self.images, "tag": self.tag, "seen": self.seen}
+        debian: dict[str, object] = {"suite": self.suite, "variant": self.variant, "packages": self.packages}
+        image: dict[str, object] = {"containerfile": self.containerfile, "tag": self.tag, "seen": self.seen}
         needed, strange = (
-            (debian, image)
+            (debian, {**image, "image": self.image})
             if self.kind == "mmdebstrap"
             else (image, {**debian, "links": self.links, "sysroot": self.sysroot})
         )
@@ -118,10 +98,9 @@ class _Row:
         for package in (*self.packages, *self.sysroot):
             if not _PACKAGE.fullmatch(package):
                 raise ValueError(f"{package!r} is no package name")
-        for reference in self.images.values():
-            if reference and not _BY_DIGEST.fullmatch(reference):
-                raise ValueError(f"{reference!r} is not REPOSITORY@sha256:DIGEST")
-        for path in (path for links in self.links.values() for path in links):
+        if self.image and not _BY_DIGEST.fullmatch(self.image):
+            raise ValueError(f"{self.image!r} is not REPOSITORY@sha256:DIGEST")
+        for path in self.links:
             if not path.startswith("/") or ".." in PurePosixPath(path).parts:
                 raise ValueError(f"{path!r} is no absolute path")
 
@@ -147,33 +126,18 @@ def _recipe(name: str, content: Any, arch: str, source: Path) -> BaseRecipe:
             why="it becomes part of image names",
             fix="use letters, digits and single . _ - between them",
         )
-    row = typed_row(_Row, content, name, source)
+    if isinstance(content, dict):
+        row = {key: value for key, value in content.items() if key not in {"images", "links"}}
+        links, image = content.get("links", {}).get(arch, {}), content.get("images", {}).get(arch, "")
+        content = {**row, "name": name, "arch": arch, "links": links, "image": image}
+    recipe = typed_row(BaseRecipe, content, name, source)
     try:
-        row.check()
+        recipe.check()
     except ValueError as error:
         raise ConfigError(
             f"{source}: bad value for {name!r}", why=str(error), fix="correct or remove the key"
         ) from error
-    return BaseRecipe(
-        name=name,
-        kind=row.kind,
-        arch=arch,
-        suite=row.suite,
-        variant=row.variant,
-        packages=tuple(sorted(row.packages)),
-        sysroot=tuple(sorted(row.sysroot)),
-        links=row.links.get(arch, {}),
-        containerfile=row.containerfile,
-        image=row.images.get(arch, ""),
-        tag=row.tag,
-        seen=row.seen,
-        os_release=row.os_release,
-        tools=row.tools,
-        allocator=row.allocator,
-        hip=row.hip,
-        tested=row.tested,
-        note=row.note,
-    )
+    return replace(recipe, packages=tuple(sorted(recipe.packages)), sysroot=tuple(sorted(recipe.sysroot)))
 
 
 def base_recipe(name: str, arch: str = "amd64", *, path: Path | None = None) -> BaseRecipe:
@@ -184,18 +148,18 @@ def base_recipe(name: str, arch: str = "amd64", *, path: Path | None = None) -> 
         UnsupportedError: there is no such base, or no image digest of it is known for this architecture.
     """
     bases = load_bases(arch, path=path)
-    found = bases.get(name)
-    if found is None:
+    recipe = bases.get(name)
+    if recipe is None:
         near = difflib.get_close_matches(name.lower(), bases, n=1, cutoff=0.5)
         raise UnsupportedError(
             f"unknown base {name!r}" + (f"; did you mean {near[0]}?" if near else ""),
             why=f"known bases: {', '.join(bases)}",
             fix="name one of these, or give a local image with --base oci:DIR",
         )
-    if found.kind == "containerfile" and not found.image:
+    if recipe.kind == "containerfile" and not recipe.image:
         raise UnsupportedError(
             f"base {name} has no image pinned for {arch}",
             why=f"{DATA} names no digest, and a tag can be moved to other content",
             fix=f"add images.{arch} = REPOSITORY@sha256:DIGEST there, or give a local image with --base oci:DIR",
         )
-    return found
+    return recipe

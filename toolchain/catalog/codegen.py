@@ -54,16 +54,18 @@ def codegens() -> tuple[Codegen, ...]:
         ConfigError: the data is damaged, or two rows are of one target.
     """
     path = FOLDER / "codegen.toml"
-    found = []
+    rows = []
     for name, row in load("codegen").items():
-        found.append(typed_row(Codegen, row | {"name": name} if isinstance(row, dict) else row, name, path))
-    for one in found:
-        paths = [one.project, one.place, one.installed, *one.reads]
+        rows.append(typed_row(Codegen, row | {"name": name} if isinstance(row, dict) else row, name, path))
+    for codegen in rows:
+        paths = [codegen.project, codegen.place, codegen.installed, *codegen.reads]
         if any(PurePosixPath(text).is_absolute() or ".." in PurePosixPath(text).parts for text in paths):
-            raise ConfigError(f"{path.name}: a path of {one.name} leads out of Triton's tree", fix="correct the row")
-    if len({one.target for one in found}) != len(found):
+            raise ConfigError(
+                f"{path.name}: a path of {codegen.name} leads out of Triton's tree", fix="correct the row"
+            )
+    if len({codegen.target for codegen in rows}) != len(rows):
         raise ConfigError(f"{path.name}: two rows are of one target", fix="correct the rows")
-    return tuple(found)
+    return tuple(rows)
 
 
 def codegen_of(target: str) -> Codegen | None:

@@ -174,11 +174,11 @@ def features_of(checkout: Path) -> frozenset[str]:
 
     Triton's main keeps the version of the last release for months, so its build files are asked, not its number.
     """
-    found = set()
+    features = set()
     for path in sorted(checkout.rglob("CMakeLists.txt")):
         text = path.read_text(encoding="utf-8", errors="replace")
-        found |= {feature for feature, asks in _ASKS.items() if asks.search(text)}
-    return frozenset(found)
+        features |= {feature for feature, asks in _ASKS.items() if asks.search(text)}
+    return frozenset(features)
 
 
 def installed(prefix: Path) -> frozenset[str]:

@@ -29,9 +29,9 @@ class Cost:
         least, most = self.minutes
         return least * share, most * share
 
-    def told(self, cores: int) -> str:
+    def time_for(self, cores: int) -> str:
         """The time for people: `2 to 5 h`, `12 to 30 min + 1.1 s a kernel`."""
-        least, most = (_told(one) for one in self.on(cores))
+        least, most = (_duration(minutes) for minutes in self.on(cores))
         same_unit = least.split()[-1] == most.split()[-1]
         time = least if least == most else f"{least.split()[0] if same_unit else least} to {most}"
         return f"{time} + {self.kernel / cores:.2g} s a kernel" if self.kernel else time
@@ -45,7 +45,7 @@ class Cost:
         if self.kernels is None:
             return ""
         least, most = counted if all(counted) else [count * gpus for count in self.kernels]
-        times = " to ".join(dict.fromkeys(_told(count * self.kernel / cores / 60) for count in (least, most)))
+        times = " to ".join(dict.fromkeys(_duration(count * self.kernel / cores / 60) for count in (least, most)))
         many = " to ".join(dict.fromkeys((f"{least:,}", f"{most:,}")))
         return f"{many} kernels for {gpus} GPU{'s' if gpus != 1 else ''}: {times}"
 
@@ -82,7 +82,7 @@ def step_costs(part: str) -> tuple[tuple[int, float], ...]:
     return tuple((int(count), float(seconds)) for count, seconds, _ in rows)
 
 
-def _told(minutes: float) -> str:
+def _duration(minutes: float) -> str:
     if minutes < 1.5:
         return "1 min"
     return f"{round(minutes)} min" if minutes < 100 else f"{_halves(minutes / 60)} h"

@@ -79,19 +79,19 @@ def floor_of(glibc: str, *, path: Path | None = None) -> Floor:
         UnsupportedError: no row knows it, or its row names what this tool cannot unpack.
     """
     floors = load_floors(path)
-    found = floors.get(glibc)
+    floor = floors.get(glibc)
     usable = ", ".join(name for name, floor in floors.items() if floor.packages)
-    if found is None:
+    if floor is None:
         raise UnsupportedError(
             f"no floor is known for glibc {glibc}",
             why=f"{DATA} has {', '.join(floors)}",
             fix=f"--glibc with one of {usable}; or name a base for a layer that is bound to it: --base debian13",
         )
-    if not found.packages:
+    if not floor.packages:
         raise UnsupportedError(
-            f"no LLVM is built against glibc {glibc} ({found.system}) yet",
-            why=f"its headers and libraries lie in {(found.images or {}).get('amd64', 'an image')}, and this version"
-            f" unpacks Debian's packages alone; {found.note}",
+            f"no LLVM is built against glibc {glibc} ({floor.system}) yet",
+            why=f"its headers and libraries lie in {(floor.images or {}).get('amd64', 'an image')}, and this version"
+            f" unpacks Debian's packages alone; {floor.note}",
             fix=f"--glibc with one of {usable}",
         )
-    return found
+    return floor

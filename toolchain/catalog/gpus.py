@@ -49,19 +49,19 @@ def parse_gpus(text: str) -> tuple[str, ...]:
     Raises:
         UnsupportedError: a name that is none, with the nearest ones.
     """
-    found: set[str] = set()
+    gpus: set[str] = set()
     for part in re.split(r"[;,]", text):
         words = part.split()
         while words:
             # The longest run of words that is a name, so that `Strix Halo` and `gfx942 MI250` both read.
             for count in range(min(_LONGEST, len(words)), 0, -1):
                 if gpu := _BY_KEY.get(_key("".join(words[:count]))):
-                    found.add(gpu)
+                    gpus.add(gpu)
                     del words[:count]
                     break
             else:
                 raise _unknown(words[0], " ".join(words))
-    return tuple(sorted(found))
+    return tuple(sorted(gpus))
 
 
 def pack(gpu: str) -> str:
@@ -70,7 +70,7 @@ def pack(gpu: str) -> str:
     Raises:
         UnsupportedError: no such GPU.
     """
-    return _GPUS[_known(gpu)].pack
+    return _GPUS[check_gpu(gpu)].pack
 
 
 def machine_flag(gpu: str) -> int:
@@ -79,21 +79,12 @@ def machine_flag(gpu: str) -> int:
     Raises:
         UnsupportedError: no such GPU.
     """
-    return _GPUS[_known(gpu)].mach
+    return _GPUS[check_gpu(gpu)].mach
 
 
 def gpu_of_flag(mach: int) -> str | None:
     """The GPU whose code objects have this flag."""
     return next((gpu.name for gpu in _GPUS.values() if gpu.mach == mach), None)
-
-
-def check_gpu(gpu: str) -> None:
-    """Refuse a GPU that is not known.
-
-    Raises:
-        UnsupportedError: with the nearest names.
-    """
-    _known(gpu)
 
 
 def short_list(gpus: Sequence[str]) -> str:
@@ -105,7 +96,12 @@ def short_list(gpus: Sequence[str]) -> str:
     return "-".join(names) if len(names) <= 3 else f"{len(names)}gpus{sha256_json(names).removeprefix('sha256:')[:6]}"
 
 
-def _known(gpu: str) -> str:
+def check_gpu(gpu: str) -> str:
+    """A GPU by LLVM's name, as it is given.
+
+    Raises:
+        UnsupportedError: it is not known; with the nearest names.
+    """
     if gpu not in _GPUS:
         raise _unknown(gpu, gpu)
     return gpu

@@ -122,10 +122,10 @@ def parse_rocms(text: str) -> tuple[str, ...]:
         ConfigError: it names none.
         UnsupportedError: see `rocm_of`.
     """
-    asked = {rocm_of(part).major for part in text.split(",") if part.strip()}
-    if not asked:
+    majors = {rocm_of(part).major for part in text.split(",") if part.strip()}
+    if not majors:
         raise ConfigError(f"--rocm {text!r} names no ROCm", fix="e.g. --rocm 6,7, or leave it out")
-    return tuple(row.major for row in rocms() if row.major in asked)
+    return tuple(row.major for row in rocms() if row.major in majors)
 
 
 def headers_of(majors: Sequence[str]) -> tuple[Headers, ...]:

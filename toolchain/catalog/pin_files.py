@@ -50,14 +50,14 @@ def read_pin(path: Path) -> LlvmPin:
                 why="it names the LLVM of another part of Triton, or of a build that may run ahead of the pin",
                 fix="give llvm-hash.txt or llvm-info.json",
             )
-    found = {file: _commit_in(file) for file in files}
-    if len(set(found.values())) > 1:
+    commits = {file: _commit_in(file) for file in files}
+    if len(set(commits.values())) > 1:
         raise PinError(
             f"the pins in {path} contradict each other",
-            why="; ".join(f"{file} says {commit}" for file, commit in found.items()),
+            why="; ".join(f"{file} says {commit}" for file, commit in commits.items()),
             fix="remove the stale file, or name the one that counts",
         )
-    file, commit = next(iter(found.items()))
+    file, commit = next(iter(commits.items()))
     repository, warnings = _repository_beside(files, commit)
     return LlvmPin(
         commit=commit, repository=repository, origin=str(file), certainty="verified", warnings=tuple(warnings)
@@ -73,20 +73,24 @@ def read_codegen_pins(checkout: Path) -> tuple[CodegenPin, ...]:
         UnsupportedError: it names one for a part that no rule knows.
         PinError: a pin is malformed, or cannot be read.
     """
-    found = []
+    pins = []
     for name in sorted({match[1] for file in _in_cmake(checkout) if (match := _CODEGEN.fullmatch(file))}):
         rule, file = codegen_named(name), checkout / "cmake" / f"{name}-llvm-info.json"
         if rule is None:
-            there = [one for one in _in_cmake(checkout) if (match := _CODEGEN.fullmatch(one)) and match[1] == name]
+            there = [
+                file_name
+                for file_name in _in_cmake(checkout)
+                if (match := _CODEGEN.fullmatch(file_name)) and match[1] == name
+            ]
             raise UnsupportedError(
                 f"this Triton has an LLVM of its own for {name}, which no rule here knows",
-                why=f"{' and '.join(f'cmake/{one}' for one in there)} in {checkout}; known are "
+                why=f"{' and '.join(f'cmake/{file_name}' for file_name in there)} in {checkout}; known are "
                 + ", ".join(f"{codegen.name} ({codegen.target})" for codegen in codegens()),
                 fix="use a Triton from before that; what such an LLVM needs is a table in toolchain/data/codegen.toml",
             )
         if _lies_there(file):  # before there is a pin, what is built for it is not used by this Triton
-            found.append(_codegen_pin(file, rule))
-    return tuple(sorted(found, key=lambda pin: pin.target))
+            pins.append(_codegen_pin(file, rule))
+    return tuple(sorted(pins, key=lambda pin: pin.target))
 
 
 def _in_cmake(checkout: Path) -> list[str]:
@@ -114,9 +118,9 @@ def _codegen_pin(file: Path, rule: Codegen) -> CodegenPin:
     if (
         _lies_there(ahead)
         and _commit_in(ahead) == commit
-        and "repository" in (said := _object_in(ahead, _text_of(ahead)))
+        and "repository" in (build_info := _object_in(ahead, _text_of(ahead)))
     ):
-        repository = _repository(said["repository"], ahead)
+        repository = _repository(build_info["repository"], ahead)
     return CodegenPin(
         target=rule.target, llvm=commit, build=build, repository=repository, certainty="verified", source=str(file)
     )

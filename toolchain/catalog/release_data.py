@@ -13,7 +13,6 @@ from toolchain.data import FOLDER, Row, read_toml, typed_row
 from toolchain.errors import PinError
 
 Certainty = Literal["verified", "inferred", "unknown"]
-CERTAINTIES: tuple[Certainty, ...] = ("verified", "inferred", "unknown")
 REPOSITORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*/[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 _DATA = FOLDER
@@ -34,9 +33,6 @@ class LlvmPin:
         repository: `owner/name` of the repository that is known to hold it.
         origin: where the pin comes from, for people: a file or a release.
         warnings: what the user should know before relying on it.
-
-    Raises:
-        PinError: commit or repository are malformed, or the certainty is none.
     """
 
     commit: str
@@ -44,24 +40,6 @@ class LlvmPin:
     origin: str
     certainty: Certainty
     warnings: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        if not is_commit(self.commit):
-            raise PinError(
-                f"{self.commit!r} is not a commit",
-                why="a commit has 40 hexadecimal digits, lower case",
-                fix="give all 40 digits, in lower case",
-            )
-        if not REPOSITORY.fullmatch(self.repository):
-            raise PinError(
-                f"{self.repository!r} is no repository", why="it is written owner/name", fix="correct the row"
-            )
-        if self.certainty not in CERTAINTIES:
-            raise PinError(
-                f"{self.certainty!r} is not a certainty",
-                why=f"there are {', '.join(CERTAINTIES)}",
-                fix="correct the row",
-            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +70,7 @@ class CodegenPin:
             problems.append(f"{self.build!r} is no number of a build")
         if self.repository and not REPOSITORY.fullmatch(self.repository):
             problems.append(f"{self.repository!r} is no repository: owner/name")
-        if self.certainty not in CERTAINTIES or self.certainty == "unknown" or not self.source:
+        if self.certainty == "unknown" or not self.source:
             problems.append("certainty is verified or inferred, and source says where it is from")
         if problems:
             raise PinError(
@@ -251,10 +229,10 @@ def require(row: TritonRelease | AotritonRelease, *fields: str) -> None:
         return
     names = {"commit": "its own commit", "triton": "its Triton", "llvm": "its LLVM"}
     options = {"commit": "aotriton", "triton": "triton", "llvm": "llvm"}
-    told = " and ".join(names[field] for field in missing)
+    lacking = " and ".join(names[field] for field in missing)
     why = row.source if "llvm" in missing or not isinstance(row, AotritonRelease) else row.tag_source
     raise PinError(
-        f"{row.title}: {told} {'is' if len(missing) == 1 else 'are'} unknown",
+        f"{row.title}: {lacking} {'is' if len(missing) == 1 else 'are'} unknown",
         why=why,
         fix="give it yourself: " + " ".join(f"--source {options[field]}=PATH|URL@SHA" for field in missing),
     )

@@ -180,11 +180,11 @@ def check_release_gpus(name: str, gpus: Sequence[str]) -> None:
     """
     row = aotriton_release(name, allow_unknown=True)
     if missing := [gpu for gpu in gpus if gpu not in row.gpus]:
-        others = [other.name for other in aotriton_data() if set(gpus) <= set(other.gpus)]
+        releases = [release.name for release in aotriton_data() if set(gpus) <= set(release.gpus)]
         raise UnsupportedError(
             f"AOTriton {row.name} has no kernels for {', '.join(missing)}",
             why=f"it builds for {', '.join(row.gpus)}",
-            fix=f"leave it out of --gpu, or take {' or '.join(others[-2:])}" if others else "leave it out of --gpu",
+            fix=f"leave it out of --gpu, or take {' or '.join(releases[-2:])}" if releases else "leave it out of --gpu",
         )
 
 

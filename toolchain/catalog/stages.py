@@ -242,7 +242,7 @@ def involves(target: str, name: str) -> bool:
     if target == ALL:
         return True
     known = {stage.name: stage for stage in STAGES}
-    return target == name or (target in known and any(involves(other, name) for other in known[target].on))
+    return target == name or (target in known and any(involves(lower, name) for lower in known[target].on))
 
 
 def of_packages() -> tuple[str, ...]:

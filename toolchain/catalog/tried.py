@@ -35,9 +35,9 @@ def was_tried(what: str, of: str, as_: str, *, llvm: str = "", triton: str = "")
         llvm: of a wheel, the LLVM it is built on.
         triton: of an LLVM, the Triton whose parts it has.
     """
-    asked = (what, of, as_, llvm, triton)
+    combination = (what, of, as_, llvm, triton)
     # What of a wheel was tried says for which Pythons, and is no lack.
     return any(
-        asked == (row.what, row.of, row.as_, row.llvm, row.triton) and (not row.part or what != "llvm")
+        combination == (row.what, row.of, row.as_, row.llvm, row.triton) and (not row.part or what != "llvm")
         for row in tried()
     )

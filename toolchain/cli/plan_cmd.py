@@ -124,7 +124,7 @@ def _takes(rows: Sequence[PlanRow], request: Request, count: int) -> Iterator[st
     names = [f"{row.planned.name} {row.arch}".rstrip() for row, _ in told]
     width = max((9, *(len(name) + 1 for name in names)))
     for name, (row, cost) in zip(names, told, strict=True):
-        parts = [cost.told(count)]
+        parts = [cost.time_for(count)]
         if row.planned.disk:
             parts.append(f"disk {console.size(row.planned.disk)}")
         if cost.job:

@@ -81,7 +81,7 @@ def reproduce_image(
     overrules them. With --attest others need not take your word for it: `verify --rebuilders` counts what is attached.
     """
     original: Any = image  # `_asked` has put it there
-    command = asked_command(dict(original.asked))
+    command = asked_command(dict(original.parameters))
     if command:
         console.note(f"{original.name} was made by: {command}")
     again = [shlex.quote(word) for word in ("toolchain", *sys.argv[1:])]

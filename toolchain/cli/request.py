@@ -16,7 +16,7 @@ import typer
 
 from toolchain import console
 from toolchain import request as request_module
-from toolchain.build.triton_choice import COMMAND_LINE, ENVIRONMENT, FILE, NOWHERE, Asked, doubts, settle, wheel_hint
+from toolchain.build.triton_choice import COMMAND_LINE, ENVIRONMENT, FILE, NOWHERE, Choice, doubts, settle, wheel_hint
 from toolchain.cache import Cache, default_cache
 from toolchain.cli.approval import Settings
 from toolchain.cli.defaults import DEFAULT as DEFAULT_FILE
@@ -333,11 +333,11 @@ def _join_weaker(
     return by_text
 
 
-def _settled(asked: Asked, lock: Lock | None, request: Request, folder: Path) -> Asked:
+def _settled(choice: Choice, lock: Lock | None, request: Request, folder: Path) -> Choice:
     """Which Triton is meant; what was decided for the user is told, a line each."""
-    if not asked.target and asked.triton is None:
-        return asked
-    found = settle(asked, lock=lock, folder=folder, cache=request.cache)
+    if not choice.target and choice.triton is None:
+        return choice
+    found = settle(choice, lock=lock, folder=folder, cache=request.cache)
     hint = wheel_hint(found, request.allow_binary)
     for line in (*found.notes, *([hint] if hint else [])):
         console.note(line)
@@ -358,7 +358,7 @@ def make_request(
 
     Args:
         target: the stage that is asked for; empty where none is, and then nothing is looked for in the folder.
-        ranks: see `toolchain.build.triton_choice.Asked`.
+        ranks: see `toolchain.build.triton_choice.Choice`.
         origins: which places values are from, for the messages.
         folder: where pins and checkouts are looked for; the current one by default.
         given: by parameter, as the command line gives them; the default holds for what is missing or None.
@@ -388,7 +388,7 @@ def make_request(
         from toolchain.lock.file import DEFAULT, read  # noqa: PLC0415 - most calls have no lock
 
         lock = read(request.lock_file or Path(DEFAULT))
-    asked = Asked(
+    asked = Choice(
         target=target,
         triton=request.triton,
         aotriton=request.aotriton,

@@ -79,7 +79,7 @@ def proved(
     return runner
 
 
-def told(runner: DockerRunner) -> str:
+def describe(runner: DockerRunner) -> str:
     """What was proved, in one line."""
     where = f" at {runner.address}" if runner.address else ""
     who = f"; they run as {runner.user}" if runner.user else ""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def told(numbers: Mapping[str, Any]) -> str:
+def describe(numbers: Mapping[str, Any]) -> str:
     """What a check found, in a sentence."""
     counts = {name: int(numbers[name]) for name in ("right", "wrong", "skipped", "refused")}
     parts = ", ".join(f"{count} {name}" for name, count in counts.items() if count)

@@ -13,7 +13,7 @@ from toolchain.cache import Cache
 from toolchain.emulator.disassembly import Disassembler, find_disassembler
 from toolchain.errors import ConfigError
 from toolchain.numbers.objects import Object, sample
-from toolchain.numbers.summary import told
+from toolchain.numbers.summary import describe
 from toolchain.request import Request
 from toolchain.stages.stage import Workspace
 
@@ -118,6 +118,6 @@ def run_check(
         for row in report.rows:
             note(row.name, row.as_json())
     found = report.published()
-    console.note(told(found))
+    console.note(describe(found))
     report.require_right()
     return found

@@ -7,7 +7,7 @@ from typing import Any
 
 from toolchain import __version__
 from toolchain.errors import UntrustedError
-from toolchain.numbers.summary import told
+from toolchain.numbers.summary import describe
 from toolchain.trust import attest
 from toolchain.trust.statements import subjects_of
 
@@ -51,6 +51,6 @@ def said(statements: Iterable[Mapping[str, Any]], needed: set[str]) -> str:
         if any(row["wrong"] for row in rows):
             raise UntrustedError("numbers: kernels in it compute wrong numbers, as its publisher says")
         best = max(rows, key=lambda row: int(row["checked"]), default=None)
-        return "" if best is None else told(best)
+        return "" if best is None else describe(best)
     except (KeyError, TypeError, ValueError) as error:
         raise UntrustedError("numbers: the statement is malformed", why=repr(error)) from error
