@@ -89,9 +89,10 @@ class Option:
         if isinstance(value, Mapping):
             texts = [f"{name}={text}" for name, several in sorted(value.items()) for text in as_list(several)]
         elif self.kind == "names":
-            texts = [str(one) for one in as_list(value)]
+            texts = [str(row) for row in as_list(value)]
         else:
-            texts = [",".join(f"{one:g}" if isinstance(one, float) else str(one) for one in as_list(value))]
+            rows = as_list(value)
+            texts = [",".join(f"{row:g}" if isinstance(row, float) else str(row) for row in rows)] if rows else []
         return [word for text in texts for word in (self.flag, text)]
 
 

@@ -384,10 +384,10 @@ class Request:
         return bool(self.patches.get(name))
 
 
-# Most builds need none of these; `kernels run` has them as options.
+# Few builds need these; `kernels run` has them as options.
 NOT_OF_BUILD = (
     "select", "limit", "keep_going", "kernel_timeout", "kernel_memory", "shard", "kernel_store", "kernel_key",
-    "scheduler", "runner", "mirrors", "calls",
+    "scheduler", "runner", "mirrors", "calls", "glibc", "lock_file",
 )  # fmt: skip
 """Fields that `build` takes from the environment and toolchain.toml alone."""
 

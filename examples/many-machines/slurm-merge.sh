@@ -3,10 +3,10 @@
 # release-key lies beside this script: with it you sign, so nobody else may read it.
 set -eu
 export TOOLCHAIN_CACHE="${TMPDIR:-/tmp}/toolchain-$SLURM_JOB_ID"
-lock=$TOOLCHAIN_CACHE.lock
-toolchain bundle import registry.example/ns/kernels-bundle:latest --lock-file "$lock"
+export TOOLCHAIN_LOCK_FILE="$TOOLCHAIN_CACHE.lock"
+toolchain bundle import registry.example/ns/kernels-bundle:latest
 toolchain build triton --aotriton 0.13b --gpu MI300X --drop-binary libdevice \
-  --lock-file "$lock" --reuse-from registry.example/ns --public-key release-key.pub --reuse-only
+  --reuse-from registry.example/ns --public-key release-key.pub --reuse-only
 toolchain kernels merge aotriton "$HOME/kernel-store" --aotriton 0.13b --gpu MI300X --drop-binary libdevice \
-  --lock-file "$lock" --keep-going || [ "$?" -eq 12 ]
+  --keep-going || [ "$?" -eq 12 ]
 toolchain publish "oci:$HOME/aotriton" aotriton --key release-key

@@ -5,10 +5,10 @@
 # release-key.pub lies beside this script.
 set -eu
 export TOOLCHAIN_CACHE="${TMPDIR:-/tmp}/toolchain-$SLURM_JOB_ID"
-lock=$TOOLCHAIN_CACHE.lock
-toolchain bundle import registry.example/ns/kernels-bundle:latest --lock-file "$lock"
+export TOOLCHAIN_LOCK_FILE="$TOOLCHAIN_CACHE.lock"
+toolchain bundle import registry.example/ns/kernels-bundle:latest
 toolchain build triton --aotriton 0.13b --gpu MI300X --drop-binary libdevice \
-  --lock-file "$lock" --reuse-from registry.example/ns --public-key release-key.pub --reuse-only
+  --reuse-from registry.example/ns --public-key release-key.pub --reuse-only
 toolchain kernels run aotriton --aotriton 0.13b --gpu MI300X --drop-binary libdevice \
-  --lock-file "$lock" --kernel-store "$HOME/kernel-store" --shard "$SLURM_ARRAY_TASK_ID/16" \
+  --kernel-store "$HOME/kernel-store" --shard "$SLURM_ARRAY_TASK_ID/16" \
   --keep-going || [ "$?" -eq 12 ]

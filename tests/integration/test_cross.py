@@ -77,11 +77,11 @@ def test_support_for_another_machine_beside_this_one(arch: str, tmp_path: Path) 
     }
     assert names["amd64"] == names[arch], "a layer lacks what the other has"
     assert toolchain("verify", f"oci:{tmp_path / 'out'}").code == 0
-    lock = ("--lock-file", tmp_path / "a lock")
     made = toolchain("lock", "llvm", *both, "--offline", "-o", tmp_path / "a lock", "--json")
     assert made.code == 0, made.err
     assert made.json["complete"] is True
-    again = toolchain("build", "llvm", *both, *lock, "--offline", "--json")
+    locked = {"TOOLCHAIN_LOCK_FILE": str(tmp_path / "a lock")}
+    again = toolchain("build", "llvm", *both, "--offline", "--json", env=locked)
     assert all(stage["reused"] for stage in again.json["stages"])
     assert json.loads(again.out)["stages"][-1]["manifest"] == stages[-1]["manifest"]
 

@@ -33,7 +33,7 @@ def asked(tmp_path: Path, **options: Any) -> dict[str, Any]:
         ({"triton": "3.6.0"}, " --triton 3.6.0"),
         ({"arch": ("arm64",)}, " --arch arm64"),
         ({"glibc": "", "only": "support"}, " --base debian13 --only support"),
-        ({"glibc": "2.28", "contract": False}, " --glibc 2.28 --no-contract"),
+        ({"contract": False}, " --no-contract"),
         ({"allow_binary": ("a", "b")}, " --allow-binary a --allow-binary b"),
         ({"patches": {"llvm": (Path("/home/me/one.patch"),)}}, " --patch llvm=one.patch"),
         ({"sources": {"llvm": "/home/me/llvm-project", "triton": "https://example.org/triton@" + "a" * 40}}, ""),
@@ -51,6 +51,11 @@ def test_options_of_campaigns_are_said_as_their_verb_or_the_environment_takes_th
     assert told({"stage": "kernels", **limited}) == f"toolchain kernels run kernels{told_of}"
     variables = "'TOOLCHAIN_SELECT=attn fwd*' TOOLCHAIN_LIMIT=3 TOOLCHAIN_KEEP_GOING=1 TOOLCHAIN_SHARD=1/16"
     assert told({"stage": "all", **limited, "triton": "3.6.0"}) == f"env {variables} toolchain build all --triton 3.6.0"
+
+
+def test_a_glibc_is_said_as_the_environment_takes_it(tmp_path: Path) -> None:
+    words = told(asked(tmp_path, glibc="2.28", contract=False))
+    assert words == "env TOOLCHAIN_GLIBC=2.28 toolchain build llvm --no-contract"
 
 
 def test_a_source_is_named_as_the_record_has_it() -> None:

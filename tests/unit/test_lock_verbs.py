@@ -220,7 +220,7 @@ def test_what_else_is_refused(here: Here, checkout: Path, tmp_path: Path) -> Non
     ("words", "code", "says"),
     [
         (("plan", "--locked"), 3, "cannot read toolchain.lock"),
-        (("build", "all", "--lock-file", "no such file"), 3, "no such file"),
+        (("plan", "all", "--lock-file", "no such file"), 3, "no such file"),
         (("kernels", "run", "--lock-file", "no such file"), 3, "no such file"),
         (("lock", "nothing"), 7, "nothing"),
         (("lock", "--check"), 3, "cannot read toolchain.lock"),

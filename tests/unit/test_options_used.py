@@ -119,7 +119,7 @@ def test_the_help_of_a_build_has_its_options_under_panels_in_order() -> None:
 def test_build_has_at_most_28_options_and_takes_the_others_from_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert sum(one.param_type_name == "option" for one in VERBS["build"].params) <= 28
+    assert sum(one.param_type_name == "option" for one in VERBS["build"].params) <= 26
     monkeypatch.chdir(tmp_path)
     asked: list[Request] = []
     monkeypatch.setattr("toolchain.cli.build_cmd.build_stages", lambda request, *_, **__: asked.append(request))

@@ -22,7 +22,7 @@ SLURM = sorted(FOLDER.glob("slurm-*.sh"))
 KUBERNETES = sorted(FOLDER.glob("kubernetes-*.yml"))
 GITHUB = FOLDER / "github-matrix.yml"
 # What differs between the calls of one campaign.
-OWN = ("--shard", "--kernel-store", "--lock-file", "--reuse-from", "--public-key", "--key")
+OWN = ("--shard", "--kernel-store", "--reuse-from", "--public-key", "--key")
 # It keeps its arguments, each ended by a NUL, and the call by one more.
 RECORDER = '#!/bin/sh\nprintf "%s\\0" "$@" >> "$RECORD.{name}"\nprintf "\\0" >> "$RECORD.{name}"\n{more}'
 
@@ -39,7 +39,7 @@ class Recorders:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         (folder / "bin").mkdir()
-        for name, more in {"toolchain": "", "sbatch": "echo '77;somewhere'\n"}.items():
+        for name, more in {"toolchain": ': "${TOOLCHAIN_LOCK_FILE:?}"\n', "sbatch": "echo '77;somewhere'\n"}.items():
             program = folder / "bin" / name
             program.write_text(RECORDER.format(name=name, more=more))
             program.chmod(0o755)
@@ -70,8 +70,8 @@ class Recorders:
         for bring, take, words in zip(brought, taken, rest, strict=True):
             check_line(["toolchain", *bring])
             check_line(["toolchain", *take])
-            lock, place = words[words.index("--lock-file") + 1], take[take.index("--reuse-from") + 1]
-            assert bring == ["bundle", "import", f"{place}/kernels-bundle:latest", "--lock-file", lock]
+            place = take[take.index("--reuse-from") + 1]
+            assert bring == ["bundle", "import", f"{place}/kernels-bundle:latest"]
             assert take[:2] == ["build", "triton"]
             assert take[-1] == "--reuse-only"
             *options, goes_on = without(words, *OWN)
@@ -134,17 +134,16 @@ def github(recorders: Recorders, job: dict[str, Any], **variables: str) -> None:
     """Run the steps of a job that call the tool."""
     for step in job["steps"]:
         if "toolchain " in step.get("run", ""):
-            recorders.run(["bash", "-eo", "pipefail", "-c", step["run"]], **variables)
+            recorders.run(["bash", "-eo", "pipefail", "-c", step["run"]], **loaded(GITHUB)["env"] | variables)
 
 
 def test_github_calls_the_tool_with_every_shard(recorders: Recorders) -> None:
     jobs = loaded(GITHUB)["jobs"]
     numbers = jobs["shard"]["strategy"]["matrix"]["number"]
-    namespace = loaded(GITHUB)["env"]["NAMESPACE"]
     for number in numbers:
-        github(recorders, jobs["shard"], NUMBER=str(number), NAMESPACE=namespace)
+        github(recorders, jobs["shard"], NUMBER=str(number))
         (recorders.folder / f"part-{number}").mkdir()
-    github(recorders, jobs["merge"], NAMESPACE=namespace)
+    github(recorders, jobs["merge"])
     shards, last, sent = recorders.compiled()
     check(shards, len(numbers), last, sent)
     assert last[3:7] == ["part-1", "part-2", "part-3", "part-4"]
@@ -206,10 +205,11 @@ def test_kubernetes_calls_the_tool_with_every_shard(recorders: Recorders) -> Non
     merge, shards = (loaded(path)["spec"] for path in KUBERNETES)
     assert shards["completionMode"] == "Indexed"
     (container,) = shards["template"]["spec"]["containers"]
+    given = {row["name"]: row["value"] for row in container["env"]}
     for index in range(shards["completions"]):
-        recorders.run([*container["command"], *container["args"]], JOB_COMPLETION_INDEX=str(index))
+        recorders.run([*container["command"], *container["args"]], **given, JOB_COMPLETION_INDEX=str(index))
     (after,) = merge["template"]["spec"]["containers"]
-    recorders.run([*after["command"], *after["args"]])
+    recorders.run([*after["command"], *after["args"]], **{row["name"]: row["value"] for row in after["env"]})
     called, last, sent = recorders.compiled()
     check(called, shards["completions"], last, sent)
     assert {words[words.index("--kernel-store") + 1] for words in called} == {last[3]}

@@ -38,7 +38,7 @@ from toolchain.oci.manifest import CONFIG_KEYS, children_of, parse_object
 from toolchain.oci.place import Place, open_place
 from toolchain.oci.reference import Target
 from toolchain.record import KEYS, Record
-from toolchain.request import build_command
+from toolchain.request import DEFAULT_GLIBC, build_command
 from toolchain.sources.distro import known_package, note
 from toolchain.sources.store import Store
 from toolchain.sources.suites import Package
@@ -343,7 +343,11 @@ def _command(cache: Cache, lock: Lock, lock_path: Path) -> tuple[str, ...]:
     if image := next((base for base in lock.bases if base.state == "image"), None):
         instead["base"] = f"oci:{cache.images}:{image.image_name}.bundle"
     stage = str(lock.request.get("stage", "all"))
-    named = ("--lock-file", str(lock_path), *(("--cache", str(cache.root)) if cache != Cache(default_cache()) else ()))
-    words = build_command(stage, ["--offline", "--locked", *named, *lockfile.options(lock, **instead)])
+    named = ["--locked"] if lock_path == Path(lockfile.DEFAULT) else ["--lock-file", str(lock_path)]
+    if cache != Cache(default_cache()):
+        named += ["--cache", str(cache.root)]
+    if lock.request.get("glibc") == DEFAULT_GLIBC:
+        instead["glibc"] = ()
+    words = build_command(stage, ["--offline", *named, *lockfile.options(lock, **instead)])
     # It goes to a terminal, and what was asked for is what a stranger says.
     return tuple(shlex.quote(one_line(word)) for word in words)
